@@ -12,7 +12,6 @@ from biphase.console import (
     Advance,
     PlainConsole,
     Tracker,
-    fitting,
     is_one_of_several,
     plain_number,
     printable,
@@ -67,7 +66,7 @@ def test_what_a_launcher_says_is_a_number_or_nothing(monkeypatch: pytest.MonkeyP
     ("width", "seen"), [(120, "20 steps/s · clm loss 3.123"), (80, "1m25s left"), (60, "1m25s left")]
 )
 def test_a_bar_is_one_line_of_any_width(width: int, seen: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The label and how much is left are never cut; parts of the note that do not fit are left out."""
+    """The label and how much is left are never cut; the rest of a note that does not fit is."""
     terminal = PlainConsole(stderr=True)
     terminal._environ = {"TERM": "xterm"}
     monkeypatch.setattr(terminal, "_force_terminal", True)
@@ -171,7 +170,3 @@ def test_slow_work_tells_the_time_left_after_its_second_piece(monkeypatch: pytes
         tracker.advance(1)
     tracker.close()
     assert "2/100 steps · 9m48s left" in tracker.text
-
-
-def test_what_does_not_fit_is_left_out_whole() -> None:
-    assert fitting("3/4 steps · 5s left · loss 3.12", 22) == "3/4 steps · 5s left"

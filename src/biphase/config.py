@@ -124,18 +124,17 @@ def parse_config(kind: type[Config], tree: dict[str, Any], overrides: Sequence[s
     except ValidationError as error:
         # A list whose items are wrong also counts as too short, which is not what is wrong with it.
         blamed = [item["loc"] for item in error.errors() if item["type"] != "too_short"]
-        found: dict[str, list[str]] = {}
+        mistakes: dict[str, list[str]] = {}
         for item in error.errors():
-            if item["type"] != "too_short" or not any(place[: len(item["loc"])] == item["loc"] for place in blamed):
-                found.setdefault(giver(item["loc"], overrides) or origin, []).append(explain(kind, item))
-        raise InputError("; ".join(f"{who}: {'; '.join(told)}" for who, told in found.items())) from None
-
-
-def giver(location: Sequence[str | int], overrides: Sequence[str]) -> str:
-    """The last of the changes that set what is wrong; "" where none did."""
-    key = ".".join(str(part) for part in location)
-    set_by = {override: override.partition("=")[0] for override in overrides}
-    return next((one for one, own in reversed(set_by.items()) if f"{key}.".startswith(f"{own}.")), "")
+            location = item["loc"]
+            if item["type"] == "too_short" and any(other[: len(location)] == location for other in blamed):
+                continue
+            key, giver = ".".join(str(part) for part in location), origin
+            for override in overrides:  # the last change that set what is wrong
+                if f"{key}.".startswith(override.partition("=")[0] + "."):
+                    giver = override
+            mistakes.setdefault(giver, []).append(explain(kind, item))
+        raise InputError("; ".join(f"{giver}: {'; '.join(told)}" for giver, told in mistakes.items())) from None
 
 
 def apply_override(tree: Any, override: str) -> Any:

@@ -254,13 +254,6 @@ def columns_for(label: str, width: int) -> list[ProgressColumn]:
     return [whole, *bars, TimeElapsedColumn(), TextColumn("{task.fields[note]}", markup=False, table_column=note)]
 
 
-def fitting(text: str, width: int) -> str:
-    """The parts of a text, which ` · ` divides, that fit whole into a width; the first of them in any case."""
-    while len(text) > width and " · " in text:
-        text = text.rpartition(" · ")[0]
-    return text
-
-
 def plain_number(value: float) -> str:
     """Digits that a person reads: `1,040`, `12`, `4.2`, `0.05`."""
     return f"{value:,.0f}" if value >= 10 or value == round(value) else f"{round(value, 3):.2g}"
@@ -317,8 +310,7 @@ class Tracker:
             self.first = time.monotonic(), self.done
         self.text, self.last_advance = self.describe(note, seconds_left), time.monotonic()
         if self.bar is not None:
-            room = err.width - len(self.label) - len(" 0:00:00 ") - (25 if len(self.bar.columns) > 3 else 0) - 1
-            self.bar.update(self.task, completed=self.done, note=fitting(printable(self.text), room))
+            self.bar.update(self.task, completed=self.done, note=printable(self.text))
         elif time.monotonic() - self.last_line >= self.every_seconds:
             self.print_line(self.text)
 

@@ -48,19 +48,22 @@ def is_raised_here(error: BaseException) -> bool:
 
 
 @contextmanager
-def told_as(what: str) -> Iterator[None]:
-    """Whatever a library raises in the block becomes an `InputError`: `what`, and in brackets what the library says.
+def told_as(what: str, remedy: str = "") -> Iterator[None]:
+    """Whatever the system or a library raises in the block becomes an `InputError`: `what`, in brackets what is said
+    there, and the remedy.
 
-    What a line of biphase raises itself passes: that is a mistake of ours, and keeps its traceback.
+    What a line of biphase raises itself passes, unless it is of the system: that is a mistake of ours, and keeps its
+    traceback.
     """
     try:
         yield
     except InputError:
         raise
     except Exception as error:  # libraries raise errors of their own kinds over what others wrote; ours pass on below
-        if is_raised_here(error) and not isinstance(error, UnicodeError | MemoryError):
+        if is_raised_here(error) and not isinstance(error, OSError | UnicodeError | MemoryError):
             raise
-        raise InputError(f"{what} ({first_line(error)})") from error
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+        raise InputError(f"{what} ({reason}){remedy and f'; {remedy}'}") from error
 
 
 def lacks_memory(error: BaseException) -> bool:

@@ -12,8 +12,9 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
@@ -21,7 +22,7 @@ from typing import Any, TextIO, TypeVar
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from biphase.errors import BusyError, InputError, first_line, is_raised_here
+from biphase.errors import BusyError, InputError, first_line, told_as
 
 MAX_DEPTH = 100
 """Nothing that biphase reads is nested deeper. Python's own walks through a value end some hundred levels further."""
@@ -194,27 +195,19 @@ def write_json(path: Path, value: Any) -> None:
 @contextmanager
 def reading(path: Path, remedy: str = ANEW) -> Iterator[None]:
     """Whatever the system or a library raises over a file in the block becomes an `InputError` that names the file."""
-    try:
-        yield
-    except InputError:
-        raise
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist") from None
-    except Exception as error:  # readers of formats raise errors of their own kinds; ours pass on below
-        if is_raised_here(error) and not isinstance(error, OSError | UnicodeError | MemoryError):
-            raise
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
-        raise InputError(f"{path} cannot be read ({reason}); {remedy}") from None
+    with told_as(f"{path} cannot be read", remedy):
+        try:
+            yield
+        except FileNotFoundError:
+            raise InputError(f"{path} does not exist") from None
 
 
 def read_json(path: Path) -> Any:
     """What a JSON file holds. Raises `InputError` naming the file when it is missing or not JSON."""
     with reading(path):
         content = path.read_bytes()
-    try:
+    with told_as(f"{path} is not valid JSON", ANEW):
         return parse_json(content.decode())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not valid JSON ({error}); {ANEW}") from None
 
 
 def read_json_as(path: Path, kind: type[Stored], remedy: str = ANEW) -> Stored:
@@ -338,24 +331,40 @@ def own_folder(path: Path, kind: str) -> Iterator[Path]:
         write_mark(part, kind)
 
 
+@dataclass(frozen=True)
+class Mark:
+    """What a folder of ours is, and the hash of each file in it."""
+
+    biphase: str
+    files: dict[str, str]
+
+
 def write_mark(folder: Path, kind: str) -> None:
     """Write down what a folder is and the hash of each file in it."""
-    written = {str(file.relative_to(folder)): file_hash(file) for file in files_below(folder)}
-    write_json(folder / MARK, {"biphase": kind, "files": written})
+    write_json(folder / MARK, asdict(Mark(kind, hash_below(folder))))
+
+
+def hash_below(folder: Path) -> dict[str, str]:
+    """The hash of each file in a folder and the folders in it, by its path there."""
+    return {str(file.relative_to(folder)): file_hash(file) for file in files_below(folder)}
 
 
 def refuse_damaged(folder: Path, remedy: str) -> None:
     """Raise `InputError` where a file of a folder is not as its mark says, but for the card, which people edit. Folders
     of earlier versions have no mark, and are taken as they are."""
-    if not (folder / MARK).exists():
-        return
-    mark = read_json_as(folder / MARK, dict[str, Any], remedy)
-    for name, digest in validate_record(folder / MARK, mark.get("files"), dict[str, str], remedy).items():
+    if (folder / MARK).exists():
+        mark = read_json_as(folder / MARK, Mark, remedy)
+        refuse_changed(folder, {name: mark.files[name] for name in mark.files if name != "README.md"}, remedy)
+
+
+def refuse_changed(folder: Path, hashes: Mapping[str, str], remedy: str) -> None:
+    """Raise `InputError` where one of these files of a folder is missing, or is not what was written."""
+    for name, digest in hashes.items():
         file = folder / name
-        if name == "README.md":
-            continue
-        if not file.is_file() or hash_stamped(file, file.stat().st_size, file.stat().st_mtime_ns) != digest:
-            raise InputError(f"{file} is damaged (it is not what was written, by {MARK} beside it); {remedy}")
+        if not file.is_file():
+            raise InputError(f"{file} is damaged (it is missing); {remedy}")
+        if hash_stamped(file, file.stat().st_size, file.stat().st_mtime_ns) != digest:
+            raise InputError(f"{file} is damaged (it is not what was written, by its hash); {remedy}")
 
 
 @lru_cache(maxsize=4096)
@@ -372,8 +381,8 @@ def make_once(path: Path, make: Callable[[Path], None]) -> None:
         make(part)
         write_json(note, file_hash(part))
         part.rename(path)
-    elif note.exists() and read_json(note) != file_hash(path):
-        raise InputError(f"{path} is damaged (it is not what was written, by its hash); {ANEW}")
+    elif note.exists():
+        refuse_changed(path.parent, {path.name: read_json_as(note, str)}, ANEW)
 
 
 def refuse_filled(folder: Path, option: str = "") -> None:
@@ -392,12 +401,12 @@ def refuse_foreign(path: Path, kind: str) -> None:
     remedy = f"give a new or an empty folder for the {kind}, or delete this one first"
     if not (path / MARK).exists():
         raise InputError(f"{path} has files that biphase did not write; {remedy}")
-    mark = read_json(path / MARK)
-    if not isinstance(mark, dict) or mark.get("biphase") != kind or not isinstance(mark.get("files"), dict):
+    mark = read_json_as(path / MARK, Mark, remedy)
+    if mark.biphase != kind:
         raise InputError(f"{path} is no {kind} that biphase wrote; {remedy}")
     for file in files_below(path):
         name = str(file.relative_to(path))
-        if name != MARK and (file.is_symlink() or mark["files"].get(name) != file_hash(file)):
+        if name != MARK and (file.is_symlink() or mark.files.get(name) != file_hash(file)):
             raise InputError(f"{file} is not as biphase wrote it; {remedy}")
 
 

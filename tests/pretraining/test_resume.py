@@ -61,10 +61,10 @@ def test_a_damaged_checkpoint_is_named(tiny_recipe: MakeRecipe, tmp_path: Path) 
         damaged = run.steps / "2" / name
         whole = damaged.read_bytes()
         damaged.write_bytes(whole[:-1])
-        with pytest.raises(InputError, match=rf"steps/2 is damaged: {name} has changed or is cut short; delete"):
+        with pytest.raises(InputError, match=rf"steps/2/{name} is damaged .*by its hash.; delete"):
             train(recipe, tmp_path)
         damaged.unlink()
-        with pytest.raises(InputError, match=rf"steps/2 is damaged: {name} is missing"):
+        with pytest.raises(InputError, match=rf"steps/2/{name} is damaged .it is missing"):
             train(recipe, tmp_path)
         damaged.write_bytes(whole)
     shutil.rmtree(run.steps / "2")
@@ -254,7 +254,7 @@ def test_branch_names_what_is_wrong(finished: Run, tiny_recipe: MakeRecipe, corp
     damaged = shutil.copytree(finished.path, tmp_path / "damaged")
     weights = damaged / "steps" / "20" / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(InputError, match=r"is damaged: model/model.safetensors"):
+    with pytest.raises(InputError, match=r"model/model.safetensors is damaged"):
         branch(damaged)
     assert not (tmp_path / "runs").exists()
 

@@ -146,17 +146,14 @@ def layer_cosines(network: nn.Module, before: nn.Module) -> dict[str, float]:
     groups: dict[str, list[float]] = {}
     old = dict(before.named_parameters())
     for name, parameter in network.named_parameters():
-        one, other = (each.detach().double().cpu().flatten() for each in (parameter, old[name]))
-        sums = groups.setdefault(layer_of(name), [0.0, 0.0, 0.0])
-        for at, product in enumerate((one @ other, one @ one, other @ other)):
+        # `backbone.layers.3.mlp.up_proj.weight` is of layer 3; what has no number is embeddings or the rest.
+        numbers = [part for part in name.split(".") if part.isdigit()]
+        layer = numbers[0] if numbers else "embeddings" if "embed" in name else "rest"
+        after, earlier = parameter.detach().double().cpu().flatten(), old[name].detach().double().cpu().flatten()
+        sums = groups.setdefault(layer, [0.0, 0.0, 0.0])
+        for at, product in enumerate((after @ earlier, after @ after, earlier @ earlier)):
             sums[at] += float(product)
-    return {group: dot / max((first * second) ** 0.5, 1e-30) for group, (dot, first, second) in groups.items()}
-
-
-def layer_of(name: str) -> str:
-    """`backbone.layers.3.mlp.up_proj.weight` → `3`; what has no number is `embeddings` or `rest`."""
-    number = next((part for part in name.split(".") if part.isdigit()), None)
-    return number or ("embeddings" if "embed" in name else "rest")
+    return {layer: dot / max((first * second) ** 0.5, 1e-30) for layer, (dot, first, second) in groups.items()}
 
 
 MOST_OF_A_SIZE = 2**26

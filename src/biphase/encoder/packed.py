@@ -303,14 +303,6 @@ def layer_configs(config: Any) -> list[Any]:
     return [config] * config.num_hidden_layers
 
 
-def head_widths(layer: Any) -> tuple[int, int]:
-    """The width of a layer's queries and keys, and that of its values, which differ in DeepSeek's kind."""
-    if getattr(layer, "kv_lora_rank", None):
-        return layer.qk_nope_head_dim + layer.qk_rope_head_dim, layer.v_head_dim
-    width = getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads
-    return width, width
-
-
 def explain_computing(precision: str, device: torch.device, network: nn.Module) -> str:
     """The device, the type of the arithmetic and the kernel of attention of a network without its head, and why."""
     attention = "its own, on padded batches"
@@ -318,7 +310,12 @@ def explain_computing(precision: str, device: torch.device, network: nn.Module) 
         config: Any = network.config
         has_sinks = any(name.rpartition(".")[2].startswith("sink") for name, _ in network.named_parameters())
         softcap = getattr(config, "attn_logit_softcapping", None)
-        beyond = [beyond_varlen(softcap, has_sinks, head_widths(layer)[0]) for layer in layer_configs(config)]
+        beyond = []
+        for layer in layer_configs(config):
+            width = getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads
+            if getattr(layer, "kv_lora_rank", None):  # DeepSeek's kind, whose queries are wider than its values
+                width = layer.qk_nope_head_dim + layer.qk_rope_head_dim
+            beyond.append(beyond_varlen(softcap, has_sinks, width))
         attention = explain_backend(device, choose_dtype(precision, device), max(beyond))
     return f"{device}, {explain_dtype(precision, device)} · attention: {attention}"
 

@@ -141,9 +141,7 @@ def export_checkpoint(reference: str, folder: Path, merge: float | None = None) 
     kind = language_model_class(exported.config)
     with whole_folder(folder) as part:
         exported.save_pretrained(part)
-        tokenizer = export_tokenizer(source / "model", part, causal)
-        if causal and is_plain_llama(exported.config):
-            name_generic_tokenizer(part / "tokenizer_config.json")
+        tokenizer = export_tokenizer(source / "model", part, exported.config, causal)
         misread_as = misreading_class(tokenizer, exported.config)
         if not causal and not misread_as:  # sentence-transformers takes what AutoTokenizer takes
             write_sentence_transformer(part, exported)
@@ -225,32 +223,23 @@ def check_export(folder: Path, kind: Any, network: PreTrainedModel, causal: bool
         raise FailedProofError(f"{type(reloaded).__name__} of plain transformers is not {direction}")
 
 
-def export_tokenizer(source: Path, folder: Path, causal: bool) -> Any:
-    """Write a checkpoint's tokenizer as the exported network needs it, and return it."""
+def export_tokenizer(source: Path, folder: Path, config: Any, causal: bool) -> Any:
+    """Write a checkpoint's tokenizer as the exported network of this configuration needs it, and return it."""
     tokenizer = load_tokenizer(source)
     if causal:
         tokenizer.padding_side = "left"  # `generate` goes on from the end of a row
     else:
         close_texts(tokenizer)
     tokenizer.save_pretrained(folder)
+    # transformers 4 refuses the name that 5 gives to the generic class, which keeps it from running, causal without a
+    # word, what looks both ways. A Llama it computes alike, unless another key says how its positions turn.
+    plain_rope = {"rope_type": "default", "rope_theta": 10_000.0}
+    if causal and config.model_type == "llama" and config.rope_parameters == plain_rope:
+        path = folder / "tokenizer_config.json"
+        settings = read_json_as(path, dict[str, Any])
+        if settings.get("tokenizer_class") == "TokenizersBackend":
+            write_json(path, settings | {"tokenizer_class": "PreTrainedTokenizerFast"})
     return tokenizer
-
-
-def is_plain_llama(config: Any) -> bool:
-    """Whether transformers 4 computes the same: it reads another key for rotary embeddings, and takes Llama's first
-    ones where that is absent."""
-    return config.model_type == "llama" and config.rope_parameters == {"rope_type": "default", "rope_theta": 10_000.0}
-
-
-def name_generic_tokenizer(path: Path) -> None:
-    """Give the generic class of tokenizers the name by which transformers 4 knows it too.
-
-    It refuses the name of 5, which keeps it from running, causal without a word, what looks both ways: so such folders
-    keep that name.
-    """
-    settings = read_json_as(path, dict[str, Any])
-    if settings.get("tokenizer_class") == "TokenizersBackend":
-        write_json(path, settings | {"tokenizer_class": "PreTrainedTokenizerFast"})
 
 
 def close_texts(tokenizer: Any) -> None:

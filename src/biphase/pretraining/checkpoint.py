@@ -22,7 +22,16 @@ from torch.distributed.tensor import DTensor
 from biphase.distributed import World
 from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError, first_line, told_as
-from biphase.files import content_hash, file_hash, read_hashed, sync, sync_below, whole_folder, write_hashed
+from biphase.files import (
+    content_hash,
+    hash_below,
+    read_hashed,
+    refuse_changed,
+    sync,
+    sync_below,
+    whole_folder,
+    write_hashed,
+)
 from biphase.pretraining.optimizer import Muon
 from biphase.run import Run
 
@@ -88,9 +97,7 @@ def save_checkpoint(
                 model.network.save_pretrained(folder / "model", state_dict=whole)
                 tokenizer.save_pretrained(folder / "model")
                 write_tensors(folder / "optimizer.safetensors", moments, wholes)
-                files = sorted(path for path in folder.rglob("*") if path.is_file())
-                digests = {str(path.relative_to(folder)): file_hash(path) for path in files}
-                write_hashed(folder / "manifest.json", asdict(manifest) | {"files": digests})
+                write_hashed(folder / "manifest.json", asdict(manifest) | {"files": hash_below(folder)})
                 sync_below(folder)
             sync(target.parent)  # older ones are dropped after this
         except (OSError, InputError) as error:
@@ -202,12 +209,10 @@ def read_part(stored: Any, name: str, parameter: nn.Parameter) -> Tensor:
 def read_checkpoint_manifest(folder: Path, *, check_files: bool = True) -> CheckpointManifest:
     """The manifest of a checkpoint, as it was written, and of files that are all there and unchanged; without
     `check_files`, nobody looks at these."""
-    manifest = read_hashed(folder / "manifest.json", CheckpointManifest, "delete the folder and rerun")
+    remedy = "delete the folder and rerun"
+    manifest = read_hashed(folder / "manifest.json", CheckpointManifest, remedy)
     if not manifest.files:
-        raise InputError(f"checkpoint {folder} is damaged: manifest.json lists no files; delete the folder and rerun")
-    for name, digest in manifest.files.items() if check_files else ():
-        if not (folder / name).is_file():
-            raise InputError(f"checkpoint {folder} is damaged: {name} is missing; delete the folder and rerun")
-        if file_hash(folder / name) != digest:
-            raise InputError(f"checkpoint {folder} is damaged: {name} has changed or is cut short; delete and rerun")
+        raise InputError(f"{folder} is damaged: manifest.json lists no files; {remedy}")
+    if check_files:
+        refuse_changed(folder, manifest.files, remedy)
     return manifest
