@@ -5,22 +5,21 @@ a machine without network too, finds the model that it began with. Weights as pi
 """
 
 import re
-from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
 from biphase import console
 from biphase.errors import InputError, first_line, is_raised_here
-from biphase.files import content_hash, file_hash, read_json, write_text
+from biphase.files import content_hash, file_hash, read_json
 
 FILES = {"tokenizer": ["*.json", "*.model", "*.txt"], "model": ["*.json", "*.model", "*.txt", "*.safetensors"]}
 """Neither code nor pickles."""
 OTHER_FOLDERS = {"tokenizer": ["*/*"], "model": ["[!0-9]*/*", "*/*/*"]}
-"""What is left where it is: of an embedding model, modules are in folders such as `1_Pooling`."""
+"""Files that are not fetched; modules of an embedding model are in folders such as `1_Pooling`."""
 
 INDEX = "model.safetensors.index.json"
-"""What names the files of weights that are too large for one."""
+"""The file that names the parts of weights that are too large for one file."""
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -85,66 +84,27 @@ def cached_commit(id: str, revision: str | None) -> str | None:
     from huggingface_hub import try_to_load_from_cache
 
     for name in ("config.json", "tokenizer_config.json", "tokenizer.json", "modules.json"):
-        found = try_to_load_from_cache(id, name, revision=revision)
-        if isinstance(found, str):
-            return Path(found).parent.name
+        path = try_to_load_from_cache(id, name, revision=revision)
+        if isinstance(path, str):
+            return Path(path).parent.name
     return None
 
 
 @lru_cache
 def pin_commit(id: str, revision: str | None) -> str:
-    """The commit that a revision of a data set names; the newest one for None.
-
-    Where the hub does not answer, it is the commit that the revision named when the hub was last asked, or of the
-    newest one the only commit that is in the cache; which is told.
-    """
+    """The commit that a revision of a data set names, the newest one for None. Where the hub does not answer, it is the
+    commit that the revision named when the hub was last asked."""
     if revision is not None and COMMIT.fullmatch(revision):
         return revision
     from huggingface_hub import HfApi
 
-    last, _ = commit_files(id, revision)
     try:
-        commit = HfApi().dataset_info(id, revision=revision).sha
+        return HfApi().resolve_revision(id, repo_type="dataset", revision=revision).resolved
     except Exception as error:  # the hub's and the network's, each of a kind of its own
-        reason, named = hub_says(error), revision or "newest"
-        status = answered_status(error)
-        is_out = status is None or status >= 500  # it did not answer, or is out of order
-        known = known_commits(id, revision) if is_out else []
-        if len(known) != 1:
-            several = f"; in the cache are the commits {', '.join(known)}: name one as its revision" if known else ""
-            raise InputError(
-                f"{id}: the commit of its {named} revision cannot be had from the hub ({reason}){several}; "
-                "give a folder with a copy of the data, or try again"
-            ) from None
-        told = f"{id}: commit {known[0]} for its {named} revision, as the cache has it: the hub does not answer"
-        console.err.print(f"{told} ({reason})", markup=False)
-        return known[0]
-    assert commit is not None
-    with suppress(OSError):  # it only serves when the hub does not answer
-        last.parent.mkdir(parents=True, exist_ok=True)
-        write_text(last, commit)
-    return commit
-
-
-def commit_files(id: str, revision: str | None) -> tuple[Path, Path]:
-    """Where the commit stands that a revision of a data set named when the hub was last asked: by us, beside the cache
-    of its own client, and by that client, whose files stay as they are: they say of which commit it has files."""
-    from huggingface_hub.constants import HF_HOME, HF_HUB_CACHE
-
-    named = revision or "main"
-    if named.startswith("/") or ".." in named:
-        raise InputError(f"{id}: '{named}' is no name of a revision")
-    folder = f"datasets--{id.replace('/', '--')}"
-    return Path(HF_HOME) / "biphase" / "commits" / folder / named, Path(HF_HUB_CACHE) / folder / "refs" / named
-
-
-def known_commits(id: str, revision: str | None) -> list[str]:
-    """The commits of a data set that a revision may be: what it named last, else of the newest one all in the cache."""
-    noted = [path for path in commit_files(id, revision) if path.is_file()]
-    for path in sorted(noted, key=lambda path: path.stat().st_mtime, reverse=True):
-        if COMMIT.fullmatch(commit := path.read_text(encoding="utf-8")):
-            return [commit]
-    return sorted({folder.name for folder in prepared_folders(id)}) if revision is None else []
+        raise InputError(
+            f"{id}: the commit of its {revision or 'newest'} revision cannot be had from the hub ({hub_says(error)}); "
+            "give a folder with a copy of the data, or try again"
+        ) from None
 
 
 def prepared_folders(id: str) -> list[Path]:
@@ -190,67 +150,49 @@ def load_rows(id: str, config: str | None, split: str, commit: str, streaming: b
 
 
 def open_prepared(id: str, config: str | None, commit: str) -> Any:
-    """What reads the rows that `datasets` prepared of a data set at a commit; None where it prepared none."""
+    """The reader of the rows that `datasets` prepared of a data set at a commit; None where it prepared none."""
     if Path(id).is_dir():
         return None
-    name = config or default_config(id, commit)
-    versions = [folder.parts[-2] for folder in prepared_folders(id) if folder.parts[-3::2] == (name, commit)]
-    if not versions:
-        return None
     from datasets.packaged_modules.cache.cache import Cache
-
-    version = versions[0]
-    return Cache(repo_id=id, dataset_name=id.rpartition("/")[2], config_name=name, version=version, hash=commit)
-
-
-def default_config(id: str, commit: str) -> str:
-    """The configuration that a data set has where none is named, by its card in the cache; "" where it names none."""
     from datasets.utils.metadata import MetadataConfigs
     from huggingface_hub import DatasetCard, try_to_load_from_cache
 
+    name = config or "default"  # unless the card in the cache has others, and says which of them is meant
     card = try_to_load_from_cache(id, "README.md", repo_type="dataset", revision=commit)
     configs = MetadataConfigs.from_dataset_card_data(DatasetCard.load(card).data) if isinstance(card, str) else None
-    return (configs.get_default_config_name() or "") if configs else "default"
-
-
-def causes_of(error: BaseException) -> list[BaseException]:
-    """An error, and what it was raised from, down to the first."""
-    causes = [error]
-    while (cause := causes[-1].__cause__) is not None:
-        causes.append(cause)
-    return causes
-
-
-def answered_status(error: BaseException) -> int | None:
-    """The status that the hub answered with; None where it did not answer."""
-    responses = [getattr(cause, "response", None) for cause in causes_of(error)]
-    return next((response.status_code for response in responses if response is not None), None)
+    if config is None and configs:
+        name = configs.get_default_config_name() or ""
+    for folder in prepared_folders(id):
+        if (folder.parts[-3], folder.name) == (name, commit):
+            source = {"repo_id": id, "dataset_name": id.rpartition("/")[2], "config_name": name}
+            return Cache(**source, version=folder.parts[-2], hash=commit)
+    return None
 
 
 def hub_says(error: BaseException) -> str:
-    """Why something cannot be had from the hub or sent to it, in one line, with what helps. A mistake of ours is raised
+    """The reason why the hub did not give or take something, in one line, with the remedy. A mistake of ours is raised
     again: it keeps its traceback."""
     if is_raised_here(error) and not isinstance(error, OSError):
         raise error
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     sign_in = "sign in by `hf auth login`, or set HF_TOKEN"
-    causes = causes_of(error)
-    answered = next((one for one in causes if getattr(one, "response", None) is not None), None)
-    status = answered_status(error)
-    if isinstance(answered, GatedRepoError):
-        asked = (
-            "this account has no access: ask for it on its page" if status == 403 else f"{sign_in}, with access to it"
-        )
-        return f"it is gated; {asked}"
-    if isinstance(answered, RepositoryNotFoundError):
-        return f"there is none of this name, or it is private: check the name; for a private one {sign_in}"
-    if isinstance(answered, RevisionNotFoundError):
-        return "it has no such revision"
-    if status == 401:
-        return f"there is no token, or it is not valid: {sign_in}"
-    innermost = causes[-1]
-    return first_line(innermost if "OfflineMode" not in type(innermost).__name__ else error)
+    causes = [error]
+    while causes[-1].__cause__ is not None:
+        causes.append(causes[-1].__cause__)
+    for cause in causes:
+        status = getattr(getattr(cause, "response", None), "status_code", None)
+        if isinstance(cause, GatedRepoError) and status == 403:
+            return "it is gated; this account has no access: ask for it on its page"
+        if isinstance(cause, GatedRepoError):
+            return f"it is gated; {sign_in}, with access to it"
+        if isinstance(cause, RepositoryNotFoundError):
+            return f"there is none of this name, or it is private: check the name; for a private one {sign_in}"
+        if isinstance(cause, RevisionNotFoundError):
+            return "it has no such revision"
+        if status == 401:
+            return f"there is no token, or it is not valid: {sign_in}"
+    return first_line(error if "OfflineMode" in type(causes[-1]).__name__ else causes[-1])
 
 
 def model_fingerprint(source: str, folder: Path) -> str:
@@ -262,7 +204,7 @@ def model_fingerprint(source: str, folder: Path) -> str:
 
 
 def model_name(source: str | Path) -> str:
-    """What a user calls a model: its id on the hub for a folder of the hub's cache."""
+    """The name by which a user knows a model: for a folder of the hub's cache, its id on the hub."""
     *_, repository, inner, _ = ("", "", "", *Path(source).parts)
     is_cached = inner == "snapshots" and repository.startswith("models--")
     return repository.removeprefix("models--").replace("--", "/") if is_cached else str(source)

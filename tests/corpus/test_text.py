@@ -222,10 +222,10 @@ def test_bad_names(tmp_path: Path, monkeypatch) -> None:
 class FakeHub:
     """Stands for huggingface_hub.HfApi: any revision is at this commit."""
 
-    def dataset_info(self, dataset: str, revision: str | None) -> "FakeHub":
+    def resolve_revision(self, dataset: str, *, repo_type: str, revision: str | None) -> "FakeHub":
         if dataset == "no/network":
             raise ConnectionError("Name or service not known\nmore")
-        self.sha = "0123abcd"
+        self.resolved = "0123abcd"
         return self
 
 

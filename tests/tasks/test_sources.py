@@ -255,13 +255,13 @@ def commits(monkeypatch: pytest.MonkeyPatch) -> dict:
     """The commits of revisions, and a count of how often the hub is asked."""
     known: dict = {"asked": 0}
 
-    def dataset_info(self: object, id: str, revision: str | None = None) -> SimpleNamespace:
+    def resolve_revision(self: object, id: str, *, repo_type: str, revision: str | None) -> SimpleNamespace:
         known["asked"] += 1
         if (id, revision) not in known:
             raise huggingface_hub.errors.OfflineModeIsEnabled("no network\nat all")
-        return SimpleNamespace(sha=known[id, revision])
+        return SimpleNamespace(resolved=known[id, revision])
 
-    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
+    monkeypatch.setattr(huggingface_hub.HfApi, "resolve_revision", resolve_revision)
     sources.pin_commit.cache_clear()
     return known
 
