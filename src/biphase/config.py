@@ -27,7 +27,7 @@ MAX_COUNT = 2**53
 """More of anything is a slip of the pen; up to here a count is exact as a float too."""
 
 MOST_REPEATS = 1_000
-"""How often something may be trained again with another seed."""
+"""The limit on how often something is trained again with another seed."""
 
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 PositiveCount = Annotated[int, Field(ge=1, le=MAX_COUNT)]
@@ -116,7 +116,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def parse_config(kind: type[Config], tree: dict[str, Any], overrides: Sequence[str] = (), *, origin: str) -> Config:
-    """As `load_config`, from a tree in memory; `origin` names it in errors."""
+    """Check a tree in memory as `load_config` does a file; `origin` names it in errors."""
     for override in overrides:
         tree = apply_override(tree, override)
     try:
@@ -200,15 +200,15 @@ def words_of_key(key: str) -> set[str]:
 def nearest_key(word: str, kind: type[Strict]) -> str:
     """A hint for a key that is not there: the key of this spelling, with the values that it may have; the key with this
     value, `tracking=tensorboard`; or the one that shares most words, here or further below, as `schedule.peak_lr`."""
-    known = {field.alias or name: field.annotation for name, field in kind.model_fields.items()}
-    if close := get_close_matches(word, known, n=1):
-        values = ", ".join(str(value) for value in literals(known[close[0]]))
+    keys = {field.alias or name: field.annotation for name, field in kind.model_fields.items()}
+    if close := get_close_matches(word, keys, n=1):
+        values = ", ".join(str(value) for value in literals(keys[close[0]]))
         return f"; did you mean '{close[0]}'?{values and f' ({values})'}"
     below, own = dict(keys_below(kind)), words_of_key(word)
     alike = {key: len(own & words_of_key(key)) / len(own | words_of_key(key)) for key in below}
     best = max(alike, key=lambda key: alike[key])
     valued = next((f"{key}={word}" for key, held in below.items() if word in literals(held)), None)
-    return f"; did you mean '{valued or best}'?" if valued or alike[best] else nearest(word, known)
+    return f"; did you mean '{valued or best}'?" if valued or alike[best] else nearest(word, keys)
 
 
 def explain(kind: type[Strict], error: Any) -> str:

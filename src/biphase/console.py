@@ -108,8 +108,8 @@ def start_wandb(folder: Path, settings: Mapping[str, Any]) -> Any:
         )
     except wandb.errors.Error as error:
         raise InputError(f"tracking: wandb: {error}; or set WANDB_MODE=offline, and `wandb sync` later") from None
-    place = f"offline; `wandb sync {Path(run.dir).parent}` sends it" if run.offline else run.url
-    err.print(f"W&B: {place}", markup=False)
+    where = f"offline; `wandb sync {Path(run.dir).parent}` sends it" if run.offline else run.url
+    err.print(f"W&B: {where}", markup=False)
     return run
 
 
@@ -143,7 +143,7 @@ out = PlainConsole()
 
 @dataclass(frozen=True)
 class Advance:
-    """What a silenced process says of how far its work is."""
+    """A silenced process reports its progress by this record."""
 
     share: float | None
     """The share of what was left when it began."""
@@ -153,7 +153,7 @@ class Advance:
 
 
 relay: Callable[[Advance], None] = lambda advance: None  # noqa: E731
-"""Where a silenced process sends how far its work is."""
+"""The function by which a silenced process reports its progress."""
 
 
 def silence(to: Callable[[Advance], None] = lambda advance: None) -> None:
@@ -181,7 +181,7 @@ def is_one_of_several() -> bool:
 
 
 def describe_copies() -> str:
-    """What a command that meets another process at its work adds where Slurm started it several times over."""
+    """The hint for a command that Slurm started several times over and that finds another process at its work."""
     copies = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
     if copies == "1" or is_one_of_several():
         return ""
@@ -189,7 +189,7 @@ def describe_copies() -> str:
 
 
 def launched_as(variable: str, least: int) -> int:
-    """What a launcher says of this process in an environment variable; `least` where it says nothing."""
+    """The number that a launcher gives this process in an environment variable; `least` where it is not set."""
     value = os.environ.get(variable) or str(least)
     if not value.isdecimal() or int(value) < least:
         raise InputError(f"{variable}={value} in the environment is no whole number from {least} on: unset it")
@@ -197,8 +197,8 @@ def launched_as(variable: str, least: int) -> int:
 
 
 TELLING_SECONDS, STOP_SECONDS = 30.0, 1.0
-"""How long a silenced process waits, before it ends, for the launcher to end it. A launcher that was itself asked to
-stop waits for all of them, in the time that they have to save."""
+"""A silenced process waits for so many seconds before it ends, for the launcher to end it. A launcher that was itself
+asked to stop waits for all of them, in the time that they have to save."""
 
 
 def take_turn(*, is_shared: bool) -> None:
@@ -220,7 +220,7 @@ def duration(seconds: float) -> str:
 
 
 QUICK_SECONDS = 3.0
-"""What takes no longer is not told."""
+"""Work that takes no longer is not announced."""
 
 
 @contextmanager
@@ -236,11 +236,11 @@ def told_if_slow(line: str) -> Iterator[None]:
 
 
 LIVE_SECONDS = 0.5
-"""How often the line of a notebook changes."""
+"""The line of a notebook changes at most this often."""
 LONGEST_SILENCE = 30.0
 """Seconds after which a log file gets a line although nothing was finished."""
 PERIODS = {"s": 1, "min": 60, "h": 3600}
-"""What a rate is told by: the first in which there is one unit or more."""
+"""A rate is given by the first of these periods in which one unit or more is done."""
 FEWEST_ADVANCES, TELLING_TIME = 4, 5.0
 """So often, or so many seconds and twice, must work have gone on before the time left is told: the first advance has
 what is made ready in it."""

@@ -47,7 +47,7 @@ def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
 
 
 def explain_dtype(precision: str, device: torch.device) -> str:
-    """What `choose_dtype` chooses, and why."""
+    """The type that `choose_dtype` chooses, with the reason, in words."""
     name = "bf16" if choose_dtype(precision, device) == torch.bfloat16 else "fp32"
     if choose_dtype("auto", device) != choose_dtype(precision, device):
         return f"{name} (as given)"
@@ -61,7 +61,7 @@ def has_bf16_units(device: torch.device) -> bool:
 
 
 def missing_for_compile(device: torch.device) -> str:
-    """What torch.compile needs on this device and does not find, with the remedy; "" where it works."""
+    """The tool that torch.compile lacks on this device, with the remedy; "" where it works."""
     if device.type == "cpu":
         has_compiler = any(shutil.which(name) for name in ("g++", "clang++", "c++"))
         return "" if has_compiler else "there is no C++ compiler; install g++"
@@ -112,7 +112,7 @@ def processor_name() -> str:
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
-    """What a result depends on besides its configuration: versions, processor, threads."""
+    """The versions, the processor and the number of threads, on which a result depends besides its configuration."""
     import transformers
 
     return {

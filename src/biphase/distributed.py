@@ -36,16 +36,16 @@ from biphase.machine import GRACE, end_with_parent, grace
 PARENT = "BIPHASE_PARENT"
 """The environment variable with the process that a launcher or a rank ends with."""
 SILENCE_SECONDS = 60.0
-"""How long a process may be silent unless the recipe says otherwise."""
+"""A process may be silent for this long unless the recipe says otherwise."""
 BEAT_SECONDS = 1.0
 GONE_BEATS = 5
 """After a broken connection, a process that misses so many beats is the one that has gone."""
 JOIN_PATIENCE = 10
-"""How many times longer one is waited for that has not joined yet: libraries load slowly from a busy file system."""
+"""A process that has not joined yet may take this many times longer: a busy file system loads libraries slowly."""
 PATIENCE = timedelta(hours=1)
-"""How long the others wait for one that is alive: the first makes, loads and writes large networks for all."""
+"""Processes wait this long for one that is alive: the first makes, loads and writes large networks for all."""
 LAUNCHER_SECONDS = 5.0
-"""What a launcher keeps of its own grace, to end when all its processes have."""
+"""A launcher keeps these seconds of its own grace, to end when all its processes have."""
 GO_ON = "whole checkpoints stay, run the same command to go on"
 HAS_LEFT = 1 << 40
 """Added to the beats of a process that has ended as it should."""
@@ -88,7 +88,7 @@ class World:
             raise failure or InputError(elsewhere)
 
     def first(self, work: Callable[[], Result], elsewhere: str) -> Result | None:
-        """What `work` gives in the first process, None in the others; where it fails there, all end. A collective."""
+        """Do `work` in the first process; the others get None, and where it fails, all end. A collective."""
         result, failure = None, None
         if self.is_main:
             try:
@@ -107,7 +107,7 @@ class World:
         return values[0]
 
     def decide(self, work: Callable[[], Result], elsewhere: str) -> Result:
-        """As `first`, with what it gives, plain data, in all processes. A collective."""
+        """Do `work` in the first process and give its result, plain data, to all. A collective."""
         result = self.share(self.first(work, elsewhere))
         assert result is not None
         return result
@@ -142,7 +142,7 @@ class Heart(threading.Thread):
         self.heard = dict.fromkeys(range(size), 0)
         """The beats of each process when they were last counted."""
         self.missed = dict.fromkeys(range(size), 0)
-        """How many own beats ago that was."""
+        """The number of own beats since then."""
         self.stopped = threading.Event()
         self.lock = threading.Lock()
         self.store.set(f"name/{rank}", f"{socket.gethostname()}, pid {os.getpid()}")

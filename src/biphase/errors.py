@@ -33,7 +33,7 @@ class StoppedError(Exception):
     def __init__(self, told: str = STOPPED, signum: int = signal.SIGTERM) -> None:
         super().__init__(told)
         self.exit_code = 128 + signum
-        """As shells count: 130 after Ctrl-C, 143 after SIGTERM."""
+        """The code that shells use: 130 after Ctrl-C, 143 after SIGTERM."""
 
 
 def is_raised_here(error: BaseException) -> bool:

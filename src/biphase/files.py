@@ -31,7 +31,7 @@ MAX_YAML_CHARACTERS = 2_000_000
 """A file that people write is shorter. PyYAML reads a megabyte in ten seconds."""
 
 MAX_YAML_VALUES = 200_000
-"""How many values aliases may stand for in all."""
+"""Aliases may stand for this many values in all."""
 
 DEEP = f"nested more than {MAX_DEPTH} deep"
 
@@ -103,7 +103,7 @@ class YamlReader(yaml.SafeLoader):
         super().__init__(text)
         self.depth = self.num_values = 0
         self.sizes: dict[int, int] = {}
-        """How many values each whole node stands for, by `id`."""
+        """The number of values that each whole node stands for, by `id`."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
         before, is_alias = self.num_values, self.check_event(yaml.AliasEvent)
@@ -203,7 +203,7 @@ def reading(path: Path, remedy: str = ANEW) -> Iterator[None]:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds. Raises `InputError` naming the file when it is missing or not JSON."""
+    """The value in a JSON file. Raises `InputError` naming the file when it is missing or not JSON."""
     with reading(path):
         content = path.read_bytes()
     with told_as(f"{path} is not valid JSON", ANEW):
@@ -211,7 +211,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_json_as(path: Path, kind: type[Stored], remedy: str = ANEW) -> Stored:
-    """What a JSON file holds, as a dataclass, a pydantic model or a type such as `dict[str, int]`.
+    """The value in a JSON file, as a dataclass, a pydantic model or a type such as `dict[str, int]`.
 
     Raises:
         InputError: as `read_json`; and naming the file, the first key that is missing or of another type, and the
@@ -221,7 +221,7 @@ def read_json_as(path: Path, kind: type[Stored], remedy: str = ANEW) -> Stored:
 
 
 def validate_record(path: Path, record: Any, kind: type[Stored], remedy: str) -> Stored:
-    """What was read from a file, as `kind`; the errors of `read_json_as`."""
+    """A record that was read from a file, as `kind`; raises as `read_json_as` does."""
     try:
         return TypeAdapter(kind).validate_python(record)
     except ValidationError as error:
@@ -241,7 +241,7 @@ def write_hashed(path: Path, tree: dict[str, Any]) -> None:
 
 
 def read_hashed(path: Path, kind: type[Stored], remedy: str = ANEW) -> Stored:
-    """As `read_json_as`, of what `write_hashed` wrote, without the hash.
+    """The record that `write_hashed` wrote, without the hash; reads as `read_json_as` does.
 
     Raises:
         InputError: also where the record is not what was written, by its own hash.
@@ -287,7 +287,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 RUST_SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
-"""How `safetensors` and `tokenizers` tell of an error of the system."""
+"""The pattern by which `safetensors` and `tokenizers` report an error of the system."""
 
 
 def remove_folder(path: Path) -> None:
@@ -316,7 +316,7 @@ MARK = ".biphase.json"
 
 @contextmanager
 def own_folder(path: Path, kind: str) -> Iterator[Path]:
-    """As `whole_folder`, for a place that the user chose: replaces nothing but what an earlier call wrote there itself.
+    """A `whole_folder` where the user chose the place: it replaces nothing but what an earlier call wrote there.
 
     Args:
         path: a folder that is not there, is empty, or holds only unchanged files of an earlier call.
@@ -332,8 +332,8 @@ def own_folder(path: Path, kind: str) -> Iterator[Path]:
 
 
 @dataclass(frozen=True)
-class Mark:
-    """What a folder of ours is, and the hash of each file in it."""
+class FolderMark:
+    """The kind of a folder of ours, and the hash of each file in it."""
 
     biphase: str
     files: dict[str, str]
@@ -341,7 +341,7 @@ class Mark:
 
 def write_mark(folder: Path, kind: str) -> None:
     """Write down what a folder is and the hash of each file in it."""
-    write_json(folder / MARK, asdict(Mark(kind, hash_below(folder))))
+    write_json(folder / MARK, asdict(FolderMark(kind, hash_below(folder))))
 
 
 def hash_below(folder: Path) -> dict[str, str]:
@@ -353,7 +353,7 @@ def refuse_damaged(folder: Path, remedy: str) -> None:
     """Raise `InputError` where a file of a folder is not as its mark says, but for the card, which people edit. Folders
     of earlier versions have no mark, and are taken as they are."""
     if (folder / MARK).exists():
-        mark = read_json_as(folder / MARK, Mark, remedy)
+        mark = read_json_as(folder / MARK, FolderMark, remedy)
         refuse_changed(folder, {name: mark.files[name] for name in mark.files if name != "README.md"}, remedy)
 
 
@@ -388,8 +388,8 @@ def make_once(path: Path, make: Callable[[Path], None]) -> None:
 def refuse_filled(folder: Path, option: str = "") -> None:
     """Refuse to write into a folder that is not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        told = f"{option}: " if option else ""
-        raise InputError(f"{told}{folder} is not an empty folder; choose another, or delete it first")
+        prefix = f"{option}: " if option else ""
+        raise InputError(f"{prefix}{folder} is not an empty folder; choose another, or delete it first")
 
 
 def refuse_foreign(path: Path, kind: str) -> None:
@@ -401,7 +401,7 @@ def refuse_foreign(path: Path, kind: str) -> None:
     remedy = f"give a new or an empty folder for the {kind}, or delete this one first"
     if not (path / MARK).exists():
         raise InputError(f"{path} has files that biphase did not write; {remedy}")
-    mark = read_json_as(path / MARK, Mark, remedy)
+    mark = read_json_as(path / MARK, FolderMark, remedy)
     if mark.biphase != kind:
         raise InputError(f"{path} is no {kind} that biphase wrote; {remedy}")
     for file in files_below(path):

@@ -106,7 +106,7 @@ through all."""
 
 
 NEWTON_SCHULZ_ITERATIONS = 5
-"""So often does Muon multiply each of its matrices in an update."""
+"""Muon iterates this often over each of its matrices in an update."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class FlopCount:
     per_target: float
     """6 × the weights of the head (vocabulary · width, and its transform), for each token with a loss."""
     per_update: float = 0.0
-    """What the optimizer adds to each update (`update_flops`)."""
+    """The products that the optimizer adds to each update (`update_flops`)."""
 
     def batch(self, lengths_S: np.ndarray, num_targets: int, causal: bool) -> float:
         """One packed batch of samples of these lengths."""
@@ -175,7 +175,7 @@ class Shape:
 
     @property
     def parameters_without_head(self) -> int:
-        """What fine-tuning starts from: embedding, blocks and norms."""
+        """The parameters that fine-tuning starts from: embedding, blocks and norms."""
         return self.vocab_size * self.width + self.block_weights + (2 * self.layers + 1) * self.width
 
     @property
@@ -222,7 +222,7 @@ AFTER_PADDING = {
 
 
 def longest_text(config: Any) -> int | None:
-    """Up to how many tokens a network's configuration reads every text in the same way, None for any number.
+    """The longest text that a network reads as it reads shorter ones, by its configuration; None for any length.
 
     Long-rope (Phi-3 128k) turns by other angles once a text is longer than those it was trained on, and a batch of
     transformers goes by its longest text: beyond that length one text would change the others.
@@ -238,7 +238,7 @@ def longest_text(config: Any) -> int | None:
 
 
 def count_positions(config: Any, first_position: int | None = None) -> int:
-    """How many tokens a network has positions for. Loading proves the number of the first; else its type tells."""
+    """The number of tokens that a network has positions for. Loading finds the first one; else its type tells."""
     positions = longest_text(config)
     if not positions:
         return 2**31
@@ -249,14 +249,14 @@ def count_positions(config: Any, first_position: int | None = None) -> int:
 
 @dataclass(frozen=True)
 class SampleLengths:
-    """How long the samples of a training run are; attention and CLM depend on it."""
+    """The lengths of the samples of a training run, on which the cost of attention and CLM depends."""
 
     mean_tokens: float
     """The mean length of a sample."""
     mean_keys: float
     """Length of the sample that a token is in, averaged over tokens: sum of squared lengths / sum of lengths."""
     source: str
-    """Where the two numbers are from, for people."""
+    """The origin of the two numbers, for people."""
 
 
 def flops_per_token(flops: FlopCount, phase: Phase, lengths: SampleLengths) -> float:
@@ -275,9 +275,9 @@ def flops_per_token(flops: FlopCount, phase: Phase, lengths: SampleLengths) -> f
 FLOAT32, BFLOAT16 = 4, 2
 """Bytes of a number."""
 WIDTHS_KEPT = {BFLOAT16: (13, 2, 5), FLOAT32: (6, 1, 3)}
-"""How often a token's width is kept for backward (above)."""
+"""The factors a, b and c of the activations (above), by bytes of a number."""
 LOGITS_AT_ONCE = {"cpu": 2**25, "cuda": 2**29}
-"""How many logits the head holds, in the type of the arithmetic, and how many of them in fp32 (`encoder.loss`)."""
+"""The head holds this many logits, in the type of the arithmetic, and as many of them in fp32 (`encoder.packed`)."""
 FP32_LOGITS_AT_ONCE = {"cpu": 2**18, "cuda": 2**28}
 
 
@@ -296,7 +296,7 @@ class TrainingMemory:
     head: float
     """The gradient of the head until it is added to the others."""
     update: float
-    """What the optimizer makes for a while."""
+    """The temporary tensors of the optimizer."""
 
     @property
     def total(self) -> float:
@@ -316,7 +316,7 @@ def plan_memory(
     number: int = BFLOAT16,
     device: Literal["cpu", "cuda"] = "cuda",
 ) -> TrainingMemory:
-    """What each of `devices` holds, or one alone.
+    """The bytes that each of `devices` holds.
 
     Args:
         num_microbatches: how many of them a device goes through for an update.

@@ -27,7 +27,7 @@ BF16_UNITS = {"amx_bf16", "avx512_bf16", "bf16"}
 """CPU flags (x86, x86, Arm) without which bf16 products are far slower than fp32 ones."""
 
 HEAP_SETTINGS = ("MMAP_THRESHOLD", "TRIM_THRESHOLD", "MMAP_MAX")
-"""What decides whether glibc returns freed memory, as in MALLOC_MMAP_THRESHOLD_ and in GLIBC_TUNABLES."""
+"""The settings by which glibc returns freed memory or not, as in MALLOC_MMAP_THRESHOLD_ and in GLIBC_TUNABLES."""
 
 GRACE = "BIPHASE_GRACE_SECONDS"
 """The environment variable with the seconds from asking a process to end until it is killed."""
@@ -39,8 +39,8 @@ def num_cores() -> int:
     """Cores that this process may use: fewer than the machine has under taskset, Slurm (which does not bind processes
     to what they were given at all sites), or a container's cpuset or quota, which counts up to the next whole one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    given = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    return math.ceil(min(cores, cpu_quota(), int(given) if given.isdecimal() and int(given) else math.inf))
+    allotted = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    return math.ceil(min(cores, cpu_quota(), int(allotted) if allotted.isdecimal() and int(allotted) else math.inf))
 
 
 def total_memory() -> int:
@@ -50,14 +50,14 @@ def total_memory() -> int:
 
 
 def cpu_quota(root: Path = Path("/")) -> float:
-    """How many cores' time the control groups of this process, version 2 or 1, give it; infinite without a limit."""
+    """The cores' time that the control groups of this process, version 2 or 1, allow it; infinite without a limit."""
     limits = [math.inf]
     with suppress(OSError, ValueError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
-            _, controllers, own = line.split(":", 2)
+            _, controllers, group_name = line.split(":", 2)
             base = root / "sys/fs/cgroup" / ("cpu" if "cpu" in controllers.split(",") else "")
             if not controllers or base.name == "cpu":
-                group = base / own.lstrip("/")  # in a container one outside of it, of which only / is here
+                group = base / group_name.lstrip("/")  # in a container one outside of it, of which only / is here
                 limits += [quota_of(folder) for folder in (group, *group.parents) if folder.is_relative_to(base)]
     return min(limits)
 
@@ -85,8 +85,8 @@ def gpu_variables() -> list[str]:
 
     AMD's runtime heeds NVIDIA's too where its own is not set, and counts by either within what ROCR's leaves.
     """
-    given = [name for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES") if name in os.environ]
-    return given or [name for name in ("ROCR_VISIBLE_DEVICES",) if name in os.environ] or ["CUDA_VISIBLE_DEVICES"]
+    set_here = [name for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES") if name in os.environ]
+    return set_here or [name for name in ("ROCR_VISIBLE_DEVICES",) if name in os.environ] or ["CUDA_VISIBLE_DEVICES"]
 
 
 def visible_gpus() -> list[str]:
@@ -102,7 +102,7 @@ def visible_gpus() -> list[str]:
 
 @cache
 def count_gpus(allowed: str | None) -> int:
-    """How many GPUs PyTorch sees under that value of `gpu_variables`.
+    """The number of GPUs that PyTorch sees under that value of `gpu_variables`.
 
     PyTorch itself is asked, where there may be a GPU: it is right on every platform. Where it is not loaded, it is
     asked in a process of its own (2 s).
@@ -173,11 +173,11 @@ def keep_heap() -> None:
 
 def grace() -> float:
     """The seconds from asking a process to end until it is killed. Raises `InputError` where `GRACE` is no number."""
-    given, seconds = os.environ.get(GRACE) or str(GRACE_SECONDS), math.nan
+    text, seconds = os.environ.get(GRACE) or str(GRACE_SECONDS), math.nan
     with suppress(ValueError):
-        seconds = float(given)
+        seconds = float(text)
     if not math.isfinite(seconds):
-        raise InputError(f"{GRACE} is '{given}'; give it seconds, such as 110")
+        raise InputError(f"{GRACE} is '{text}'; give it seconds, such as 110")
     return max(seconds, 1.0)
 
 

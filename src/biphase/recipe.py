@@ -35,9 +35,9 @@ class Init(Strict):
 
     @model_validator(mode="after")
     def one_source(self) -> "Init":
-        given = [key for key in ("preset", "checkpoint", "model") if getattr(self, key) is not None]
-        if len(given) != 1:
-            raise ValueError(f"give exactly one of preset, checkpoint and model (given: {', '.join(given) or 'none'})")
+        named = [key for key in ("preset", "checkpoint", "model") if getattr(self, key) is not None]
+        if len(named) != 1:
+            raise ValueError(f"give exactly one of preset, checkpoint and model (given: {', '.join(named) or 'none'})")
         return self
 
 

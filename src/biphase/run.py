@@ -109,7 +109,7 @@ def read_recipe(run: Run) -> Recipe:
 
 
 def read_done(run: Run) -> dict[str, int] | None:
-    """What the run wrote when it was done, None before that."""
+    """The record that the run wrote when it was done, None before that."""
     return read_json_as(run.path / "done.json", dict[str, int]) if run.is_done else None
 
 
@@ -140,7 +140,7 @@ def name_run(reference: str) -> str:
     if folder.exists():
         return reference
     runs = Path("runs") if folder == Path(folder.name) else folder.parent
-    began = [Run(place) for place in runs.glob(f"{glob.escape(folder.name)}*") if whole_steps(Run(place))]
+    began = [Run(candidate) for candidate in runs.glob(f"{glob.escape(folder.name)}*") if whole_steps(Run(candidate))]
     named = [run for run in began if run.path.name.rpartition("-")[0] == folder.name] or began
     if len({run.path.name.rpartition("-")[0] for run in named}) > 1:
         raise InputError(f"{path} is the beginning of {', '.join(sorted(str(run.path) for run in named))}: name one")

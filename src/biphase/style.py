@@ -1,4 +1,4 @@
-"""How plots look: one palette, one set of matplotlib's settings, and the loss curves that cards and reports share.
+"""The look of all plots: one palette, one set of matplotlib's settings, and loss curves for cards and reports.
 
 Every series has its colour (of Okabe and Ito's palette, which colour-blind readers tell apart), marker, line and hatch,
 so that it survives black-and-white print. No torch; matplotlib only where something is drawn.
@@ -58,7 +58,7 @@ PLOT_STYLE: Any = {
 
 @dataclass(frozen=True)
 class Look:
-    """What a series looks like."""
+    """The look of a series."""
 
     color: str
     marker: str

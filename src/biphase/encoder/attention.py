@@ -54,7 +54,7 @@ class OwnAttentionError(InputError):
 
 @dataclass(frozen=True)
 class PackedLayout:
-    """Where the samples of a packed batch lie, and what each token may see."""
+    """The places of the samples in a packed batch, and the tokens that each token may see."""
 
     causal: bool
     backend: Backend
@@ -119,7 +119,7 @@ def choose_backend(device: torch.device, dtype: torch.dtype) -> Backend:
 
 
 def lacks_varlen(device: torch.device, dtype: torch.dtype) -> str:
-    """Where and in which type `varlen` would not run, in words, or ""."""
+    """The device or type on which `varlen` does not run, in words, or ""."""
     if device.type != "cuda":
         return device.type
     if dtype == torch.float32:
@@ -146,7 +146,7 @@ def newest_flash(device: torch.device) -> str:
 
 
 def explain_backend(device: torch.device, dtype: torch.dtype, beyond: str = "") -> str:
-    """Which backend runs, and why: what `choose_backend` chooses, unless the network has something `beyond` varlen."""
+    """The backend that runs, with the reason: that of `choose_backend`, unless something is `beyond` varlen."""
     if here := lacks_varlen(device, dtype):
         needs = "CUDA, compute capability 8.0 and bf16"
         return f"buckets, samples of similar length in a batch (varlen needs {needs}; here: {here})"
@@ -229,7 +229,7 @@ def attend(
 
 
 def beyond_varlen(softcap: float | None, has_sinks: bool, width: int) -> str:
-    """What of an attention PyTorch's packed flash attention cannot compute, or ""."""
+    """The property of an attention that PyTorch's packed flash attention cannot compute, or ""."""
     if softcap:
         return "a cap on the scores"
     if has_sinks:

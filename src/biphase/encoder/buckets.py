@@ -166,7 +166,7 @@ def bucket_attention_backward(
 
 @dataclass(frozen=True)
 class RowMap:
-    """How the rows of all buckets are filled from [T, H, K], and back."""
+    """Two index maps: from [T, H, K] to the rows of all buckets, and back."""
 
     sources: Tensor
     """For each row of the buckets, the row of [T·H, K] that fills it; for padding, any."""
@@ -192,7 +192,7 @@ class Bucket:
     """The length of its shortest sample."""
     first_slot: int
     first_score: int
-    """Where its scores begin among those of one head."""
+    """The place of its first score among those of one head."""
     num_heads: int
     num_kv_heads: int
     lengths_N: Tensor
@@ -304,7 +304,7 @@ def _(grad_THK: Tensor, kept: Tensor, q_THK: Tensor, k_TGK: Tensor, v_TGK: Tenso
 
 
 def keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    """What backward needs: the softmax weights, q, k, v, the plan and the sinks."""
+    """Save for backward the softmax weights, q, k, v, the plan and the sinks."""
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)  # else as many zeros as there are weights
     *settings, sinks_H = inputs[6:]

@@ -227,11 +227,11 @@ def check_architecture(architecture: dict[str, Any], vocab_size: int) -> None:
             raise InputError(f"init.architecture: unknown key '{key}'{nearest(key, known)}")
         if key.endswith("token_id"):
             raise InputError(f"init.architecture: '{key}' follows from the tokenizer of the shards; leave it out")
-        own = type(known[key])
-        if own in (bool, int, str) and type(architecture[key]) is not own:
-            raise InputError(f"init.architecture: '{key}' is {architecture[key]!r}; it must be of type {own.__name__}")
+        kind = type(known[key])
+        if kind in (bool, int, str) and type(architecture[key]) is not kind:
+            raise InputError(f"init.architecture: '{key}' is {architecture[key]!r}; it must be of type {kind.__name__}")
         most = MOST_LAYERS if key == "num_hidden_layers" else MOST_OF_A_SIZE
-        if own is int and not 0 < architecture[key] <= most:
+        if kind is int and not 0 < architecture[key] <= most:
             raise InputError(f"init.architecture: '{key}' is {architecture[key]}; from 1 to {most:,} it can be")
     if architecture.get("vocab_size", vocab_size) < vocab_size:
         raise InputError(f"init.architecture: vocab_size is below the {vocab_size:,} tokens of the shards")
@@ -392,7 +392,7 @@ def keeps_padding_row(model: PreTrainedModel, padding_idx: int) -> bool:
 
 
 def describe_network(model: PreTrainedModel) -> str:
-    """What `empty_network` needs to know, as JSON."""
+    """A description, as JSON, from which `empty_network` makes a network like this one."""
     config, first_position = model.config.to_json_string(use_diff=False), getattr(model.base_model, "first_position", 0)
     frozen = [name for name, weight in model.named_parameters() if not weight.requires_grad]
     return json.dumps([type(model).__name__, config, first_position, frozen])

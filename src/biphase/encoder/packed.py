@@ -178,7 +178,7 @@ class PackedModel(nn.Module):
         target_positions_N: Tensor | None = None,
         targets_N: Tensor | None = None,
     ) -> Any:
-        """What `language_model_loss` gives: the sum of the losses in nats, the loss of each target [N], and whether
+        """The results of `language_model_loss`: the sum of the losses in nats, the loss of each target [N], and whether
         each is predicted correctly [N] where no gradient is formed.
 
         Without targets: the last hidden states [T, D].
@@ -226,18 +226,18 @@ HEAD_TRANSFORMS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     **dict.fromkeys(("camembert", "data2vec-text", "esm", "gte", "jina_embeddings_v3", "roberta"), roberta_transform),
     **dict.fromkeys(("roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"), roberta_transform),
 }
-"""What each model type puts between the last hidden state and the product with the output embeddings: a dense layer, an
-activation and a norm; all others at most a factor. `proofs.check_head` proves that the right one was taken, or rightly
-none."""
+"""Model types whose head transforms the last hidden state before the product with the output embeddings, by a dense
+layer, an activation and a norm; all others have at most a factor. `proofs.check_head` proves that the right one was
+taken, or rightly none."""
 
 
 def head_input(network: Any, hidden_ND: Tensor) -> Tensor:
-    """What is multiplied with the output embeddings: the hidden states, transformed where the network's head does."""
+    """The input of the product with the output embeddings: hidden states, transformed as the network's head does."""
     return HEAD_TRANSFORMS.get(network.config.model_type, scaled)(network, hidden_ND)
 
 
 def head_bias(network: Any) -> Tensor | None:
-    """What is added to the logits: ESM keeps it beside the output embeddings."""
+    """The bias of the logits, which ESM keeps beside the output embeddings."""
     bias = network.get_output_embeddings().bias
     return network.lm_head.bias if network.config.model_type == "esm" else bias
 
@@ -285,8 +285,8 @@ def count_flops(model: PreTrainedModel) -> FlopCount:
     for module in training:
         module.training = True
     assert counted.with_weights and counted.attention_width, "products that are formed otherwise than is known here"
-    own = {id(weight) for weight in model.base_model.parameters()}
-    head = {id(p): p.numel() for p in model.parameters() if p.ndim == 2 and id(p) not in own}
+    backbone_weights = {id(weight) for weight in model.base_model.parameters()}
+    head = {id(p): p.numel() for p in model.parameters() if p.ndim == 2 and id(p) not in backbone_weights}
     output = model.get_output_embeddings().weight
     head[id(output)] = output.numel()  # tied or not
     return training_flops(

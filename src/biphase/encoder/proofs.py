@@ -42,7 +42,7 @@ NARROW = {
     "index_topk_blocks": 1,
     "index_block_size": 4,
 }
-"""What limits how far a token sees in a configuration, and what it is in a proof: a short text shows the limit."""
+"""The settings that limit how far a token sees, with their values in a proof: so a short text shows the limit."""
 
 WIDE = 512
 """Windows of this size limit nothing in a proof."""
@@ -128,12 +128,12 @@ def with_windows(network: Any, *, narrow: bool = True) -> Any:
 
 
 def reach(network: Any) -> int:
-    """How far a token sees at least, up to the few tokens of a proof."""
+    """The distance that every token sees, up to the few tokens of a proof."""
     return min(7, window_of(network.config) or 7)
 
 
 def window_of(config: Any) -> int:
-    """How far the narrowest layer sees to one side, 0 where nothing limits it."""
+    """The distance that the narrowest layer sees to one side, 0 where nothing limits it."""
     windows = []
     for layer in layer_configs(config):
         local = getattr(layer, "local_attention", None) or getattr(layer, "attention_window", None)
@@ -142,10 +142,10 @@ def window_of(config: Any) -> int:
 
 
 AGREEMENT = 1e-3
-"""How far two computations of the same hidden states may differ, in units of the states and of their mean size."""
+"""Two computations of the same hidden states differ by less, in units of the states and of their mean size."""
 
 MOVED_BY_ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
-"""How far a hidden state may move by rounding alone, in units of the states' mean size."""
+"""A hidden state moves no further by rounding alone, in units of the states' mean size."""
 
 
 class FailedProofError(InputError):
@@ -154,7 +154,7 @@ class FailedProofError(InputError):
 
 @contextmanager
 def foreign_errors_fail(what: str) -> Iterator[None]:
-    """What a network raises in the block because it is not made to be called so fails the proof, told behind `what`.
+    """An error that a network raises because it is not made to be called so fails the proof, as `what`: the error.
 
     It knows no `position_ids`, or not so many, or no mask that is None. Our own mistakes are of these types too, and
     are raised as what they are, as a lack of memory is.
@@ -199,7 +199,7 @@ def find_first_position(network: Any, causal: bool) -> str:
 
 @torch.no_grad()
 def why_not_packed(network: PreTrainedModel, causal: bool) -> str:
-    """Why two packed samples do not come out as when the network reads each alone, with its own attention, or "".
+    """The reason why packed samples do not come out as when the network reads each alone, or "" where they do.
 
     The samples are of unequal lengths; one of them is longer than a narrow window.
     """
@@ -251,7 +251,7 @@ def check_directions(network: Any, directions: Sequence[bool]) -> None:
 
 
 def each_alone(network: Any, tokens_T: Tensor, lengths: Sequence[int], attention: str = "eager") -> Tensor:
-    """What transformers computes for each sample alone, with its own attention and no mask given, end to end.
+    """The hidden states that transformers computes for each sample alone, with its own attention, end to end.
 
     That is `eager`, where it exists and takes no mask for no limit; else PyTorch's.
     """
@@ -290,7 +290,7 @@ def looks_both_ways(network: Any) -> bool:
 
 
 def relative_moves(before_TD: Tensor, after_TD: Tensor) -> Tensor:
-    """How far each hidden state moved, in units of the states' mean size."""
+    """The distance that each hidden state moved, in units of the states' mean size."""
     return (after_TD - before_TD).float().abs().amax(-1) / before_TD.float().abs().mean()
 
 
@@ -329,7 +329,7 @@ def probe_causality(
 
 
 def why_not_seen(moved_T: Sequence[float], causal: bool, rounding: float, furthest: int) -> str:
-    """What is wrong about how far each of 9 + 7 tokens moved when the eighth changed, or ""."""
+    """The fault that shows in how far each of 9 + 7 tokens moved when the eighth changed, or ""."""
     noise = max(moved_T[9:])
     least = max(MOVED_BY_ROUNDING[torch.float32], 2 * noise)
     if not noise <= rounding:

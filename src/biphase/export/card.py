@@ -1,4 +1,4 @@
-"""What a run was, for people: the curves of its losses and the model card of its export."""
+"""A run, told to people: the curves of its losses and the model card of its export."""
 
 import json
 import re
@@ -31,13 +31,13 @@ It looks both ways in transformers {FLOOR} and later; it was made with {transfor
 over `is_causal` in its configuration: there it looks left only, and computes something else without a word.
 transformers 5.3 and 5.5 were tried too, and are wrong for some types (OLMo 3, OPT, Gemma 2).
 """
-"""What the card of an adapted decoder says, whose class is a causal one."""
+"""The words on an adapted decoder, whose class is a causal one."""
 
 WINDOW = """
 A token sees {window} others to each side. text-embeddings-inference limits the left side alone: there, only texts of up
 to {window} tokens come out the same.
 """
-"""What follows where it has a window; by the code of that server, of July 2026."""
+"""The words that follow where it has a window; by the code of that server, of July 2026."""
 
 MISREAD = (
     "AutoTokenizer takes {chosen} for type '{type}', which splits texts otherwise than in training: load the tokenizer "
@@ -46,7 +46,7 @@ MISREAD = (
 
 
 def tell_direction(config: Any) -> str:
-    """In which versions and where else a decoder looks both ways, "" for any other network."""
+    """The words on the versions and servers in which a decoder looks both ways, "" for any other network."""
     if getattr(config, "is_causal", True) is not False:
         return ""
     window = getattr(config, "sliding_window", None)
@@ -153,7 +153,7 @@ def tell_history(run: Run, manifest: CheckpointManifest) -> tuple[str | None, li
             return None, [f"The model `{Path(init.model).name}`.", own]
         return init.model, [f"The model `{init.model}`.", own]
     assert init.checkpoint is not None
-    place = Path(split_reference(init.checkpoint)[0]).name
+    parent_name = Path(split_reference(init.checkpoint)[0]).name
     try:
         folder = find_checkpoint(init.checkpoint)
         parent = read_checkpoint_manifest(folder, check_files=False)
@@ -161,13 +161,16 @@ def tell_history(run: Run, manifest: CheckpointManifest) -> tuple[str | None, li
         base, before = tell_dropped(init.checkpoint, manifest.parent or "")
         return base, [*before, own]
     if parent.content != manifest.parent:
-        return None, [f"`{place}` as it was (`{(manifest.parent or '')[:16]}`): it has been trained anew since.", own]
+        return None, [
+            f"`{parent_name}` as it was (`{(manifest.parent or '')[:16]}`): it has been trained anew since.",
+            own,
+        ]
     base, before = tell_history(Run(folder.parent.parent), parent)
     return base, [*before, own]
 
 
 def tell_dropped(reference: str, content: str) -> tuple[str | None, list[str]]:
-    """What `tell_history` says of RUN@STEP whose checkpoint is gone: all, where the run has a later one."""
+    """The history behind RUN@STEP whose checkpoint is gone: all of it, where the run has a later one."""
     path, at = split_reference(reference)
     run = Run(Path(path))
     try:
@@ -175,8 +178,8 @@ def tell_dropped(reference: str, content: str) -> tuple[str | None, list[str]]:
     except InputError:
         return None, [f"`{run.path.name}`, which is not here any more (`{content[:16]}`)."]
     passed = last.run_step - (last.step - int(at))
-    base, [*before, own] = tell_history(run, replace(last, step=int(at), run_step=passed))
-    return base, [*before, f"{own.removesuffix('.')}; this checkpoint (`{content[:16]}`) is not here any more."]
+    base, [*before, line] = tell_history(run, replace(last, step=int(at), run_step=passed))
+    return base, [*before, f"{line.removesuffix('.')}; this checkpoint (`{content[:16]}`) is not here any more."]
 
 
 def draw_curves(run: Run, last_step: int, path: Path) -> None:

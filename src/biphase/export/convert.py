@@ -159,7 +159,7 @@ CLASS_BY_HEAD: dict[frozenset[str], type[PreTrainedModel]] = {
     frozenset({"dense", "classifier"}): EuroBertForSequenceClassification,
     frozenset({"classifier"}): EuroBertForTokenClassification,
 }
-"""What stands beside the network tells what a checkpoint is; `architectures` of converted ones is not always true."""
+"""The weights beside the network tell the class; `architectures` of converted checkpoints is not always true."""
 
 
 def convert_checkpoint(reference: str, folder: Path) -> str:

@@ -104,7 +104,7 @@ SENTENCE_TRANSFORMERS_FILES: dict[str, Any] = {
 }
 """The fixed files of sentence-transformers, in the spelling of version 2, which later ones and other programs read."""
 NEEDS_VERSION: dict[str, Any] = {"requirements": {"transformers": f">={FLOOR}"}}
-"""What a decoder that looks both ways adds: sentence-transformers 6.2 and later refuses it with an older version."""
+"""The requirement of a decoder that looks both ways; sentence-transformers 6.2 and later heed it."""
 
 POOLING_KEYS = {
     "cls": "cls_token",
@@ -151,12 +151,12 @@ def export_checkpoint(reference: str, folder: Path, merge: float | None = None) 
         write_text(part / "README.md", write_card(run, manifest, folder.name, kind.__name__, exported, **about))
         write_mark(part, "encoder")
     looks = "causal" if causal else "bidirectional"
-    told = f"\n{merged}" if merged else ""
+    remarks = f"\n{merged}" if merged else ""
     if manifest.run_step < (planned := read_recipe(run).num_steps):
-        told += f"\n{reference} is at step {manifest.run_step:,} of {planned:,}, before the end of the decay"
+        remarks += f"\n{reference} is at step {manifest.run_step:,} of {planned:,}, before the end of the decay"
     if misread_as:
-        told += f"\n{MISREAD.format(chosen=misread_as, type=exported.config.model_type)}"
-    return f"{folder}: {type(exported).__name__}, {looks}; load it with {kind.__name__} or AutoModel{told}"
+        remarks += f"\n{MISREAD.format(chosen=misread_as, type=exported.config.model_type)}"
+    return f"{folder}: {type(exported).__name__}, {looks}; load it with {kind.__name__} or AutoModel{remarks}"
 
 
 def as_looking(network: PreTrainedModel, causal: bool) -> PreTrainedModel:
@@ -253,8 +253,8 @@ def close_texts(tokenizer: Any) -> None:
     tokenizer.padding_side = "right"
     marks, single, pair = {"EOS": tokenizer.eos_token}, "$A EOS", "$A EOS $B EOS"
     if tokenizer.cls_token_id is not None and tokenizer.sep_token_id is not None:
-        given = tokenizer("a")["input_ids"]
-        if len(given) > 2 and (given[0], given[-1]) == (tokenizer.cls_token_id, tokenizer.sep_token_id):
+        closed = tokenizer("a")["input_ids"]
+        if len(closed) > 2 and (closed[0], closed[-1]) == (tokenizer.cls_token_id, tokenizer.sep_token_id):
             return
         marks, single, pair = {"CLS": tokenizer.cls_token, "EOS": tokenizer.sep_token}, f"CLS {single}", f"CLS {pair}"
     special = [

@@ -13,10 +13,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCard
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, RepositoryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, HTTPError, RepositoryNotFoundError
 from huggingface_hub.utils import validate_repo_id
 
-from biphase.errors import InputError, first_line
+from biphase.errors import InputError, told_as
 from biphase.files import files_below
 from biphase.hub import hub_says
 from biphase.run import Run, split_reference, whole_steps
@@ -41,7 +41,7 @@ WORDS_OF_A_TOKENIZER = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt
 
 @dataclass(frozen=True)
 class Upload:
-    """What goes to a branch: the files by their paths there, the card with what was added to it."""
+    """One branch of the repository: the files by their paths there, and the completed card."""
 
     revision: str
     files: dict[str, Path]
@@ -87,10 +87,8 @@ def push_model(
 
 def check_repository(repo: str) -> None:
     """Raises `InputError` for what is no USER/NAME."""
-    try:
+    with told_as(f"{repo} is no name of a repository; give USER/NAME"):
         validate_repo_id(repo)
-    except HFValidationError as error:
-        raise InputError(f"{repo} is no name of a repository: {first_line(error)}") from None
     if repo.count("/") != 1:
         raise InputError(f"{repo} is no name of a repository; give USER/NAME")
 
@@ -115,7 +113,7 @@ def folders_to_send(source: str, repo: str, room: Path) -> Iterator[tuple[str, P
 
 
 def plan_upload(folder: Path, revision: str, repo: str, license: str | None, languages: tuple[str, ...]) -> Upload:
-    """What goes of a folder. Raises `InputError` for what is no model, and for texts that should not go."""
+    """Choose the files of a folder that go to the hub. Raises `InputError` for no model, and for texts to keep here."""
     paths = {path.relative_to(folder).as_posix(): path for path in files_below(folder) if not path.is_symlink()}
     files = {name: path for name, path in paths.items() if MODEL_FILES.fullmatch(name)}
     has_weights = any(name.endswith(".safetensors") for name in files)
@@ -128,12 +126,12 @@ def plan_upload(folder: Path, revision: str, repo: str, license: str | None, lan
         for name, path in files.items()
         if path.suffix in (".json", ".md", ".jinja") and path.name not in WORDS_OF_A_TOKENIZER
     }
-    local = [f"{folder / name} ({found[1]})" for name, text in texts.items() if (found := LOCAL_PATH.search(text))]
+    local = [f"{folder / name} ({match[1]})" for name, text in texts.items() if (match := LOCAL_PATH.search(text))]
     if local:
         raise InputError(f"places on this machine are named in {', '.join(local)}: write another word there")
     for name, text in texts.items():
-        if found := HUB_TOKEN.search(text):
-            raise InputError(f"{folder / name} holds a token of the hub, {found[0][:6]}…: take it out")
+        if match := HUB_TOKEN.search(text):
+            raise InputError(f"{folder / name} holds a token of the hub, {match[0][:6]}…: take it out")
     text = texts[CARD_NAME].replace(f'("{folder.name}"', f'("{repo}"')
     card = complete_card(text, folder / CARD_NAME, license, languages)
     return Upload(revision, files, card, tuple(sorted(paths.keys() - files.keys())))
@@ -144,16 +142,16 @@ def complete_card(text: str, path: Path, license: str | None, languages: tuple[s
     the user something else."""
     card = ModelCard(text, ignore_metadata_errors=True)
     named = {"license": license, "language": list(languages)}
-    if missing := [name for name, given in named.items() if not (given or getattr(card.data, name))]:
+    if missing := [name for name, wanted in named.items() if not (wanted or getattr(card.data, name))]:
         options = " and ".join(f"`{name}`" for name in missing)
         raise InputError(
             f"{path} says no {' and no '.join(missing)}: give {options}, or write it at the top of the card"
         )
-    for name, given in named.items():
+    for name, wanted in named.items():
         said = getattr(card.data, name)
-        if said and given and given not in (said, [said]):
-            raise InputError(f"{path} says {name} {said}, not {given}: leave one out, or change the other at its top")
-        setattr(card.data, name, said or given)
+        if said and wanted and wanted not in (said, [said]):
+            raise InputError(f"{path} says {name} {said}, not {wanted}: leave one out, or change the other at its top")
+        setattr(card.data, name, said or wanted)
     return str(card)
 
 

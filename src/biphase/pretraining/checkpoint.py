@@ -36,12 +36,12 @@ from biphase.pretraining.optimizer import Muon
 from biphase.run import Run
 
 STATE_KEYS = {torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"}, Muon: {"momentum_buffer"}}
-"""What each optimizer keeps for a parameter."""
+"""The names of the tensors that each optimizer keeps for a parameter."""
 
 
 @dataclass(frozen=True)
 class CheckpointManifest:
-    """What a checkpoint is and where it comes from."""
+    """The description of a checkpoint and of its origin."""
 
     step: int
     """Updates since random weights (or since the foreign model), over all parents."""
@@ -58,7 +58,7 @@ class CheckpointManifest:
     parent: str | None
     """Content hash of the checkpoint or model that the run started from."""
     carried: list[str]
-    """What was taken over from it: weights, optimizer, data position."""
+    """The parts that were taken over from it: weights, optimizer, data position."""
     data_history: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
     """The fingerprint of each set, behind a 0: the place in the data order from which on they are trained on. Further
     places are of an earlier version, which added text to sets; old runs over one set have none."""
@@ -186,7 +186,7 @@ def load_optimizer(folder: Path, model: PackedModel, optimizers: list[torch.opti
 
 
 def read_part(stored: Any, name: str, parameter: nn.Parameter) -> Tensor:
-    """What an optimizer keeps for a parameter, as that is parted: of a tensor in rows, this process' own rows alone.
+    """A tensor that an optimizer keeps for a parameter, parted as that is: of its rows, those of this process alone.
 
     FSDP2 gives each process ceil(rows / processes) of them, as long as there are any:
 
@@ -199,10 +199,10 @@ def read_part(stored: Any, name: str, parameter: nn.Parameter) -> Tensor:
     moment = torch.empty_like(parameter)
     if not isinstance(moment, DTensor):
         return moment.copy_(stored.get_tensor(name))
-    own = moment.to_local()
+    local_rows = moment.to_local()
     begin = moment.device_mesh.get_local_rank() * -(-len(parameter) // moment.device_mesh.size())
-    if len(own):
-        own.copy_(rows[begin : begin + len(own)])
+    if len(local_rows):
+        local_rows.copy_(rows[begin : begin + len(local_rows)])
     return moment
 
 

@@ -65,7 +65,7 @@ ORIGIN = "origin.json"
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run begins, or goes on."""
+    """The point at which a run begins, or goes on."""
 
     run_step: int = 0
     """Updates of this run that are already done."""
@@ -81,7 +81,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Job:
-    """What stays the same while a run trains."""
+    """The facts that stay the same while a run trains."""
 
     recipe: Recipe
     run: Run
@@ -89,7 +89,7 @@ class Job:
     dtype: torch.dtype
     text: TrainingText
     origin: Start
-    """Where the run began, however often it was resumed since."""
+    """The point at which the run began, however often it was resumed since."""
 
     @property
     def kept_steps(self) -> set[int]:
@@ -201,7 +201,7 @@ def find_branch(recipe: Recipe, text: TrainingText) -> Start:
 
 
 def find_recorded(recipe: Recipe, root: Path, run_from: Callable[[Start], Run]) -> Start | None:
-    """Where the recipe's run began, by its own record; None where there is none, or no checkpoint to go on from.
+    """The beginning of the recipe's run, by its own record; None where there is none, or no checkpoint to go on from.
 
     Args:
         run_from: the recipe's run, if it began there.
@@ -218,7 +218,7 @@ def find_recorded(recipe: Recipe, root: Path, run_from: Callable[[Start], Run]) 
 
 
 def resume_start(run: Run, step: int, world: World) -> Start:
-    """Where an interrupted run goes on; the first process alone looks whether all files are unchanged. A collective."""
+    """The point at which an interrupted run goes on. The first process alone checks the files. A collective."""
     folder = run.steps / str(step)
     elsewhere = f"{folder} cannot be taken over; the first process says why"
     manifest = world.decide(lambda: read_checkpoint_manifest(folder), elsewhere)

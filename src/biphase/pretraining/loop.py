@@ -193,7 +193,7 @@ def update(
 def explain_divergence(
     run: Run, run_step: int, loss: float, norm: float, sums: list[float], microbatches: list[Microbatch]
 ) -> str:
-    """Where the loss went wrong, and from which checkpoint to go on, in one line."""
+    """A line that names the samples of a loss that is no number, and the checkpoint from which to go on."""
     suspects = [m for m, value in zip(microbatches, sums, strict=True) if not math.isfinite(value)] or microbatches
     named = first_of([str(number) for m in suspects for number in m.sample_ids_S], 8)
     steps = whole_steps(run)

@@ -1,4 +1,4 @@
-"""What is measured, proved and told while a run trains.
+"""Measurements, proofs and lines of a run while it trains.
 
 Held-out text → loss, accuracy at the targets, bits per byte, always of the same tokens and masks, on the path that
 trains; before the first step in each direction the proof that the network looks where its objective says; and records
@@ -88,7 +88,7 @@ def prove_causality(model: nn.Module, phase: Phase, job: Job) -> None:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one update did, over all processes."""
+    """The numbers of one update, over all processes."""
 
     loss: float
     grad_norm: float
@@ -101,7 +101,7 @@ class StepResult:
 
 @dataclass
 class MetricsLog:
-    """Where the main process writes what happened; the others write nothing."""
+    """The records of a run, which the main process writes; the others write nothing."""
 
     run: Run
     progress: Tracker
@@ -113,16 +113,16 @@ class MetricsLog:
     work_left: Callable[[int], float]
     """The FLOPs of what is left after so many steps."""
     send: Send
-    """Where else records go, as the recipe's `tracking` says."""
+    """The function that sends records to what the recipe's `tracking` names."""
     failure: OSError | None = None
-    """Why a record could not be written, such as a full disk. The loop ends all processes with it."""
+    """The error with which a record could not be written, such as a full disk. The loop ends all processes with it."""
     since: float = field(default_factory=time.perf_counter)
-    """When the last step ended, or what came after it."""
+    """The time at which the last step ended, or what came after it."""
     started: float = field(default_factory=time.perf_counter)
     worked: float | None = None
     """The FLOPs since then; None before the first step, which makes ready."""
     waited: float = 0.0
-    """How many seconds of the current step had passed when its batch was there."""
+    """The seconds of the current step that had passed when its batch was there."""
 
     def note_batch(self) -> None:
         """The batch of the next step is there; what has passed since the last one was waiting for it."""

@@ -1,4 +1,4 @@
-"""What each step has: its objective and its rate; and what the objective makes of a batch: where CLM and MLM differ.
+"""The objective and the rate of each step, and what the objective makes of a batch: CLM and MLM differ here.
 
 A curriculum is a list of mixtures; a mixture gives each step one pure phase. A mixture is a phase as the recipe writes
 it: one objective, or a masked one and CLM in turn (`clm_share`). A pure phase has one objective. The rate is
@@ -32,7 +32,7 @@ def mixture_ends(curriculum: Sequence[Phase]) -> list[int]:
 
 
 def mixture_number(curriculum: Sequence[Phase], run_step: int) -> int:
-    """Which mixture update `run_step` (from 0) belongs to."""
+    """The number of the mixture that update `run_step` (from 0) belongs to."""
     return bisect_right(mixture_ends(curriculum), run_step)
 
 
@@ -74,12 +74,12 @@ def decay_start(schedule: Schedule, num_steps: int) -> int:
 
 
 CHOOSE, REPLACE, RANDOM_TOKEN = range(3)
-"""Which of the independent random numbers of a token is meant."""
+"""The numbers of the independent random streams of a token."""
 
 
 @dataclass(frozen=True)
 class LabelledBatch:
-    """What the network is given and asked: the hidden state at `target_positions_N[i]` must predict `targets_N[i]`."""
+    """Inputs and targets of a batch: the hidden state at `target_positions_N[i]` must predict `targets_N[i]`."""
 
     inputs_T: np.ndarray
     target_positions_N: np.ndarray
@@ -95,7 +95,7 @@ def is_causal(phase: Phase) -> bool:
 def label_batch(
     phase: Phase, batch: PackedBatch, shards: ShardManifest, seed: int, mask_pass: int = 0
 ) -> LabelledBatch:
-    """What a phase's objective makes of a batch; the record of the shards knows the special tokens.
+    """Label a batch by a phase's objective; the manifest of the shards knows the special tokens.
 
     clm: every position but a sample's last predicts the token after it.
     mlm: each non-special token is chosen with `mask_probability`, and is predicted in place; in another pass over the
