@@ -326,10 +326,7 @@ class Recipe(Strict):
         smallest = self.batch_tokens
         if isinstance(smallest, BatchRamp):
             smallest = min(smallest.start, smallest.to)
-        for key, tokens in (
-            ("batch_tokens", smallest),
-            ("compute.microbatch_tokens", self.compute.microbatch_tokens),
-        ):
+        for key, tokens in (("batch_tokens", smallest), ("compute.microbatch_tokens", self.compute.microbatch_tokens)):
             if tokens < self.data.max_sample_tokens:
                 raise ValueError(f"{key} is {tokens}, less than one sample of {self.data.max_sample_tokens} tokens")
         return self

@@ -13,13 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    EuroBertConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-)
+from transformers import AutoModelForCausalLM, EuroBertConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from biphase.corpus.tokenizer import load_tokenizer, misreading_class
 from biphase.encoder.attention import lay_out

@@ -33,12 +33,7 @@ from biphase.errors import BusyError, InputError
 from biphase.files import read_json_as, write_json
 from biphase.flops import FlopCount, SampleLengths, count_positions, flops_per_token, update_flops
 from biphase.hub import fetch_model, model_fingerprint
-from biphase.pretraining.checkpoint import (
-    CheckpointManifest,
-    load_optimizer,
-    read_checkpoint_manifest,
-    save_checkpoint,
-)
+from biphase.pretraining.checkpoint import CheckpointManifest, load_optimizer, read_checkpoint_manifest, save_checkpoint
 from biphase.pretraining.objectives import decay_start, is_causal, label_batch, mixture_ends, phase_of_step
 from biphase.pretraining.optimizer import (
     block_matrices,
@@ -49,15 +44,7 @@ from biphase.pretraining.optimizer import (
     unwrap,
 )
 from biphase.recipe import Phase, Recipe
-from biphase.run import (
-    Run,
-    claim_run,
-    drop_old,
-    find_checkpoint,
-    read_recipe,
-    split_reference,
-    whole_steps,
-)
+from biphase.run import Run, claim_run, drop_old, find_checkpoint, read_recipe, split_reference, whole_steps
 
 ORIGIN = "origin.json"
 """The file of a branch's run that says where it began: its parent may drop that checkpoint meanwhile."""

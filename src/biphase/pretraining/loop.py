@@ -29,13 +29,7 @@ from biphase.pretraining.job import (
     resume_start,
     save_state,
 )
-from biphase.pretraining.metrics import (
-    StepResult,
-    describe_start,
-    make_validator,
-    open_log,
-    prove_causality,
-)
+from biphase.pretraining.metrics import StepResult, describe_start, make_validator, open_log, prove_causality
 from biphase.pretraining.objectives import mixture_number
 from biphase.pretraining.optimizer import autocast, gradient_sync, set_rate
 from biphase.recipe import Recipe
