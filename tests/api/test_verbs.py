@@ -224,7 +224,7 @@ def test_rows_that_are_no_task(data: Any, said: str, tmp_path: Path) -> None:
         (lambda: biphase.evaluate("model", data=pandas.DataFrame()), "give a mapping of names to folders or rows"),
         (lambda: biphase.study(["x"]), "a study is a YAML file or a mapping of its keys, and no list"),
         (lambda: biphase.advise(["a.txt", "b.txt"], hours=1), "2 are named: give the folder that they are in"),
-        (lambda: biphase.advise(pandas.DataFrame({"a": ["x"]}), hours=1), "its fields are: a; give `text_field`"),
+        (lambda: biphase.advise(pandas.DataFrame({"a": ["x"]}), hours=1), "the columns are: a; give `text_field`"),
         (lambda: biphase.advise(hours="8"), "`hours` is '8': give a number"),
         (lambda: biphase.train_tokenizer(["text"], "out", vocab_size="x"), "`vocab_size` is 'x': give a number"),
         (lambda: biphase.train_tokenizer(["text"], "out", vocab_size=8e3), "is 8000.0: give a whole number"),

@@ -29,7 +29,7 @@ finetune full genre                               | full has no config.json
 finetune encoder genre --keep full                | keep: full is not an empty folder
 finetune encoder snli --data-dir full             | full: task 'snli' needs train.jsonl
 predict encoder text.txt                          | has no head that predicts
-predict kept table.csv                            | table.csv:2: task 'mine' needs column 'text'
+predict kept table.csv                            | table.csv:2: there is no column 'text'
 predict kept full                                 | full is a folder; name a file of rows in it
 predict kept text.txt --template {a}              | leave template out
 evaluate full --tasks genre                       | full has no config.json

@@ -6,8 +6,7 @@ import pytest
 from biphase.finetuning.encoding import HashedTokenizer, cut_longest, encode_filled, encode_texts, tokenize
 from biphase.finetuning.heads import Encoder
 from biphase.tasks.examples import fill_row
-from biphase.tasks.sources import TaskSource
-from biphase.tasks.spec import FileLayout, Task
+from biphase.tasks.spec import Task
 
 TEXTS = ["the dog", "Premise: a cat .\nHypothesis: a tree .", "", "<|mask|> and <|end_of_text|> are text"]
 
@@ -16,7 +15,7 @@ def fill_template(template: str, row: dict[str, str]) -> tuple[str, tuple[tuple[
     task = Task(
         name="pairs", family="sequence_classification", metric="accuracy", template=template, classes=("no", "yes")
     )
-    return fill_row(TaskSource(task, "pairs", "", FileLayout(train="train.jsonl"), {}), "row 1", row)
+    return fill_row(task, "row 1", row)
 
 
 def test_texts_end_with_eos_and_decode_to_themselves(encoder: Encoder) -> None:

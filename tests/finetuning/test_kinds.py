@@ -206,7 +206,7 @@ def test_multiple_choice(model_folder: Path, tmp_path: Path) -> None:
     ("row", "complaint"),
     [
         ({"a": "x", "b": "", "label": 0}, r'train\.jsonl:1: \["x", ""\] are not two or more choices'),
-        ({"a": "x", "label": 0}, r"train\.jsonl:1: task 'made-up' needs column 'b'"),
+        ({"a": "x", "label": 0}, r"train\.jsonl:1: there is no column 'b'"),
         (
             {"a": "x", "b": "y", "label": 2},
             r"train\.jsonl:1: 2 choices, where task 'made-up' names 3, and 2 is right",

@@ -67,7 +67,7 @@ def test_texts_as_scored_and_as_the_pipeline(model_folder: Path, data_dirs: dict
     again = CliRunner().invoke(app, ["predict", str(kept), str(file), "--out", str(out)])
     assert isinstance(again.exception, InputError) and "is there already" in str(again.exception)
     for content, wrong in (
-        ([{"premise": "a dog"}], "rows.jsonl:1: .*needs column 'hypothesis'; the columns are: premise"),
+        ([{"premise": "a dog"}], "rows.jsonl:1: .*there is no column 'hypothesis'; the columns are: premise"),
         ([{"premise": "a dog", "hypothesis": 3}], "rows.jsonl:1: column 'hypothesis' is 3, not a text"),
         ([{"premise": "a", "hypothesis": "b", "predicted": "c"}], "has a column 'predicted' already"),
     ):

@@ -15,8 +15,7 @@ from seqeval.scheme import BILOU, IOBES, Entities
 
 from biphase.errors import InputError
 from biphase.tasks.examples import Collection, TaskData, count_shared, label_number, load_examples, to_iob2
-from biphase.tasks.rows import read_columns, read_file
-from biphase.tasks.sources import find_source
+from biphase.tasks.sources import find_source, read_file, read_rows
 from biphase.tasks.spec import FileLayout, Task, find_task, task_table
 
 TEXTS = ["plain", 'said "yes"', "a, b; c\td", "two\nlines", "", " ünï\u00a0code ", '"', "x;y"]
@@ -29,7 +28,7 @@ def task_of(**changes: Any) -> Task:
 
 
 def rows_of(path: Path, **layout: Any) -> list[Any]:
-    return [row for _, row in read_file(task_of(), FileLayout(**layout), path, None)]
+    return [row for _, row in read_file(path, FileLayout(**layout))]
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
@@ -112,7 +111,9 @@ def test_quotes_in_tsv_are_never_kept_unasked(tmp_path: Path) -> None:
         rows_of(path)
     assert rows_of(path, quotes=False)[0]["text"] == '"said ""yes"""'
     assert rows_of(path, quotes=True)[0]["text"] == 'said "yes"'
-    own = read_file(task_table()["qqp"], FileLayout(), path, None)  # GLUE has no quoting
+    (tmp_path / "train.tsv").write_bytes(path.read_bytes())
+    (tmp_path / "dev.tsv").write_bytes(path.read_bytes())
+    own = read_rows(find_source(task_table()["qqp"], tmp_path), "train")  # GLUE has no quoting
     assert next(iter(own))[1] == {"text": '"said ""yes"""', "label": "yes"}
 
 
@@ -197,7 +198,7 @@ def test_parquet_and_saved_data_sets(tmp_path: Path) -> None:
     assert count_shared(data)["test"] == sum(
         example.text in {other.text for other in data.train} for example in data.test
     )
-    with pytest.raises(InputError, match=r"saved holds several splits: name the folder of one, such as saved/test"):
+    with pytest.raises(InputError, match=r"saved holds several splits: name the folder of one \(test, train\)"):
         load_examples(find_source(task_of(files=[{"train": "saved"}]), tmp_path), judged_only=False)
     (tmp_path / "t.parquet").write_bytes(b"PAR1 not really")
     with pytest.raises(InputError, match=r"t\.parquet cannot be read to its end"):
@@ -316,7 +317,7 @@ def test_words_may_hold_no_break_spaces(tmp_path: Path) -> None:
     path = tmp_path / "t.conll"
     path.write_text("10\u00a0000 B-x\n\u2009 O\n\u0085\tO\n", encoding="utf-8")
     task = task_table()["conll2003"]
-    [(_, row)] = read_columns(path, task, FileLayout())
+    [(_, row)] = read_file(path, FileLayout(), task.words, task.label)
     assert row == {task.words: ["10\u00a0000", "\u2009", "\u0085"], task.label: ["B-x", "O", "O"]}
 
 
@@ -327,7 +328,7 @@ def test_conllu_has_words_alone(tmp_path: Path) -> None:
     (tmp_path / "a.conllu").write_text(f"# sent_id = s1\n# text = I don't #\n{lines}\n\n")
     tags = ["PRON", "AUX", "PART", "SYM"]
     task = task_of(family="token_classification", metric="accuracy", classes=tags)
-    [(_, row)] = read_file(task, FileLayout(), tmp_path / "a.conllu", None)
+    [(_, row)] = read_file(tmp_path / "a.conllu", FileLayout(), task.words, task.label)
     assert row == {"id": "s1", task.words: ["I", "do", "n't", "#"], task.label: tags}
 
 

@@ -13,8 +13,7 @@ import zstandard
 
 from biphase.errors import InputError
 from biphase.tasks import sources
-from biphase.tasks.rows import read_columns, read_file, read_record, read_tsv
-from biphase.tasks.sources import HUB, find_source, read_rows
+from biphase.tasks.sources import HUB, find_source, read_file, read_record, read_rows, read_tsv
 from biphase.tasks.spec import FileLayout, Hub, HubRows, Splits, Task, task_table
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -135,32 +134,31 @@ def test_files_are_hashed_once_until_they_change(tmp_path: Path, monkeypatch: py
 def test_tables(tmp_path: Path) -> None:
     path = tmp_path / "t.tsv"
     path.write_text('\ufeffa\tb\r\n"x\ty"\r\nshort\n\u2028\t\n', encoding="utf-8")
-    short = FileLayout(test="", has_short_rows=True)
+    short = FileLayout(test="", has_short_rows=True, quotes=False)
     rows = list(read_tsv(path, short))
     assert rows == [(f"{path}:2", {"a": '"x', "b": 'y"'}), (f"{path}:3", None), (f"{path}:4", {"a": "\u2028", "b": ""})]
     with pytest.raises(InputError, match=r"t\.tsv:3: 1 fields where the header names 2"):
-        list(read_tsv(path, FileLayout(test="")))
+        list(read_tsv(path, FileLayout(test="", quotes=False)))
     path.write_text("a\tb\n1\t2\t3\n")
     with pytest.raises(InputError, match=r"t\.tsv:2: 3 fields"):
         list(read_tsv(path, short))
 
 
 def test_columns(tmp_path: Path) -> None:
-    task, path = task_table()["conll2003"], tmp_path / "eng.train"
+    path = tmp_path / "eng.train"
+    read = partial(read_file, path, words="tokens", label="ner_tags")
     path.write_text("-DOCSTART- -X- O O\n\nEU NNP I-NP I-ORG\nrejects VBZ I-VP O\n\n# NNP O O\n")
     four = FileLayout(test="", columns=(0, 3))
-    assert list(read_columns(path, task, four)) == [
+    assert list(read(four)) == [
         (f"{path}:3", {"tokens": ["EU", "rejects"], "ner_tags": ["I-ORG", "O"]}),
         (f"{path}:6", {"tokens": ["#"], "ner_tags": ["O"]}),
     ]
     path.write_text("# sent_id = s1\n# text = hi there\n1\thi there\tO\t-\n\n")
     numbered = FileLayout(test="", columns=(1, 2))
-    assert [row for _, row in read_columns(path, task, numbered)] == [
-        {"id": "s1", "tokens": ["hi there"], "ner_tags": ["O"]}
-    ]
+    assert [row for _, row in read(numbered)] == [{"id": "s1", "tokens": ["hi there"], "ner_tags": ["O"]}]
     path.write_text("in O\nYork\n")
     with pytest.raises(InputError, match=r"eng\.train:2: a line without a tag: 'York'"):
-        list(read_columns(path, task, FileLayout(test="")))
+        list(read(FileLayout(test="")))
 
 
 def test_squad(tmp_path: Path) -> None:
@@ -168,7 +166,7 @@ def test_squad(tmp_path: Path) -> None:
     asked = {"id": "a", "question": "Q?", "answers": []}
     paragraphs = [{"context": "c", "qas": [asked, asked | {"is_impossible": True}]}]
     path.write_text(json.dumps({"version": "v2.0", "data": [{"title": "t", "paragraphs": paragraphs}]}))
-    read = partial(read_file, task_table()["squad"], FileLayout(test=""), path, None)
+    read = partial(read_file, path, FileLayout(test=""))
     rows = [row for _, row in read()]
     assert rows == [asked | {"context": "c"}, asked | {"context": "c", "is_impossible": True}]
     for broken, message in (
@@ -289,7 +287,10 @@ def test_hub_tags_come_as_names(hub: dict) -> None:
     )
     there = Hub(id="a/b", revision=COMMIT, splits=Splits(train="train", test="test"), rename={"theirs": "ner_tags"})
     source = find_source(changed("conll2003", hub=there), None)
-    assert [row for _, row in read_rows(source, "test")] == [{"theirs": ["O", "B-x"], "tokens": ["in", "x"]}]
+    tagged = ["O", "B-x"]
+    assert [row for _, row in read_rows(source, "test")] == [
+        {"theirs": tagged, "tokens": ["in", "x"], "ner_tags": tagged}
+    ]
 
 
 def test_hub_collection(hub: dict) -> None:

@@ -7,16 +7,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from biphase.api.own_task import keep_rows, rows_in, write_task
+from biphase.api.own_task import keep_rows, write_task
 from biphase.config import parse_config
 from biphase.console import err, track
+from biphase.corpus.rows import PlacedRow, Row, rows_in_memory
 from biphase.errors import InputError
 from biphase.files import refuse_filled, whole_file
 from biphase.finetuning.cells import plan_cells
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.kept import RECORD, KeptModel, PlacedRow, find_kept, open_rows
+from biphase.finetuning.kept import RECORD, KeptModel, find_kept, open_rows
 from biphase.finetuning.scores import Score
-from biphase.tasks.rows import Row
 from biphase.tasks.spec import find_task
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def predict(
 
     with TemporaryDirectory() as folder:
         in_memory = not isinstance(data, str | Path)
-        file = keep_rows(rows_in(data), Path(folder), "rows") if in_memory else Path(data)
+        file = keep_rows(rows_in_memory(data), Path(folder), "rows") if in_memory else Path(data)
         if out is not None:
             write_predictions(str(model), file, Path(out), template, device)
             return Path(out)

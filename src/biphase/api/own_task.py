@@ -8,7 +8,6 @@ import json
 import math
 import os
 import re
-import sys
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -22,12 +21,12 @@ from pydantic_core import to_jsonable_python
 
 from biphase.config import Strict, load_config, parse_config
 from biphase.console import err
-from biphase.corpus.rows import field_names, plain_path
+from biphase.corpus.rows import Row, field_names, plain_path, rows_in_memory
 from biphase.corpus.text import kind_of
 from biphase.errors import InputError, clipped
 from biphase.files import content_hash, file_hash, whole_file, whole_folder, write_text
 from biphase.tasks.examples import MULTI_HOT, is_missing, list_labels
-from biphase.tasks.rows import Row, check_header, read_any_file, rows_of_dataset
+from biphase.tasks.sources import rows_of_file
 from biphase.tasks.spec import COLUMN_NAME, METRICS, TASK_SPLITS, Task, task_table
 
 Settings = TypeVar("Settings", bound=Strict)
@@ -63,40 +62,9 @@ def name_sources(sources: Any, folder: Path, text_field: str) -> list[str | Path
         return [sources]
     if are_names(sources):
         return list(sources)
-    path = keep_rows(rows_in(sources, text_field), folder, "texts")
+    path = keep_rows(rows_in_memory(sources, text_field), folder, "texts")
     err.print(f"texts in memory are kept as {path}")
     return [path]
-
-
-def rows_in(given: Any, text_field: str = "text", labels: Sequence[str] = ("label",)) -> Iterator[Row]:
-    """The rows of a DataFrame, a `datasets.Dataset` (labels that it names come as names), or of anything that can be
-    gone through: dictionaries, or texts. What a DataFrame lacks is None; arrays, as pandas has the lists of a parquet
-    file, come as lists."""
-    if isinstance(given, Mapping):
-        raise InputError(f"a mapping of {', '.join(map(str, given))} is given where rows are: give one of them")
-    if not isinstance(given, Iterable):
-        raise InputError(f"{given!r} is given where texts or rows are")
-    pandas, datasets = sys.modules.get("pandas"), sys.modules.get("datasets")
-    if pandas is not None and isinstance(given, pandas.DataFrame):
-        if given.columns.nlevels > 1:
-            raise InputError("the columns of the DataFrame have names of several levels: give each one name")
-        given = given.set_axis([str(name) for name in given.columns], axis=1)
-        check_header("DataFrame", [*given.columns])
-        given = given.astype(object).where(given.notna(), None).to_dict("records")
-    elif datasets is not None and isinstance(given, datasets.Dataset):
-        label = next((name for name in labels if name in given.column_names), labels[0])
-        given = (row for _, row in rows_of_dataset(given, label, "Dataset"))
-    for number, row in enumerate(given):
-        if not isinstance(row, str | Mapping):
-            raise InputError(f"row {number} is of type {type(row).__name__}: give texts, or rows as dictionaries")
-        yield {text_field: row} if isinstance(row, str) else {name: without_arrays(one) for name, one in row.items()}
-
-
-def without_arrays(value: Any) -> Any:
-    """A value with lists in place of the arrays in it."""
-    if getattr(value, "ndim", 0) and hasattr(value, "tolist"):
-        value = value.tolist()
-    return [without_arrays(one) for one in value] if isinstance(value, list) else value
 
 
 def plain_value(value: Any) -> Any:
@@ -205,7 +173,7 @@ def describe_data(data: Path, label: str | None, family: str | None = None) -> d
         if "test" not in named:
             raise InputError(f"{data}: retrieval needs qrels/test.tsv, the judgements of its queries")
         return {"family": "retrieval", "files.0": named}
-    placed = list(read_any_file(data))
+    placed = list(rows_of_file(data))
     found = describe_rows(placed, str(data), label, family)
     return found | {"files.0": find_splits(data, label_of(found)) | found["files.0"]}
 
@@ -408,7 +376,7 @@ def find_splits(train: Path, needed: str | None = None) -> dict[str, str]:
     for split, words in OTHER_SPLITS.items():
         names = (train.name.replace("train", word) for word in words)
         other = next((name for name in names if name != train.name and (train.parent / name).exists()), None)
-        if other and needed and needed not in next(read_any_file(train.parent / other), ("", {}))[1]:
+        if other and needed and needed not in next(rows_of_file(train.parent / other), ("", {}))[1]:
             err.print(f"{train.parent / other} has no '{needed}': {split} is drawn from train instead", markup=False)
         elif other:
             found[split] = other
@@ -481,10 +449,10 @@ def write_task(
             places[split] = [place for place, _ in placed]
             files[split] = keep_rows((row for _, row in placed), Path(held), "rows")
             files[split] = files[split].rename(files[split].with_name(f"{split}.jsonl"))
-        train = zip(places["train"], (row for _, row in read_any_file(files["train"])), strict=True)
+        train = zip(places["train"], (row for _, row in rows_of_file(files["train"])), strict=True)
         described = describe_rows(list(train), "train", label, template=template)
         for split, path in files.items():
-            if label_of(described) not in next(read_any_file(path), ("", {}))[1]:
+            if label_of(described) not in next(rows_of_file(path), ("", {}))[1]:
                 raise InputError(f"{split}: its rows have no label: leave it out, or predict them")
         layout = {split: files[split].name for split in TASK_SPLITS if split in files} | described.pop("files.0")
         family = described["family"]
@@ -508,8 +476,8 @@ def labelled_rows(given: Any, split: str, label: str | None) -> Iterator[tuple[s
     if isinstance(given, str | Path) and not Path(given).is_file():
         raise InputError(f"{split}: {given} is not a file of rows")
     names = LABEL_NAMES if label is None else (label,)
-    in_memory = ((f"{split}: row {number}", row) for number, row in enumerate(rows_in(given, labels=names)))
-    for place, row in read_any_file(Path(given)) if isinstance(given, str | Path) else in_memory:
+    in_memory = ((f"{split}: row {number}", row) for number, row in enumerate(rows_in_memory(given)))
+    for place, row in rows_of_file(Path(given)) if isinstance(given, str | Path) else in_memory:
         column = next((name for name in names if name in row), None)
         value = row[column] if column else ""
         if column and is_missing(value):

@@ -5,9 +5,10 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from biphase.api.own_task import are_names, name_sources, rows_in
+from biphase.api.own_task import are_names, name_sources
 from biphase.config import parse_config
 from biphase.console import out as console
+from biphase.corpus.rows import Row, check_text, need_field, rows_in_memory
 from biphase.corpus.text import TxtDocuments, find_text_sources, first_texts, sample_texts
 from biphase.engine.local import Engine, EngineKind
 from biphase.errors import InputError
@@ -46,7 +47,7 @@ def train_tokenizer(
         names = [sources] if isinstance(sources, str | Path) else sources
         texts = sample_texts(find_text_sources(names), text_field, txt_documents, limit_mb)
     else:
-        texts = first_texts((text_of(row, text_field) for row in rows_in(sources, text_field)), limit_mb)
+        texts = first_texts((text_of(row, text_field) for row in rows_in_memory(sources, text_field)), limit_mb)
     tokenizer = train(texts, vocab_size)
     save_tokenizer(tokenizer, Path(out))
     console.print(f"{out}: {len(tokenizer):,} tokens")
@@ -60,11 +61,8 @@ def check_numbers(**given: Any) -> None:
             raise InputError(f"`{name}` is {value!r}: give a number")
 
 
-def text_of(row: dict[str, Any], text_field: str) -> str:
-    text = row.get(text_field)
-    if not isinstance(text, str):
-        raise InputError(f"a row has no text in '{text_field}'; its fields are: {', '.join(row)}; give `text_field`")
-    return text
+def text_of(row: Row, text_field: str) -> str:
+    return check_text("a row", text_field, need_field("a row", row, text_field, "give `text_field`"))
 
 
 def prepare(
@@ -180,7 +178,7 @@ def amount_of(text: Any, text_field: str) -> "TextAmount":
             raise InputError(f"advice is about one text, and {len(text)} are named: give the folder that they are in")
         return measure_text(Path(text if isinstance(text, str | Path) else text[0]), text_field)
     text_bytes, texts = 0, list[str]()
-    for number, row in enumerate(rows_in(text, text_field)):
+    for number, row in enumerate(rows_in_memory(text, text_field)):
         text_bytes += len(text_of(row, text_field).encode())
         texts += [text_of(row, text_field)] if is_judged(number, len(texts)) else []
     if not text_bytes:

@@ -16,20 +16,18 @@ from typing import Any, Literal, get_args
 
 from biphase import console
 from biphase.corpus.rows import (
-    ABSENT,
     CODECS,
     MAX_LINE_BYTES,
-    SAVED_STATE,
-    SPLITS,
-    NoColumnError,
-    field_names,
+    Row,
+    check_text,
     find_field,
-    json_kind,
-    leftovers,
+    is_saved,
+    need_field,
     plain_path,
     read_json_lines,
     read_table,
     read_text_lines,
+    saved_tables,
 )
 from biphase.errors import InputError, first_of, nearest
 from biphase.hub import hub_says, load_rows, pin_commit
@@ -249,11 +247,11 @@ def folder_sources(folder: Path) -> list[TextSource]:
     readable: list[Path] = []
     others: list[str] = []
     paths = sorted(folder.rglob("*"))
-    cached = {file for path in paths if path.name == SAVED_STATE for file in leftovers(path)}
+    cached: set[Path] = set()  # by `datasets`, beside what it saved
+    for place in (folder, *paths):
+        if is_saved(place) and (tables := saved_tables(place)):
+            cached |= set(place.glob("*.arrow")) - set(tables)
     for path in paths:
-        if path.name == SPLITS:
-            splits = sorted(place.parent.name for place in path.parent.glob("*/state.json"))
-            raise InputError(f"{path.parent} holds several splits: name the folder of one ({', '.join(splits)})")
         if any(part.startswith(".") for part in path.relative_to(folder).parts):
             continue
         if path.is_file() and kind_of(path) is not None and path not in cached:
@@ -333,15 +331,10 @@ def read_documents(
     text that is no string, bytes that are not UTF-8, half a surrogate pair, damaged compression.
     """
     check_txt_documents(txt_documents)
-    if isinstance(source.place, HubFile):
-        documents = read_hub_file(source, source.place, text_field, id_field)
-    elif source.kind == "text":
+    if source.kind == "text" and isinstance(source.place, Path):
         documents = read_txt(source.place, txt_documents)
-    elif source.kind == "table":
-        documents = read_tabled(source, source.place, text_field, id_field)
     else:
-        rows = read_json_lines(source.place)
-        documents = ((document_of(row, source, f":{number}", text_field, id_field), size) for number, row, size in rows)
+        documents = read_fields(source, text_field, id_field)
     is_empty = True
     for document, bytes_read in documents:
         yield document, bytes_read
@@ -384,65 +377,43 @@ def read_txt(path: Path, txt_documents: TxtDocuments) -> Documents:
         yield Document(f"{path.name}:{first}", "".join(held).rstrip("\r\n")), num_bytes
 
 
-def read_tabled(source: TextSource, path: Path, text_field: str, id_field: str) -> Documents:
+def read_fields(source: TextSource, text_field: str, id_field: str) -> Documents:
+    """The documents in the rows of a source, each named by its id, or else by file and line (or row)."""
+    if isinstance(source.place, HubFile):
+        rows = read_hub_file(source, source.place)
+    elif source.kind == "table":
+        rows = read_table(source.place, (text_field, id_field))
+    else:
+        rows = read_json_lines(source.place)
+    mark = ":" if source.kind == "jsonl" else ": row "
+    num_chars = 0
+    for number, row, num_bytes in rows:
+        place = f"{source.name}{mark}{number}"
+        field = need_field(place, row, text_field, "name one as text_field (--text-field)")
+        text = check_text(place, text_field, field)
+        num_chars += len(text)
+        id = find_field(row, id_field)
+        name = document_id(source, f"{mark}{number}") if id is None else str(id)
+        yield Document(name, text), num_chars if source.kind == "hub" else num_bytes
+
+
+def read_hub_file(source: TextSource, hub_file: HubFile) -> Iterator[tuple[int, Row, int]]:
+    """The rows of a file of the hub, each with its number; how many bytes were read is not known."""
+    number = 0
     try:
-        for number, row, num_bytes in read_table(path, text_field, (id_field,)):
-            yield document_of(row, source, f": row {number}", text_field, id_field), num_bytes
-    except NoColumnError as error:
-        raise missing_field(error.args, source, "", text_field) from None
-
-
-def read_hub_file(source: TextSource, hub_file: HubFile, text_field: str, id_field: str) -> Documents:
-    number = num_chars = 0
-    rows = iter(stream_rows(hub_file))
-    while True:
-        try:
-            row = next(rows, None)
-        except Exception as error:  # of the network, and of all that reads the files of data sets
-            raise InputError(
-                f"{source.name}: cannot be read on after row {number} ({hub_says(error)}); if the network failed, "
-                "run the same command again"
-            ) from None
-        if row is None:
-            return
-        number += 1
-        document = document_of(row, source, f": row {number}", text_field, id_field)
-        num_chars += len(document.text)
-        yield document, num_chars
-
-
-def document_of(row: dict[str, Any], source: TextSource, place: str, text_field: str, id_field: str) -> Document:
-    """The document in a row, named by its id, or else by file and line (`place`: ":3" or ": row 3")."""
-    text = find_field(row, text_field, ABSENT)
-    if text is ABSENT:
-        raise missing_field(field_names(row), source, place, text_field)
-    if not isinstance(text, str):
+        for number, row in enumerate(stream_rows(hub_file), start=1):
+            yield number, row, 0
+    except Exception as error:  # of the network, and of all that reads the files of data sets
         raise InputError(
-            f"{source.name}{place}: field '{text_field}' is {json_kind(text)}, not a string; "
-            "mend the row or take it out"
-        )
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InputError(
-            f"{source.name}{place}: half of a surrogate pair ({text[error.start]!r}) at character "
-            f"{error.start} of the text, which is no Unicode; take it out"
+            f"{source.name}: cannot be read on after row {number} ({hub_says(error)}); if the network failed, "
+            "run the same command again"
         ) from None
-    given = find_field(row, id_field)
-    return Document(document_id(source, place) if given is None else str(given), text)
 
 
 def document_id(source: TextSource, place: str = "") -> str:
     """What a document without an id is called. The commit of a data set is left out: where it changed nothing in a row,
     the row is the same document."""
     return re.sub(r"@\w+(?=#\d+/\d+$)", "", source.record_name) + place
-
-
-def missing_field(names: Iterable[str], source: TextSource, place: str, text_field: str) -> InputError:
-    return InputError(
-        f"{source.name}{place}: no field '{text_field}'; the fields are: {', '.join(names)}; name one as text_field "
-        "(--text-field)"
-    )
 
 
 def read_all(sources: Sequence[TextSource], text_field: str) -> Iterator[Document]:

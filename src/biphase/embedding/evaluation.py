@@ -25,7 +25,7 @@ from biphase.embedding.recipe import PairSource, set_name
 from biphase.errors import InputError, first_line
 from biphase.files import content_hash
 from biphase.finetuning.metrics import Judgement, Ranked, judge_ranking, regression_metrics
-from biphase.tasks.sources import TaskSource, find_layout, parts_of
+from biphase.tasks.sources import find_source
 from biphase.tasks.spec import FileLayout, Task
 from biphase.tasks.splits import own_documents, read_judged_texts, read_judgements, search_bm25
 
@@ -75,11 +75,7 @@ def read_judged(path: Path) -> Judged:
             raise InputError(f"{path}: no scored pairs: two texts and a score are needed")
         return Judged(set_name(str(path)), {}, {}, {}, [(row[0], row[1], row[2]) for row in pairs.rows])
     layout = FileLayout(test="qrels/test.tsv")
-    task = Task(name="zero-shot", family="retrieval", metric="ndcg_at_10")
-    source = TaskSource(task, str(path), "", layout, find_layout(task, layout, path))
-    lost = next((name for part, name in parts_of(task, layout).items() if not source.files[part]), None)
-    if lost is not None:
-        raise InputError(f"{path / lost} does not exist: a folder in BEIR's layout is needed")
+    source = find_source(Task(name="BEIR", family="retrieval", metric="ndcg_at_10", files=(layout,)), path)
     relevance = read_judgements(source, "test")
     if not relevance:
         raise InputError(f"{path / 'qrels'}: no judgements of test")

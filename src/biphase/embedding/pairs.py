@@ -12,18 +12,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from biphase import console
-from biphase.corpus.rows import json_kind, plain_path
+from biphase.corpus.rows import PlacedRow, check_text, is_saved, plain_path
 from biphase.corpus.text import TextSource, check_place, cut_words, find_text_sources, find_words, join_words, read_all
 from biphase.embedding.recipe import EmbeddingRecipe, EmbeddingStage, PairSource
 from biphase.errors import InputError
 from biphase.files import content_hash, file_hash, refuse_foreign
 from biphase.finetuning.cells import find_folder
-from biphase.finetuning.kept import PlacedRow
 from biphase.hub import pin_commit
 from biphase.tasks.examples import score_number
-from biphase.tasks.rows import FORMATS, is_saved, read_any_file
-from biphase.tasks.sources import read_hub
-from biphase.tasks.spec import FileLayout, Hub, Splits
+from biphase.tasks.sources import FORMATS, read_hub_split, rows_of_file
+from biphase.tasks.spec import FileLayout
 
 Kind = Literal["pairs", "scored"]
 GUESSES: tuple[tuple[str, ...], ...] = (
@@ -155,7 +153,9 @@ def check_rows(
     for number, (place, row) in enumerate(rows, start=1):
         if number % PIECE_ROWS == 0:
             progress.advance(PIECE_ROWS)
-        texts = tuple(check_text(place, column, row.get(column)) for column in (columns[:2] if is_scored else columns))
+        texts = tuple(
+            check_filled(place, column, row.get(column)) for column in (columns[:2] if is_scored else columns)
+        )
         if not is_scored:
             yield texts
             continue
@@ -181,11 +181,10 @@ def rows_of(path: str, layout: FileLayout) -> Iterator[PlacedRow]:
     file = Path(path).expanduser()
     if not is_local(path):
         id, _, config = path.partition(":")
-        hub = Hub(id=id, revision=pin_commit(id, None), splits=Splits(train="train"))
-        return ((place, row) for place, row in read_hub(hub, config or None, "train") if row is not None)
+        return read_hub_split(id, None, config or None, "train")
     if not is_saved(file) and FORMATS.get(plain_path(file).suffix) not in PAIR_FORMS:
         raise InputError(f"{path}: pairs are read from .csv, .tsv, .jsonl, .json and .parquet files")
-    return read_any_file(file, layout)
+    return rows_of_file(file, layout)
 
 
 def hash_pairs(source: PairSource) -> str:
@@ -241,18 +240,12 @@ def is_number(value: Any) -> bool:
     return True
 
 
-def check_text(place: str, column: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise InputError(f"{place}: '{column}' is {json_kind(value)}, not a text")
-    if not value.strip():
+def check_filled(place: str, column: str, value: Any) -> str:
+    """The value of a column as a text. Raises `InputError` where it is none, or blank."""
+    text = check_text(place, column, value)
+    if not text.strip():
         raise InputError(f"{place}: '{column}' is empty: mend the row or take it out")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise InputError(
-            f"{place}: '{column}' holds half of a surrogate pair, which is no Unicode; take it out"
-        ) from None
-    return value
+    return text
 
 
 # Pairs out of plain text

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from biphase.config import Strict
-from biphase.corpus.rows import ABSENT, find_field, plain_path, read_text_lines
+from biphase.corpus.rows import PlacedRow, Row, plain_path, read_text_lines
 from biphase.errors import InputError, clipped
 from biphase.files import read_json_as
 from biphase.finetuning.cells import find_folder
 from biphase.finetuning.config import FinetuneConfig
-from biphase.tasks.rows import FORMATS, Row, read_file
-from biphase.tasks.sources import TaskSource, column
+from biphase.tasks.sources import FORMATS, column, renamed, rows_of_file
 from biphase.tasks.spec import Family, FileLayout, Hub, Task, template_columns
 
 TEXT = "text"
@@ -27,9 +26,6 @@ LOOKED_AT = 200
 """Lines of a .txt that tell whether it is of columns."""
 CHANCE = 2
 """Texts that may stand together and have the same number of words."""
-
-PlacedRow = tuple[str, Row]
-"""A row with its place, for messages."""
 
 
 def layout_to_predict(task: Task, file: Path) -> FileLayout:
@@ -55,10 +51,7 @@ def file_rows(task: Task, layout: FileLayout, file: Path) -> Iterator[PlacedRow]
         for number, line, _ in read_text_lines(file):
             yield f"{file}:{number}", {columns[0]: line.rstrip("\r\n")}
         return
-    for place, row in read_file(task, layout, file, None, is_to_predict=True):
-        if row is None:
-            raise InputError(f"{place}: fewer fields than the header names")
-        yield place, row
+    yield from rows_of_file(file, layout, task.words, label=None)
 
 
 def input_columns(task: Task) -> tuple[str, ...]:
@@ -107,12 +100,6 @@ def with_task_names(task: Task, layout: FileLayout, row: Row) -> Row:
     return others | row | renamed(layout, row)
 
 
-def renamed(form: FileLayout | Hub, row: Row) -> Row:
-    """The columns of a row that a form of files has other names for, under the task's names."""
-    found = {ours: find_field(row, theirs, ABSENT) for theirs, ours in form.rename.items()}
-    return {ours: value for ours, value in found.items() if value is not ABSENT}
-
-
 CHOICE = "choice"
 """What templates name that is no column."""
 
@@ -151,11 +138,6 @@ class KeptModel:
     """None for a folder that `finetune --keep` did not write."""
     layout: FileLayout
     """How a file of rows is read."""
-
-    @property
-    def source(self) -> TaskSource:
-        """The task, as the source of rows under its own names of columns."""
-        return TaskSource(self.task, self.name, "", FileLayout(), {})
 
 
 def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
@@ -213,7 +195,7 @@ def check_columns(kept: KeptModel, place: str, row: Row) -> None:
         return
     for name in (*input_columns(kept.task), *kept.task.choices):
         if name != CHOICE:
-            column(kept.source, place, row, name)
+            column(place, row, name)
 
 
 def family_of(name: str, folder: Path) -> Family:

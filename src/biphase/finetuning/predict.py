@@ -15,6 +15,7 @@ from scipy.special import softmax
 from transformers import pipeline
 
 from biphase.console import err
+from biphase.corpus.rows import PlacedRow, Row
 from biphase.encoder.network import load_model_config, load_weights
 from biphase.encoder.packed import position_limit
 from biphase.errors import InputError
@@ -28,7 +29,7 @@ from biphase.finetuning.families import (
 )
 from biphase.finetuning.heads import PaddedNetwork, load_hashed_tokenizer
 from biphase.finetuning.keep import AUTO_CLASSES
-from biphase.finetuning.kept import TEXT, KeptModel, PlacedRow, check_columns, input_columns, with_task_names
+from biphase.finetuning.kept import TEXT, KeptModel, check_columns, input_columns, with_task_names
 from biphase.finetuning.metrics import find_entities
 from biphase.tasks.examples import (
     ChoiceTexts,
@@ -44,8 +45,7 @@ from biphase.tasks.examples import (
     read_spans,
     words_of,
 )
-from biphase.tasks.rows import Row
-from biphase.tasks.sources import TaskSource, text_column
+from biphase.tasks.sources import text_column
 from biphase.tasks.spec import Family, Task
 
 ROWS_AT_ONCE = 512
@@ -80,10 +80,6 @@ class Predicting:
     def task(self) -> Task:
         return self.origin.task
 
-    @property
-    def source(self) -> TaskSource:
-        return self.origin.source
-
 
 def open_model(kept: KeptModel, device: torch.device) -> Predicting:
     """Load a model folder or a hub model."""
@@ -117,7 +113,7 @@ def predict_placed(predicting: Predicting, rows: Iterator[PlacedRow], name: str)
         }
         predict, is_empty = predictors[predicting.task.family], [False] * len(chunk)
         if predicting.task.family == "sequence_classification":
-            is_empty = [lacks_text(predicting.source, place, row) for place, row in named]
+            is_empty = [lacks_text(predicting.task, place, row) for place, row in named]
             blank = dict.fromkeys(input_columns(predicting.task), "")
             named = [(place, blank if empty else row) for (place, row), empty in zip(named, is_empty, strict=True)]
             num_empty += sum(is_empty)
@@ -144,13 +140,13 @@ def choose(predicting: Predicting, rows: Sequence[PlacedRow]) -> tuple[Iterable[
     task, config = predicting.task, predicting.cell.config
     names, made = [], []
     for place, row in rows:
-        texts, own = read_choices(predicting.source, place, row)
+        texts, own = read_choices(predicting.task, place, row)
         own = own[: len(texts)]
         names.append(own if own and len({*own}) == len(own) else task.classes)
         if len(texts) > len(names[-1]):
             raise InputError(f"{place}: {len(texts)} choices, where task '{task.name}' names {len(task.classes)}")
-        made.append(ChoiceTexts(place, fill_choices(predicting.source, place, row, texts), 0))
-    data = TaskData(task, predicting.source.name, (), (), tuple(made), 0)
+        made.append(ChoiceTexts(place, fill_choices(predicting.task, place, row, texts), 0))
+    data = TaskData(task, predicting.origin.name, (), (), tuple(made), 0)
     split = multiple_choice.encode_task(data, predicting.tokenizer, config).splits["test"]
     scores_S = multiple_choice.predict(predicting.network, split, predicting.cell)
     found = []
@@ -164,7 +160,7 @@ def score_pairs(predicting: Predicting, rows: Sequence[PlacedRow]) -> tuple[Iter
     """How well each row's `document` answers its `query`: the higher, the better."""
     pairs = []
     for place, row in rows:
-        query, document = (text_column(predicting.source, place, row, name) for name in ("query", "document"))
+        query, document = (text_column(place, row, name) for name in ("query", "document"))
         pairs.append((query, document))
     texts = pair_ranking.encode_pairs(predicting.tokenizer, pairs, predicting.cell.config.max_length)
     scores_S = predict_samples(predicting.network, texts, 1, predicting.cell)[:, 0]
@@ -173,17 +169,17 @@ def score_pairs(predicting: Predicting, rows: Sequence[PlacedRow]) -> tuple[Iter
 
 def classify(predicting: Predicting, rows: Sequence[PlacedRow]) -> tuple[Iterable[Row], int]:
     """The label, its probability, and that of each label; labels; or a number. Pairs are cut as in training."""
-    filled = [(place, *fill_row(predicting.source, place, row)) for place, row in rows]
+    filled = [(place, *fill_row(predicting.task, place, row)) for place, row in rows]
     no_label = () if predicting.task.problem_type == "multi_label_classification" else 0
     examples = tuple(LabelledText(place, text, no_label, columns) for place, text, columns in filled)
-    data = TaskData(predicting.task, predicting.source.name, (), (), examples, 0)
+    data = TaskData(predicting.task, predicting.origin.name, (), (), examples, 0)
     split = sequence_classification.encode_task(data, predicting.tokenizer, predicting.cell.config).splits["test"]
     logits_SC = sequence_classification.predict(predicting.network, split, predicting.cell)
     return sequence_classification.read_outputs(predicting.task, logits_SC), split.num_truncated
 
 
 def classify_as_pipeline(predicting: Predicting, rows: Sequence[PlacedRow]) -> tuple[Iterable[Row], int]:
-    texts = [fill_row(predicting.source, place, row)[0] for place, row in rows]
+    texts = [fill_row(predicting.task, place, row)[0] for place, row in rows]
     tokenizer = predicting.tokenizer.pretrained
     lengths = map(len, tokenizer(texts, truncation=False, verbose=False)["input_ids"])
     pipe = pipeline("text-classification", predicting.model, tokenizer=tokenizer, device=predicting.device)
@@ -205,7 +201,7 @@ def tag_words(predicting: Predicting, rows: Sequence[PlacedRow]) -> tuple[Iterab
     earlier: of the words in two inputs, the first half have the tags of the earlier one. With inputs of 8 words, 20
     words are in 0–8, 6–14, 12–20, and the tags are those of 0–7, 7–13, 13–20.
     """
-    lists = [words_of(predicting.source, place, row) for place, row in rows]
+    lists = [words_of(predicting.task, place, row) for place, row in rows]
     tags: list[list[str]] = [[] for _ in lists]
     probabilities: list[list[float]] = [[] for _ in lists]
     starts = dict.fromkeys(range(len(lists)), 0)
@@ -260,7 +256,7 @@ def tag_text(predicting: Predicting, rows: Sequence[PlacedRow]) -> tuple[Iterabl
     word are joined, in inputs that overlap where a text is longer than one. Spans of blanks alone are left out."""
     for place, row in rows:
         check_columns(predicting.origin, place, row)
-    texts = [text_column(predicting.source, place, row, TEXT) for place, row in rows]
+    texts = [text_column(place, row, TEXT) for place, row in rows]
     pipe: Any = pipeline(
         "token-classification",
         predicting.model,
@@ -316,7 +312,7 @@ def answer_questions(predicting: Predicting, rows: Sequence[PlacedRow]) -> tuple
     assert predicting.origin.record is not None
     examples = []
     for number, (place, row) in enumerate(rows):
-        question, context = (text_column(predicting.source, place, row, name) for name in ("question", "context"))
+        question, context = (text_column(place, row, name) for name in ("question", "context"))
         if not context.strip():
             raise InputError(f"{place}: the context is empty")
         spans = read_spans(place, "candidates", row["candidates"]) if "candidates" in row else []

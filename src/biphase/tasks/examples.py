@@ -18,17 +18,14 @@ from typing import Any, Generic, Literal, TypeVar
 import numpy as np
 
 from biphase.console import err
-from biphase.corpus.rows import ABSENT, find_field
+from biphase.corpus.rows import Row, shown
 from biphase.errors import InputError, first_of
-from biphase.tasks.rows import Row
 from biphase.tasks.sources import (
     TaskSource,
     check_distinct,
     column,
     id_of,
-    own_name,
     read_rows,
-    shown,
     text_column,
 )
 from biphase.tasks.spec import (
@@ -282,9 +279,9 @@ def load_examples(source: TaskSource, judged_only: bool) -> TaskData[Any] | Coll
     check_distinct(source)
     if source.task.family == "retrieval":
         return load_collection(source, judged_only)
-    makers: dict[Family, Callable[[TaskSource, str, Row], AnyExample | None]] = {
+    makers: dict[Family, Callable[[Task, str, Row], AnyExample | None]] = {
         "sequence_classification": make_text,
-        "token_classification": make_words,
+        "token_classification": partial(make_words, scheme=source.form.scheme),
         "question_answering": make_question,
         "multiple_choice": make_choices,
     }
@@ -295,10 +292,10 @@ def load_examples(source: TaskSource, judged_only: bool) -> TaskData[Any] | Coll
     for split in source.splits:
         examples[split] = []
         for place, row in read_rows(source, split):
-            part = None if row is None else missing_part(source, place, row)
+            part = None if row is None else missing_part(task, place, row)
             if part is not None:
                 missing.setdefault(part, []).append(place)
-            example = None if row is None or part is not None else make(source, place, row)
+            example = None if row is None or part is not None else make(task, place, row)
             left_out += example is None
             examples[split] += [] if example is None else [example]
     tell_missing(task, missing)
@@ -401,23 +398,22 @@ def limit_evaluation(data: TaskData[Any] | Collection, num_examples: int) -> Tas
     return replace(data, relevance=relevance)
 
 
-def missing_part(source: TaskSource, place: str, row: Row) -> Literal["label", "text"] | None:
+def missing_part(task: Task, place: str, row: Row) -> Literal["label", "text"] | None:
     """What an example cannot be made without, and the row lacks; None where it has all. Rows of biphase's own tasks are
     taken as they were published."""
-    task = source.task
     if is_own_task(task) or task.family not in ("sequence_classification", "multiple_choice"):
         return None
-    label = column(source, place, row, task.label)
+    label = column(place, row, task.label)
     may_be_empty = task.problem_type == "multi_label_classification"
     if not is_unlabelled(task, label) and is_missing(label) and (label is None or not may_be_empty):
         return "label"
-    return "text" if lacks_text(source, place, row) else None
+    return "text" if lacks_text(task, place, row) else None
 
 
-def lacks_text(source: TaskSource, place: str, row: Row) -> bool:
+def lacks_text(task: Task, place: str, row: Row) -> bool:
     """Whether a column of the template has no value in this row, or all of them are empty."""
-    names = [name for name in template_columns(source.task.template) if name != "choice"]
-    values = [column(source, place, row, name) for name in names]
+    names = [name for name in template_columns(task.template) if name != "choice"]
+    values = [column(place, row, name) for name in names]
     return any(value is None for value in values) or (bool(values) and all(map(is_missing, values)))
 
 
@@ -434,12 +430,11 @@ def tell_missing(task: Task, places: dict[str, list[str]]) -> None:
         err.print(f"{task.name}: left out: {', '.join(told)}")
 
 
-def make_text(source: TaskSource, place: str, row: Row) -> LabelledText | None:
-    task = source.task
-    label = column(source, place, row, task.label)
+def make_text(task: Task, place: str, row: Row) -> LabelledText | None:
+    label = column(place, row, task.label)
     if is_unlabelled(task, label):
         return None
-    text, columns = fill_row(source, place, row)
+    text, columns = fill_row(task, place, row)
     match task.problem_type:
         case None:
             return LabelledText(id_of(place, row), text, label_number(task, place, label), columns)
@@ -449,30 +444,28 @@ def make_text(source: TaskSource, place: str, row: Row) -> LabelledText | None:
             return LabelledText(id_of(place, row), text, label_numbers(task, place, label), columns)
 
 
-def make_choices(source: TaskSource, place: str, row: Row) -> ChoiceTexts | None:
-    task = source.task
-    label = column(source, place, row, task.label)
+def make_choices(task: Task, place: str, row: Row) -> ChoiceTexts | None:
+    label = column(place, row, task.label)
     if is_unlabelled(task, label):
         return None
-    texts, names = read_choices(source, place, row)
+    texts, names = read_choices(task, place, row)
     right = right_choice(task, place, names, label)
     if max(right, len(texts) - 1) >= min(len(texts), len(task.classes)):
         told = f"task '{task.name}' names {len(task.classes)}, and {shown(label)} is right"
         raise InputError(f"{place}: {len(texts)} choices, where {told}")
-    return ChoiceTexts(id_of(place, row), fill_choices(source, place, row, texts), right)
+    return ChoiceTexts(id_of(place, row), fill_choices(task, place, row, texts), right)
 
 
-def fill_choices(source: TaskSource, place: str, row: Row, texts: list[str]) -> tuple[LabelledText, ...]:
+def fill_choices(task: Task, place: str, row: Row, texts: list[str]) -> tuple[LabelledText, ...]:
     """The template filled with each of a row's choices."""
-    own = own_name(source, "choice")
-    filled = [fill_row(source, place, row | {own: text}) for text in texts]
+    filled = [fill_row(task, place, row | {"choice": text}) for text in texts]
     return tuple(LabelledText(id_of(place, row), text, 0, columns) for text, columns in filled)
 
 
-def read_choices(source: TaskSource, place: str, row: Row) -> tuple[list[str], tuple[str, ...]]:
+def read_choices(task: Task, place: str, row: Row) -> tuple[list[str], tuple[str, ...]]:
     """The choices of a row, and what it calls them itself: ARC's are {text: […], label: […]}, whose labels are A, B, …
     in some rows and 1, 2, … in others."""
-    given = [column(source, place, row, name) for name in source.task.choices]
+    given = [column(place, row, name) for name in task.choices]
     texts: Any = given[0] if len(given) == 1 else given
     names = None
     if isinstance(texts, dict):
@@ -482,52 +475,48 @@ def read_choices(source: TaskSource, place: str, row: Row) -> tuple[list[str], t
     return texts, tuple(map(str, names)) if isinstance(names, list) and len(names) >= len(texts) else ()
 
 
-def fill_row(source: TaskSource, place: str, row: Row) -> tuple[str, tuple[Stretch, ...]]:
+def fill_row(task: Task, place: str, row: Row) -> tuple[str, tuple[Stretch, ...]]:
     """The template filled with a row's columns, and where each of them stands in the text."""
     text, columns = "", []
-    for literal, name, _, _ in Formatter().parse(source.task.template):
+    for literal, name, _, _ in Formatter().parse(task.template):
         text += literal
         if name is not None:
-            value = text_column(source, place, row, name)
+            value = text_column(place, row, name)
             columns.append((len(text), len(text) + len(value)))
             text += value
     return text, tuple(columns)
 
 
-def make_words(source: TaskSource, place: str, row: Row) -> TaggedWords:
-    task = source.task
-    tags = column(source, place, row, task.label)
-    words = words_of(source, place, row)
+def make_words(task: Task, place: str, row: Row, scheme: Scheme) -> TaggedWords:
+    tags = column(place, row, task.label)
+    words = words_of(task, place, row)
     if not isinstance(tags, list) or len(tags) != len(words):
         num_tags = f"{len(tags)} tags" if isinstance(tags, list) else "no list of tags"
         raise InputError(f"{place}: {num_tags} for {len(words)} words")
-    tags = to_iob2(tags, source.form.scheme, place)
+    tags = to_iob2(tags, scheme, place)
     return TaggedWords(id_of(place, row), words, tuple(label_number(task, place, tag) for tag in tags))
 
 
-def words_of(source: TaskSource, place: str, row: Row) -> tuple[str, ...]:
-    name = source.task.words
-    words = column(source, place, row, name)
+def words_of(task: Task, place: str, row: Row) -> tuple[str, ...]:
+    words = column(place, row, task.words)
     if not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
-        raise InputError(f"{place}: column '{own_name(source, name)}' must be a list of words, none of them empty")
+        raise InputError(f"{place}: column '{task.words}' must be a list of words, none of them empty")
     return tuple(words)
 
 
-def make_question(source: TaskSource, place: str, row: Row) -> Question | None:
+def make_question(task: Task, place: str, row: Row) -> Question | None:
     """None for a question about candidates without an answer: nobody knows it there."""
     id = id_of(place, row)
-    context = text_column(source, place, row, "context")
+    context = text_column(place, row, "context")
     if not context.strip():
         raise InputError(f"{place}: question '{id}' has an empty context")
     locate = partial(find_answer, f"{place}: question '{id}'", context)
-    own = own_name(source, "candidates")
-    named = find_field(row, own, ABSENT)
-    if named is ABSENT:
-        spans = [] if row.get("is_impossible") else read_spans(place, "answers", column(source, place, row, "answers"))
+    if "candidates" not in row:
+        spans = [] if row.get("is_impossible") else read_spans(place, "answers", column(place, row, "answers"))
         answers = tuple(dict.fromkeys(locate(text, start) for text, start in spans))
-        return Question(id, text_column(source, place, row, "question"), context, answers)
-    candidates = {locate(text, start) for text, start in read_spans(place, own, named)}
-    gold = read_spans(place, "answers", column(source, place, row, "answers"))
+        return Question(id, text_column(place, row, "question"), context, answers)
+    candidates = {locate(text, start) for text, start in read_spans(place, "candidates", row["candidates"])}
+    gold = read_spans(place, "answers", column(place, row, "answers"))
     if not gold:
         return None
     # The hub keeps only the texts of answers: their mentions are the candidates that read so.
@@ -535,4 +524,4 @@ def make_question(source: TaskSource, place: str, row: Row) -> Question | None:
     mentions |= {locate(text, start) for text, start in gold if text not in {mention.text for mention in mentions}}
     ordered = sorted(candidates | mentions, key=lambda answer: (answer.start, len(answer.text)))
     answers = tuple(answer for answer in ordered if answer in mentions)
-    return Question(id, text_column(source, place, row, "question"), context, answers, tuple(ordered))
+    return Question(id, text_column(place, row, "question"), context, answers, tuple(ordered))

@@ -1,23 +1,77 @@
 """A task → where its rows come from (a folder, the package, the hub) and what they hash to → the rows, unchecked.
 
-Rows of files are read in `rows.py`; code of a hub repository is never run.
+Files have one of the forms of `spec.Format`, each with a reader; plain, .zst and .gz. Rows stand under the task's names
+for their columns, each with its place (`train.tsv:12`) for messages. Code of a hub repository is never run.
 """
 
+import csv
 import itertools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from biphase.config import BUNDLED
-from biphase.corpus.rows import ABSENT, CODECS, field_names, find_field
-from biphase.errors import InputError, clipped, nearest
+from biphase.corpus.rows import (
+    ABSENT,
+    CODECS,
+    PlacedRow,
+    Row,
+    check_header,
+    check_text,
+    find_field,
+    is_saved,
+    need_field,
+    plain_path,
+    read_dataset,
+    read_json_file,
+    read_json_lines,
+    read_table,
+    read_text_lines,
+    saved_tables,
+)
+from biphase.errors import InputError, nearest
 from biphase.files import content_hash, file_hash
 from biphase.hub import load_rows, pin_commit
-from biphase.tasks.rows import Row, Rows, is_saved, read_file, read_mldr, rows_of_dataset
-from biphase.tasks.spec import TASK_SPLITS, FileLayout, Hub, Task, TaskSplit, find_task, named_splits, test_names
+from biphase.tasks.spec import (
+    TASK_SPLITS,
+    FileLayout,
+    Format,
+    Hub,
+    Task,
+    TaskSplit,
+    find_task,
+    is_own_task,
+    named_splits,
+    test_names,
+)
+
+Rows = Iterable[tuple[str, Row | None]]
+"""Rows with the place of each; None for one that the source is known to have broken."""
+
+FORMATS: dict[str, Format] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".tsv": "tsv",
+    ".csv": "csv",
+    ".json": "json",
+    ".parquet": "parquet",
+    ".conllu": "conllu",
+    ".qrels": "trec",
+    ".trec": "trec",
+}
+"""What a file is by its ending, where its layout does not say it; anything else has columns."""
+
+UD_COLUMNS = (1, 3)
+"""Where CoNLL-U has the word and its universal part of speech. Its first column numbers words, so that the default of
+`FileLayout.columns` cannot be meant there: it stands for these, also where a tree of a layout names it."""
+
+QUOTE = '"'
+LONGEST_FIELD = 1 << 28
+"""Characters that a field in quotes may have: an open quote must not swallow a file of any size."""
 
 LONGEST_TEXT = 5_000_000
 """Characters of a text, more than long novels have: tokenizers need some hundred bytes for each."""
@@ -149,44 +203,21 @@ def definition(task: Task) -> dict[str, Any]:
     return task.model_dump(mode="json", exclude=elsewhere)
 
 
-def own_name(source: TaskSource, name: str) -> str:
-    """The source's name for one of the task's columns."""
-    return next((theirs for theirs, ours in source.form.rename.items() if ours == name), name)
-
-
-def column(source: TaskSource, place: str, row: Row, name: str) -> Any:
-    own = own_name(source, name)
-    value = find_field(row, own, ABSENT)
-    if value is ABSENT:
-        columns = clipped(", ".join(field_names(row)))
-        is_label = name in (source.task.label, "answers")
-        remedy = f"rename: {{THEIRS: {name}}} in the task, or the column of the file"
-        remedy += "; or leave a split without labels out" if is_label else ""
-        raise InputError(
-            f"{place}: task '{source.task.name}' needs column '{own}'; the columns are: {columns}; {remedy}"
-        )
-    return value
-
-
-def text_column(source: TaskSource, place: str, row: Row, name: str) -> str:
+def text_column(place: str, row: Row, name: str) -> str:
     """A column's text; a list of texts, as PubMedQA has them, becomes one."""
-    text = column(source, place, row, name)
+    text = column(place, row, name)
     if isinstance(text, list) and text and all(isinstance(part, str) for part in text):
         return " ".join(text)
-    if not isinstance(text, str):
-        raise InputError(
-            f"{place}: column '{own_name(source, name)}' is {shown(text)}, not a text: mend the row or take it out"
-        )
+    text = check_text(place, name, text)
     if len(text) > LONGEST_TEXT:
-        raise InputError(
-            f"{place}: column '{own_name(source, name)}' has {len(text):,} characters, more than {LONGEST_TEXT:,}: "
-            "split the text or cut it"
-        )
+        raise InputError(f"{place}: column '{name}' has {len(text):,} characters, more than {LONGEST_TEXT:,}: cut it")
     return text
 
 
-def shown(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)[:40]
+def column(place: str, row: Row, name: str) -> Any:
+    """The value of a column. Raises `InputError` where the row has none of this name."""
+    remedy = f"rename: {{THEIRS: {name}}} in the task, or the column of the file; leave a split without labels out"
+    return need_field(place, row, name, remedy)
 
 
 def id_of(place: str, row: Row) -> str:
@@ -248,27 +279,315 @@ def parts_of(task: Task, layout: FileLayout) -> dict[PartName, str]:
 def read_rows(source: TaskSource, part: PartName) -> Rows:
     """The rows of a split (in retrieval its judgements), the corpus or the queries, in order, read as they are needed.
 
+    Columns that the source calls otherwise stand under the task's names too.
+
     Raises:
         InputError: naming file and line: broken JSON, a table or columns of another form, text that is not UTF-8, a
             file that is cut short; or a hub split that cannot be read.
     """
-    task, form = source.task, source.form
-    if isinstance(form, FileLayout):
-        is_collection = part in ("corpus", "queries")
-        if is_collection and form.format == "mldr":
-            asked = source.splits if part == "queries" else (part,)
-            paths = [path for name in dict.fromkeys(asked) for path in source.files[name]]
-            return itertools.chain.from_iterable(read_mldr(path, part) for path in paths)
-        chains = (read_file(task, form, path, "jsonl" if is_collection else None) for path in source.files[part])
-        return itertools.chain.from_iterable(chains)
+    form = source.form
+    for place, row in read_layout(source, form, part) if isinstance(form, FileLayout) else read_hub(form, part):
+        yield place, row if row is None or not form.rename else row | renamed(form, row)
+
+
+def renamed(form: FileLayout | Hub, row: Row) -> Row:
+    """The columns of a row that a form of files has other names for, under the task's names."""
+    values = {ours: find_field(row, theirs, ABSENT) for theirs, ours in form.rename.items()}
+    return {ours: value for ours, value in values.items() if value is not ABSENT}
+
+
+def read_layout(source: TaskSource, layout: FileLayout, part: PartName) -> Rows:
+    """The rows of the files of a part."""
+    task = source.task
+    if layout.quotes is None and (is_own_task(task) or task.family == "retrieval"):
+        layout = layout.model_copy(update={"quotes": False})  # as GLUE and BEIR publish their tables
+    splits = source.splits if layout.format == "mldr" and part == "queries" else (part,)  # they stand in the splits
+    for path in (path for split in splits for path in source.files[split]):
+        if layout.format == "mldr":
+            yield from read_mldr(path, part)
+        elif part in ("corpus", "queries"):
+            yield from read_file(path, FileLayout(format="jsonl"))
+        elif task.family == "retrieval":
+            form = layout.format or form_of_judgements(path)
+            yield from read_file(path, layout.model_copy(update={"format": form}))
+        else:
+            yield from read_file(path, layout, task.words, task.label)
+
+
+def form_of_judgements(path: Path) -> Format:
+    """TREC's form where nothing says another one; a .tsv is so too where it has no header and four fields."""
+    form = FORMATS.get(plain_path(path).suffix, "trec")
+    if form == "tsv":
+        fields = next(numbered_lines(path), (1, ""))[1].split("\t")
+        is_trec = len(fields) == 4 and fields[-1].lstrip("-").isdecimal()
+        return "trec" if is_trec else "tsv"
+    return form
+
+
+def read_hub(hub: Hub, part: PartName) -> Rows:
+    """The rows of a part of a hub's data."""
     if part == "corpus" or part == "queries":
-        place = getattr(form, part)
-        tables = (read_hub(form, place.config, split) for split in place.splits)
-        return itertools.chain.from_iterable(tables)
-    return read_hub(form, form.config, named_splits(form.splits)[part], own_name(source, task.label))
+        place = getattr(hub, part)
+        splits = [(place.config, split) for split in place.splits]
+    else:
+        splits = [(hub.config, named_splits(hub.splits)[part])]
+    for config, split in splits:
+        yield from read_hub_split(hub.id, hub.revision, config, split)
 
 
-def read_hub(hub: Hub, config: str | None, split: str, label: str = "") -> Rows:
-    """Rows at the resolved commit; labels that the repository names in the column `label` come as names."""
-    table = load_rows(hub.id, config, split, pin_commit(hub.id, hub.revision))
-    return rows_of_dataset(table, label, f"{hub.id} {split}")
+def read_hub_split(id: str, revision: str | None, config: str | None, split: str) -> Iterator[PlacedRow]:
+    """The rows of a split of a hub data set, at the commit that the revision names."""
+    table = load_rows(id, config, split, pin_commit(id, revision))
+    return ((f"{id} {split}: row {number}", row) for number, row in enumerate(read_dataset(table)))
+
+
+def read_file(path: Path, layout: FileLayout, words: str = "tokens", label: str | None = "label") -> Rows:
+    """The rows of one file, or of a folder that `datasets` saved, in the form that the layout or the ending says.
+
+    Of words in columns, `words` and `label` name the lists of words and of tags; without a label there are no tags.
+    """
+    form = layout.format or FORMATS.get(plain_path(path).suffix, "columns")
+    if form == "tsv" and layout.delimiter not in (None, "\t"):
+        raise InputError(f"{path}: fields of a .tsv are divided by tabs, not by '{layout.delimiter}': say format: csv")
+    if path.is_dir():
+        return read_tables(path, saved_tables(path))
+    match form:
+        case "jsonl":
+            return ((f"{path}:{number}", row) for number, row, _ in read_json_lines(path))
+        case "tsv":
+            return read_quoted(path, layout, "\t") if layout.quotes else read_tsv(path, layout)
+        case "csv":
+            return read_quoted(path, layout, layout.delimiter)
+        case "squad":
+            return read_squad(path, read_json_file(path))
+        case "columns" | "conllu":
+            return read_columns(path, layout, words, label, is_conllu=form == "conllu")
+        case "parquet":
+            return read_tables(path, [path])
+    readers: dict[Format, Callable[[Path], Rows]]
+    readers = {"json": read_json_rows, "record": read_record, "trec": read_trec, "mldr": read_mldr}
+    return readers[form](path)
+
+
+def rows_of_file(
+    path: Path, layout: FileLayout | None = None, words: str = "tokens", label: str | None = "label"
+) -> Iterator[PlacedRow]:
+    """As `read_file`, of a file of which no row may be left out. Raises `InputError` for one with too few fields."""
+    for place, row in read_file(path, layout or FileLayout(), words, label):
+        if row is None:
+            raise InputError(f"{place}: fewer fields than the header names")
+        yield place, row
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Lines without their ends, each with its number (from 1)."""
+    return ((number, line.rstrip("\r\n")) for number, line, _ in read_text_lines(path))
+
+
+def read_tsv(path: Path, layout: FileLayout) -> Rows:
+    """GLUE's and BEIR's form: a header, tabs, no quoting.
+
+    Where the layout does not say that there is no quoting, a header in quotes makes the table one of quoted fields, and
+    a single field in quotes is an error: whether they belong to the text cannot be seen.
+    """
+    lines = numbered_lines(path)
+    number, first = next(lines, (1, ""))
+    is_guessed = layout.quotes is None
+    if is_guessed and first.startswith(QUOTE):
+        yield from read_quoted(path, layout, "\t")
+        return
+    header = first.split("\t")
+    if not layout.has_header:
+        header, lines = [str(at) for at in range(len(header))], itertools.chain([(number, first)], lines)
+    check_header(f"{path}:{number}", header)
+    for number, line in lines:
+        fields = line.split("\t")
+        fits = len(fields) == len(header)
+        # Of a text with line ends or tabs in quotes, a part alone stands here.
+        if is_guessed and any(
+            len(field) > 1 and field[0] == QUOTE and (field[-1] == QUOTE or not fits) for field in fields
+        ):
+            raise InputError(
+                f"{path}:{number}: a field in quotes: say `quotes: true` beside its name if they only "
+                "enclose it (as pandas and Excel write them), `quotes: false` if they belong to the text; "
+                "rows to predict are better a .csv"
+            )
+        if fits:
+            yield f"{path}:{number}", dict(zip(header, fields, strict=True))
+        elif layout.has_short_rows and len(fields) < len(header):
+            yield f"{path}:{number}", None
+        else:
+            raise ragged(f"{path}:{number}", len(fields), len(header))
+
+
+def read_quoted(path: Path, layout: FileLayout, delimiter: str | None) -> Rows:
+    """CSV as pandas, Excel and most others write it: fields with delimiters or line ends stand in quotes, a quote in
+    there is doubled."""
+    lines = (line for _, line, _ in read_text_lines(path))
+    first = next(lines, "")
+    delimiter = delimiter or guess_delimiter(first)
+    csv.field_size_limit(LONGEST_FIELD)
+    reader = csv.reader(itertools.chain([first], lines), delimiter=delimiter, strict=True)
+    header: list[str] = []
+    before = 0  # lines that earlier rows took
+    try:
+        for fields in reader:
+            place, before = f"{path}:{before + 1}", reader.line_num
+            if not fields:  # an empty line
+                continue
+            if not header:
+                header = fields if layout.has_header else [str(at) for at in range(len(fields))]
+                check_header(place, header)
+                if layout.has_header:
+                    continue
+            if len(fields) != len(header):
+                is_tsv = "\t" in first and layout.format is None
+                remedy = (
+                    "; tabs divide it: format: tsv"
+                    if is_tsv
+                    else f", parted by '{delimiter}' (`delimiter` in the entry of files)"
+                )
+                raise ragged(place, len(fields), len(header), remedy)
+            yield place, dict(zip(header, fields, strict=True))
+    except csv.Error as error:
+        remedy = "a quote inside quotes is doubled, a line ends in \\n"
+        raise InputError(f"{path}:{before + 1}: broken table ({error}); {remedy}") from None
+
+
+def guess_delimiter(header: str) -> str:
+    """A comma, or where the header of a .csv has none of them, a semicolon."""
+    return ";" if ";" in header and "," not in header else ","
+
+
+def ragged(place: str, num_fields: int, num_columns: int, remedy: str = "") -> InputError:
+    return InputError(f"{place}: {num_fields} fields where the header names {num_columns}{remedy}")
+
+
+def read_columns(path: Path, layout: FileLayout, words_name: str, tags_name: str | None, is_conllu: bool) -> Rows:
+    """CoNLL's form: a word and its tag per line, an empty line or -DOCSTART- between sentences.
+
+    Words may hold any character but tabs and spaces, no-break spaces too. Where words are numbered (they stand behind
+    the first column), a line with `#` is a comment; elsewhere it is a word. In CoNLL-U, lines of numbers such as 3-4
+    (what 3 and 4 are written as) and 3.1 (a word that is not written) are no words.
+    """
+    is_default = layout.columns == FileLayout.model_fields["columns"].default
+    word_at, tag_at = UD_COLUMNS if is_conllu and is_default else layout.columns
+    is_numbered, last = word_at > 0, word_at if tags_name is None else max(word_at, tag_at)
+    words: list[str] = []
+    tags: list[str] = []
+    row: Row = {}
+    first = 0
+    for number, line in itertools.chain(numbered_lines(path), [(0, "")]):
+        if not line.strip(" \t") or line.startswith("-DOCSTART-"):
+            if words:
+                row[words_name] = words
+                if tags_name is not None:
+                    row[tags_name] = tags
+                yield f"{path}:{first}", row
+            words, tags, row = [], [], {}
+        elif is_numbered and line.startswith("#"):
+            key, _, value = line[1:].partition("=")
+            row |= {"id": value.strip()} if key.strip() == "sent_id" else {}
+        else:
+            fields = line.split("\t") if "\t" in line else [field for field in line.split(" ") if field]
+            if len(fields) <= last:
+                lacks = "a tag" if tags_name else f"a word in column {word_at} (from 0), where training had it"
+                raise InputError(f"{path}:{number}: a line without {lacks}: '{line[:40]}'")
+            if is_conllu and not fields[0].isdecimal():
+                continue
+            first = first if words else number
+            words.append(fields[word_at])
+            tags.append(fields[tag_at].strip() if tags_name else "")
+
+
+def read_trec(path: Path) -> Rows:
+    """TREC's judgements: query, a number that nobody uses, document, grade; blanks between them."""
+    for number, line in numbered_lines(path):
+        fields = line.split()
+        if len(fields) == 4:
+            yield f"{path}:{number}", {"query-id": fields[0], "corpus-id": fields[2], "score": fields[3]}
+        elif fields:
+            raise InputError(f"{path}:{number}: {len(fields)} fields where TREC has query, 0, document and grade")
+
+
+def read_mldr(path: Path, part: str = "judgements") -> Rows:
+    """MLDR's form: lines of documents (`corpus`), or of a query with its passages: as `queries`, else as judgements."""
+    for number, line, _ in read_json_lines(path):
+        place = f"{path}:{number}"
+        try:
+            if part == "corpus":
+                yield place, {"_id": line["docid"], "text": line["text"]}
+            elif part == "queries":
+                yield place, {"_id": line["query_id"], "text": line["query"]}
+            else:
+                for passage in line["positive_passages"]:
+                    yield place, {"query-id": line["query_id"], "corpus-id": passage["docid"], "score": 1}
+        except (KeyError, TypeError):
+            wanted = "docid, text" if part == "corpus" else "query_id, query, positive_passages (docid)"
+            raise InputError(f"{place}: not MLDR's form, lines of {wanted}") from None
+
+
+def read_json_rows(path: Path) -> Rows:
+    """A JSON file of rows: a list of objects, objects by their id, one object a line, or SQuAD's form."""
+    lines = (line.strip() for _, line, _ in read_text_lines(path) if line.strip())
+    first, second = next(lines, ""), next(lines, None)
+    with suppress(json.JSONDecodeError):
+        if second is not None and first.startswith("{") and isinstance(json.loads(first), dict):
+            return ((f"{path}:{number}", row) for number, row, _ in read_json_lines(path))
+    content = read_json_file(path)
+    if isinstance(content, list):
+        rows = [(f"{path}: row {number}", row) for number, row in enumerate(content)]
+    elif isinstance(content, dict) and not isinstance(content.get("data"), list):
+        named = {id: {"id": id} | row if isinstance(row, dict) else row for id, row in content.items()}
+        rows = [(f"{path}: row {id}", row) for id, row in named.items()]
+    else:
+        return read_squad(path, content)
+    wrong = next((place for place, row in rows if not isinstance(row, dict)), None)
+    if wrong is not None:
+        raise InputError(f"{wrong} is no object: a list of objects, objects by their id, or SQuAD's form is needed")
+    return rows
+
+
+def read_tables(path: Path, tables: Sequence[Path]) -> Rows:
+    """The rows of the tables that a file or a saved folder consists of, numbered from 0."""
+    if not tables:
+        raise InputError(f"{path} is a folder; name a file of rows in it")
+    rows = itertools.chain.from_iterable(map(read_table, tables))
+    return ((f"{path}: row {number}", row) for number, (_, row, _) in enumerate(rows))
+
+
+def read_squad(path: Path, content: Any) -> Rows:
+    """SQuAD's form, 1.1 and 2.0: one JSON document, data → paragraphs → qas."""
+    try:
+        paragraphs = [paragraph for article in content["data"] for paragraph in article["paragraphs"]]
+        rows = [
+            {**answered, "context": paragraph["context"]} for paragraph in paragraphs for answered in paragraph["qas"]
+        ]
+    except (KeyError, TypeError):
+        raise InputError(f"{path}: not SQuAD's form, data → paragraphs → context and qas") from None
+    return ((str(path), row) for row in rows)
+
+
+def read_record(path: Path) -> Rows:
+    """SuperGLUE's form of ReCoRD: a passage with its entities per line, and the questions about it."""
+    for line_number, line, _ in read_json_lines(path):
+        place = f"{path}:{line_number}"
+        try:
+            passage, number = line["passage"], line["idx"]
+            spans = [(entity["start"], entity["end"] + 1) for entity in passage["entities"]]  # ends are inclusive there
+            entities = {"text": [passage["text"][a:b] for a, b in spans], "start": [a for a, _ in spans]}
+            rows = [
+                {
+                    "id": f"{number}-{asked['idx']}",
+                    "question": asked["query"],
+                    "context": passage["text"],
+                    "candidates": entities,
+                    "answers": [{"text": answer["text"], "start": answer["start"]} for answer in asked["answers"]],
+                }
+                for asked in line["qas"]
+            ]
+        except (KeyError, TypeError):
+            raise InputError(
+                f"{place}: not SuperGLUE's form of ReCoRD, passage (text, entities), qas (query, answers, idx) and idx"
+            ) from None
+        yield from ((place, row) for row in rows)

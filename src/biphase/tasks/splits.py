@@ -14,10 +14,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from biphase import console
-from biphase.corpus.rows import find_field
 from biphase.corpus.text import searched_words
 from biphase.errors import InputError
-from biphase.tasks.sources import PartName, TaskSource, column, own_name, read_rows, text_column
+from biphase.tasks.sources import PartName, TaskSource, column, read_rows, text_column
 from biphase.tasks.spec import EvaluatedSplit, Task, TaskSplit
 
 DRAW_SEED = 42
@@ -161,8 +160,8 @@ def read_judgements(source: TaskSource, split: TaskSplit) -> Judgements:
     judgements: Judgements = {}
     for place, row in read_rows(source, split):
         assert row is not None
-        query, document = (str(column(source, place, row, name)) for name in ("query-id", "corpus-id"))
-        value = column(source, place, row, "score")
+        query, document = (str(column(place, row, name)) for name in ("query-id", "corpus-id"))
+        value = column(place, row, "score")
         try:
             grade = int(value)
         except (TypeError, ValueError, OverflowError):
@@ -199,14 +198,14 @@ def read_texts(source: TaskSource, part: PartName, wanted: Set[str] | None) -> d
     with console.track(f"read {source.task.name} {part}", None, "rows") as progress:
         for number, (place, row) in enumerate(read_rows(source, part), start=1):
             assert row is not None
-            id = str(column(source, place, row, "_id"))
+            id = str(column(place, row, "_id"))
             if number % 10_000 == 0:
                 progress.advance(10_000)
             if wanted is not None and id not in wanted:
                 continue
-            text = text_column(source, place, row, "text")
-            if find_field(row, own_name(source, "title")):
-                text = f"{text_column(source, place, row, 'title')} {text}"
+            text = text_column(place, row, "text")
+            if row.get("title"):
+                text = f"{text_column(place, row, 'title')} {text}"
             if texts.setdefault(id, text.strip()) != text.strip():
                 raise InputError(f"{place}: a second text with the id '{id}'")
     return texts
@@ -221,7 +220,7 @@ def check_known(source: TaskSource, kind: str, judged: Set[str], texts: Mapping[
     for split in source.splits:
         for place, row in read_rows(source, split):
             assert row is not None
-            id = str(column(source, place, row, name))
+            id = str(column(place, row, name))
             if id in missing:
                 raise InputError(f"{place}: a judgement of {kind} '{id}', which {source.name} does not have")
     raise AssertionError("what is missing stands in a judgement")
