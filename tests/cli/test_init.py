@@ -188,9 +188,15 @@ def test_what_kind_of_label_it_is_stands_in_the_data(family: str) -> None:
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (["3,45", "1.234,50", "2"], r"'label' has '3,45': a number \(write it with a point\), several classes \(say"),
-        (["x; y", "x", "y; x", "y"], "'label' has 'x; y': a number .*`problem_type: multi_label_classification`"),
-        (["[0, 1, 1]", "[0, 0, 0]"], "'label' has lists of 0 and 1: say `multi_hot: true`, and name the classes"),
+        (
+            ["3,45", "1.234,50", "2"],
+            r"is '3,45' in 'label' one class, several, or a number\? Say it by `problem_type`, ",
+        ),
+        (["x; y", "x", "y; x", "y"], "is 'x; y' in 'label' one class, several, or a number"),
+        (
+            ["[0, 1, 1]", "[0, 0, 0]"],
+            r"is '\[0, 1, 1\]' in 'label' one class, .*`multi_hot` or `classes` in a task file",
+        ),
         (["", " "], "no row has a label in 'label': name another column"),
     ],
 )
@@ -205,7 +211,7 @@ def test_labels_that_may_be_something_else_are_asked_for(labels: list[str], mess
 def test_columns_that_look_like_choices_are_asked_for() -> None:
     rows = [{"question": f"who is {n}", "A": "a b", "B": "c d", "C": "e f", "label": "ABC"[n % 3]} for n in range(30)]
     pandas.DataFrame(rows).to_csv("train.csv", index=False)
-    with pytest.raises(InputError, match=r"columns A, B, C look like choices: name them as `choices`, .* `classes`"):
+    with pytest.raises(InputError, match=r"are A, B, C choices\? Say it by `choices` and `classes`"):
         init_task_command(Path("train.csv"), None, None, Path("mine.yaml"))
 
 

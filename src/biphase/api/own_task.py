@@ -4,6 +4,7 @@ Files are named by what they hold, so that the same call finds what an earlier o
 its data and a description, under a name that ends in a hash of what it holds.
 """
 
+import hashlib
 import json
 import math
 import os
@@ -13,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from numbers import Real
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypeVar
 
 import yaml
@@ -21,11 +21,11 @@ from pydantic_core import to_jsonable_python
 
 from biphase.config import Strict, load_config, parse_config
 from biphase.console import err
-from biphase.corpus.rows import Row, field_names, plain_path, rows_in_memory
+from biphase.corpus.rows import PlacedRow, Row, check_text, field_names, need_field, plain_path, rows_in_memory
 from biphase.corpus.text import kind_of
 from biphase.errors import InputError, clipped
 from biphase.files import content_hash, file_hash, whole_file, whole_folder, write_text
-from biphase.tasks.examples import MULTI_HOT, is_missing, list_labels
+from biphase.tasks.examples import is_missing, list_labels
 from biphase.tasks.sources import rows_of_file
 from biphase.tasks.spec import COLUMN_NAME, METRICS, TASK_SPLITS, Task, task_table
 
@@ -74,16 +74,19 @@ def plain_value(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
+def json_line(place: str, row: Row) -> str:
+    """A row as a line of JSON. Raises `InputError` for half of a surrogate pair."""
+    line = json.dumps(row, ensure_ascii=False, default=plain_value) + "\n"
+    return check_text(place, "row", line)
+
+
 def keep_rows(rows: Iterable[Row], folder: Path, stem: str) -> Path:
     """The rows as `folder/STEM-HASH.jsonl`; a file that is there is the same one and stays as it is."""
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f"{stem}.jsonl"
     with whole_file(part) as file:
         for number, row in enumerate(rows):
-            try:
-                file.write(json.dumps(row, ensure_ascii=False, default=plain_value) + "\n")
-            except UnicodeEncodeError:
-                raise InputError(f"row {number} holds half of a surrogate pair, which is no Unicode") from None
+            file.write(json_line(f"row {number}", row))
     path = folder / f"{stem}-{file_hash(part)[:12]}.jsonl"
     if path.exists():
         part.unlink()
@@ -154,9 +157,8 @@ LABEL_NAMES = (
 """What the column with the label may be called, the first that is there."""
 WORD_NAMES = ("tokens", "words")
 CHOICE_LISTS = ("choices", "options", "endings")
-CHOICE_COLUMN = re.compile(r"(?:choice|option|ending|answer|solution|sol)_?([0-9a-eA-E])|([A-E])")
+CHOICE_COLUMN = re.compile(r"(choice|option|ending|answer|solution|sol)_?[0-9a-eA-E]|[A-E]")
 """The name of a column with one of several choices: `choice1`, `option_b`, `ending0`, `A`."""
-DECIMAL_COMMA = re.compile(r"[-+]?[\d.]+,\d+")
 OTHER_SPLITS = {"validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 MOST_CLASSES = 200
 """A column with more different values is hardly one of labels."""
@@ -173,17 +175,12 @@ def describe_data(data: Path, label: str | None, family: str | None = None) -> d
         if "test" not in named:
             raise InputError(f"{data}: retrieval needs qrels/test.tsv, the judgements of its queries")
         return {"family": "retrieval", "files.0": named}
-    placed = list(rows_of_file(data))
-    found = describe_rows(placed, str(data), label, family)
-    return found | {"files.0": find_splits(data, label_of(found)) | found["files.0"]}
+    described = describe_rows(list(rows_of_file(data)), str(data), label, family)
+    return described | {"files.0": find_splits(data, label_of(described)) | described["files.0"]}
 
 
 def describe_rows(
-    placed: Sequence[tuple[str, Row]],
-    data: str,
-    label: str | None,
-    family: str | None = None,
-    template: str | None = None,
+    placed: Sequence[PlacedRow], data: str, label: str | None, family: str | None = None, template: str | None = None
 ) -> dict[str, Any]:
     """Keys of a task as its rows show them, with the template that is given, or one of all columns of texts.
 
@@ -191,16 +188,15 @@ def describe_rows(
     """
     if not placed:
         raise InputError(f"{data} has no rows; give some to train on")
-    rows, places = [row for _, row in placed], [place for place, _ in placed]
-    label = find_label(data, rows, label, places)
+    label = find_label(data, placed, label)
     if label is None:
         return {"family": "question_answering", "files.0": {}}
     may_be_empty = family == "multi_label_classification"
-    known = [(place, row) for place, row in placed if may_be_empty or not is_missing(row[label])]
-    if not known:
+    placed = [(place, row) for place, row in placed if may_be_empty or not is_missing(row[label])]
+    if not placed:
         raise InputError(f"{data}: no row has a label in '{label}': name another column as `label`")
-    rows, places = [row for _, row in known], [place for place, _ in known]
-    columns, labels = rows[0], check_values(rows, label, places)
+    rows = [row for _, row in placed]
+    columns, labels = rows[0], check_values(placed, label)
     words = next((name for name in WORD_NAMES if isinstance(columns.get(name), list)), None)
     if isinstance(labels[0], list) and words is not None:
         renamed = {theirs: ours for theirs, ours in ((words, "tokens"), (label, "label")) if theirs != ours}
@@ -213,13 +209,15 @@ def describe_rows(
     layout = {"rename": renamed} if renamed else {}
     texts = [renamed.get(name, name) for name in texts]
     if choices:
-        found: dict[str, Any] = {"template": " ".join(f"{{{name}}}" for name in [*texts, "choice"]), "label": label}
-        found |= {"choices": [choices], "classes": name_choices(data, check_values(rows, choices, places), labels)}
-        return {"family": "multiple_choice", **found, "files.0": layout}
-    found = {"template": template or template_of(texts, columns, data, label), "label": label}
-    found |= describe_labels(data, label, labels, family, places)
-    stratified = {} if found.get("problem_type") else {"stratified": True}
-    return {"family": "sequence_classification", **found, **stratified, "files.0": layout}
+        lists = check_values(placed, choices)
+        most = max(len(each.get("text", ()) if isinstance(each, dict) else each) for each in lists)
+        described: dict[str, Any] = {"template": " ".join(f"{{{name}}}" for name in [*texts, "choice"]), "label": label}
+        described |= {"choices": [choices], "classes": list("ABCDEFGHIJ"[:most])}
+        return {"family": "multiple_choice", **described, "files.0": layout}
+    described = {"template": template or template_of(texts, columns, data, label), "label": label}
+    described |= describe_labels(data, label, labels, family, placed)
+    stratified = {} if described.get("problem_type") else {"stratified": True}
+    return {"family": "sequence_classification", **described, **stratified, "files.0": layout}
 
 
 def rename_columns(texts: list[str], columns: Row) -> dict[str, str]:
@@ -256,33 +254,32 @@ def label_of(described: dict[str, Any]) -> str:
     return str(described.get("label") or renamed.get("label", "label"))
 
 
-def find_label(data: str, rows: list[Row], label: str | None, places: Sequence[str]) -> str | None:
+def find_label(data: str, placed: Sequence[PlacedRow], label: str | None) -> str | None:
     """The column with the label, the one that is named or one of a known name; None of questions on contexts."""
-    columns = rows[0]
-    for place, row in zip(places, rows, strict=True):
+    columns = placed[0][1]
+    for place, row in placed:
         if missing := columns.keys() - row.keys():
             raise InputError(f"{place} has no '{min(missing)}', which the first row has")
     if label is None and {"question", "context", "answers"} <= set(columns):
         return None
-    if label is not None and label not in columns:
-        raise InputError(f"`label`: {data} has no column '{label}'; its columns are: {', '.join(columns)}")
-    found = label or next((name for name in LABEL_NAMES if name in columns), None)
-    if found is None:
+    label = label or next((name for name in LABEL_NAMES if name in columns), None)
+    if label is None:
         raise InputError(f"which column of {data} is the label? Name it as `label`: {', '.join(columns)}")
-    return found
+    need_field(data, columns, label, "name one as `label`")
+    return label
 
 
-def check_values(rows: list[Row], name: str, places: Sequence[str]) -> list[Any]:
+def check_values(placed: Sequence[PlacedRow], name: str) -> list[Any]:
     """The values of a column. Raises `InputError` where a row has nothing there, or in a list there, or neither list
     nor text where the first row has a list."""
-    is_list = isinstance(rows[0][name], list)
-    for place, row in zip(places, rows, strict=True):
+    is_list = isinstance(placed[0][1][name], list)
+    for place, row in placed:
         value = row[name]
         if value is None or (isinstance(value, list) and None in value):
             raise InputError(f"{place} has null in '{name}': take it out")
         if is_list and not isinstance(value, list | str):
             raise InputError(f"{place} has no list in '{name}', unlike the first row")
-    return [row[name] for row in rows]
+    return [row[name] for _, row in placed]
 
 
 def describe_tags(tags: list[list[Any]]) -> dict[str, Any]:
@@ -294,51 +291,33 @@ def describe_tags(tags: list[list[Any]]) -> dict[str, Any]:
     return {"classes": sorted(seen), "metric": "accuracy"}
 
 
+IN_A_FILE = "in a task file (`biphase init task --family FAMILY` writes one)"
+
+
 def find_choices(columns: Row, data: str, label: str) -> str | None:
-    """The column with a list of choices. Raises `InputError` for columns that look like one choice each: only a task
-    file says which of them are, and what the label calls them."""
+    """The column with a list of choices. Raises `InputError` for columns that look like one choice each."""
     single = [name for name in columns if name != label and CHOICE_COLUMN.fullmatch(name)]
-    is_pair = len(single) == 2 and max(map(len, single)) == 1  # A and B are as often two texts to compare
-    if len(single) > 1 and not is_pair:
-        raise InputError(
-            f"{data}: the columns {', '.join(single)} look like choices: name them as `choices`, and what the label "
-            f"calls them as `classes`, {in_a_file('multiple_choice')}"
-        )
+    if len(single) > 1 and single != ["A", "B"]:  # which are as often two texts to compare
+        raise InputError(f"{data}: are {', '.join(single)} choices? Say it by `choices` and `classes` {IN_A_FILE}")
     return next((name for name in CHOICE_LISTS if isinstance(columns.get(name), list | dict)), None)
 
 
-def in_a_file(family: str) -> str:
-    return f"in a task file (`biphase init task --family {family}` writes one)"
-
-
-def name_choices(data: str, given: list[Any], labels: list[Any]) -> list[str]:
-    """What the label calls the choices: letters, or numbers from 1 on; letters too where it counts from 0."""
-    most = max(len(one.get("text", ()) if isinstance(one, dict) else one) for one in given)
-    letters, numbers = list("ABCDEFGHIJ"[:most]), [str(number) for number in range(most + 1)]
-    said = {plain_label(value) for value in labels}
-    if said <= {*letters, *numbers[:-1]} or any(isinstance(one, dict) for one in given):
-        return letters
-    if said <= set(numbers[1:]):
-        return numbers[1:]
-    raise InputError(f"{data}: the label of {most} choices is none of {', '.join(letters)} and no number of one")
-
-
 def describe_labels(
-    data: str, label: str, values: list[Any], family: str | None, places: Sequence[str]
+    data: str, label: str, values: list[Any], family: str | None, placed: Sequence[PlacedRow]
 ) -> dict[str, Any]:
     """Whether the labels of texts are numbers, sets of classes or classes, unless `family` says; and which classes."""
-    named = [part_names(value) for value in values]
-    if all(len(names) > 1 and {name.lower() for name in names} <= MULTI_HOT.keys() for names in named):
-        told = "say `multi_hot: true`, and name the classes in order as `classes`,"
-        raise InputError(f"{data}: '{label}' has lists of 0 and 1: {told} {in_a_file('multi_label_classification')}")
-    family = family or guess_problem(data, label, values, named)
+    family = family or guess_problem(data, label, values)
     if family == "regression":
         return {"problem_type": family}
     is_several = family == "multi_label_classification"
-    for place, names in zip(places, named, strict=True):
-        if is_several and len(set(names)) < len(names):
-            raise InputError(f"{place} has a class twice in '{label}': name each once")
-    classes = set().union(*named) if is_several else {plain_label(value) for value in values}
+    classes: set[str] = set()
+    for (place, _), value in zip(placed, values, strict=True):
+        names = part_names(value) if is_several else [plain_label(value)]
+        if len(set(names)) < len(names):
+            raise InputError(
+                f"{place} has a class twice in '{label}': name each once, or say `multi_hot: true` {IN_A_FILE}"
+            )
+        classes.update(names)
     if not 2 <= len(classes) <= MOST_CLASSES:
         raise InputError(
             f"{data}: column '{label}' has {len(classes)} different values; name the one with classes as `label`"
@@ -347,23 +326,23 @@ def describe_labels(
     return {"problem_type": family, "classes": ordered} if is_several else {"classes": ordered}
 
 
-def guess_problem(data: str, label: str, values: list[Any], named: list[list[str]]) -> str | None:
+def guess_problem(data: str, label: str, values: list[Any]) -> str | None:
     """Regression of numbers that are no whole ones, or too many; several labels where they are lists; else None, which
-    is classes. Raises `InputError` for texts with commas that may be several classes, or numbers."""
-    wholes = {plain_label(value) for value in values}
+    is classes. Raises `InputError` for texts that list several things: only a task file says what they are."""
     try:
         numbers = [float(value) for value in values if not isinstance(value, bool | list)]
     except (TypeError, ValueError):
         numbers = []
-    if len(numbers) == len(values) and (len(wholes) > MOST_CLASSES or not all(map(float.is_integer, numbers))):
+    is_many = len({plain_label(value) for value in values}) > MOST_CLASSES
+    if len(numbers) == len(values) and (is_many or not all(map(float.is_integer, numbers))):
         return "regression"
     if isinstance(values[0], list):
         return "multi_label_classification"
-    parted = next((value for value, names in zip(values, named, strict=True) if len(names) > 1), "")
-    if parted and (len(set().union(*named)) < len(wholes) or DECIMAL_COMMA.fullmatch(parted)):
+    listed = next((value for value in values if len(part_names(value)) > 1), None)
+    if listed is not None:
+        keys = "`problem_type`, `multi_hot` or `classes`"
         raise InputError(
-            f"{data}: '{label}' has '{parted}': a number (write it with a point), several classes (say `problem_type: "
-            f"multi_label_classification`) or one (name it in `classes`)? Say it {in_a_file('FAMILY')}"
+            f"{data}: is '{listed}' in '{label}' one class, several, or a number? Say it by {keys} {IN_A_FILE}"
         )
     return None
 
@@ -410,7 +389,7 @@ def plain_label(value: Any) -> str:
 
 
 OWN = "own"
-"""What a task is called that nobody named."""
+"""The name of a task that its author did not name."""
 
 QUESTION_TEMPLATE = "Question: {question}\nContext: {context}"
 
@@ -442,46 +421,47 @@ def write_task(
     splits = dict(data) if isinstance(data, Mapping) else {"train": data}
     if "train" not in splits or not splits.keys() <= set(TASK_SPLITS):
         raise InputError(f"data has the splits {', '.join(map(repr, splits))}; name them train, validation and test")
-    with TemporaryDirectory() as held:
-        files, places = {}, {}
-        for split, given in splits.items():
-            placed = list(labelled_rows(given, split, label))
-            places[split] = [place for place, _ in placed]
-            files[split] = keep_rows((row for _, row in placed), Path(held), "rows")
-            files[split] = files[split].rename(files[split].with_name(f"{split}.jsonl"))
-        train = zip(places["train"], (row for _, row in rows_of_file(files["train"])), strict=True)
-        described = describe_rows(list(train), "train", label, template=template)
-        for split, path in files.items():
-            if label_of(described) not in next(rows_of_file(path), ("", {}))[1]:
-                raise InputError(f"{split}: its rows have no label: leave it out, or predict them")
-        layout = {split: files[split].name for split in TASK_SPLITS if split in files} | described.pop("files.0")
-        family = described["family"]
-        asked = template or described.get("template") or (QUESTION_TEMPLATE if family == "question_answering" else "")
-        metric = METRICS[described.get("problem_type", family)][0]
-        tree = {"name": name, "metric": metric, **described, "template": asked, "files": [layout]}
-        tree |= {} if missing == "refuse" else {"missing": missing}
-        parse_config(Task, tree, origin=f"task {name}")
-        hashes = {split: file_hash(path) for split, path in files.items()}
-        place = folder / f"{name}-{content_hash([tree, hashes])[:12]}"
-        if not (place / "task.yaml").exists():
-            with whole_folder(place) as part:
-                for path in files.values():
-                    (part / path.name).write_bytes(path.read_bytes())
-                write_text(part / "task.yaml", yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
+    placed: dict[str, list[PlacedRow]] = {}
+    contents: dict[str, str] = {}
+    for split, given in splits.items():
+        rows = list(labelled_rows(given, split, label))
+        lines = [json_line(place, row) for place, row in rows]
+        placed[split] = [(place, json.loads(line)) for (place, _), line in zip(rows, lines, strict=True)]
+        contents[split] = "".join(lines)
+    described = describe_rows(placed["train"], "train", label, template=template)
+    for split, rows in placed.items():
+        if not rows or label_of(described) not in rows[0][1]:
+            raise InputError(f"{split}: its rows have no label: leave it out, or predict them")
+    layout = {split: f"{split}.jsonl" for split in TASK_SPLITS if split in contents} | described.pop("files.0")
+    family = described["family"]
+    filled = template or described.get("template") or (QUESTION_TEMPLATE if family == "question_answering" else "")
+    metric = METRICS[described.get("problem_type", family)][0]
+    tree = {"name": name, "metric": metric, **described, "template": filled, "files": [layout]}
+    tree |= {} if missing == "refuse" else {"missing": missing}
+    parse_config(Task, tree, origin=f"task {name}")
+    hashes = {split: hashlib.sha256(content.encode()).hexdigest() for split, content in contents.items()}
+    place = folder / f"{name}-{content_hash([tree, hashes])[:12]}"
+    if not (place / "task.yaml").exists():
+        with whole_folder(place) as part:
+            for split, content in contents.items():
+                write_text(part / f"{split}.jsonl", content)
+            write_text(part / "task.yaml", yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
     return str(place / "task.yaml"), str(place)
 
 
-def labelled_rows(given: Any, split: str, label: str | None) -> Iterator[tuple[str, Row]]:
+def labelled_rows(data: Any, split: str, label: str | None) -> Iterator[PlacedRow]:
     """The rows of a split, each with its place; a label that is a number or a truth value as the text that names it."""
-    if isinstance(given, str | Path) and not Path(given).is_file():
-        raise InputError(f"{split}: {given} is not a file of rows")
-    names = LABEL_NAMES if label is None else (label,)
-    in_memory = ((f"{split}: row {number}", row) for number, row in enumerate(rows_in_memory(given)))
-    for place, row in rows_of_file(Path(given)) if isinstance(given, str | Path) else in_memory:
-        column = next((name for name in names if name in row), None)
-        value = row[column] if column else ""
-        if column and is_missing(value):
+    if isinstance(data, str | Path):
+        if not Path(data).is_file():
+            raise InputError(f"{split}: {data} is not a file of rows")
+        rows = rows_of_file(Path(data))
+    else:
+        rows = ((f"{split}: row {number}", row) for number, row in enumerate(rows_in_memory(data)))
+    for place, row in rows:
+        column = label or next((name for name in LABEL_NAMES if name in row), "label")
+        value = row.get(column, "none")
+        if is_missing(value):
             row[column] = None
-        elif column and isinstance(value, bool | int | float):
-            row[column] = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+        elif isinstance(value, bool | int | float):
+            row[column] = plain_label(value)
         yield place, row
