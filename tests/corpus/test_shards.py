@@ -467,7 +467,7 @@ def test_files_of_one_name_are_drawn_together(tokenizer_folder: Path, tmp_path: 
     manifest = prepare([tmp_path / "texts"], tokenizer_folder, tmp_path / "set", validation_fraction=0.3, workers=1)
     assert manifest.splits["validation"].documents == 0
     told = " ".join(capsys.readouterr().err.split())
-    assert "40 files are called body.txt, and documents of one name are drawn together: give the files names" in told
+    assert "give files of one name names of their own" in told
 
 
 def test_long_documents_are_encoded_in_pieces_with_the_same_ids(

@@ -6,7 +6,6 @@ A folder appears when it is whole, so a call that was killed goes on where it st
 import os
 import re
 import shutil
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -17,15 +16,14 @@ import numpy as np
 from biphase import console
 from biphase.corpus.shards import (
     FORMAT_VERSION,
+    SHARD_SPLITS,
     Options,
     Shard,
     ShardManifest,
     ShardSplitName,
+    SplitTotals,
     count_copies,
     read_shard_manifest,
-    set_fingerprint,
-    sum_splits,
-    wrong_size,
 )
 from biphase.corpus.text import TextSource, TxtDocuments, check_txt_documents, find_text_sources
 from biphase.corpus.tokenize import (
@@ -111,7 +109,8 @@ def prepare(
         plans = [plan for split, group in found for plan in plan_shards(out, group, split, facts, copies)]
         keep_encoder(facts["tokenizer_hash"], tokenizer.backend_tokenizer)
         if before is not None:
-            lost = [plan for plan in plans if is_lost(plan, before)]
+            names = {shard.name for shard in before.shards}  # others are of sources that were grouped in another way
+            lost = [plan for plan in plans if plan.folder.name in names and not plan.is_done]
             tokenize_missing(plans, lost, workers, engine)
             return mend_set(out, before, lost)
         tokenize_missing(plans, [plan for plan in plans if not plan.is_done], workers, engine)
@@ -175,15 +174,12 @@ def refuse_tokenizer_folder(tokenizer: Path, out: Path) -> None:
 
 
 def save_token_bytes(tokenizer: "PreTrainedTokenizerFast", out: Path) -> str:
-    """Write token_bytes.npy where it is not there as it should be; returns its SHA-256."""
-    path, part = out / "token_bytes.npy", out / ".token_bytes.part.npy"
+    """Write token_bytes.npy; returns its SHA-256."""
+    part = out / ".token_bytes.part.npy"
     part.unlink(missing_ok=True)
     np.save(part, token_byte_lengths(tokenizer))
     digest = file_hash(part)
-    if path.is_file() and file_hash(path) == digest:
-        part.unlink()
-    else:
-        os.replace(part, path)
+    os.replace(part, out / "token_bytes.npy")
     return digest
 
 
@@ -198,26 +194,15 @@ def check_same_set(out: Path, before: ShardManifest, facts: dict[str, Any]) -> N
         )
 
 
-def is_lost(plan: ShardPlan, before: ShardManifest) -> bool:
-    """Whether files are missing of the shard of a finished set that was made by this plan."""
-    for shard in before.shards:
-        if shard.name == plan.folder.name:
-            return any(wrong_size(plan.folder, split, part, plan.dtype) for split, part in shard.parts.items())
-    return False  # made from sources that were grouped in another way
-
-
 def mend_set(out: Path, before: ShardManifest, lost: list[ShardPlan]) -> ShardManifest:
     """Raises `InputError` unless the shards that were lost and made again hold what the manifest says."""
-    shards = {shard.name: shard for shard in before.shards}
+    parts = {shard.name: shard.parts for shard in before.shards}
     for plan in lost:
-        made = read_json_as(plan.folder / "shard.json", Shard)
-        for split, part in shards[plan.folder.name].parts.items():
-            for name in ("tokens_sha256", "ends_sha256"):
-                if getattr(made.parts[split], name) != getattr(part, name):
-                    raise InputError(
-                        f"{plan.folder} came out otherwise than it was, though its sources have the same size and "
-                        "time: take the folder from a copy of the set, or delete manifest.json to make the set anew"
-                    )
+        if read_json_as(plan.folder / "shard.json", Shard).parts != parts[plan.folder.name]:
+            raise InputError(
+                f"{plan.folder} came out otherwise than it was, though its sources have the same size and time: take "
+                "the folder from a copy of the set, or delete manifest.json to make the set anew"
+            )
     console.err.print(f"{out} {'lacked files and has them again' if lost else 'is complete, nothing to do'}")
     shutil.rmtree(out / ".locks", ignore_errors=True)
     return before
@@ -247,16 +232,26 @@ def plan_shards(
 def finish_set(out: Path, plans: list[ShardPlan], facts: dict[str, Any]) -> ShardManifest:
     """Write the manifest of the shards that are there."""
     shards = tuple(read_json_as(plan.folder / "shard.json", Shard) for plan in plans)
-    splits = sum_splits(shards)
+    splits: dict[ShardSplitName, SplitTotals] = {}
+    hashes = []
+    for split in SHARD_SPLITS:
+        parts = [shard.parts[split].model_dump(include=set(SplitTotals.model_fields)) for shard in shards]
+        splits[split] = SplitTotals(**{name: sum(part[name] for part in parts) for name in SplitTotals.model_fields})
+    for shard in shards:
+        hashes += [[shard.parts[split].tokens_sha256, shard.parts[split].ends_sha256] for split in SHARD_SPLITS]
     if splits["train"].documents == 0:
         raise InputError("no document is left for training: every text is empty or went to validation")
     if splits["validation"].documents == 0 and facts["options"].validation_fraction > 0:
-        told = f"no document fell into validation ({splits['train'].documents} in all)"
-        console.err.print(f"{told}: {mend_validation(plans)}", markup=False)
+        console.err.print(
+            f"no document fell into validation ({splits['train'].documents} in all): give validation sources or a "
+            "higher fraction; documents without an id are drawn by the name of their file: have .txt files split into "
+            "paragraphs, or give files of one name names of their own",
+            markup=False,
+        )
     if splits["validation"].documents == 0 and any(plan.split == "validation" for plan in plans):
         raise InputError("the validation sources hold no text: name others, or leave them out")
     manifest = ShardManifest(
-        fingerprint=set_fingerprint(facts["tokenizer_hash"], facts["dtype"], facts["vocab_size"], shards),
+        fingerprint=content_hash([facts["tokenizer_hash"], facts["dtype"], facts["vocab_size"], hashes]),
         splits=splits,
         shards=shards,
         duplicates=count_copies(out, shards),
@@ -270,18 +265,6 @@ def finish_set(out: Path, plans: list[ShardPlan], facts: dict[str, Any]) -> Shar
             shutil.rmtree(folder)  # of an unfinished call with other sources or options
     shutil.rmtree(out / ".locks", ignore_errors=True)
     return manifest
-
-
-def mend_validation(plans: list[ShardPlan]) -> str:
-    """What helps where no document was drawn for validation. A document without an id is known by its file's name."""
-    names = Counter(source.record_name for plan in plans for source in plan.sources)
-    [(name, number)] = names.most_common(1)
-    if number > 1:
-        return (
-            f"{number} files are called {name}, and documents of one name are drawn together: give the files names of "
-            "their own, or validation sources"
-        )
-    return "give validation sources, a higher fraction, or have .txt files split into paragraphs"
 
 
 def tokenize_missing(

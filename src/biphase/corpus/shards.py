@@ -29,7 +29,7 @@ from biphase.corpus.order import mix
 from biphase.corpus.text import TxtDocuments
 from biphase.corpus.tokenizer import load_tokenizer, token_byte_lengths, tokenizer_hash
 from biphase.errors import InputError, nearest
-from biphase.files import content_hash, file_hash, read_hashed, read_json
+from biphase.files import file_hash, read_hashed, read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -82,6 +82,11 @@ class Options(Grown):
     drop_copies: bool = False
     """Whether a document with exactly the text of an earlier one is left out."""
 
+    @property
+    def reading(self) -> tuple[str, str, TxtDocuments]:
+        """What `corpus.text.read_documents` is told."""
+        return self.text_field, self.id_field, self.txt_documents
+
 
 class Duplicates(Strict):
     """How many documents have exactly the tokens of another one before them."""
@@ -123,21 +128,6 @@ class ShardManifest(Strict):
     duplicates: Duplicates | None = None
 
 
-def sum_splits(shards: tuple[Shard, ...]) -> dict[ShardSplitName, SplitTotals]:
-    splits = {}
-    for split in SHARD_SPLITS:
-        parts = [shard.parts[split] for shard in shards]
-        splits[split] = SplitTotals(**{name: sum(getattr(p, name) for p in parts) for name in SplitTotals.model_fields})
-    return splits
-
-
-def set_fingerprint(tokenizer_hash: str, dtype: str, vocab_size: int, shards: tuple[Shard, ...]) -> str:
-    hashes = [
-        [shard.parts[split].tokens_sha256, shard.parts[split].ends_sha256] for shard in shards for split in SHARD_SPLITS
-    ]
-    return content_hash([tokenizer_hash, dtype, vocab_size, hashes])
-
-
 def read_shard_manifest(folder: Path) -> ShardManifest:
     """The manifest of the set in a folder. Raises `InputError` where there is none, or one that is not as made."""
     path = folder / "manifest.json"
@@ -149,28 +139,7 @@ def read_shard_manifest(folder: Path) -> ShardManifest:
     version = stored.get("format_version") if isinstance(stored, dict) else None
     if version != FORMAT_VERSION:
         raise InputError(f"{path} has format version {version}, this biphase reads {FORMAT_VERSION}: prepare it anew")
-    remedy = "delete it and run biphase prepare again"
-    manifest = read_hashed(path, ShardManifest, remedy)
-    if wrong := wrong_facts(manifest):
-        raise InputError(f"{path} is damaged ({wrong}); {remedy}")
-    return manifest
-
-
-def wrong_facts(manifest: ShardManifest) -> str | None:
-    """What in a manifest contradicts the rest of it; None where all of it fits together."""
-    ids = [manifest.eos_id, manifest.mask_id, manifest.pad_id, manifest.bos_id or 0, *manifest.special_ids]
-    if max(ids) >= manifest.vocab_size:
-        return f"a special token's id is not among the {manifest.vocab_size} of the vocabulary"
-    if any(set(shard.parts) != set(SHARD_SPLITS) for shard in manifest.shards):
-        return "a shard is not described in both splits"
-    if len({shard.name for shard in manifest.shards}) != len(manifest.shards):
-        return "a shard is named twice"
-    if manifest.splits != sum_splits(manifest.shards):
-        return "its totals are not the sums over its shards"
-    known_by = manifest.tokenizer_hash, manifest.dtype, manifest.vocab_size
-    if manifest.fingerprint != set_fingerprint(*known_by, manifest.shards):
-        return "its fingerprint is not that of its shards"
-    return None
+    return read_hashed(path, ShardManifest, "delete it and run biphase prepare again")
 
 
 def wrong_size(folder: Path, split: ShardSplitName, part: ShardPart, dtype: str) -> str | None:

@@ -19,7 +19,7 @@ import numpy as np
 import xxhash
 
 from biphase.console import err
-from biphase.corpus.shards import SHARD_SPLITS, Options, Shard, ShardPart, ShardSplitName, wrong_size
+from biphase.corpus.shards import SHARD_SPLITS, Options, Shard, ShardPart, ShardSplitName, SplitTotals, wrong_size
 from biphase.corpus.text import Document, TextSource, read_documents
 from biphase.engine.local import report_progress
 from biphase.errors import InputError
@@ -127,10 +127,11 @@ TextPiece = tuple[str, ShardSplitName, bool]
 class SplitWriter:
     """Appends documents to `SPLIT.tokens`, `SPLIT.ends` and `SPLIT.hashes` of a folder, hashing on the way."""
 
+    kinds = ("tokens", "ends", "hashes")
+
     def __init__(self, folder: Path, split: ShardSplitName, dtype: str, eos_id: int) -> None:
-        kinds = ("tokens", "ends", "hashes")
-        self.files: list[IO[bytes]] = [(folder / f"{split}.{kind}").open("wb") for kind in kinds]
-        self.digests = [hashlib.sha256() for _ in kinds]
+        self.files: list[IO[bytes]] = [(folder / f"{split}.{kind}").open("wb") for kind in self.kinds]
+        self.digests = [hashlib.sha256() for _ in self.kinds]
         self.document = xxhash.xxh3_64()  # of the tokens so far of the document that is being written
         self.dtype = np.dtype(dtype).newbyteorder("<")
         self.eos_id = eos_id
@@ -162,16 +163,9 @@ class SplitWriter:
     def close(self) -> ShardPart:
         for file in self.files:
             file.close()
-        tokens_sha256, ends_sha256, hashes_sha256 = (digest.hexdigest() for digest in self.digests)
-        return ShardPart(
-            documents=self.documents,
-            tokens=self.tokens,
-            text_bytes=self.text_bytes,
-            empty_texts=self.empty_texts,
-            tokens_sha256=tokens_sha256,
-            ends_sha256=ends_sha256,
-            hashes_sha256=hashes_sha256,
-        )
+        hashes = {f"{kind}_sha256": digest.hexdigest() for kind, digest in zip(self.kinds, self.digests, strict=True)}
+        totals = {name: getattr(self, name) for name in SplitTotals.model_fields}
+        return ShardPart.model_validate(totals | hashes)
 
 
 Writers = dict[ShardSplitName, SplitWriter]
@@ -208,7 +202,7 @@ def read_batches(
     held = 0
     for source, copies in zip(plan.sources, plan.copies, strict=True):
         reported = bytes_read = 0
-        for number, (document, bytes_read) in enumerate(read_source(source, plan.options)):
+        for number, (document, bytes_read) in enumerate(read_documents(source, *plan.options.reading)):
             if number in copies:
                 continue
             split = choose_split(document, plan)
@@ -225,17 +219,13 @@ def read_batches(
         pieces, held = [], 0
 
 
-def read_source(source: TextSource, options: Options) -> Iterator[tuple[Document, int]]:
-    return read_documents(source, options.text_field, options.id_field, options.txt_documents)
-
-
 def find_copies(sources: Iterable[TextSource], options: Options) -> dict[str, frozenset[int]]:
     """The numbers of the documents whose text stands earlier in the sources, by the fingerprint of their source."""
     known: set[int] = set()
     copies = {}
     for source in sources:
         dropped = set()
-        for number, (document, _) in enumerate(read_source(source, options)):
+        for number, (document, _) in enumerate(read_documents(source, *options.reading)):
             key = xxhash.xxh3_64_intdigest(document.text.encode("utf-8", "surrogatepass"))
             if key in known and not document.text.isspace() and document.text:
                 dropped.add(number)
