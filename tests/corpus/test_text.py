@@ -167,7 +167,7 @@ def test_a_fingerprint_changes_with_the_file(tmp_path: Path) -> None:
     ("name", "content", "parts"),
     [
         ("d.jsonl", b'{"text": "a"}\n{"text": "b"\n', [":2:", "broken JSON"]),
-        ("d.jsonl", b'{"text": "a"}\n["b"]\n', [":2:", "list"]),
+        ("d.jsonl", b'{"text": "a"}\n["b"]\n', [":2:", 'here is ["b"]']),
         (
             "d.jsonl",
             b'{"text": "a"}\n{"txt": "b", "url": "u"}\n',

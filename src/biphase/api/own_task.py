@@ -284,11 +284,11 @@ def check_values(placed: Sequence[PlacedRow], name: str) -> list[Any]:
 
 def describe_tags(tags: list[list[Any]]) -> dict[str, Any]:
     """Classes of words: in IOB2, or any others, such as parts of speech."""
-    seen = {str(tag) for row in tags for tag in row}
-    types = sorted({tag[2:] for tag in seen if tag[1:2] == "-"})
+    names = {str(tag) for row in tags for tag in row}
+    types = sorted({tag[2:] for tag in names if tag[1:2] == "-"})
     if types:
         return {"classes": ["O", *(f"{mark}-{name}" for name in types for mark in "BI")]}
-    return {"classes": sorted(seen), "metric": "accuracy"}
+    return {"classes": sorted(names), "metric": "accuracy"}
 
 
 IN_A_FILE = "in a task file (`biphase init task --family FAMILY` writes one)"
@@ -351,24 +351,24 @@ def find_splits(train: Path, needed: str | None = None) -> dict[str, str]:
     """The file and those beside it that are called as it is, with dev or test for train; `train.csv` for
     `train.csv.gz`, as a task names files. One without the column that is needed, as benchmarks publish tests, is left
     out, and told."""
-    found = {"train": train.name} if train.exists() else {}
+    splits = {"train": train.name} if train.exists() else {}
     for split, words in OTHER_SPLITS.items():
         names = (train.name.replace("train", word) for word in words)
         other = next((name for name in names if name != train.name and (train.parent / name).exists()), None)
         if other and needed and needed not in next(rows_of_file(train.parent / other), ("", {}))[1]:
             err.print(f"{train.parent / other} has no '{needed}': {split} is drawn from train instead", markup=False)
         elif other:
-            found[split] = other
-    return {split: plain_path(Path(name)).name for split, name in found.items()}
+            splits[split] = other
+    return {split: plain_path(Path(name)).name for split, name in splits.items()}
 
 
 def is_text(values: list[Any]) -> bool:
     """Whether a column has sentences, or lists of them, by most of its first values."""
-    found = []
+    are_texts = []
     for value in islice(values, 1000):
         parts = value if isinstance(value, list) and value else [value]
-        found.append(all(isinstance(part, str) and is_running_text(part) for part in parts))
-    return sum(found) > len(found) / 2
+        are_texts.append(all(isinstance(part, str) and is_running_text(part) for part in parts))
+    return sum(are_texts) > len(are_texts) / 2
 
 
 def says_label(texts: list[Any], labels: list[Any]) -> bool:

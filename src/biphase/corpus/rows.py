@@ -86,7 +86,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any], int]]:
         except json.JSONDecodeError as error:
             raise broken_json(f"{path}:{number}", error, "one object a line") from None
         if not isinstance(row, dict):
-            raise InputError(f"{path}:{number}: one JSON object per line is needed, here is a {json_kind(row)}")
+            raise InputError(f"{path}:{number}: one JSON object per line is needed, here is {shown(row)}")
         yield number, row, num_bytes
 
 
@@ -157,14 +157,6 @@ def field_names(row: Mapping[str, Any]) -> Iterator[str]:
         yield name
         if isinstance(value, Mapping):
             yield from (f"{name}.{inner}" for inner in field_names(value))
-
-
-def json_kind(value: Any) -> str:
-    """What JSON calls a value: null, object, list, string, boolean or number."""
-    if value is None:
-        return "null"
-    kinds = {dict: "object", list: "list", str: "string", bool: "boolean", int: "number", float: "number"}
-    return kinds.get(type(value), type(value).__name__)
 
 
 TABLE_ROWS = 256

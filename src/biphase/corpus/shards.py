@@ -333,21 +333,21 @@ def count_copies(folder: Path, shards: tuple[Shard, ...]) -> Duplicates:
     edges = [(number << 64) // num_ranges for number in range(num_ranges + 1)]
     train = validation = in_both = 0
     for low, high in pairwise(edges):
-        found = {split: hashes_between(folder, shards, split, low, high - 1) for split in SHARD_SPLITS}
-        known = np.unique(found["train"])
-        train += len(found["train"]) - len(known)
-        validation += len(found["validation"]) - len(np.unique(found["validation"]))
-        in_both += int(np.isin(found["validation"], known).sum())
+        hashes = {split: hashes_between(folder, shards, split, low, high - 1) for split in SHARD_SPLITS}
+        trained = np.unique(hashes["train"])
+        train += len(hashes["train"]) - len(trained)
+        validation += len(hashes["validation"]) - len(np.unique(hashes["validation"]))
+        in_both += int(np.isin(hashes["validation"], trained).sum())
     return Duplicates(train=train, validation=validation, in_both=in_both)
 
 
 def hashes_between(folder: Path, shards: Iterable[Shard], split: ShardSplitName, low: int, high: int) -> np.ndarray:
     """The hashes of the documents of a split that lie in low..high, in their order, uint64."""
-    found = [np.empty(0, np.uint64)]
+    pieces = [np.empty(0, np.uint64)]
     for shard in shards:
         hashes_D = np.fromfile(folder / "shards" / shard.name / f"{split}.hashes", dtype="<u8")
-        found.append(hashes_D[(hashes_D >= np.uint64(low)) & (hashes_D <= np.uint64(high))])
-    return np.concatenate(found)
+        pieces.append(hashes_D[(hashes_D >= np.uint64(low)) & (hashes_D <= np.uint64(high))])
+    return np.concatenate(pieces)
 
 
 COMPARED_DOCUMENTS = 20_000

@@ -110,8 +110,8 @@ def searched_words(text: str) -> list[str]:
     """What word search looks for: lower-cased words of two letters and more, and of scripts without spaces all pairs of
     neighbours, as Lucene's CJKAnalyzer has them: `BERT模型は` → `bert`, `模型`, `型は`."""
     words = []
-    for found in SEARCHED.finditer(text.lower()):
-        run, word = found.groups()
+    for match in SEARCHED.finditer(text.lower()):
+        run, word = match.groups()
         if run:
             words += [run[at : at + 2] for at in range(max(1, len(run) - 1))]
         else:

@@ -197,10 +197,10 @@ def hash_pairs(source: PairSource) -> str:
 
 def hash_source(path: str) -> str:
     """The content of a file or of all files of a folder; a hub data set by its newest commit."""
-    found = Path(path).expanduser()
-    if found.is_dir():
-        return hash_folder(found, [file for file in found.rglob("*") if file.is_file()])
-    return file_hash(found) if found.is_file() else content_hash([path, pin_commit(path.partition(":")[0], None)])
+    place = Path(path).expanduser()
+    if place.is_dir():
+        return hash_folder(place, [file for file in place.rglob("*") if file.is_file()])
+    return file_hash(place) if place.is_file() else content_hash([path, pin_commit(path.partition(":")[0], None)])
 
 
 def hash_folder(folder: Path, files: Iterable[Path]) -> str:
@@ -219,16 +219,16 @@ def hash_text(given: str, sources: Sequence[TextSource]) -> str:
 
 
 def guess_columns(name: str, row: dict[str, Any]) -> tuple[str, ...]:
-    found = next((guess for guess in GUESSES if set(guess) <= row.keys()), None)
-    if found is not None and found[-1] == "positive":
-        found = (*found, *(column for column in row if re.fullmatch(r"negative_?\d+", column)))
+    columns = next((guess for guess in GUESSES if set(guess) <= row.keys()), None)
+    if columns is not None and columns[-1] == "positive":
+        columns = (*columns, *(column for column in row if re.fullmatch(r"negative_?\d+", column)))
     texts = tuple(column for column, value in row.items() if isinstance(value, str) and not is_number(value))
-    if found is None and len(texts) == 2 and len(row) <= 3:
+    if columns is None and len(texts) == 2 and len(row) <= 3:
         rest = [column for column in row if column not in texts and column in SCORES]
-        found = (*texts, *rest)
-    if found is None:
+        columns = (*texts, *rest)
+    if columns is None:
         raise InputError(f"{name}: which columns are pairs? name them with columns: [a, b]; it has {', '.join(row)}")
-    return found
+    return columns
 
 
 def is_number(value: Any) -> bool:
@@ -261,10 +261,10 @@ def pairs_from_text(source: PairSource, path: str, seed: int) -> Pairs:
         nonlocal num_documents, num_used
         for document in read_all(sources, source.text_field):
             num_documents += 1
-            found = list(PAIR_MAKERS[source.pairs](document.text, source.passage_words, draw))
-            num_used += bool(found)
-            yield from found
-            progress.advance(len(found))
+            pairs = list(PAIR_MAKERS[source.pairs](document.text, source.passage_words, draw))
+            num_used += bool(pairs)
+            yield from pairs
+            progress.advance(len(pairs))
 
     with console.track(f"make {source.pairs}", source.limit, "pairs") as progress:
         table = to_arrow(islice(make_all(), source.limit), ("anchor", "positive"))

@@ -201,9 +201,9 @@ def check_columns(kept: KeptModel, place: str, row: Row) -> None:
 def family_of(name: str, folder: Path) -> Family:
     """What a folder predicts. Raises `InputError` where it is an embedding model, or an encoder alone."""
     names = read_json_as(folder / "config.json", dict[str, Any]).get("architectures") or []
-    found = next((HEADS[end] for one in names for end in HEADS if str(one).endswith(end)), None)
-    if found is not None:
-        return found
+    family = next((HEADS[end] for one in names for end in HEADS if str(one).endswith(end)), None)
+    if family is not None:
+        return family
     if (folder / "modules.json").exists():
         raise InputError(
             f"{name} gives embeddings, not predictions: ask it with `biphase search TEXT QUESTION --model {name}`"

@@ -50,9 +50,9 @@ def label_number(task: Task, place: str, value: Any) -> int:
     are names in any case of their letters."""
     is_truth = isinstance(value, bool) or (value in ("True", "False") and value not in task.classes)
     names = tuple(name.lower() for name in task.classes) if is_truth else task.classes
-    found = find_name(names, str(value).lower() if is_truth else value)
-    if found is not None:
-        return found
+    number_of_name = find_name(names, str(value).lower() if is_truth else value)
+    if number_of_name is not None:
+        return number_of_name
     number, has_numbers = number_of(value), any(one is not None for one in numbers_of(names))
     if number is not None and not has_numbers and number == int(number) and 0 <= number < len(names):
         return int(number)
@@ -71,9 +71,9 @@ def find_name(names: tuple[str, ...], value: Any) -> int | None:
 def right_choice(task: Task, place: str, names: tuple[str, ...], label: Any) -> int:
     """The number of the right choice by the row's own names of choices, else by the task's. A number is counted from 0
     only where choices are not called by numbers."""
-    found = find_name(names, label)
-    if found is not None:
-        return found
+    number = find_name(names, label)
+    if number is not None:
+        return number
     if number_of(label) is not None and any(one is not None for one in numbers_of(names)):
         raise InputError(f"{place}: label {label!r} is none of its choices: {', '.join(names)}")
     return label_number(task, place, label)
@@ -149,11 +149,11 @@ def to_iob2(tags: Sequence[Any], scheme: Scheme, place: str) -> list[Any]:
     """
     if scheme == "IOB2":
         return list(tags)
-    known = {"IOB1": "BI", "BIOES": "BIES", "BILOU": "BILU"}[scheme]
+    marks = {"IOB1": "BI", "BIOES": "BIES", "BILOU": "BILU"}[scheme]
     before = "O"
     made = []
     for tag in tags:
-        if not isinstance(tag, str) or (tag != "O" and (tag[:1] not in known or tag[1:2] != "-")):
+        if not isinstance(tag, str) or (tag != "O" and (tag[:1] not in marks or tag[1:2] != "-")):
             raise InputError(f"{place}: tag {tag!r} is not of the scheme {scheme}")
         if tag != "O" and scheme in ("BIOES", "BILOU"):
             tag = {"S": "B", "E": "I", "U": "B", "L": "I"}.get(tag[0], tag[0]) + tag[1:]
@@ -192,10 +192,10 @@ def read_spans(place: str, name: str, value: Any) -> list[tuple[str, int]]:
 def find_answer(place: str, context: str, text: str, start: int) -> Answer:
     """The occurrence of `text` that is nearest to `start`: published starts are not all right."""
     start = min(max(start, 0), len(context))
-    found = [at for at in (context.rfind(text, 0, start + len(text)), context.find(text, start)) if at >= 0]
-    if not found:
+    starts = [at for at in (context.rfind(text, 0, start + len(text)), context.find(text, start)) if at >= 0]
+    if not starts:
         raise InputError(f"{place}: a context without its answer '{text[:40]}'")
-    return Answer(text, min(found, key=lambda at: abs(at - start)))
+    return Answer(text, min(starts, key=lambda at: abs(at - start)))
 
 
 CLASSES_SHOWN = 5
@@ -338,15 +338,15 @@ def draw_missing_splits(source: TaskSource, examples: dict[TaskSplit, list[AnyEx
 
 def tell_absent_classes(task: Task, examples: dict[TaskSplit, list[AnyExample]], splits: Sequence[TaskSplit]) -> None:
     """Tell which classes chance has left out of a split: each is in another one."""
-    found = {split: {number for one in some for number in classes_of(one)} for split, some in examples.items()}
+    classes = {split: {number for one in some for number in classes_of(one)} for split, some in examples.items()}
     for split in splits:
-        absent = sorted(set().union(*found.values()) - found[split])
+        absent = sorted(set().union(*classes.values()) - classes[split])
         if absent:
             names = first_of([task.classes[number] for number in absent], CLASSES_SHOWN)
             what = "left to train on" if split == "train" else f"drawn for {split}"
-            told = f"{task.name}: none of the {len(examples[split]):,} examples {what} has {names}"
+            sentence = f"{task.name}: none of the {len(examples[split]):,} examples {what} has {names}"
             has_shares = "" if task.stratified or task.problem_type else ", or `stratified: true`"
-            err.print(f"{told}; name files for the splits{has_shares} to have all classes in each", markup=False)
+            err.print(f"{sentence}; name files for the splits{has_shares} to have all classes in each", markup=False)
 
 
 def classes_of(example: AnyExample) -> tuple[int, ...]:
@@ -366,9 +366,9 @@ def count_shared(data: TaskData[Any] | Collection) -> dict[EvaluatedSplit, int]:
         return {
             split: sum(data.queries[query] in trained for query in judged) for split, judged in data.relevance.items()
         }
-    seen = {input_of(example) for example in data.train}
+    trained = {input_of(example) for example in data.train}
     splits: dict[EvaluatedSplit, tuple[AnyExample, ...]] = {"validation": data.validation, "test": data.test}
-    return {split: sum(input_of(example) in seen for example in examples) for split, examples in splits.items()}
+    return {split: sum(input_of(example) in trained for example in examples) for split, examples in splits.items()}
 
 
 def input_of(example: AnyExample) -> Any:
@@ -419,15 +419,15 @@ def lacks_text(task: Task, place: str, row: Row) -> bool:
 
 def tell_missing(task: Task, places: dict[str, list[str]]) -> None:
     """Say how many rows lack a label or text. Raises `InputError` unless the task leaves them out."""
-    told = [
+    counts = [
         f"{len(some):,} {'rows have' if len(some) > 1 else 'row has'} no {part} (the first: {some[0]})"
         for part, some in places.items()
     ]
-    if told and task.missing == "refuse":
+    if counts and task.missing == "refuse":
         remedy = "fill them in, or leave them out by `missing: drop` in the task's file"
-        raise InputError(f"task '{task.name}': {', '.join(told)}; {remedy}")
-    if told:
-        err.print(f"{task.name}: left out: {', '.join(told)}")
+        raise InputError(f"task '{task.name}': {', '.join(counts)}; {remedy}")
+    if counts:
+        err.print(f"{task.name}: left out: {', '.join(counts)}")
 
 
 def make_text(task: Task, place: str, row: Row) -> LabelledText | None:

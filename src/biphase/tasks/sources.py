@@ -150,17 +150,17 @@ def name_data_dirs(pairs: Iterable[tuple[str, str]], tasks: Iterable[str], origi
 
     Raises `InputError` for any other task, and for one that is given twice.
     """
-    found: dict[str, str] = {}
+    folders: dict[str, str] = {}
     asked = [find_task(task) for task in tasks]
-    known = {name for task in asked for name in (task.name, task.trained_on, task.part_of) if name}
+    names = {name for task in asked for name in (task.name, task.trained_on, task.part_of) if name}
     for given, folder in pairs:
         name = find_task(given).name if given.endswith((".yaml", ".yml")) else given
-        if name not in known:
-            raise InputError(f"{origin}: '{given}' is none of the tasks{nearest(name, known)}")
-        if name in found:
-            raise InputError(f"{origin}: {name} has {found[name]} already")
-        found[name] = folder
-    return found
+        if name not in names:
+            raise InputError(f"{origin}: '{given}' is none of the tasks{nearest(name, names)}")
+        if name in folders:
+            raise InputError(f"{origin}: {name} has {folders[name]} already")
+        folders[name] = folder
+    return folders
 
 
 def dir_of(task: Task, data_dirs: Mapping[str, Dir]) -> Dir | None:
@@ -253,7 +253,7 @@ def stamped_hash(path: str, size: int, modified_ns: int) -> str:
 
 def find_layout(task: Task, layout: FileLayout, folder: Path) -> dict[PartName, tuple[Path, ...]]:
     """The files of each part, each plain or compressed; none where they are missing."""
-    found: dict[PartName, tuple[Path, ...]] = {}
+    files: dict[PartName, tuple[Path, ...]] = {}
     for part, name in parts_of(task, layout).items():
         by_name: dict[str, Path] = {}
         for ending in ("", *CODECS):
@@ -261,8 +261,8 @@ def find_layout(task: Task, layout: FileLayout, folder: Path) -> dict[PartName, 
             for path in matches:
                 if path.is_file() or is_saved(path):
                     by_name.setdefault(str(path).removesuffix(ending), path)
-        found[part] = tuple(path for _, path in sorted(by_name.items()))
-    return found
+        files[part] = tuple(path for _, path in sorted(by_name.items()))
+    return files
 
 
 def parts_of(task: Task, layout: FileLayout) -> dict[PartName, str]:
@@ -425,7 +425,7 @@ def read_quoted(path: Path, layout: FileLayout, delimiter: str | None) -> Rows:
     there is doubled."""
     lines = (line for _, line, _ in read_text_lines(path))
     first = next(lines, "")
-    delimiter = delimiter or guess_delimiter(first)
+    delimiter = delimiter or (";" if ";" in first and "," not in first else ",")
     csv.field_size_limit(LONGEST_FIELD)
     reader = csv.reader(itertools.chain([first], lines), delimiter=delimiter, strict=True)
     header: list[str] = []
@@ -452,11 +452,6 @@ def read_quoted(path: Path, layout: FileLayout, delimiter: str | None) -> Rows:
     except csv.Error as error:
         remedy = "a quote inside quotes is doubled, a line ends in \\n"
         raise InputError(f"{path}:{before + 1}: broken table ({error}); {remedy}") from None
-
-
-def guess_delimiter(header: str) -> str:
-    """A comma, or where the header of a .csv has none of them, a semicolon."""
-    return ";" if ";" in header and "," not in header else ","
 
 
 def ragged(place: str, num_fields: int, num_columns: int, remedy: str = "") -> InputError:

@@ -300,8 +300,8 @@ def named_splits(splits: Splits) -> dict[TaskSplit, str]:
 
 def split_name(name: str) -> tuple[str, str]:
     """A task's name and which of its tests is meant: `xnli.yaml:de` → `xnli.yaml`, `de`; `snli` → `snli`, nothing."""
-    found = re.fullmatch(r"(.+\.ya?ml):([^:/]+)", name)
-    return (found[1], found[2]) if found else (name, "")
+    match = re.fullmatch(r"(.+\.ya?ml):([^:/]+)", name)
+    return (match[1], match[2]) if match else (name, "")
 
 
 def test_names(task: Task) -> tuple[str, ...]:

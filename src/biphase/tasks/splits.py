@@ -276,7 +276,7 @@ def query_bm25(retriever: Any, queries: Sequence[str], top: int) -> list[list[tu
     words = [searched_words(query) for query in queries]
     most = min(top, retriever.scores["num_docs"])
     numbers_QK, scores_QK = retriever.retrieve(words, k=most, show_progress=False)
-    found = []
+    hits = []
     for numbers, scores in zip(numbers_QK.tolist(), scores_QK.tolist(), strict=True):
-        found.append([(number, score) for number, score in zip(numbers, scores, strict=True) if score > 0])
-    return found
+        hits.append([(number, score) for number, score in zip(numbers, scores, strict=True) if score > 0])
+    return hits
