@@ -44,11 +44,13 @@ from biphase.encoder.packed import head_input, packed_hidden
 from biphase.encoder.proofs import FailedProofError
 from biphase.errors import InputError
 from biphase.export.model import check_export, close_texts, export_checkpoint, set_direction
-from biphase.finetuning.encoding import encode_texts
+from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.encoding import CellContext, encode_texts, pack
 from biphase.finetuning.heads import Embedder, Encoder, load_encoder
 from biphase.pretraining.loop import train
 from biphase.recipe import Recipe
 from biphase.run import Run, drop_step, find_checkpoint
+from biphase.tasks.spec import task_table
 
 TOKENS_T = torch.arange(3, 43)
 NO_ENDS = ("schedule.warmup_steps=0", "schedule.decay_steps=0")
@@ -192,11 +194,9 @@ def embeddings_by_us(run: str) -> torch.Tensor:
     """As evaluation reads texts and pools them."""
     encoder = load_encoder(run)
     texts = encode_texts(encoder.tokenizer, TEXTS, max_length=encoder.max_length)
-    positions = torch.cat([torch.arange(length) for length in texts.lengths_S])
+    cell = CellContext(task_table()["squad_retrieval"], FinetuneConfig(), torch.device("cpu"), torch.float32)
     with torch.no_grad():
-        return Embedder(encoder.backbone)(
-            torch.from_numpy(texts.tokens_T).long(), positions, lay_out(texts.bounds_S1, causal=False)
-        )
+        return Embedder(encoder.backbone)(pack(texts, np.arange(len(TEXTS)), cell))
 
 
 @pytest.mark.parametrize("family", ["preset", "llama-tied", "roberta"])

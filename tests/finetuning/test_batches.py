@@ -7,6 +7,8 @@ from biphase.finetuning.encoding import (
     bounds_of_lengths,
     evaluation_batches,
     pack,
+    predict_samples,
+    predict_tokens,
     split_by_tokens,
     training_order,
 )
@@ -49,13 +51,29 @@ def test_evaluation_sees_each_sample_once_within_the_budget() -> None:
     chosen = np.append(chosen, 17)
 
     class Sizes(torch.nn.Module):
-        def forward(self, tokens_T, positions_T, layout):
-            return torch.tensor(len(tokens_T))
+        def forward(self, batch):
+            return torch.tensor(len(batch.tokens_T))
 
     found = [(batch, int(size)) for batch, size in evaluation_batches(Sizes(), texts, chosen, CELL)]
     assert found[0][0].samples.tolist() == [17]
     assert sorted(np.concatenate([batch.samples for batch, _ in found])) == sorted(chosen)
     assert all(size <= 100 for _, size in found[1:])
+
+
+def test_outputs_stand_where_their_samples_and_tokens_do() -> None:
+    """However batches are ordered and cut."""
+    texts = texts_of(np.random.default_rng(0).integers(1, 50, 40).tolist())
+
+    class Tokens(torch.nn.Module):
+        def forward(self, batch):
+            return batch.tokens_T[:, None].float()
+
+    class Firsts(torch.nn.Module):
+        def forward(self, batch):
+            return batch.tokens_T[batch.layout.bounds_S1[:-1].long()][:, None].float()
+
+    assert predict_tokens(Tokens(), texts, 1, CELL)[:, 0].tolist() == texts.tokens_T.tolist()
+    assert predict_samples(Firsts(), texts, 1, CELL)[:, 0].tolist() == texts.bounds_S1[:-1].tolist()
 
 
 def test_cut_fills_parts() -> None:

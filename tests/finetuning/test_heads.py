@@ -1,10 +1,9 @@
 import copy
-from itertools import pairwise
 
 import numpy as np
 import torch
 
-from biphase.encoder.attention import lay_out
+from biphase.finetuning.encoding import Batch, TokenizedTexts, pack
 from biphase.finetuning.heads import (
     Embedder,
     Encoder,
@@ -14,12 +13,21 @@ from biphase.finetuning.heads import (
     reference_mean_pool,
 )
 
+from .conftest import make_cell
+
 BOUNDS = np.array([0, 1, 8, 13])
 
 
-def inputs(bounds: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    tokens = torch.from_numpy(np.random.default_rng(0).integers(3, 250, bounds[-1]))
-    return tokens, torch.from_numpy(np.concatenate([np.arange(n) for n in np.diff(bounds)]))
+def packed(bounds: np.ndarray, change: int | None = None) -> Batch:
+    """Some tokens between these bounds, one of them another one where it is named."""
+    tokens = np.random.default_rng(0).integers(3, 250, bounds[-1])
+    if change is not None:
+        tokens[change] += 1
+    return pack(TokenizedTexts(tokens, bounds, np.zeros(0, np.int64)), np.arange(len(bounds) - 1), make_cell("snli"))
+
+
+def alone(batch: Batch, sample: int) -> Batch:
+    return pack(batch.texts, np.array([sample]), make_cell("snli"))
 
 
 def test_mean_pool_equals_its_slow_twin() -> None:
@@ -36,38 +44,31 @@ def test_mean_pool_equals_its_slow_twin() -> None:
 
 def test_sequence_logits_packed_equal_alone(encoder: Encoder) -> None:
     model = SequenceClassifier(copy.deepcopy(encoder.backbone), 3).eval()
-    tokens, positions = inputs(BOUNDS)
-    packed = model(tokens, positions, lay_out(BOUNDS, causal=False))
-    assert packed.shape == (3, 3)
-    for n, (begin, end) in enumerate(pairwise(BOUNDS)):
-        layout = lay_out(np.array([0, end - begin]), causal=False)
-        torch.testing.assert_close(model(tokens[begin:end], positions[begin:end], layout)[0], packed[n])
+    batch = packed(BOUNDS)
+    logits = model(batch)
+    assert logits.shape == (3, 3)
+    for sample in range(3):
+        torch.testing.assert_close(model(alone(batch, sample))[0], logits[sample])
 
 
 def test_token_logits_packed_equal_alone_and_see_both_sides(encoder: Encoder) -> None:
     model = TokenClassifier(copy.deepcopy(encoder.backbone), 5, dropout=0.1).eval()
-    tokens, positions = inputs(BOUNDS)
-    packed = model(tokens, positions, lay_out(BOUNDS, causal=False))
-    assert packed.shape == (13, 5)
-    alone = model(tokens[1:8], positions[1:8], lay_out(np.array([0, 7]), causal=False))
-    torch.testing.assert_close(alone, packed[1:8])
-    changed = tokens.clone()
-    changed[7] += 1
-    moved = (model(changed, positions, lay_out(BOUNDS, causal=False)) - packed).abs().amax(1) > 0
+    batch = packed(BOUNDS)
+    logits = model(batch)
+    assert logits.shape == (13, 5)
+    torch.testing.assert_close(model(alone(batch, 1)), logits[1:8])
+    moved = (model(packed(BOUNDS, change=7)) - logits).abs().amax(1) > 0
     assert moved.tolist() == [False] + [True] * 7 + [False] * 5
 
 
 def test_dropout_is_the_token_heads_alone(encoder: Encoder) -> None:
-    tokens, positions = inputs(BOUNDS)
-    layout = lay_out(BOUNDS, causal=False)
+    batch = packed(BOUNDS)
     sequence = SequenceClassifier(copy.deepcopy(encoder.backbone), 3).train()
-    assert torch.equal(sequence(tokens, positions, layout), sequence(tokens, positions, layout))
+    assert torch.equal(sequence(batch), sequence(batch))
     token = TokenClassifier(copy.deepcopy(encoder.backbone), 3, dropout=0.5).train()
-    assert not torch.equal(token(tokens, positions, layout), token(tokens, positions, layout))
+    assert not torch.equal(token(batch), token(batch))
 
 
 def test_shapes_of_the_other_heads(encoder: Encoder) -> None:
-    tokens, positions = inputs(BOUNDS)
-    layout = lay_out(BOUNDS, causal=False)
-    assert TokenClassifier(encoder.backbone, 2, dropout=0.0)(tokens, positions, layout).shape == (13, 2)
-    assert Embedder(encoder.backbone)(tokens, positions, layout).shape == (3, 32)
+    assert TokenClassifier(encoder.backbone, 2, dropout=0.0)(packed(BOUNDS)).shape == (13, 2)
+    assert Embedder(encoder.backbone)(packed(BOUNDS)).shape == (3, 32)

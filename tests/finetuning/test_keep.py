@@ -18,9 +18,8 @@ from biphase.files import MARK
 from biphase.finetuning.cells import identify
 from biphase.finetuning.config import FinetuneConfig, settle_config
 from biphase.finetuning.encoding import CellContext
-from biphase.finetuning.families import module_of
 from biphase.finetuning.fit import fit_cell
-from biphase.finetuning.heads import copy_backbone, load_encoder
+from biphase.finetuning.heads import add_head, copy_backbone, load_encoder
 from biphase.finetuning.keep import check_keepable, keep_network
 from biphase.finetuning.kept import RECORD, find_kept
 from biphase.tasks.examples import load_examples
@@ -37,7 +36,7 @@ def keep_untrained(task: Task, model: Path, folder: Path, **settings: Any) -> Pa
     config = settle_config(FinetuneConfig(device=DEVICE, precision="fp32", **settings), task, 256)
     cell = CellContext(task, config, torch.device(DEVICE), torch.float32)
     torch.manual_seed(0)
-    network = module_of(task.family, config).build_model(copy_backbone(encoder.backbone, []), cell)
+    network = add_head(copy_backbone(encoder.backbone, []), cell)
     score: Any = SimpleNamespace(cell="", source="", headline=lambda: "not trained")
     keep_network(network, encoder, cell, folder, score, None)
     return folder

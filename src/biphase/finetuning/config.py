@@ -22,11 +22,11 @@ PLACEMENT = {"device", "microbatch_tokens", "keep_texts"}
 """Settings that decide where and how fast a cell runs and what is kept of it, not what comes out."""
 
 FAMILY_SETTINGS: dict[Family, tuple[str, ...]] = {
-    "sequence_classification": ("head",),
+    "sequence_classification": (),
     "token_classification": ("head_dropout",),
     "question_answering": ("qa_head", "max_answer_tokens"),
     "retrieval": ("judged_only", "scale", "ranking"),
-    "multiple_choice": ("head",),
+    "multiple_choice": (),
 }
 QA_HEAD_SETTINGS = {"span": ("doc_stride",), "token": ("head_dropout",)}
 """The settings that matter to one family of tasks, or to one head of it, and not to all."""
@@ -50,7 +50,7 @@ DEFAULT_MAX_LENGTH = 2028
 class FinetuneConfig(Grown):
     """All that a cell does, apart from which encoder and which task. Defaults are the paper's where it has a value."""
 
-    later: ClassVar[frozenset[str]] = frozenset({"truncation", "head", "frozen", "shots", "keep_texts", "ranking"})
+    later: ClassVar[frozenset[str]] = frozenset({"truncation", "frozen", "shots", "keep_texts", "ranking"})
 
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5e-5
     seed: Count = 0
@@ -88,9 +88,6 @@ class FinetuneConfig(Grown):
     """The type of the arithmetic. `auto`: bf16 where the device has units for it."""
     weight_dtype: Literal["fp32", "bf16"] = "fp32"
     """The type of weights and moments. `bf16`: as the paper did, where updates at low rates round away."""
-    head: Literal["own", "transformers"] = "own"
-    """Sequence classification: the paper's head, the same on every network, or the one that the network's class in
-    transformers has, which `--keep` can keep for all of them; texts are padded for it."""
     head_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """The dropout of the token classifier; the other heads have none."""
     qa_head: Literal["span", "token"] = "span"
@@ -118,8 +115,6 @@ class FinetuneConfig(Grown):
     def settings_fit(self) -> "FinetuneConfig":
         if self.shots is not None and self.max_train_examples is not None:
             raise ValueError("shots and max_train_examples both say what is trained on; give one")
-        if self.frozen and self.head == "transformers":
-            raise ValueError("frozen is a linear probe, which has a head of its own; leave head out")
         return self
 
 
@@ -137,7 +132,7 @@ def settle_config(config: FinetuneConfig, task: Task, max_length: int) -> Finetu
     if task.family == "question_answering":
         matters |= {*QA_HEAD_SETTINGS[config.qa_head]}
     if task.family == "retrieval" and config.ranking == "pairs":
-        matters = matters - {"scale"} | {"head"}
+        matters -= {"scale"}
     special = {name for names in (*FAMILY_SETTINGS.values(), *QA_HEAD_SETTINGS.values()) for name in names}
     settled: dict[str, Any] = {name: FinetuneConfig.model_fields[name].default for name in special - matters}
     for name, value in PAPER_SEARCH.items():

@@ -74,8 +74,16 @@ class TokenizedTexts:
         is_used[self.tokens_T] = True
         return np.flatnonzero(is_used)
 
+    def lengths_of(self, samples: np.ndarray) -> np.ndarray:
+        """How many tokens each of the given samples has."""
+        return self.bounds_S1[samples + 1] - self.bounds_S1[samples]
+
+    def bounds_of(self, samples: np.ndarray) -> list[tuple[int, int]]:
+        """Where each of the given samples begins and ends in `tokens_T`."""
+        return list(zip(self.bounds_S1[samples].tolist(), self.bounds_S1[samples + 1].tolist(), strict=True))
+
     def count_tokens(self, samples: np.ndarray) -> int:
-        return int((self.bounds_S1[samples + 1] - self.bounds_S1[samples]).sum())
+        return int(self.lengths_of(samples).sum())
 
 
 @dataclass(frozen=True)
@@ -218,8 +226,10 @@ class Batch:
     tokens_T: Tensor
     positions_T: Tensor
     layout: PackedLayout
+    texts: TokenizedTexts
+    """The texts that the samples are from."""
     samples: np.ndarray
-    """The numbers of the samples in the texts that they are from."""
+    """The numbers of the samples in these texts."""
     indices_T: np.ndarray
     """Where each token stands in `TokenizedTexts.tokens_T`, so that targets are looked up as `targets[indices_T]`."""
 
@@ -230,7 +240,7 @@ def pack(texts: TokenizedTexts, samples: np.ndarray, cell: CellContext) -> Batch
     Of texts with the bounds 0, 3, 5, 9, the samples 2 and 0 give bounds 0, 4, 7, positions 0 1 2 3 0 1 2 and indices
     5 6 7 8 0 1 2.
     """
-    lengths = texts.bounds_S1[samples + 1] - texts.bounds_S1[samples]
+    lengths = texts.lengths_of(samples)
     bounds = bounds_of_lengths(lengths)
     positions_T = np.arange(bounds[-1]) - np.repeat(bounds[:-1], lengths)
     indices_T = np.repeat(texts.bounds_S1[samples], lengths) + positions_T
@@ -240,6 +250,7 @@ def pack(texts: TokenizedTexts, samples: np.ndarray, cell: CellContext) -> Batch
         tokens_T=to_device(texts.tokens_T[indices_T].astype(np.int64), cell.device),
         positions_T=to_device(positions_T, cell.device),
         layout=layout,
+        texts=texts,
         samples=samples,
         indices_T=indices_T,
     )
@@ -262,13 +273,14 @@ def training_order(num_items: int, batch_size: int, num_steps: int, seed: int) -
 
 
 def backward_in_microbatches(
+    model: nn.Module,
     texts: TokenizedTexts,
     samples: np.ndarray,
     cell: CellContext,
-    loss_of: Callable[[Batch], Tensor],
+    loss_of: Callable[[Tensor, Batch], Tensor],
     bounds_G1: np.ndarray | None = None,
 ) -> Tensor:
-    """The sum of `loss_of` over microbatches that fit into memory, and its gradient.
+    """The sum over microbatches that fit into memory of `loss_of` the model's output and the batch, and its gradient.
 
     With `bounds_G1`, `samples` are numbers of groups that stay together: group g is all samples between its bounds.
     """
@@ -278,7 +290,8 @@ def backward_in_microbatches(
         if bounds_G1 is not None:
             part = np.concatenate([np.arange(bounds_G1[group], bounds_G1[group + 1]) for group in part])
         with cell.autocast():
-            loss = loss_of(pack(texts, part, cell))
+            batch = pack(texts, part, cell)
+            loss = loss_of(model(batch), batch)
         loss.backward()
         total += loss.detach()
     return total
@@ -291,12 +304,11 @@ def evaluation_batches(
     most = cell.config.microbatch_tokens
     if cell.device.type == "cpu":
         most = min(4096, most)  # what its caches hold
-    lengths = texts.bounds_S1[samples + 1] - texts.bounds_S1[samples]
-    ordered = samples[np.argsort(-lengths, kind="stable")]
+    ordered = samples[np.argsort(-texts.lengths_of(samples), kind="stable")]
     for part in split_by_tokens(ordered, texts.lengths_S, most):
         batch = pack(texts, part, cell)
         with cell.autocast():
-            output = model(batch.tokens_T, batch.positions_T, batch.layout)
+            output = model(batch)
         yield batch, output
 
 
@@ -306,6 +318,14 @@ def predict_samples(model: nn.Module, texts: TokenizedTexts, width: int, cell: C
     for batch, output in evaluation_batches(model, texts, np.arange(texts.num_samples), cell):
         outputs_SC[batch.samples] = output.cpu().numpy()
     return outputs_SC
+
+
+def predict_tokens(model: nn.Module, texts: TokenizedTexts, width: int, cell: CellContext) -> np.ndarray:
+    """The model's outputs for each token of the texts, [T, width], fp32. Call under `torch.no_grad`."""
+    outputs_TC = np.zeros((len(texts.tokens_T), width), dtype=np.float32)
+    for batch, output in evaluation_batches(model, texts, np.arange(texts.num_samples), cell):
+        outputs_TC[batch.indices_T] = output.cpu().numpy()
+    return outputs_TC
 
 
 def split_by_tokens(samples: np.ndarray, lengths_S: np.ndarray, most_tokens: int) -> list[np.ndarray]:

@@ -50,7 +50,15 @@ from biphase.finetuning.cells import CellPlan, DataDirs, plan_cells
 from biphase.finetuning.config import ENCODING_SETTINGS, EVALUATED_SPLITS, PROTOCOL, FinetuneConfig
 from biphase.finetuning.encoding import CellContext, EncodedSplit, EncodedTask, HashedTokenizer, training_order
 from biphase.finetuning.families import module_of
-from biphase.finetuning.heads import Encoder, check_length, copy_backbone, load_encoder, look_up_tasks
+from biphase.finetuning.heads import (
+    Encoder,
+    FrozenFeatures,
+    add_head,
+    can_look_up,
+    check_length,
+    copy_backbone,
+    load_encoder,
+)
 from biphase.finetuning.keep import check_keepable, keep_network
 from biphase.finetuning.metrics import Judgement
 from biphase.finetuning.scores import Score, read_score
@@ -204,29 +212,23 @@ class TrainingResult:
         return float(np.mean(tail)) if self.diverged_at is None else None
 
 
-def build_network(
-    encoder: Encoder, cell: CellContext, tasks: Sequence[EncodedTask[Any]], table: nn.Module | None = None
-) -> nn.Module:
-    """A copy of the encoder for the texts of some tasks (none: for any text), or a table of features, with a new head.
+def build_network(encoder: Encoder, cell: CellContext, tasks: Sequence[EncodedTask[Any]]) -> nn.Module:
+    """A copy of the encoder for the texts of some tasks (none: for any text), or its features, with a new head.
 
     Random weights come from torch's generator.
     """
+    if can_look_up(cell):
+        return add_head(FrozenFeatures(encoder, cell), cell)
     splits = [split for encoded in tasks for split in encoded.splits.values()]
     texts = [texts for split in splits for texts in split.all_texts]
-    backbone = copy_backbone(encoder.backbone, texts, cell.config.weights) if table is None else table
-    network: Any = module_of(cell.task.family, cell.config).build_model(backbone, cell)
+    network: Any = add_head(copy_backbone(encoder.backbone, texts, cell.config.weights), cell)
     if cell.config.frozen:
         network.backbone.requires_grad_(False)
     return network.to(torch.bfloat16) if cell.config.weight_dtype == "bf16" else network
 
 
-def train_network(
-    network: nn.Module, encoded: EncodedTask[Any], cell: CellContext, counted: EncodedSplit | None = None
-) -> TrainingResult:
-    """Update `network` in place. Stops early only when a loss or a gradient is not finite.
-
-    `counted` has the tokens that are counted, where those of `encoded` are numbers of features.
-    """
+def train_network(network: nn.Module, encoded: EncodedTask[Any], cell: CellContext) -> TrainingResult:
+    """Update `network` in place. Stops early only when a loss or a gradient is not finite."""
     # 1. What is trained on, and for how long.
     config, family, split = cell.config, module_of(cell.task.family, cell.config), encoded.splits["train"]
     items, num_steps = choose_items(split, config)
@@ -250,7 +252,7 @@ def train_network(
             optimizer.step()
             optimizer.zero_grad()
             unseen.append(torch.stack([loss.float(), norm.float()]))
-            num_tokens += (counted or split).count_tokens(items[indices])
+            num_tokens += split.count_tokens(items[indices])
             if len(unseen) == 25 or step + 1 == num_steps or time.perf_counter() - told > 1:
                 diverged_at = append_losses(losses, unseen)
                 progress.advance(len(unseen), f"loss {losses[-1]:.3f}" if losses else "")
@@ -469,15 +471,12 @@ def run_cells(
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(config.seed)
         cell = CellContext(source.task, config, device, dtype)
-        counted = trained.splits["train"]
-        table, (trained, *evaluated) = look_up_tasks(encoder, [trained, *evaluated], cell)
-        network: Any = build_network(encoder, cell, [trained, *evaluated], table).to(device)
-        training = train_network(network, trained, cell, counted)
+        network = build_network(encoder, cell, [trained, *evaluated]).to(device)
+        training = train_network(network, trained, cell)
     # 4. Predictions and scores, task by task.
     for plan, encoded in zip(plans, evaluated, strict=True):
         cell = CellContext(plan.task, config, device, dtype)
         score, predictions = evaluate_cell(network, encoded, training, plan, cell, encoder)
         yield score, training.losses, predictions
         if keep is not None and not score.diverged:
-            network.backbone = network.backbone if table is None else copy_backbone(encoder.backbone, [])
             keep_network(network, encoder, cell, keep, score, encoded.splits["test"])

@@ -7,17 +7,15 @@ a vocabulary of 128,256 and small batches, more than all else.
 A frozen encoder's rows are computed once for all cells of a process: rates and seeds train their layer on rows that are
 looked up. Rows are made in blocks of neighbours, so that a row is the same to the last bit whichever cell asked first.
 
-Letters: V vocabulary, U tokens in use, T tokens of a batch, S samples, D width, C classes, N rows (of texts, or of
-their tokens), M those of them that there is room for.
+Letters: V vocabulary, U tokens in use, T tokens of a batch, S samples, D width, C classes.
 """
 
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal
 from weakref import WeakValueDictionary
 
@@ -27,16 +25,14 @@ from torch import Tensor, nn
 
 from biphase.console import err
 from biphase.corpus.tokenizer import NEW_NAMES, load_tokenizer, tokenizer_hash
-from biphase.encoder.attention import PackedLayout, lay_out
 from biphase.encoder.network import fresh_backbone, load_backbone
-from biphase.encoder.packed import PaddedBackbone, packed_hidden
-from biphase.encoder.proofs import telling_tokens
+from biphase.encoder.packed import packed_hidden
 from biphase.errors import InputError
 from biphase.finetuning.cells import FileStamps, find_folder, hash_files, stamp_files
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import (
+    Batch,
     CellContext,
-    EncodedTask,
     HashedTokenizer,
     TokenizedTexts,
     encode_texts,
@@ -173,10 +169,9 @@ class SequenceClassifier(nn.Module):
         self.dense = None if is_probe else new_linear(backbone, backbone.config.hidden_size)
         self.out = new_linear(backbone, num_labels)
 
-    def forward(self, tokens_T: Tensor, positions_T: Tensor, layout: PackedLayout) -> Tensor:
+    def forward(self, batch: Batch) -> Tensor:
         """Logits [S, C], fp32."""
-        hidden_TD = packed_hidden(self.backbone, tokens_T, positions_T, layout)
-        pooled_SD = mean_pool(hidden_TD, layout.bounds_S1).to(self.out.weight.dtype)
+        pooled_SD = sample_means(self.backbone, batch).to(self.out.weight.dtype)
         return self.out(pooled_SD if self.dense is None else nn.functional.gelu(self.dense(pooled_SD))).float()
 
 
@@ -189,75 +184,9 @@ class TokenClassifier(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.out = new_linear(backbone, num_labels)
 
-    def forward(self, tokens_T: Tensor, positions_T: Tensor, layout: PackedLayout) -> Tensor:
+    def forward(self, batch: Batch) -> Tensor:
         """Logits [T, C], fp32."""
-        hidden_TD = packed_hidden(self.backbone, tokens_T, positions_T, layout)
-        return self.out(self.dropout(hidden_TD)).float()
-
-
-class PaddedNetwork(nn.Module):
-    """A class of transformers with its own head, behind the packed interface: what is packed is padded for it."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-
-    @property
-    def backbone(self) -> Any:
-        """The network without its head."""
-        return self.model.base_model
-
-    def forward(self, tokens_T: Tensor, positions_T: Tensor, layout: PackedLayout) -> Tensor:
-        """Logits, fp32: [S, C] of samples, or [T, C] of tokens; C are start and end of an answer's span. Of a network
-        without a head, the last hidden states."""
-        lengths_S = layout.bounds_S1.long().diff()
-        is_token_SL = torch.arange(int(lengths_S.max()), device=tokens_T.device) < lengths_S[:, None]
-        padded_SL = tokens_T.new_full(is_token_SL.shape, getattr(self.model.config, "pad_token_id", None) or 0)
-        padded_SL[is_token_SL] = tokens_T
-        output = self.model(input_ids=padded_SL, attention_mask=is_token_SL.long())
-        is_span = "start_logits" in output
-        logits = torch.stack([output.start_logits, output.end_logits], -1) if is_span else output[0]
-        return (logits[is_token_SL] if logits.ndim == 3 else logits).float()
-
-
-def with_transformers_head(backbone: Any, kind: Any, num_labels: int) -> PaddedNetwork:
-    """The network's own class for a kind of task, such as `AutoModelForSequenceClassification`, with a new head by
-    torch's generator.
-
-    Raises `InputError` where transformers has no such class, or its network computes something else than ours.
-    """
-    config = copy.deepcopy(backbone.config)
-    config.num_labels = num_labels
-    inner: Any = backbone.network if isinstance(backbone, PaddedBackbone) else backbone
-    attention = "sdpa" if getattr(inner, "_supports_sdpa", False) else "eager"
-    try:
-        model = kind.from_config(config, attn_implementation=attention).float()
-    except ValueError:
-        raise InputError(
-            f"head=transformers: there is no class for '{config.model_type}' with a head for that"
-        ) from None
-    model.base_model.set_input_embeddings(backbone.get_input_embeddings())
-    missing, unexpected = model.base_model.load_state_dict(inner.state_dict(), strict=False)
-    lost = [key for key in (*missing, *unexpected) if not key.startswith("pooler.")]
-    embedding = backbone.get_input_embeddings()
-    known = torch.arange(getattr(embedding, "num_embeddings", config.vocab_size))
-    if isinstance(embedding, UsedEmbedding):
-        known = (embedding.row_of_V < embedding.num_embeddings).nonzero()[:, 0]
-    if lost or not computes_the_same(partial(packed_hidden, backbone.eval()), model.base_model, known, atol=1e-3):
-        raise InputError(
-            f"head=transformers: {type(model).__name__} computes something else than '{config.model_type}' does packed"
-        )
-    return PaddedNetwork(model)
-
-
-@torch.no_grad()
-def computes_the_same(ours: Callable[..., Tensor], theirs: Any, known: Tensor, atol: float) -> bool:
-    """Whether a network of transformers computes on padded samples of 12 and 5 known tokens what ours does on them
-    packed: hidden states, or logits where it has a head."""
-    tokens_T = telling_tokens(theirs.base_model, 17, known)
-    positions_T = torch.cat([torch.arange(12), torch.arange(5)])
-    packed = tokens_T, positions_T, lay_out(np.array([0, 12, 17]), causal=False)
-    return torch.allclose(ours(*packed).float(), PaddedNetwork(theirs.eval())(*packed), rtol=1e-3, atol=atol)
+        return self.out(self.dropout(hidden_states(self.backbone, batch))).float()
 
 
 class Embedder(nn.Module):
@@ -267,9 +196,62 @@ class Embedder(nn.Module):
         super().__init__()
         self.backbone = backbone
 
-    def forward(self, tokens_T: Tensor, positions_T: Tensor, layout: PackedLayout) -> Tensor:
+    def forward(self, batch: Batch) -> Tensor:
         """Embeddings [S, D], fp32, not normalised."""
-        return mean_pool(packed_hidden(self.backbone, tokens_T, positions_T, layout), layout.bounds_S1)
+        return sample_means(self.backbone, batch)
+
+
+class PaddedNetwork(nn.Module):
+    """A class of transformers with its own head that takes a batch: what is packed is padded for it."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits, fp32: [S, C] of samples, or [T, C] of tokens; C are start and end of an answer's span."""
+        lengths_S = batch.layout.bounds_S1.long().diff()
+        is_token_SL = torch.arange(int(lengths_S.max()), device=lengths_S.device) < lengths_S[:, None]
+        padded_SL = batch.tokens_T.new_full(is_token_SL.shape, getattr(self.model.config, "pad_token_id", None) or 0)
+        padded_SL[is_token_SL] = batch.tokens_T
+        output = self.model(input_ids=padded_SL, attention_mask=is_token_SL.long())
+        is_span = "start_logits" in output
+        logits = torch.stack([output.start_logits, output.end_logits], -1) if is_span else output[0]
+        return (logits[is_token_SL] if logits.ndim == 3 else logits).float()
+
+
+def num_outputs(task: Task) -> int:
+    """How many numbers the network gives for a sample: one for each class, or one where texts are scored."""
+    has_one = task.family in ("multiple_choice", "retrieval") or task.problem_type == "regression"
+    return 1 if has_one else len(task.classes)
+
+
+def add_head(backbone: nn.Module, cell: CellContext) -> nn.Module:
+    """The backbone with the new head of a cell's family, random by torch's generator."""
+    config = cell.config
+    match cell.task.family:
+        case "token_classification":
+            return TokenClassifier(backbone, len(cell.task.classes), config.head_dropout)
+        case "question_answering":
+            return TokenClassifier(backbone, 2, config.head_dropout if config.qa_head == "token" else 0.0)
+        case "retrieval" if config.ranking == "embeddings":
+            return Embedder(backbone)
+        case _:
+            return SequenceClassifier(backbone, num_outputs(cell.task), is_probe=config.frozen)
+
+
+def hidden_states(backbone: nn.Module, batch: Batch) -> Tensor:
+    """The last hidden state of each token of a batch, [T, D]."""
+    if isinstance(backbone, FrozenFeatures):
+        return backbone.look_up(batch)
+    return packed_hidden(backbone, batch.tokens_T, batch.positions_T, batch.layout)
+
+
+def sample_means(backbone: nn.Module, batch: Batch) -> Tensor:
+    """The mean over the tokens of each sample of a batch, [S, D], fp32."""
+    if isinstance(backbone, FrozenFeatures):
+        return backbone.look_up(batch)
+    return mean_pool(hidden_states(backbone, batch), batch.layout.bounds_S1)
 
 
 def new_linear(backbone: Any, num_outputs: int) -> nn.Linear:
@@ -295,8 +277,8 @@ BLOCK = 64
 """Texts that are encoded together."""
 NUM_KEPT = 8
 
-kept: dict[tuple[Any, ...], "Features"] = {}
-"""The features that were asked for last; they hold the texts by whose identity they are named."""
+kept: dict[tuple[Any, ...], tuple[TokenizedTexts, dict[int, Tensor]]] = {}
+"""The features that were asked for last: texts, by whose identity they are found, and the rows of each sample."""
 
 backbones: WeakValueDictionary[tuple[str, torch.device], nn.Module] = WeakValueDictionary()
 """Encoders on a GPU, one each, for as long as features are made of them."""
@@ -312,41 +294,46 @@ def place_backbone(encoder: Encoder, device: torch.device) -> nn.Module:
     return placed
 
 
-class Features:
-    """The rows of some texts, made when they are first looked up."""
+class FrozenFeatures(nn.Module):
+    """A frozen encoder whose outputs are made when they are first asked for, and then looked up."""
 
-    def __init__(self, encoder: Encoder, texts: TokenizedTexts, cell: CellContext) -> None:
-        self.texts, self.cell = texts, cell
+    def __init__(self, encoder: Encoder, cell: CellContext) -> None:
+        super().__init__()
+        self.encoder, self.cell = encoder, cell
+        self.config = encoder.backbone.config
         self.is_of_tokens = cell.task.family == "token_classification"
-        backbone = place_backbone(encoder, cell.device)
-        self.model: Any = partial(packed_hidden, backbone) if self.is_of_tokens else Embedder(backbone)
-        self.num = len(texts.tokens_T) if self.is_of_tokens else texts.num_samples
-        width: int = encoder.backbone.config.hidden_size  # type: ignore[union-attr, assignment]
-        self.rows_MD = torch.zeros(0, width, device=cell.device)
-        self.places_N = np.full(self.num, -1)
-        self.num_made = 0
+
+    @cached_property
+    def model(self) -> Any:
+        """It is loaded by the first texts that are encoded, and is no part of the network."""
+        backbone = place_backbone(self.encoder, self.cell.device)
+        return partial(hidden_states, backbone) if self.is_of_tokens else Embedder(backbone)
+
+    def look_up(self, batch: Batch) -> Tensor:
+        """The mean over the tokens of each sample, or, for texts to tag, the hidden state of each token."""
+        key = self.encoder.hash, self.cell.device, self.cell.dtype, id(batch.texts)
+        kept[key] = kept.pop(key, (batch.texts, {}))
+        while len(kept) > NUM_KEPT:
+            del kept[next(iter(kept))]
+        _, rows_of = kept[key]
+        for block in np.unique([sample // BLOCK for sample in batch.samples.tolist() if sample not in rows_of]):
+            self.make(batch.texts, int(block), rows_of)
+        return torch.cat([rows_of[sample] for sample in batch.samples.tolist()])
 
     @torch.no_grad()
-    def look_up(self, rows: np.ndarray) -> Tensor:
-        missing = rows[self.places_N[rows] < 0]
-        samples = np.searchsorted(self.texts.bounds_S1, missing, side="right") - 1 if self.is_of_tokens else missing
-        for block in np.unique(samples // BLOCK):
-            self.make(np.arange(block * BLOCK, min((block + 1) * BLOCK, self.texts.num_samples)))
-        if self.num_made == self.num:
-            self.model = None
-        return self.rows_MD[torch.from_numpy(self.places_N[rows]).to(self.rows_MD.device)]
+    def make(self, texts: TokenizedTexts, block: int, rows_of: dict[int, Tensor]) -> None:
+        """Add the rows of a block of neighbours, whichever of them was asked for."""
+        samples = np.arange(block * BLOCK, min((block + 1) * BLOCK, texts.num_samples))
+        for batch, output in evaluation_batches(self.model, texts, samples, self.cell):
+            lengths = texts.lengths_of(batch.samples).tolist() if self.is_of_tokens else 1
+            rows = output.float().split(lengths)
+            rows_of.update(zip(batch.samples.tolist(), rows, strict=True))
 
-    def make(self, samples: np.ndarray) -> None:
-        """Put the rows of some texts behind those that there are, in twice the room where it is full."""
-        for batch, output in evaluation_batches(self.model, self.texts, samples, self.cell):
-            first, end = self.num_made, self.num_made + len(output)
-            if end > len(self.rows_MD):
-                room = torch.zeros(min(2 * end, self.num), output.shape[1], device=output.device)
-                room[:first] = self.rows_MD[:first]
-                self.rows_MD = room
-            self.rows_MD[first:end] = output.float()
-            self.places_N[batch.indices_T if self.is_of_tokens else batch.samples] = np.arange(first, end)
-            self.num_made = end
+
+def can_look_up(cell: CellContext) -> bool:
+    """Whether a cell trains one layer on what an encoder as it is gives: for each text, or for each token to tag."""
+    config, has_layer = cell.config, cell.task.family not in ("question_answering", "retrieval")
+    return config.frozen and has_layer and config.weights == "pretrained" and config.weight_dtype == "fp32"
 
 
 @torch.no_grad()
@@ -359,49 +346,3 @@ def encode_packed(encoder: Encoder, texts: Sequence[str], device: torch.device) 
     task = Task.model_construct(name="encode", family="retrieval")
     cell = CellContext(task, FinetuneConfig(precision="fp32"), device, torch.float32)
     return predict_samples(Embedder(backbone).eval(), encoded, backbone.config.hidden_size, cell)
-
-
-class FeatureTable(nn.Module):
-    """It stands where the encoder would: numbers of rows in place of token ids → features."""
-
-    def __init__(self, config: Any, parts: Sequence[Features]) -> None:
-        super().__init__()
-        self.config, self.parts = config, parts
-        self.firsts = np.cumsum([0, *(part.num for part in parts)])
-
-    def forward(self, input_ids: Tensor, **_: Any) -> Any:
-        rows = input_ids[0].cpu().numpy()
-        features_ND = torch.zeros(len(rows), self.config.hidden_size, device=input_ids.device)
-        for part, first in zip(self.parts, self.firsts[:-1].tolist(), strict=True):
-            own = np.flatnonzero((rows >= first) & (rows < first + part.num))
-            if len(own):
-                features_ND[torch.from_numpy(own).to(input_ids.device)] = part.look_up(rows[own] - first)
-        return SimpleNamespace(last_hidden_state=features_ND[None])
-
-
-def look_up_tasks(
-    encoder: Encoder, tasks: Sequence[EncodedTask[Any]], cell: CellContext
-) -> tuple[FeatureTable | None, Sequence[EncodedTask[Any]]]:
-    """A table in place of a frozen encoder, and the tasks with numbers of its rows as tokens: one for each text, or for
-    each token of texts to tag. Other cells keep their tasks, and those whose weights are their own or that find spans.
-    """
-    config, is_known = cell.config, cell.task.family not in ("question_answering", "retrieval")
-    if not (config.frozen and is_known) or config.weights == "random" or config.weight_dtype == "bf16":
-        return None, tasks
-    parts: list[Features] = []
-    made = []
-    for encoded in tasks:
-        splits = {}
-        for name, split in encoded.splits.items():
-            key = (encoder.hash, cell.device, cell.dtype, id(split.texts))
-            part = kept.pop(key, None) or Features(encoder, split.texts, cell)
-            kept[key] = part
-            first = sum(one.num for one in parts)
-            tokens = np.arange(first, first + part.num)
-            bounds = split.texts.bounds_S1 if part.is_of_tokens else np.arange(part.num + 1)
-            splits[name] = replace(split, texts=TokenizedTexts(tokens, bounds, split.texts.truncated))
-            parts.append(part)
-        made.append(EncodedTask(splits, encoded.left_out))
-    while len(kept) > max(NUM_KEPT, len(parts)):
-        del kept[next(iter(kept))]
-    return FeatureTable(encoder.backbone.config, parts), made

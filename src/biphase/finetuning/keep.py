@@ -7,9 +7,11 @@ Letters: T tokens of a sample, V vocabulary, D width.
 """
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import (
@@ -20,14 +22,22 @@ from transformers import (
 )
 
 from biphase.corpus.tokenizer import misreading_class
+from biphase.encoder.proofs import telling_tokens
 from biphase.errors import InputError
 from biphase.export.card import harmless, tell_direction, write_head
 from biphase.export.model import as_llama, close_texts, set_direction, write_sentence_transformer
 from biphase.files import whole_folder, write_json, write_mark, write_text
-from biphase.finetuning.encoding import CellContext, EncodedSplit
-from biphase.finetuning.families import module_of
+from biphase.finetuning.encoding import CellContext, EncodedSplit, TokenizedTexts, pack
 from biphase.finetuning.families.question_answering import QuestionSplit
-from biphase.finetuning.heads import Encoder, PaddedNetwork, UsedEmbedding, computes_the_same, copy_backbone
+from biphase.finetuning.heads import (
+    Encoder,
+    FrozenFeatures,
+    PaddedNetwork,
+    UsedEmbedding,
+    add_head,
+    copy_backbone,
+    num_outputs,
+)
 from biphase.finetuning.kept import RECORD, KeptRecord
 from biphase.finetuning.scores import Score
 from biphase.run import find_model
@@ -73,7 +83,7 @@ def check_keepable(encoder: Encoder, cell: CellContext) -> None:
         )
     with torch.random.fork_rng(devices=[]):
         backbone = copy_backbone(encoder.backbone, [])
-        to_transformers(module_of(cell.task.family, cell.config).build_model(backbone, cell).eval(), encoder, cell)
+        to_transformers(add_head(backbone, cell).eval(), encoder, cell)
 
 
 def keep_network(
@@ -121,14 +131,13 @@ def to_transformers(network: Any, encoder: Encoder, cell: CellContext) -> Any:
     Raises `InputError` where the class of its type has another head.
     """
     pretrained: Any = encoder.backbone
+    if isinstance(network.backbone, FrozenFeatures):
+        network.backbone = copy_backbone(pretrained, [])
     used = network.backbone.get_input_embeddings()
     if isinstance(used, UsedEmbedding):
         network.backbone.set_input_embeddings(used.put_back(pretrained.get_input_embeddings()))
     if is_embedder(cell):
         return network.backbone
-    if isinstance(network, PaddedNetwork):
-        with_labels(network.model.config, cell.task)
-        return network.model
     config = copy.deepcopy(network.backbone.config)
     if cell.task.family == "question_answering":
         if isinstance(config, EuroBertConfig):  # which has no class for it, but is a Llama that looks both ways
@@ -141,8 +150,7 @@ def to_transformers(network: Any, encoder: Encoder, cell: CellContext) -> Any:
 
 
 def with_labels(config: Any, task: Task) -> None:
-    has_one_output = task.family in ("multiple_choice", "retrieval") or task.problem_type == "regression"
-    config.id2label = {0: task.label} if has_one_output else dict(enumerate(task.classes))
+    config.id2label = {0: task.label} if num_outputs(task) == 1 else dict(enumerate(task.classes))
     config.problem_type = task.problem_type
     config.label2id = {name: number for number, name in config.id2label.items()}
     if task.family == "retrieval":  # else CrossEncoder would give other numbers, in the same order
@@ -153,8 +161,8 @@ def with_same_head(kind: Any, config: Any, network: Any, cell: CellContext) -> A
     """The class of transformers for a configuration, with the weights of ours. Raises `InputError` where there is none
     that computes the same."""
     is_sequence = AUTO_CLASSES[cell.task.family] is AutoModelForSequenceClassification
-    remedy = "head=transformers trains its own head" if is_sequence else "encoders of biphase's own have one"
-    remedy = "a linear probe is not kept" if cell.config.frozen and is_sequence else remedy
+    is_probe = cell.config.frozen and is_sequence
+    remedy = "a linear probe is not kept" if is_probe else "encoders of biphase's own have one"
     refusal = InputError(
         f"keep: transformers has no class for '{config.model_type}' with our head for {cell.task.family}; {remedy}"
     )
@@ -174,9 +182,19 @@ def with_same_head(kind: Any, config: Any, network: Any, cell: CellContext) -> A
         new.load_state_dict(old.state_dict(), strict=False)
     if has_dense_layer:
         pass_on(model)
-    if not computes_the_same(network, model, torch.arange(config.vocab_size), atol=1e-4):
+    if not computes_the_same(network, model, cell):
         raise refusal
     return model
+
+
+@torch.no_grad()
+def computes_the_same(ours: nn.Module, theirs: Any, cell: CellContext) -> bool:
+    """Whether a network of transformers gives the logits on padded samples of 12 and 5 tokens that ours gives on them
+    packed."""
+    tokens_T = telling_tokens(theirs.base_model, 17).numpy()
+    texts = TokenizedTexts(tokens_T, np.array([0, 12, 17]), np.array([], dtype=np.int64))
+    batch = pack(texts, np.arange(2), replace(cell, device=torch.device("cpu"), dtype=torch.float32))
+    return torch.allclose(ours(batch), PaddedNetwork(theirs)(batch), rtol=1e-3, atol=1e-4)
 
 
 @torch.no_grad()

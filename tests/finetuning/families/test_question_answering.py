@@ -1,6 +1,5 @@
 from dataclasses import replace
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -110,10 +109,9 @@ def test_span_loss_is_cross_entropy_over_context_and_end(encoder: Encoder) -> No
 def predict_from(
     logits_T2: np.ndarray, split: QuestionSplit, monkeypatch: pytest.MonkeyPatch, **settings: object
 ) -> SpanPredictions:
-    """What a network with these logits predicts, whose batches come from the last token to the first."""
-    turned = np.arange(len(logits_T2))[::-1].copy()
-    batches = [(SimpleNamespace(indices_T=part), torch.tensor(logits_T2[part])) for part in np.array_split(turned, 3)]
-    monkeypatch.setattr("biphase.finetuning.families.question_answering.evaluation_batches", lambda *_: iter(batches))
+    """What a network with these logits predicts."""
+    logits_T2 = logits_T2.astype(np.float32)
+    monkeypatch.setattr("biphase.finetuning.families.question_answering.predict_tokens", lambda *_: logits_T2)
     network: Any = None
     return predict(network, split, make_cell("squad_v2", **settings))
 

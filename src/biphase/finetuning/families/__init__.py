@@ -1,7 +1,7 @@
 """The families of tasks, and the protocol by which fine-tuning speaks with each: a family is a module.
 
-A family knows what its examples look like as token ids, which head stands on the encoder, its loss, its predictions and
-their metrics. It knows neither where data is from nor how training goes.
+A family knows what its examples look like as token ids, its loss, its predictions and their metrics. It knows neither
+where data is from nor how training goes.
 """
 
 from typing import Any, Protocol, TypeVar
@@ -42,9 +42,6 @@ class FamilyModule(Protocol[InputData, Split, Predictions]):
 
     def encode_task(self, data: InputData, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask[Split]:
         """The examples of `tasks.examples` as token ids, with their targets."""
-
-    def build_model(self, backbone: nn.Module, cell: CellContext) -> nn.Module:
-        """The backbone with a new head, random by torch's generator: packed tokens in, logits or embeddings out."""
 
     def accumulate_gradients(self, model: nn.Module, split: Split, items: np.ndarray, cell: CellContext) -> Tensor:
         """The mean loss over some training items of a split, and its gradient added to that of the parameters."""

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from scipy.special import softmax
 from torch import Tensor, nn
-from transformers import AutoModelForSequenceClassification
 
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import (
@@ -29,7 +28,6 @@ from biphase.finetuning.encoding import (
     targets_on_device,
 )
 from biphase.finetuning.families.question_answering import segment_logsumexp
-from biphase.finetuning.heads import SequenceClassifier, with_transformers_head
 from biphase.finetuning.metrics import Judgement, accuracy
 from biphase.tasks.examples import ChoiceTexts, TaskData
 
@@ -65,17 +63,10 @@ def encode_task(
     return EncodedTask(splits, data.left_out)
 
 
-def build_model(backbone: nn.Module, cell: CellContext) -> nn.Module:
-    if cell.config.head == "transformers":
-        return with_transformers_head(backbone, AutoModelForSequenceClassification, 1)
-    return SequenceClassifier(backbone, 1, is_probe=cell.config.frozen)
-
-
 def accumulate_gradients(model: nn.Module, split: ChoiceSplit, items: np.ndarray, cell: CellContext) -> Tensor:
     """The mean over questions of the cross-entropy over their choices, and its gradient."""
 
-    def loss_of(batch: Batch) -> Tensor:
-        scores_M1 = model(batch.tokens_T, batch.positions_T, batch.layout)
+    def loss_of(scores_M1: Tensor, batch: Batch) -> Tensor:
         # A question's choices are neighbours in the batch: where the next one begins, a sample is of another question.
         questions_M = np.searchsorted(split.bounds_Q1, batch.samples, side="right") - 1
         firsts = np.flatnonzero(np.diff(questions_M, prepend=-1))
@@ -83,7 +74,7 @@ def accumulate_gradients(model: nn.Module, split: ChoiceSplit, items: np.ndarray
         right = targets_on_device(firsts + split.right_Q[questions_M[firsts]], cell)
         return (segment_logsumexp(scores_M1, bounds)[:, 0] - scores_M1[right, 0]).sum() / len(items)
 
-    return backward_in_microbatches(split.texts, items, cell, loss_of, split.bounds_Q1)
+    return backward_in_microbatches(model, split.texts, items, cell, loss_of, split.bounds_Q1)
 
 
 def predict(model: nn.Module, split: ChoiceSplit, cell: CellContext) -> np.ndarray:

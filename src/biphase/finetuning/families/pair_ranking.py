@@ -26,7 +26,6 @@ from biphase.finetuning.encoding import (
 )
 from biphase.finetuning.families.multiple_choice import ChoiceSplit
 from biphase.finetuning.families.multiple_choice import accumulate_gradients as accumulate_gradients
-from biphase.finetuning.families.multiple_choice import build_model as build_model
 from biphase.finetuning.families.multiple_choice import predict as predict
 from biphase.finetuning.metrics import BM25, Judgement, judge_ranking, ranking_scores
 from biphase.tasks.examples import Collection

@@ -30,11 +30,10 @@ from biphase.finetuning.encoding import (
     backward_in_microbatches,
     bounds_of_lengths,
     concatenate,
-    evaluation_batches,
+    predict_tokens,
     targets_on_device,
     tokenize,
 )
-from biphase.finetuning.heads import TokenClassifier
 from biphase.finetuning.metrics import (
     Judgement,
     answer_scores,
@@ -278,21 +277,16 @@ def tokens_of_answer(answer: Answer | None, spans_K2: np.ndarray, first: int, li
     return -1, -1
 
 
-def build_model(backbone: nn.Module, cell: CellContext) -> nn.Module:
-    return TokenClassifier(backbone, 2, cell.config.head_dropout if cell.config.qa_head == "token" else 0.0)
-
-
 def accumulate_gradients(model: nn.Module, split: QuestionSplit, items: np.ndarray, cell: CellContext) -> Tensor:
     """The mean loss over windows (span head) or over their tokens (token head), and its gradient."""
     is_span = cell.config.qa_head == "span"
     num_targets = len(items) if is_span else split.texts.count_tokens(items)
 
-    def loss_of(batch: Batch) -> Tensor:
-        logits_T2 = model(batch.tokens_T, batch.positions_T, batch.layout)
+    def loss_of(logits_T2: Tensor, batch: Batch) -> Tensor:
         loss = span_loss if is_span else token_loss
         return loss(logits_T2, split, batch, cell) / num_targets
 
-    return backward_in_microbatches(split.texts, items, cell, loss_of)
+    return backward_in_microbatches(model, split.texts, items, cell, loss_of)
 
 
 def token_loss(logits_T2: Tensor, split: QuestionSplit, batch: Batch, cell: CellContext) -> Tensor:
@@ -358,9 +352,7 @@ class SpanPredictions:
 def predict(model: nn.Module, split: QuestionSplit, cell: CellContext) -> SpanPredictions:
     is_span = cell.config.qa_head == "span"
     # 1. Logits of all tokens of all windows, and of each context token those of one window.
-    logits_T2 = np.zeros((len(split.texts.tokens_T), 2), dtype=np.float32)
-    for batch, logits in evaluation_batches(model, split.texts, np.arange(split.texts.num_samples), cell):
-        logits_T2[batch.indices_T] = logits.cpu().numpy()
+    logits_T2 = predict_tokens(model, split.texts, 2, cell)
     logits_K2 = context_logits(split, logits_T2)
     # 2. How good it is to start and to end at each context token, and to have no answer. With the span head that is the
     #    lowest sum of both logits at an end-of-text token of the question's windows.

@@ -28,7 +28,6 @@ from biphase.finetuning.encoding import (
     pack,
     split_by_tokens,
 )
-from biphase.finetuning.heads import Embedder
 from biphase.finetuning.metrics import Judgement, Ranked, judge_ranking
 from biphase.tasks.splits import Collection, own_documents
 
@@ -114,10 +113,6 @@ def encode_task(data: Collection, tokenizer: HashedTokenizer, config: FinetuneCo
     return EncodedTask({"train": train, "validation": evaluated[0], "test": evaluated[1]}, data.left_out)
 
 
-def build_model(backbone: nn.Module, cell: CellContext) -> nn.Module:
-    return Embedder(backbone)
-
-
 def accumulate_gradients(model: nn.Module, split: JudgedSplit, items: np.ndarray, cell: CellContext) -> Tensor:
     """The mean InfoNCE loss over pairs, each query against all documents of the batch, and its gradient."""
     queries, documents = split.queries_J[items], split.documents_J[items]
@@ -147,7 +142,7 @@ def embed(model: nn.Module, texts: TokenizedTexts, samples: np.ndarray, cell: Ce
     """Mean embeddings [S, D], fp32."""
     batch = pack(texts, samples, cell)
     with cell.autocast():
-        return model(batch.tokens_T, batch.positions_T, batch.layout)
+        return model(batch)
 
 
 def contrastive_loss(queries_BD: Tensor, documents_BD: Tensor, known_BB: Tensor, scale: float) -> Tensor:

@@ -1,7 +1,7 @@
 """Sequence classification, single texts and pairs: mean pooling → dense → GELU → linear.
 
 One class by cross-entropy; by a task's `problem_type` a number (squared error) or a set of classes (binary
-cross-entropy), as transformers has them. With `head: transformers`, the head is that of the network's class there.
+cross-entropy), as transformers has them.
 
 Letters: S samples, C classes; 1 in place of C for a number.
 """
@@ -14,7 +14,6 @@ import numpy as np
 from scipy.special import expit, softmax
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
-from transformers import AutoModelForSequenceClassification
 
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import (
@@ -28,7 +27,7 @@ from biphase.finetuning.encoding import (
     predict_samples,
     targets_on_device,
 )
-from biphase.finetuning.heads import SequenceClassifier, with_transformers_head
+from biphase.finetuning.heads import num_outputs
 from biphase.finetuning.metrics import Judgement, multi_label_metrics, regression_metrics, sequence_metrics
 from biphase.tasks.examples import LabelledText, TaskData
 from biphase.tasks.spec import Task
@@ -69,19 +68,8 @@ def label_array(task: Task, labels: Sequence[Any]) -> np.ndarray:
     return labels_SC
 
 
-def num_outputs(task: Task) -> int:
-    return 1 if task.problem_type == "regression" else len(task.classes)
-
-
-def build_model(backbone: nn.Module, cell: CellContext) -> nn.Module:
-    if cell.config.head == "transformers":
-        return with_transformers_head(backbone, AutoModelForSequenceClassification, num_outputs(cell.task))
-    return SequenceClassifier(backbone, num_outputs(cell.task), is_probe=cell.config.frozen)
-
-
 def accumulate_gradients(model: nn.Module, split: LabelledSplit, items: np.ndarray, cell: CellContext) -> Tensor:
-    def loss_of(batch: Batch) -> Tensor:
-        logits_SC = model(batch.tokens_T, batch.positions_T, batch.layout)
+    def loss_of(logits_SC: Tensor, batch: Batch) -> Tensor:
         targets_S = targets_on_device(split.labels_S[batch.samples], cell)
         match cell.task.problem_type:
             case None:
@@ -92,7 +80,7 @@ def accumulate_gradients(model: nn.Module, split: LabelledSplit, items: np.ndarr
                 loss = binary_cross_entropy_with_logits(logits_SC, targets_S, reduction="sum")
                 return loss / (len(items) * logits_SC.shape[1])
 
-    return backward_in_microbatches(split.texts, items, cell, loss_of)
+    return backward_in_microbatches(model, split.texts, items, cell, loss_of)
 
 
 def predict(model: nn.Module, split: LabelledSplit, cell: CellContext) -> np.ndarray:

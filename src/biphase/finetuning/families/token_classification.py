@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from scipy.special import softmax
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -26,11 +27,10 @@ from biphase.finetuning.encoding import (
     backward_in_microbatches,
     bounds_of_lengths,
     concatenate,
-    evaluation_batches,
+    predict_tokens,
     targets_on_device,
     tokenize,
 )
-from biphase.finetuning.heads import TokenClassifier
 from biphase.finetuning.metrics import Judgement, token_metrics
 from biphase.tasks.examples import TaggedWords, TaskData
 
@@ -89,38 +89,26 @@ def words_of_tokens(words: Sequence[str], last_characters: np.ndarray) -> np.nda
     return np.minimum(np.searchsorted(ends_W, last_characters, side="right"), len(words) - 1)
 
 
-def build_model(backbone: nn.Module, cell: CellContext) -> nn.Module:
-    return TokenClassifier(backbone, len(cell.task.classes), cell.config.head_dropout)
-
-
 def accumulate_gradients(model: nn.Module, split: TaggedSplit, items: np.ndarray, cell: CellContext) -> Tensor:
     """The mean loss over the tokens of words in some sentences, and its gradient."""
-    bounds_S1 = split.texts.bounds_S1
-    num_targets = 0
-    for begin, end in zip(bounds_S1[items].tolist(), bounds_S1[items + 1].tolist(), strict=True):
-        num_targets += int((split.words_T[begin:end] >= 0).sum())
+    num_targets = sum(int((split.words_T[begin:end] >= 0).sum()) for begin, end in split.texts.bounds_of(items))
 
-    def loss_of(batch: Batch) -> Tensor:
-        logits_TC = model(batch.tokens_T, batch.positions_T, batch.layout)
+    def loss_of(logits_TC: Tensor, batch: Batch) -> Tensor:
         words_T = split.words_T[batch.indices_T]
-        targets_T = targets_on_device(
-            np.where(words_T >= 0, split.tags_W[words_T], -100), cell
-        )  # torch's for: no target
-        return cross_entropy(logits_TC, targets_T, reduction="sum") / max(num_targets, 1)
+        targets_T = np.where(words_T >= 0, split.tags_W[words_T], -100)  # torch's number for: no target
+        return cross_entropy(logits_TC, targets_on_device(targets_T, cell), reduction="sum") / max(num_targets, 1)
 
-    return backward_in_microbatches(split.texts, items, cell, loss_of)
+    return backward_in_microbatches(model, split.texts, items, cell, loss_of)
 
 
 def predict(model: nn.Module, split: TaggedSplit, cell: CellContext) -> tuple[np.ndarray, np.ndarray]:
     """The tags [W], and the mean, over a word's tokens, of the probability of its tag; 0 for words that were cut
     off."""
     classes, num_words = cell.task.classes, len(split.tags_W)
-    labels_T = np.zeros(len(split.texts.tokens_T), dtype=np.int64)
-    probabilities_TC = np.zeros((len(labels_T), len(classes)), dtype=np.float32)
-    for batch, logits_TC in evaluation_batches(model, split.texts, np.arange(split.num_examples), cell):
-        labels_T[batch.indices_T] = logits_TC.argmax(-1).cpu().numpy()
-        probabilities_TC[batch.indices_T] = logits_TC.float().softmax(-1).cpu().numpy()
-    tags_W = vote(labels_T, split.words_T, num_words, len(classes), default=0 if classes[0] == "O" else UNKNOWN)
+    logits_TC = predict_tokens(model, split.texts, len(classes), cell)
+    default = 0 if classes[0] == "O" else UNKNOWN
+    tags_W = vote(logits_TC.argmax(-1), split.words_T, num_words, len(classes), default)
+    probabilities_TC = softmax(logits_TC, axis=-1)
     inside = np.flatnonzero(split.words_T >= 0)
     words = split.words_T[inside]
     sums_W = np.bincount(words, probabilities_TC[inside, tags_W[words]], minlength=num_words)
