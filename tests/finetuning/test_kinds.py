@@ -49,6 +49,10 @@ def fit_made_up(task: Path, model: Path, **settings: Any) -> tuple[Score, Rows]:
     examples = read_examples(score)  # which holds their contributions against the score
     rows = [json.loads(line) for line in (score.folder / "test.jsonl").read_text().splitlines()]
     assert len(examples.values) == len(rows)
+    (score.folder / "test.npz").unlink()  # earlier versions wrote none: it is made again of the predictions
+    again = read_examples(score)
+    assert np.array_equal(again.values, examples.values) and again.fingerprint == examples.fingerprint
+    assert again.statistic is examples.statistic and again.is_degenerate == examples.is_degenerate
     return score, rows
 
 

@@ -61,7 +61,7 @@ from biphase.finetuning.heads import (
 )
 from biphase.finetuning.keep import check_keepable, keep_network
 from biphase.finetuning.metrics import Judgement
-from biphase.finetuning.scores import Score, read_score
+from biphase.finetuning.scores import Score, measure_examples, read_score, save_examples
 from biphase.tasks.examples import Collection, TaskData, count_shared, input_of, limit_evaluation, load_examples
 from biphase.tasks.sources import TaskSource
 from biphase.tasks.spec import TASK_SPLITS, find_task
@@ -423,11 +423,15 @@ def write_cell(
 ) -> None:
     """A cell's folder, whole or not at all."""
     with whole_folder(folder) as part:
+        hashes = {}
         for split, rows in predictions.items():
-            lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-            (part / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
+            kept = list(rows)
+            path = part / f"{split}.jsonl"
+            path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept), encoding="utf-8")
+            hashes[split] = file_hash(path)
+            examples = measure_examples(kept, score.metric, score.classes)
+            save_examples(path.with_suffix(".npz"), examples, hashes[split])
         write_json(part / "losses.json", losses)
-        hashes = {split: file_hash(part / f"{split}.jsonl") for split in predictions}
         write_hashed(part / "score.json", score.model_dump(mode="json") | {"predictions": hashes})
 
 

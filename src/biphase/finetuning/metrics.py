@@ -11,7 +11,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -105,8 +105,8 @@ def label_counts(
     """
     right_NL = gold_NL * predicted_NL
     if metric == "macro_f1":
-        statistic = partial(macro_f1, of_all=True) if is_multi else macro_f1
-        return np.concatenate([right_NL, predicted_NL + gold_NL], axis=1), statistic
+        counts_NC = np.concatenate([right_NL, predicted_NL + gold_NL], axis=1)
+        return counts_NC, macro_f1_of_all if is_multi else macro_f1
     if metric == "micro_f1":
         return np.stack([each.sum(axis=1) for each in (right_NL, predicted_NL, gold_NL)], axis=1), micro_f1
     if metric == "mcc":
@@ -121,14 +121,23 @@ def micro_f1(counts_C: np.ndarray) -> np.ndarray:
     return 2 * found / np.maximum(predicted + gold, 1)
 
 
-def macro_f1(counts_C: np.ndarray, of_all: bool = False) -> np.ndarray:
-    """[..., 2L] how often each of L labels is right, then how often it is predicted plus how often gold → F1 [...].
-
-    It is the mean over the labels that are predicted or gold at all, or `of_all`.
-    """
+def macro_f1(counts_C: np.ndarray) -> np.ndarray:
+    """[..., 2L] how often each of L labels is right, then how often it is predicted plus how often gold → the mean F1
+    [...] of the labels that are predicted or gold at all."""
     right_L, seen_L = np.split(counts_C, 2, axis=-1)
     f1_L = 2 * right_L / np.maximum(seen_L, 1)
-    return f1_L.sum(axis=-1) / np.maximum(((seen_L > 0) | of_all).sum(axis=-1), 1)
+    return f1_L.sum(axis=-1) / np.maximum((seen_L > 0).sum(axis=-1), 1)
+
+
+def macro_f1_of_all(counts_C: np.ndarray) -> np.ndarray:
+    """As `macro_f1`, over all labels."""
+    right_L, seen_L = np.split(counts_C, 2, axis=-1)
+    return (2 * right_L / np.maximum(seen_L, 1)).sum(axis=-1) / right_L.shape[-1]
+
+
+def share(counts_C: np.ndarray) -> np.ndarray:
+    """[..., 2] units that are right, and all → the share that is right [...]."""
+    return counts_C[..., 0] / counts_C[..., 1]
 
 
 def matthews(counts_C: np.ndarray) -> np.ndarray:
@@ -140,6 +149,17 @@ def matthews(counts_C: np.ndarray) -> np.ndarray:
     spreads = [num**2 - (labels_L**2).sum(axis=-1) for labels_L in (predicted_L, gold_L)]
     product = spreads[0] * spreads[1]
     return (right * num - (predicted_L * gold_L).sum(axis=-1)) / np.sqrt(np.where(product > 0, product, np.inf))
+
+
+STATISTICS: dict[str, Statistic] = {
+    "correlation": correlation,
+    "macro_f1": macro_f1,
+    "macro_f1_of_all": macro_f1_of_all,
+    "matthews": matthews,
+    "micro_f1": micro_f1,
+    "share": share,
+}
+"""What makes a score of sums of counts, by the names under which cells keep it."""
 
 
 def token_metrics(

@@ -1,20 +1,20 @@
 """A cell's result as it stands in `score.json`, all of a folder's by model and task, and what each example contributes.
 
-Contributions are read from predictions that were kept beside a score (test.jsonl, validation.jsonl). Everything here is
-a share from 0 to 1; percent is for printing. No torch: reports read thousands of cells.
+Contributions stand beside the predictions of a cell (test.npz beside test.jsonl). Everything here is a share from 0 to
+1; percent is for printing. No torch: reports read thousands of cells.
 
 Letters: N examples, S scores, L labels, C columns of counts, E entities, U words.
 """
 
-import json
 import math
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from pydantic import Field, ValidationError
@@ -22,10 +22,11 @@ from pydantic_core import from_json
 
 from biphase import console
 from biphase.config import Strict
-from biphase.errors import InputError
+from biphase.errors import InputError, first_line
 from biphase.files import RECORD_HASH, content_hash, file_hash, parse_json, read_json, reading
 from biphase.finetuning.config import EVALUATED_SPLITS, PLACEMENT, PROTOCOL, FinetuneConfig
 from biphase.finetuning.metrics import (
+    STATISTICS,
     Statistic,
     correlation_products,
     counted_answers,
@@ -33,6 +34,7 @@ from biphase.finetuning.metrics import (
     find_entities,
     label_counts,
     micro_f1,
+    share,
 )
 from biphase.tasks.spec import EvaluatedSplit
 
@@ -285,47 +287,86 @@ def base_name(model: str) -> str:
 class ExampleScores:
     """What each example contributes to a score."""
 
-    fingerprint: str
-    """A hash of the ids in order: equal where the examples are the same."""
+    ids: Sequence[str]
     values: np.ndarray
     """[N] shares, where the score is their mean; or [N, C] counts, where it is `statistic` of their sums."""
     statistic: Statistic | None = None
     is_degenerate: bool = False
     """Whether one and the same was predicted for all: one class, no entity, one answer."""
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the ids in order: equal where the examples are the same."""
+        return content_hash(list(self.ids))
+
+    @property
+    def total(self) -> float:
+        """The score that the examples make."""
+        return float(self.values.mean() if self.statistic is None else self.statistic(self.values.sum(axis=0)))
+
 
 def read_examples(score: Score, split: EvaluatedSplit = "test", most: int | None = None) -> ExampleScores:
-    """The examples behind a score, and what each contributes to it, by what was kept of the predictions; `most` of
-    them, evenly over the file, where these are fewer.
+    """The examples behind a score, and what each contributes to it; `most` of them, evenly over the file, where these
+    are fewer.
 
+    It was written beside the predictions; earlier versions wrote the predictions alone, of which it is made again.
     Raises `InputError` when they were not kept, are damaged, or, if all are read, do not add up to the score.
     """
     if score.folder is None or not (path := score.folder / f"{split}.jsonl").exists():
         raise InputError(f"{score.folder or 'a score'} has no per-example predictions ({split}.jsonl)")
-    rows: list[tuple[str, dict[str, Any]]] = []
-    with reading(path, "rerun its cell"), path.open(encoding="utf-8") as file:
+    with reading(path, "rerun its cell"):
         if (written := score.predictions.get(split)) and written != file_hash(path):
             raise InputError(f"{path} is damaged (it is not what was written, by score.json); rerun its cell")
-        lines = list(enumerate(file, start=1))
-    num, taken = len(lines), min(len(lines), most or len(lines))
-    for line_number, line in (lines[n * num // taken] for n in range(taken)):
-        place = f"{path}:{line_number}"
-        try:
-            row = parse_json(line)
-        except json.JSONDecodeError as error:
-            raise InputError(f"{place}: broken JSON ({error.msg}); rerun its cell") from None
-        if not isinstance(row, dict) or "id" not in row:
-            raise InputError(f"{place}: a JSON object with an id is needed; rerun its cell")
-        rows.append((place, row))
-    if not rows:
+    examples = read_saved_examples(path.with_suffix(".npz"), written) or parse_examples(path, score, most)
+    if not len(examples.ids):
         raise InputError(f"{path} is empty; rerun its cell")
-    values, statistic = contributions(score, path, rows)
-    total = float(values.mean() if statistic is None else statistic(values.sum(axis=0)))
+    if most is not None and len(examples.ids) > most:
+        chosen = [number * len(examples.ids) // most for number in range(most)]
+        return replace(examples, ids=[examples.ids[number] for number in chosen], values=examples.values[chosen])
     stated = score.metrics[split][score.metric]
-    if taken == num and abs(total - stated) > 1e-4:
-        raise InputError(f"{path} gives {score.metric} {total:.4f} where score.json says {stated:.4f}; rerun its cell")
-    fingerprint = content_hash([row["id"] for _, row in rows])
-    return ExampleScores(fingerprint, values, statistic, is_one_for_all(row for _, row in rows))
+    if most is None and not abs(examples.total - stated) <= 1e-4:
+        raise InputError(
+            f"{path} gives {score.metric} {examples.total:.4f} where score.json says {stated:.4f}; rerun its cell"
+        )
+    return examples
+
+
+def save_examples(path: Path, examples: ExampleScores, predictions: str) -> None:
+    """Write what examples contribute, with the hash of the predictions that it belongs to."""
+    np.savez_compressed(
+        path,
+        ids=np.array(examples.ids),
+        values=examples.values,
+        statistic=getattr(examples.statistic, "__name__", ""),
+        is_degenerate=examples.is_degenerate,
+        predictions=predictions,
+    )
+
+
+def read_saved_examples(path: Path, predictions: str | None) -> ExampleScores | None:
+    """What `save_examples` wrote; None where there is nothing that is whole and belongs to these predictions."""
+    try:
+        with np.load(path) as saved:
+            if str(saved["predictions"]) != predictions:
+                return None
+            statistic = STATISTICS.get(str(saved["statistic"]))
+            return ExampleScores(saved["ids"].tolist(), saved["values"], statistic, bool(saved["is_degenerate"]))
+    except (OSError, EOFError, KeyError, ValueError, BadZipFile):
+        return None
+
+
+def parse_examples(path: Path, score: Score, most: int | None) -> ExampleScores:
+    """What examples contribute by the lines of their predictions, `most` of them, evenly over the file."""
+    with reading(path, "rerun its cell"):
+        lines = path.read_text(encoding="utf-8").splitlines()
+    num = min(len(lines), most or len(lines))
+    try:
+        rows = [parse_json(lines[number * len(lines) // num]) for number in range(num)]
+        return measure_examples(rows, score.metric, score.classes)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(
+            f"{path} does not say what each example contributes to {score.metric} ({first_line(error)}); rerun its cell"
+        ) from None
 
 
 def is_one_for_all(rows: Iterable[Mapping[str, Any]]) -> bool:
@@ -394,107 +435,77 @@ def linearize(examples: ExampleScores) -> np.ndarray:
     return np.asarray(examples.statistic(sums_C) + (len(counts_NC) - 1) * (without_N.mean() - without_N))
 
 
-PredictionRows = Sequence[tuple[str, Mapping[str, Any]]]
-"""Lines of a file of predictions, with the place of each."""
+def measure_examples(rows: Sequence[Mapping[str, Any]], metric: str, classes: Sequence[str]) -> ExampleScores:
+    """What the examples of rows of predictions contribute to any metric that may choose a rate (`tasks.METRICS`)."""
+    ids = [row["id"] for row in rows]
+    values, statistic = contributions(rows, metric, classes) if rows else (np.zeros(0), None)
+    return ExampleScores(ids, values, statistic, is_one_for_all(rows))
 
 
-def contributions(score: Score, path: Path, rows: PredictionRows) -> tuple[np.ndarray, Statistic | None]:
-    """`values` and `statistic` of `ExampleScores`, for any metric that may choose a rate (`tasks.METRICS`)."""
-    is_labels = all(isinstance(row.get("gold"), str) for _, row in rows)
-    if is_labels and score.metric in ("macro_f1", "f1", "mcc"):
-        return label_counts(score.metric, *read_labels(score, rows))
-    if score.metric == "macro_f1" and is_tags(rows[0][1].get("gold")) and is_sentence(rows[0][1]):
-        return count_tag_labels(score, rows)
-    if score.metric in ("micro_f1", "macro_f1"):
-        return label_counts(score.metric, *read_labels(score, rows), is_multi=True)
-    if score.metric in ("spearman", "pearson"):
-        return correlation_products(score.metric, *read_numbers(rows))
-    if score.metric == "exact":
-        return match_answers(rows), None
-    if all("score" in row for _, row in rows):
-        for place, row in rows:
-            if not isinstance(row["score"], int | float) or not math.isfinite(row["score"]):
-                raise InputError(f"{place}: score {row['score']!r} is not a number; rerun its cell")
-        return np.array([float(row["score"]) for _, row in rows]), None
-    if score.metric in ("f1", "strict_f1", "accuracy"):
-        check_tags(rows)
-        if score.metric == "accuracy":
-            right = [sum(map(str.__eq__, row["gold"], row["predicted"])) for _, row in rows]
-            counts_N2 = np.array([right, [len(row["gold"]) for _, row in rows]]).T  # of each sentence's words
-            return counts_N2, lambda counts_C: counts_C[..., 0] / counts_C[..., 1]
-        return count_entities(rows, is_strict=score.metric == "strict_f1"), micro_f1
-    raise InputError(f"{path} does not say what each example contributes to {score.metric}")
+def contributions(
+    rows: Sequence[Mapping[str, Any]], metric: str, classes: Sequence[str]
+) -> tuple[np.ndarray, Statistic | None]:
+    """`values` and `statistic` of `ExampleScores`."""
+    gold, predicted = [row.get("gold") for row in rows], [row.get("predicted") for row in rows]
+    if metric in ("spearman", "pearson"):
+        return correlation_products(metric, np.array(gold, np.float64), np.array(predicted, np.float64))
+    if metric == "exact":
+        answers = counted_answers([row["gold"] for row in rows])
+        pairs = zip(predicted, answers, strict=True)
+        return np.array([exact_match(text, right) for text, right in pairs]), None
+    if "score" not in rows[0] and is_sentence(rows[0]):
+        return count_tags(rows, metric, classes)
+    if metric in ("micro_f1", "macro_f1", "mcc") or (metric == "f1" and isinstance(gold[0], str)):
+        is_multi = isinstance(gold[0], list)
+        return label_counts(metric, one_hot(gold, classes), one_hot(predicted, classes), is_multi)
+    return np.array([float(row["score"]) for row in rows]), None
 
 
-def match_answers(rows: PredictionRows) -> np.ndarray:
-    for place, row in rows:
-        answers = row.get("gold")
-        is_right = isinstance(answers, list) and all(isinstance(answer, str) for answer in answers)
-        if not is_right or not isinstance(row.get("predicted"), str):
-            raise InputError(f"{place}: neither a predicted answer nor a list of right ones; rerun its cell")
-    counted = counted_answers([row["gold"] for _, row in rows])
-    pairs = zip((row["predicted"] for _, row in rows), counted, strict=True)
-    return np.array([exact_match(predicted, answers) for predicted, answers in pairs])
+def one_hot(labels: Sequence[Any], classes: Sequence[str]) -> np.ndarray:
+    """The label or the labels of each example, as 1 in its column of [N, L], 0 in the others."""
+    numbers = {name: number for number, name in enumerate(classes)}
+    rows_NL = np.zeros((len(labels), len(classes)), dtype=np.int64)
+    for row_L, label in zip(rows_NL, labels, strict=True):
+        row_L[[numbers[name] for name in (label if isinstance(label, list) else [label])]] = 1
+    return rows_NL
 
 
-def read_labels(score: Score, rows: PredictionRows) -> tuple[np.ndarray, np.ndarray]:
-    """Gold and predicted label or labels of each example, as 1 in its column of [N, L], 0 in the others."""
-    if not score.classes:
-        raise InputError(f"{score.folder} does not say in which order the classes are numbered; rerun its cell")
-    numbers = {name: number for number, name in enumerate(score.classes)}
-    gold_NL, predicted_NL = np.zeros((2, len(rows), len(numbers)), dtype=np.int64)
-    for number, (place, row) in enumerate(rows):
-        for side_NL, key in ((gold_NL, "gold"), (predicted_NL, "predicted")):
-            value = row.get(key)
-            names: list[str] = value if isinstance(value, list) else [str(value)]
-            if not all(name in numbers for name in names):
-                raise InputError(f"{place}: gold or predicted is none of {', '.join(score.classes)}; rerun its cell")
-            side_NL[number, [numbers[name] for name in names]] = 1
-    return gold_NL, predicted_NL
+def count_tags(
+    rows: Sequence[Mapping[str, Any]], metric: str, classes: Sequence[str]
+) -> tuple[np.ndarray, Statistic | None]:
+    """What each sentence contributes to a metric of tags. Words that were cut off have no tag, written as ""."""
+    gold, predicted, bounds = [], [], [0]
+    for row in rows:
+        if not row["gold"]:
+            raise ValueError("a sentence has no word")
+        for right, tag in zip(row["gold"], row["predicted"], strict=True):
+            gold.append(right)
+            predicted.append(tag)
+        bounds.append(len(gold))
+    bounds_N1 = np.array(bounds)
+    if metric == "accuracy":
+        is_right_U = np.array(gold) == np.array(predicted)
+        right_N = np.add.reduceat(is_right_U.astype(np.int64), bounds_N1[:-1])
+        return np.stack([right_N, np.diff(bounds_N1)], axis=1), share
+    if metric == "macro_f1":
+        predicted_UL = one_hot([tag or [] for tag in predicted], classes)
+        counts_UC, statistic = label_counts("macro_f1", one_hot(gold, classes), predicted_UL)
+        return np.add.reduceat(counts_UC, bounds_N1[:-1]), statistic
+    return count_entities(gold, predicted, bounds_N1, is_strict=metric == "strict_f1"), micro_f1
 
 
-def read_numbers(rows: PredictionRows) -> tuple[np.ndarray, np.ndarray]:
-    """Gold and predicted number of each example."""
-    for place, row in rows:
-        if not all(isinstance(row.get(key), int | float) for key in ("gold", "predicted")):
-            raise InputError(f"{place}: gold or predicted is not a number; rerun its cell")
-    gold_N, predicted_N = (np.array([float(row[key]) for _, row in rows]) for key in ("gold", "predicted"))
-    return gold_N, predicted_N
-
-
-def check_tags(rows: PredictionRows) -> None:
-    for place, row in rows:
-        gold, predicted = row.get("gold", ()), row.get("predicted", ())
-        if not is_tags(gold) or not is_tags(predicted) or len(gold) != len(predicted):
-            raise InputError(f"{place}: neither a score nor gold and predicted tags of equal number; rerun its cell")
-
-
-def count_tag_labels(score: Score, rows: PredictionRows) -> tuple[np.ndarray, Statistic]:
-    """[N, 2L] how often each tag is right in a sentence, and predicted or gold, and the macro F1 of their sums. Words
-    that were cut off have no tag."""
-    check_tags(rows)
-    words = []
-    for place, row in rows:
-        tags = zip(row["gold"], row["predicted"], strict=True)
-        words += [(place, {"gold": gold, "predicted": found or []}) for gold, found in tags]
-    counts_UC, statistic = label_counts("macro_f1", *read_labels(score, words))
-    firsts_N = np.cumsum([0, *(len(row["gold"]) for _, row in rows[:-1])])
-    return np.add.reduceat(counts_UC, firsts_N), statistic
-
-
-def count_entities(rows: PredictionRows, is_strict: bool = False) -> np.ndarray:
+def count_entities(
+    gold: Sequence[str], predicted: Sequence[str], bounds_N1: np.ndarray, is_strict: bool = False
+) -> np.ndarray:
     """[N, 3] entities of each sentence: found with the right type and both ends, predicted, and in gold.
 
-    `is_strict`: without those that do not begin with B- (see `metrics.classification`).
+    `is_strict`: without those that do not begin with B- (see `metrics.entity_metrics`).
     """
     # Sentences lie one after the other: words bounds_N1[n] to bounds_N1[n + 1] belong to sentence n. Gold tags and then
     # predicted ones become numbers of the same labels. `find_entities` gives each entity as one number that holds where
     # it begins, where it ends and its type: what both sides have in common is what was found, and a division by all
     # ends and types gives the word at which it begins, and so its sentence.
-    bounds_N1 = np.cumsum([0, *(len(row["gold"]) for _, row in rows)])
-    gold_tags = [tag for _, row in rows for tag in row["gold"]]
-    predicted_tags = [tag for _, row in rows for tag in row["predicted"]]
-    labels, numbers_2U = np.unique([*gold_tags, *predicted_tags], return_inverse=True)
+    labels, numbers_2U = np.unique([*gold, *predicted], return_inverse=True)
     sides = []
     for tags_U in np.split(numbers_2U, 2):
         entities_E, is_whole_E = find_entities(tags_U, bounds_N1, labels.tolist())
@@ -504,9 +515,5 @@ def count_entities(rows: PredictionRows, is_strict: bool = False) -> np.ndarray:
     columns = []
     for entities_E in (np.intersect1d(gold_E, predicted_E), predicted_E, gold_E):
         sentences_E = np.searchsorted(bounds_N1, entities_E // entities_per_word, side="right") - 1
-        columns.append(np.bincount(sentences_E, minlength=len(rows)))
+        columns.append(np.bincount(sentences_E, minlength=len(bounds_N1) - 1))
     return np.stack(columns, axis=1)
-
-
-def is_tags(value: Any) -> bool:
-    return isinstance(value, list) and len(value) > 0 and all(isinstance(tag, str) for tag in value)
