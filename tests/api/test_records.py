@@ -66,6 +66,7 @@ def test_json_has_no_nan() -> None:
         ({MARK: {"biphase": []}, "config.json": {"model_type": "bert"}}, "model", {"model_type": "bert"}),
         ({"study.yaml": "name: s", "trained/a.json": {}, "failed/b.json": {}}, "study", {"name": "s", "failed": ["b"]}),
         ({"encoded/genre-12/hashes.json": {}}, "cache", {"tasks": ["genre"]}),
+        ({"encoded/genre-12.safetensors": "", "encoded/.x-1.lock": ""}, "cache", {"tasks": ["genre"], "folders": 1}),
         ({"config.json": {}, "modules.json": [3]}, None, "modules.json is damaged"),
         ({"config.json": {}, "biphase.json": {"task": 1}}, None, "biphase.json is damaged"),
         ({"config.yaml": "stages: 3", "stages/x": ""}, None, "config.yaml"),

@@ -106,7 +106,7 @@ def list_targets(run: str) -> list[Target]:
         Target("run", f"{run}/*.*", (export, ["inspect", run], ["pretrain", "recipe.yaml"], branch)),
         Target("score", "scores/mood-*/score.json", (compare, ["evaluate", "encoder", *evaluation()])),
         Target("predictions", "scores/mood-*/test.jsonl", (compare,)),
-        Target("encoded cache", "cache/encoded/mood-*/*", (cell,), is_hashed=True, drops=("single",)),
+        Target("encoded cache", "cache/encoded/mood-*", (cell,), is_hashed=True, drops=("single",)),
         Target("study folder", "study-small/**/*.*", (*study[1:], again)),
         Target("failures", "study-small/failed/*.json", (["study", "status", "study.yaml"], again)),
         Target("failures of cells", "scores/failed/*.json", (["evaluate", "encoder", *evaluation(), "--dry-run"],)),

@@ -146,7 +146,7 @@ def test_folder_of_a_cell(
 ) -> None:
     score = fit_quickly(model_folder, task, data_dirs, tmp_path, keep_texts=True)
     assert score.folder == tmp_path / f"{task}-{score.cell[:16]}"
-    files = ["losses.json", "score.json", "test.jsonl", "validation.jsonl"]
+    files = ["losses.json", "score.json", "test.jsonl", "test.npz", "validation.jsonl", "validation.npz"]
     assert sorted(file.name for file in score.folder.iterdir()) == files
     assert read_score(score.folder) == score
     assert len(json.loads((score.folder / "losses.json").read_text())) == score.num_steps

@@ -62,7 +62,7 @@ def find_kind(path: Path) -> str:
         return "scores"
     if next(path.glob("*/stages"), None) or next(path.glob("*/steps"), None):
         return "runs"
-    if next(path.glob("encoded/*/hashes.json"), None):
+    if next(path.glob("encoded/*.safetensors"), None) or next(path.glob("encoded/*/hashes.json"), None):
         return "cache"
     raise InputError(
         f"{path} holds nothing that biphase knows: no shards (manifest.json), run (config.yaml), model (config.json), "
@@ -188,11 +188,15 @@ def scores_facts(path: Path) -> Facts:
 
 
 def cache_facts(path: Path) -> Facts:
-    """Texts of tasks as token ids: all of them, or those of one task."""
-    folders = sorted((path / "encoded").glob("*/hashes.json")) or [path / "hashes.json"]
-    size = sum(file.stat().st_size for one in folders for file in one.parent.iterdir() if file.is_file())
-    tasks = sorted({one.parent.name.rpartition("-")[0] for one in folders})
-    return {"tasks": tasks, "folders": len(folders), "bytes": size, "note": "made anew when needed: safe to delete"}
+    """Texts of tasks as token ids: a file each, in earlier versions a folder."""
+    encoded = [path] if path.parent.name == "encoded" else sorted((path / "encoded").glob("[!.]*-*"))
+    files = [file for entry in encoded for file in (entry, *entry.glob("*")) if file.is_file()]
+    return {
+        "tasks": sorted({entry.name.rpartition("-")[0] for entry in encoded}),
+        "folders": len(encoded),
+        "bytes": sum(file.stat().st_size for file in files),
+        "note": "made anew when needed: safe to delete",
+    }
 
 
 def task_facts(path: Path) -> Facts:

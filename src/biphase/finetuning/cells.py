@@ -43,12 +43,17 @@ class ModelFingerprint:
     """The hash of configuration, weights and tokenizer."""
     max_length: int
     """Tokens that the network has positions for, by its configuration."""
+    folder: Path = Path()
+    """Where its files are."""
+    stamps: FileStamps = ()
+    """The files as they were when they were hashed."""
 
 
 def identify(name: str) -> ModelFingerprint:
     """Find out what names the cells of a model. Raises `InputError` where its folder lacks what fine-tuning needs."""
     folder = find_folder(name)
-    return ModelFingerprint(hash_files(stamp_files(folder)), count_positions(read_model_config(folder)))
+    stamps = stamp_files(folder)
+    return ModelFingerprint(hash_files(stamps), count_positions(read_model_config(folder)), folder, stamps)
 
 
 def find_folder(name: str) -> Path:
@@ -114,8 +119,9 @@ DataDirs = Mapping[str, str | Path]
 
 @dataclass(frozen=True)
 class CellPlan:
-    """One cell to come: what it is trained and evaluated on, and its name."""
+    """One cell to come: what is trained and evaluated on what, and its name."""
 
+    model: ModelFingerprint
     task: Task
     train: TaskSource
     evaluation: TaskSource
@@ -158,7 +164,7 @@ def plan_cell(model: ModelFingerprint, train: TaskSource, evaluation: TaskSource
     config = settle_config(config, task, model.max_length)
     settings = config.model_dump(mode="json", exclude=PLACEMENT)
     name = [PROTOCOL, model.hash, train.hash, evaluation.hash, task.metric, settings]
-    return CellPlan(task, train, evaluation, config, content_hash(name))
+    return CellPlan(model, task, train, evaluation, config, content_hash(name))
 
 
 def find_task_sources(name: str, data_dirs: DataDirs) -> tuple[TaskSource, TaskSource]:

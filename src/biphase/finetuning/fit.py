@@ -7,7 +7,7 @@ one training.
 
 The examples of a task as token ids are made once for each tokenizer and kept on disk:
 
-    encoded/TASK-KEY/  arrays.safetensors  values.json  hashes.json
+    encoded/TASK-KEY.safetensors
 
 Arrays are mapped into memory, so that processes share them. What was written is checked by its hash before it is used.
 """
@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from typing import Any
@@ -33,13 +32,12 @@ from torch import Tensor, nn
 from biphase import console
 from biphase.device import choose_device, choose_dtype, describe_machine
 from biphase.encoder.packed import explain_computing
-from biphase.errors import InputError, memory_told
+from biphase.errors import memory_told
 from biphase.files import (
     content_hash,
     file_hash,
     locked,
-    read_json,
-    read_json_as,
+    make_once,
     refuse_filled,
     refuse_links,
     whole_folder,
@@ -57,7 +55,7 @@ from biphase.finetuning.heads import (
     can_look_up,
     check_length,
     copy_backbone,
-    load_encoder,
+    open_encoder,
 )
 from biphase.finetuning.keep import check_keepable, keep_network
 from biphase.finetuning.metrics import Judgement
@@ -67,11 +65,16 @@ from biphase.tasks.sources import TaskSource
 from biphase.tasks.spec import TASK_SPLITS, find_task
 from biphase.tasks.splits import draw_indices, draw_shots
 
-ENCODING = 6
+ENCODING = 7
 """Part of the name of what is kept on disk: raise it when the same text no longer gives the same arrays, or when they
 are kept in another form."""
 
-ARRAYS, VALUES, HASHES = "arrays.safetensors", "values.json", "hashes.json"
+NO_ARRAYS = "json"
+"""The array that holds, as JSON, what is none: a header of safetensors ends at 100 MB."""
+
+encodings: dict[Path, EncodedTask[Any]] = {}
+"""The tasks that were asked for last."""
+NUM_ENCODINGS = 8
 
 
 def cache_folder() -> Path:
@@ -91,29 +94,30 @@ def load_encoded(source: TaskSource, tokenizer: HashedTokenizer, config: Finetun
     settings |= {"ranking": config.ranking} if config.ranking != "embeddings" else {}
     specials = [tokenizer.hash, tokenizer.opening, tokenizer.closing]
     key = content_hash([ENCODING, source.hash, specials, settings])
-    folder = cache_folder() / "encoded" / f"{task.name}-{key[:24]}"
-    if not folder.exists():
-        refuse_links(folder.parent)
-        with locked(folder.with_name(f".{folder.name}.lock"), wait=True):
-            if not folder.exists():  # another process may have made it while this one waited
-                encoded = encode_source(source, tokenizer, config)
-                # What training and scores will not see, unless its reader has told so.
-                if encoded.left_out and source.task.missing == "refuse":
-                    console.err.print(f"{task.name}: {encoded.left_out:,} rows without a gold label are left out")
-                counts = {name: split.num_truncated for name, split in encoded.splits.items()}
-                if any(counts.values()):
-                    cut = ", ".join(f"{number:,} of {name}" for name, number in counts.items() if number)
-                    console.err.print(f"{task.name}: cut at {config.max_length:,} tokens: {cut}")
-                save_encoded(folder, encoded)
-    return read_encoded(folder, module_of(task.family, config).split_kind)  # type: ignore[arg-type]
+    path = cache_folder() / "encoded" / f"{task.name}-{key[:24]}.safetensors"
+    if path not in encodings:
+        refuse_links(path.parent)
+        with locked(path.with_name(f".{path.name}.lock"), wait=True):
+            make_once(path, lambda part: save_encoded(part, encode_source(source, tokenizer, config)))
+        encodings[path] = read_encoded(path, module_of(task.family, config).split_kind)
+        while len(encodings) > NUM_ENCODINGS:
+            del encodings[next(iter(encodings))]
+    return encodings[path]
 
 
 def encode_source(source: TaskSource, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask[Any]:
-    data = load_data(source, config)
+    """The examples of a source as token ids. Tells what training and scores will not see, or see twice."""
+    task, data = source.task, load_data(source, config)
     for split, number in count_shared(data).items():
         if number:
-            console.err.print(f"{source.task.name}: {number:,} inputs of {split} stand in train too")
-    return module_of(source.task.family, config).encode_task(data, tokenizer, config)
+            console.err.print(f"{task.name}: {number:,} inputs of {split} stand in train too")
+    encoded = module_of(task.family, config).encode_task(data, tokenizer, config)
+    if encoded.left_out and task.missing == "refuse":  # else its reader has told so
+        console.err.print(f"{task.name}: {encoded.left_out:,} rows without a gold label are left out")
+    cut = [f"{split.num_truncated:,} of {name}" for name, split in encoded.splits.items() if split.num_truncated]
+    if cut:
+        console.err.print(f"{task.name}: cut at {config.max_length:,} tokens: {', '.join(cut)}")
+    return encoded
 
 
 def load_data(source: TaskSource, config: FinetuneConfig) -> TaskData[Any] | Collection:
@@ -131,8 +135,8 @@ def load_inputs(source: TaskSource, config: FinetuneConfig) -> dict[str, list[An
     return {split: [input_of(example) for example in data.splits[split]] for split in EVALUATED_SPLITS}
 
 
-def save_encoded(folder: Path, encoded: EncodedTask[Any]) -> None:
-    """Write a folder, whole or not at all. What several splits share (the documents of a retrieval) is written once."""
+def save_encoded(path: Path, encoded: EncodedTask[Any]) -> None:
+    """Write one file. What several splits share (the documents of a retrieval) is written once."""
     arrays: dict[str, np.ndarray] = {}
     values: dict[str, Any] = {}
     names: dict[int, str] = {}  # of each value, by its id(): where it was met first
@@ -146,11 +150,12 @@ def save_encoded(folder: Path, encoded: EncodedTask[Any]) -> None:
                 arrays[name] = value
             else:
                 values[name] = value
-    with whole_folder(folder) as part:
-        save_file(arrays, part / ARRAYS)
-        content = {"left_out": encoded.left_out, "values": values, "shared": shared}
-        (part / VALUES).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
-        write_json(part / HASHES, {name: file_hash(part / name) for name in (ARRAYS, VALUES)})
+    content = {"left_out": encoded.left_out, "values": values, "shared": shared}
+    arrays[NO_ARRAYS] = np.frombuffer(json.dumps(content, ensure_ascii=False).encode(), np.uint8)
+    path.touch()
+    mode = path.stat().st_mode  # safetensors leaves its files to their owner alone, whatever the umask says
+    save_file(arrays, path)
+    path.chmod(mode)
 
 
 def leaves_of(record: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -163,21 +168,14 @@ def leaves_of(record: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{item.name}", value
 
 
-@lru_cache(maxsize=8)
-def read_encoded(folder: Path, kind: Any) -> EncodedTask[Any]:
-    """Read splits of a kind that `save_encoded` wrote; arrays are mapped from the disk, read-only.
-
-    Raises `InputError` where a file is not the one that was written.
-    """
-    written = read_json_as(folder / HASHES, dict[str, str])
-    for name in (ARRAYS, VALUES):
-        if not (folder / name).is_file() or file_hash(folder / name) != written.get(name):
-            raise InputError(f"{folder / name} is damaged; delete its folder and rerun, which makes it again")
-    content = read_json(folder / VALUES)
-    leaves = content["values"]
-    for name, tensor in load_file(folder / ARRAYS).items():  # torch's: numpy's would copy the file into memory
+def read_encoded(path: Path, kind: Any) -> EncodedTask[Any]:
+    """Read splits of a kind that `save_encoded` wrote; arrays are mapped from the disk, read-only."""
+    leaves: dict[str, Any] = {}
+    for name, tensor in load_file(path).items():  # torch's: numpy's would copy the file into memory
         leaves[name] = tensor.numpy()
         leaves[name].flags.writeable = False
+    content = json.loads(leaves.pop(NO_ARRAYS).tobytes())
+    leaves |= content["values"]
     leaves |= {name: leaves[first] for name, first in content["shared"].items()}
     return EncodedTask({name: build_record(kind, leaves, f"{name}.") for name in TASK_SPLITS}, content["left_out"])
 
@@ -452,7 +450,7 @@ def run_cells(
     assert len({plan.train.hash for plan in plans}) == 1, "these tasks do not share a training"
     assert len({plan.config for plan in plans}) == 1, "tasks of one training have one configuration"
     # 1. The encoder, and where it computes.
-    encoder = replace(load_encoder(model), name=label or model)
+    encoder = replace(open_encoder(model, plans[0].model), name=label or model)
     device = choose_device(plans[0].config.device)
     config = plans[0].config.model_copy(update={"device": device.type})
     dtype = choose_dtype(config.precision, device)

@@ -28,7 +28,7 @@ from biphase.corpus.tokenizer import NEW_NAMES, load_tokenizer, tokenizer_hash
 from biphase.encoder.network import fresh_backbone, load_backbone
 from biphase.encoder.packed import packed_hidden
 from biphase.errors import InputError
-from biphase.finetuning.cells import FileStamps, find_folder, hash_files, stamp_files
+from biphase.finetuning.cells import ModelFingerprint, identify
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import (
     Batch,
@@ -60,15 +60,15 @@ class Encoder:
 
 
 def load_encoder(name: str) -> Encoder:
-    """The encoder behind a name (see `models`). The last one that was loaded is kept: it costs nothing to ask again."""
-    folder = find_folder(name)
-    return load_stamped_encoder(name, folder, stamp_files(folder))
+    """The encoder behind a name (see `cells`)."""
+    return open_encoder(name, identify(name))
 
 
 @lru_cache(maxsize=1)
-def load_stamped_encoder(name: str, folder: Path, stamps: FileStamps) -> Encoder:
-    backbone = load_backbone(folder)
-    tokenizer = load_hashed_tokenizer(folder)
+def open_encoder(name: str, model: ModelFingerprint) -> Encoder:
+    """Load a model that was found. The last one is kept: it costs nothing to ask again while its files stay."""
+    backbone = load_backbone(model.folder)
+    tokenizer = load_hashed_tokenizer(model.folder)
     pretrained = tokenizer.pretrained
     config: Any = backbone.config
     highest = max(number for token, number in pretrained.get_vocab().items() if token not in NEW_NAMES.values())
@@ -82,7 +82,7 @@ def load_stamped_encoder(name: str, folder: Path, stamps: FileStamps) -> Encoder
             f"{name}: its tokenizer has {highest + 1:,} tokens, its network {config.vocab_size:,}: is it its own?"
         )
     limit = count_positions(config, getattr(backbone, "first_position", None))
-    return Encoder(name, hash_files(stamps), backbone, tokenizer, limit)
+    return Encoder(name, model.hash, backbone, tokenizer, limit)
 
 
 def load_hashed_tokenizer(folder: Path) -> HashedTokenizer:

@@ -451,8 +451,8 @@ def contributions(
         return correlation_products(metric, np.array(gold, np.float64), np.array(predicted, np.float64))
     if metric == "exact":
         answers = counted_answers([row["gold"] for row in rows])
-        pairs = zip(predicted, answers, strict=True)
-        return np.array([exact_match(text, right) for text, right in pairs]), None
+        pairs = zip(rows, answers, strict=True)
+        return np.array([exact_match(row["predicted"], right) for row, right in pairs]), None
     if "score" not in rows[0] and is_sentence(rows[0]):
         return count_tags(rows, metric, classes)
     if metric in ("micro_f1", "macro_f1", "mcc") or (metric == "f1" and isinstance(gold[0], str)):
