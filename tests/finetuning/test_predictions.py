@@ -62,7 +62,8 @@ def test_predictions_that_were_edited_are_none(write_cell: Callable[..., Path], 
 
 def test_contributions_of_other_predictions_are_not_used(write_cell: Callable[..., Path], tmp_path: Path) -> None:
     """Nor damaged ones: they are made again."""
-    rows = [{"id": str(number), "gold": "a", "predicted": "b", "score": float(number > 0)} for number in range(4)]
+    gold = "a\u2028b\x85"  # which end a line for Python, not for JSON
+    rows = [{"id": str(number), "gold": gold, "predicted": "b", "score": float(number > 0)} for number in range(4)]
     fit.write_cell(tmp_path / "cell", read_score(write_cell("m", test=0.75)), [], {"test": rows})
     other = read_score(write_cell("other", test=0.0))
     fit.write_cell(tmp_path / "other", other, [], {"test": [row | {"score": 0.0} for row in rows]})

@@ -98,7 +98,10 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
     console.err.print(f"{computing} · not compiled (too short a run)")
     sources = read_sources(recipe, before)
     judged = [read_judged(Path(path)) for path in recipe.evaluation]
-    folder = runs / f"{recipe.name}-{identity_of(recipe, sources, dtype)[:8]}"
+    hashes = [pairs.hash for of_stage in sources.values() for pairs in of_stage]
+    hashes += [hash_embedder(stage.teacher) for stage in recipe.stages if stage.teacher is not None]
+    identity = recipe.identity(hash_embedder(recipe.model), [*hashes, str(dtype)])
+    folder = runs / f"{recipe.name}-{identity[:8]}"
     places = [folder / "stages" / stage.name for stage in recipe.stages]
     refuse_links(folder / "stages", *places, *(place / name for place in places for name in ("trainer", "model")))
     with locked(folder / "lock"):
@@ -107,7 +110,10 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
         with open_tracking(tracking, folder, recipe.model_dump(mode="json"), steps_done(recipe, folder) + 1) as send:
             records = run_stages(recipe, sources, model.to(device), folder, send, bf16=dtype == torch.bfloat16)
             facts = {"stages": records} | finish(recipe, model, before, judged)
-            send({"kind": "validation", "step": steps_done(recipe, folder)} | flat_scores(facts["scores"]))
+            record: dict[str, Any] = {"kind": "validation", "step": steps_done(recipe, folder)}
+            for name, arms in facts["scores"].items():
+                record |= {f"{name}/{metric}": score for metric, score in arms[TRAINED].items()}
+            send(record)
         texts = [text for pairs in sources[recipe.stages[0].name] for text in pairs.table["positive"][:8].to_pylist()]
         write_embedder(model, recipe, facts, [*texts, "a"], out)
         write_json(folder / "done.json", facts | {"out": str(out)})
@@ -146,18 +152,6 @@ def tell_unused_modules(recipe: EmbeddingRecipe) -> None:
             left_out.append(f"its {kind}")
     if left_out:
         console.err.print(f"{recipe.model}: the network alone is trained, without {', '.join(left_out)}")
-
-
-def identity_of(recipe: EmbeddingRecipe, sources: dict[str, list[Pairs]], dtype: torch.dtype) -> str:
-    """A hash of everything that decides the weights, by what is in files and folders."""
-    hashes = [pairs.hash for found in sources.values() for pairs in found]
-    hashes += [hash_embedder(stage.teacher) for stage in recipe.stages if stage.teacher is not None]
-    return recipe.identity(hash_embedder(recipe.model), [*hashes, str(dtype)])
-
-
-def flat_scores(scores: dict[str, dict[str, dict[str, float]]]) -> dict[str, float]:
-    """The trained model's scores under `SET/METRIC`."""
-    return {f"{name}/{metric}": score for name, arms in scores.items() for metric, score in arms[TRAINED].items()}
 
 
 def new_embedder(recipe: EmbeddingRecipe) -> SentenceTransformer:
@@ -249,10 +243,14 @@ def run_stage(
     *,
     bf16: bool,
 ) -> None:
-    """Train the model in place and keep it."""
+    """Train the model in place and keep it. Raises `InputError` where the stage began on other pairs."""
     disable_progress_bars()
     folder.mkdir(parents=True, exist_ok=True)
-    refuse_other_pairs(stage, sources, folder)
+    # The same text may have been cut in another way when the stage began.
+    begun = content_hash([[len(pairs.table), pairs.table.slice(0, NOTED_ROWS).to_pydict()] for pairs in sources])
+    if (folder / "pairs.json").exists() and read_json(folder / "pairs.json") != begun:
+        raise InputError(f"stage {stage.name} began on pairs that were made in another way: delete {folder}")
+    write_json(folder / "pairs.json", begun)
     tables = stage_tables(recipe, stage, sources, model, folder)
     names = {loss_name(stage, kind) for kind, _ in tables.values()}
     is_cached = any(name.startswith("cached") for name in names)
@@ -279,15 +277,6 @@ def run_stage(
         shutil.rmtree(checkpoint)
     for taught in folder.glob("*taught-*.arrow*"):
         taught.unlink()
-
-
-def refuse_other_pairs(stage: EmbeddingStage, sources: Sequence[Pairs], folder: Path) -> None:
-    """Note on which pairs a stage begins. Raises `InputError` where it began on others: the same text may be cut in
-    another way."""
-    begun = content_hash([[len(pairs.table), pairs.table.slice(0, NOTED_ROWS).to_pydict()] for pairs in sources])
-    if (folder / "pairs.json").exists() and read_json(folder / "pairs.json") != begun:
-        raise InputError(f"stage {stage.name} began on pairs that were made in another way: delete {folder}")
-    write_json(folder / "pairs.json", begun)
 
 
 def stage_tables(

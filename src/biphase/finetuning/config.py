@@ -22,21 +22,16 @@ PLACEMENT = {"device", "microbatch_tokens", "keep_texts"}
 """Settings that decide where and how fast a cell runs and what is kept of it, not what comes out."""
 
 FAMILY_SETTINGS: dict[Family, tuple[str, ...]] = {
-    "sequence_classification": (),
     "token_classification": ("head_dropout",),
     "question_answering": ("qa_head", "max_answer_tokens"),
     "retrieval": ("judged_only", "scale", "ranking"),
-    "multiple_choice": (),
 }
 QA_HEAD_SETTINGS = {"span": ("doc_stride",), "token": ("head_dropout",)}
 """The settings that matter to one family of tasks, or to one head of it, and not to all."""
 
 ENCODING_SETTINGS: dict[Family, tuple[str, ...]] = {
-    "sequence_classification": (),
-    "token_classification": (),
     "question_answering": ("qa_head", "doc_stride"),
     "retrieval": ("judged_only",),
-    "multiple_choice": (),
 }
 """The settings that decide, beside lengths and limits, what a family's texts look like as token ids."""
 
@@ -128,7 +123,7 @@ def settle_config(config: FinetuneConfig, task: Task, max_length: int) -> Finetu
         raise InputError(
             f"frozen: {task.name} has no head to train; the task zero-shot:FOLDER scores embeddings as they are"
         )
-    matters = {*FAMILY_SETTINGS[task.family]}
+    matters = {*FAMILY_SETTINGS.get(task.family, ())}
     if task.family == "question_answering":
         matters |= {*QA_HEAD_SETTINGS[config.qa_head]}
     if task.family == "retrieval" and config.ranking == "pairs":

@@ -200,6 +200,11 @@ def encode_texts(tokenizer: HashedTokenizer, texts: Sequence[str], max_length: i
     return concatenate(tokenizer, (ids for ids, _ in tokenize(tokenizer, texts)), max_length)
 
 
+def count_touched(bounds_G1: np.ndarray, samples: np.ndarray) -> int:
+    """How many groups of neighbouring samples, between these bounds, hold one of the given samples."""
+    return len(np.unique(np.searchsorted(bounds_G1, samples, side="right")))
+
+
 def bounds_of_lengths(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     """The bounds of parts laid end to end, int64, from 0: lengths 3, 2 give 0, 3, 5."""
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])

@@ -90,7 +90,7 @@ def load_encoded(source: TaskSource, tokenizer: HashedTokenizer, config: Finetun
     """
     task = source.task
     settings = {name: getattr(config, name) for name in ("max_length", "max_eval_examples")}
-    settings |= {name: getattr(config, name) for name in ENCODING_SETTINGS[task.family]}
+    settings |= {name: getattr(config, name) for name in ENCODING_SETTINGS.get(task.family, ())}
     settings |= {"ranking": config.ranking} if config.ranking != "embeddings" else {}
     specials = [tokenizer.hash, tokenizer.opening, tokenizer.closing]
     key = content_hash([ENCODING, source.hash, specials, settings])

@@ -191,11 +191,41 @@ def entity_scores(
     CoNLL-2003 are those, and a model whose tags are read one by one does break them. `strict_f1` is that of seqeval's
     strict mode for IOB2.
     """
-    gold_E, is_gold_whole_E = find_entities(gold_U, unit_bounds_S1, labels)
-    predicted_E, is_predicted_whole_E = find_entities(predicted_U, unit_bounds_S1, labels)
-    precision, recall, f1 = overlap(gold_E, predicted_E)
-    strict_f1 = overlap(gold_E[is_gold_whole_E], predicted_E[is_predicted_whole_E])[-1]
-    return {"precision": precision, "recall": recall, "f1": f1, "strict_f1": strict_f1}
+    found, predicted, gold = count_entities(gold_U, predicted_U, unit_bounds_S1, labels).sum(axis=0).tolist()
+    strict_3 = count_entities(gold_U, predicted_U, unit_bounds_S1, labels, is_strict=True).sum(axis=0)
+    return {
+        "precision": found / max(predicted, 1),
+        "recall": found / max(gold, 1),
+        "f1": 2 * found / max(predicted + gold, 1),
+        "strict_f1": float(micro_f1(strict_3)),
+    }
+
+
+def count_entities(
+    gold_U: np.ndarray,
+    predicted_U: np.ndarray,
+    unit_bounds_S1: np.ndarray,
+    labels: Sequence[str],
+    is_strict: bool = False,
+) -> np.ndarray:
+    """[S, 3] entities of each sentence: found with the right type and both ends, predicted, and in gold.
+
+    `is_strict`: without those that do not begin with B-.
+    """
+    # `find_entities` gives each entity as one number that holds where it begins, where it ends and its type: what both
+    # sides have in common is what was found, and a division by all ends and types gives the word at which it begins,
+    # and so its sentence.
+    sides = []
+    for tags_U in (gold_U, predicted_U):
+        entities_E, is_whole_E = find_entities(tags_U, unit_bounds_S1, labels)
+        sides.append(entities_E[is_whole_E] if is_strict else entities_E)
+    gold_E, predicted_E = sides
+    entities_per_word = unit_bounds_S1[-1] * len(labels)
+    columns = []
+    for entities_E in (np.intersect1d(gold_E, predicted_E), predicted_E, gold_E):
+        sentences_E = np.searchsorted(unit_bounds_S1, entities_E // entities_per_word, side="right") - 1
+        columns.append(np.bincount(sentences_E, minlength=len(unit_bounds_S1) - 1))
+    return np.stack(columns, axis=1)
 
 
 def find_entities(
@@ -224,14 +254,6 @@ def find_entities(
     firsts_E = np.flatnonzero(is_inside_U & ~continues_U)
     lasts_E = np.flatnonzero(is_inside_U & ~np.append(continues_U[1:], False))
     return (firsts_E * len(tags_U) + lasts_E) * len(labels) + types_U[firsts_E], prefixes_U[firsts_E] == "B"
-
-
-def overlap(gold_E: np.ndarray, predicted_E: np.ndarray) -> tuple[float, float, float]:
-    """Precision, recall and F1 of a set; a score without a denominator is 0."""
-    num_right = len(np.intersect1d(gold_E, predicted_E, assume_unique=True))
-    num_all = (len(predicted_E), len(gold_E), (len(predicted_E) + len(gold_E)) / 2)
-    precision, recall, f1 = (num_right / num if num else 0.0 for num in num_all)
-    return precision, recall, f1
 
 
 def sentence_macro_f1(

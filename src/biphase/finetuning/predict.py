@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.special import softmax
 from transformers import pipeline
 
 from biphase.console import err
@@ -104,14 +103,10 @@ def predict_placed(predicting: Predicting, rows: Iterator[PlacedRow], name: str)
         is_kept = predicting.origin.record is not None
         named = [(place, with_task_names(predicting.task, predicting.origin.layout, row)) for place, row in chunk]
         has_words = is_kept and predicting.task.words in named[0][1]
-        predictors: dict[Family, Predictor] = {
-            "question_answering": answer_questions,
-            "token_classification": tag_words if has_words else tag_text,
-            "multiple_choice": choose,
-            "retrieval": score_pairs,
-            "sequence_classification": classify if is_kept else classify_as_pipeline,
-        }
-        predict, is_empty = predictors[predicting.task.family], [False] * len(chunk)
+        predict = (PREDICTORS if is_kept else PIPELINE_PREDICTORS)[predicting.task.family]
+        if predict is tag_words and not has_words:
+            predict = tag_text
+        is_empty = [False] * len(chunk)
         if predicting.task.family == "sequence_classification":
             is_empty = [lacks_text(predicting.task, place, row) for place, row in named]
             blank = dict.fromkeys(input_columns(predicting.task), "")
@@ -123,16 +118,16 @@ def predict_placed(predicting: Predicting, rows: Iterator[PlacedRow], name: str)
             taken = sorted(row.keys() & predicted.keys())
             if taken:
                 raise InputError(f"{place}: the file has a column '{taken[0]}' already; rename it")
-            yield row | (without_values(predicted) if empty else predicted)
+            if empty:  # the same columns without values
+                predicted = {
+                    key: dict.fromkeys(value) if isinstance(value, dict) else None for key, value in predicted.items()
+                }
+            yield row | predicted
     if num_empty:
         err.print(f"{name}: {num_empty:,} of {num_rows:,} rows have no text: nothing is predicted for them")
     if num_cut:
         limit = predicting.tokenizer.pretrained.model_max_length
         err.print(f"{name}: {num_cut:,} of {num_rows:,} rows were too long and cut at {limit:,} tokens")
-
-
-def without_values(predicted: Row) -> Row:
-    return {key: dict.fromkeys(value) if isinstance(value, dict) else None for key, value in predicted.items()}
 
 
 def choose(predicting: Predicting, rows: Sequence[PlacedRow]) -> tuple[Iterable[Row], int]:
@@ -149,11 +144,8 @@ def choose(predicting: Predicting, rows: Sequence[PlacedRow]) -> tuple[Iterable[
     data = TaskData(task, predicting.origin.name, (), (), tuple(made), 0)
     split = multiple_choice.encode_task(data, predicting.tokenizer, config).splits["test"]
     scores_S = multiple_choice.predict(predicting.network, split, predicting.cell)
-    found = []
-    for part, some in zip(np.split(scores_S, split.bounds_Q1[1:-1]), names, strict=True):
-        named = dict(zip(some, softmax(part.astype(np.float64)).tolist(), strict=False))
-        found.append(sequence_classification.labelled(named, is_single=True))
-    return found, split.num_truncated
+    parts = zip(np.split(scores_S, split.bounds_Q1[1:-1]), names, strict=True)
+    return [multiple_choice.best_choice(*part) for part in parts], split.num_truncated
 
 
 def score_pairs(predicting: Predicting, rows: Sequence[PlacedRow]) -> tuple[Iterable[Row], int]:
@@ -334,3 +326,17 @@ def answer_questions(predicting: Predicting, rows: Sequence[PlacedRow]) -> tuple
         no_answer_score = {"no_answer_score": round(no_answer, 5)} if has_unanswerable else {}
         answers.append({"predicted": text, **place_of, "probability": round(probability, 5)} | no_answer_score)
     return answers, split.num_truncated
+
+
+PREDICTORS: dict[Family, Predictor] = {
+    "question_answering": answer_questions,
+    "token_classification": tag_words,
+    "multiple_choice": choose,
+    "retrieval": score_pairs,
+    "sequence_classification": classify,
+}
+PIPELINE_PREDICTORS: dict[Family, Predictor] = {
+    "token_classification": tag_text,
+    "sequence_classification": classify_as_pipeline,
+}
+"""How the rows for a folder that we kept are predicted, and those for any other."""

@@ -29,9 +29,9 @@ from biphase.finetuning.metrics import (
     STATISTICS,
     Statistic,
     correlation_products,
+    count_entities,
     counted_answers,
     exact_match,
-    find_entities,
     label_counts,
     micro_f1,
     share,
@@ -357,8 +357,8 @@ def read_saved_examples(path: Path, predictions: str | None) -> ExampleScores | 
 
 def parse_examples(path: Path, score: Score, most: int | None) -> ExampleScores:
     """What examples contribute by the lines of their predictions, `most` of them, evenly over the file."""
-    with reading(path, "rerun its cell"):
-        lines = path.read_text(encoding="utf-8").splitlines()
+    with reading(path, "rerun its cell"), path.open(encoding="utf-8") as file:
+        lines = list(file)
     num = min(len(lines), most or len(lines))
     try:
         rows = [parse_json(lines[number * len(lines) // num]) for number in range(num)]
@@ -491,29 +491,6 @@ def count_tags(
         predicted_UL = one_hot([tag or [] for tag in predicted], classes)
         counts_UC, statistic = label_counts("macro_f1", one_hot(gold, classes), predicted_UL)
         return np.add.reduceat(counts_UC, bounds_N1[:-1]), statistic
-    return count_entities(gold, predicted, bounds_N1, is_strict=metric == "strict_f1"), micro_f1
-
-
-def count_entities(
-    gold: Sequence[str], predicted: Sequence[str], bounds_N1: np.ndarray, is_strict: bool = False
-) -> np.ndarray:
-    """[N, 3] entities of each sentence: found with the right type and both ends, predicted, and in gold.
-
-    `is_strict`: without those that do not begin with B- (see `metrics.entity_metrics`).
-    """
-    # Sentences lie one after the other: words bounds_N1[n] to bounds_N1[n + 1] belong to sentence n. Gold tags and then
-    # predicted ones become numbers of the same labels. `find_entities` gives each entity as one number that holds where
-    # it begins, where it ends and its type: what both sides have in common is what was found, and a division by all
-    # ends and types gives the word at which it begins, and so its sentence.
     labels, numbers_2U = np.unique([*gold, *predicted], return_inverse=True)
-    sides = []
-    for tags_U in np.split(numbers_2U, 2):
-        entities_E, is_whole_E = find_entities(tags_U, bounds_N1, labels.tolist())
-        sides.append(entities_E[is_whole_E] if is_strict else entities_E)
-    gold_E, predicted_E = sides
-    entities_per_word = bounds_N1[-1] * len(labels)
-    columns = []
-    for entities_E in (np.intersect1d(gold_E, predicted_E), predicted_E, gold_E):
-        sentences_E = np.searchsorted(bounds_N1, entities_E // entities_per_word, side="right") - 1
-        columns.append(np.bincount(sentences_E, minlength=len(bounds_N1) - 1))
-    return np.stack(columns, axis=1)
+    gold_U, predicted_U = np.split(numbers_2U, 2)
+    return count_entities(gold_U, predicted_U, bounds_N1, labels.tolist(), metric == "strict_f1"), micro_f1

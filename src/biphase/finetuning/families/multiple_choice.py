@@ -23,11 +23,13 @@ from biphase.finetuning.encoding import (
     HashedTokenizer,
     backward_in_microbatches,
     bounds_of_lengths,
+    count_touched,
     encode_filled,
     predict_samples,
     targets_on_device,
 )
 from biphase.finetuning.families.question_answering import segment_logsumexp
+from biphase.finetuning.families.sequence_classification import labelled
 from biphase.finetuning.metrics import Judgement, accuracy
 from biphase.tasks.examples import ChoiceTexts, TaskData
 
@@ -56,7 +58,7 @@ def encode_task(
         columns = [choice.columns for choice in choices]
         texts = encode_filled(tokenizer, [choice.text for choice in choices], columns, config.max_length)
         bounds_Q1 = bounds_of_lengths([len(example.choices) for example in examples])
-        num_truncated = len(np.unique(np.searchsorted(bounds_Q1, texts.truncated, side="right")))
+        num_truncated = count_touched(bounds_Q1, texts.truncated)
         right_Q = np.array([example.right for example in examples], dtype=np.int64)
         ids = [example.id for example in examples]
         splits[name] = ChoiceSplit(ids, texts, len(examples), num_truncated, bounds_Q1, right_Q)
@@ -90,12 +92,17 @@ def judge_split(split: ChoiceSplit, predictions: np.ndarray, cell: CellContext) 
 
 def choice_rows(split: ChoiceSplit, parts: Sequence[np.ndarray], classes: Sequence[str]) -> Iterator[dict[str, Any]]:
     for id, right, part in zip(split.ids, split.right_Q, parts, strict=True):
-        probabilities = softmax(part.astype(np.float64))
-        best = int(probabilities.argmax())
+        said, gold = best_choice(part, classes), classes[right]
+        score = float(said["predicted"] == gold)
         yield {
             "id": id,
-            "gold": classes[right],
-            "predicted": classes[best],
-            "score": float(best == right),
-            "probability": round(float(probabilities[best]), 5),
+            "gold": gold,
+            "predicted": said["predicted"],
+            "score": score,
+            "probability": said["probability"],
         }
+
+
+def best_choice(scores: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
+    """The best of some choices with these scores, and the probability of each; there may be more names."""
+    return labelled(dict(zip(names, softmax(scores.astype(np.float64)).tolist(), strict=False)), is_single=True)

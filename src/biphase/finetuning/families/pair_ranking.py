@@ -22,6 +22,7 @@ from biphase.finetuning.encoding import (
     TokenizedTexts,
     bounds_of_lengths,
     concatenate,
+    count_touched,
     tokenize,
 )
 from biphase.finetuning.families.multiple_choice import ChoiceSplit
@@ -124,7 +125,7 @@ def encode_groups(
         ids=[query for query, _ in groups],
         texts=encoded,
         num_examples=len(groups),
-        num_truncated=len(np.unique(np.searchsorted(bounds_Q1, encoded.truncated, side="right"))),
+        num_truncated=count_touched(bounds_Q1, encoded.truncated),
         bounds_Q1=bounds_Q1,
         right_Q=np.zeros(len(groups), dtype=np.int64),
         documents_S=[document for _, document in named],
