@@ -15,10 +15,10 @@ from biphase.config import parse_config
 from biphase.embedding.evaluation import read_judged, score_bm25
 from biphase.engine.local import Engine
 from biphase.errors import InputError
-from biphase.study.cost import cell_costs, estimate
+from biphase.study.cost import cell_costs, count_embedded, estimate
 from biphase.study.folder import claim_study_folder, read_state
 from biphase.study.hypotheses import list_scores
-from biphase.study.plan import count_embedded, plan_study
+from biphase.study.plan import plan_study
 from biphase.study.report import collect_results, report_study
 from biphase.study.run import look_for_data, run_study, status
 from biphase.study.spec import Evaluation, Study, scored_as, trainings
@@ -93,10 +93,14 @@ def test_which_pretraining_embeds_best(tree: dict[str, Any], tmp_path: Path) -> 
 def test_what_embedding_costs_is_counted_where_it_can_be(tree: dict[str, Any], tmp_path: Path) -> None:
     first = tree["evaluation"]["embed"]["recipe"]["stages"][0]
     texts = {"name": "texts", "data": [{"from_text": "corpus/", "limit": 100, "weight": 0.5}], "batch_size": 20}
-    pairs = len((tmp_path / "pairs.jsonl").read_text().splitlines())
+    pairs = 300
+    limited = first["data"][0] | {"limit": pairs}
     for stages, counted in (
         ([first], (2, 16)),  # 2 steps of 8
-        ([first | {"max_steps": None, "epochs": 3}, texts], (math.ceil(3 * pairs / 8) + 3, 3 * pairs + 50)),
+        (
+            [first | {"max_steps": None, "epochs": 3, "data": [limited]}, texts],
+            (math.ceil(3 * pairs / 8) + 3, 3 * pairs + 50),
+        ),
         ([texts | {"data": [{"from_text": "corpus/"}]}], None),
     ):
         tree["evaluation"]["embed"]["recipe"]["stages"] = stages
@@ -105,7 +109,7 @@ def test_what_embedding_costs_is_counted_where_it_can_be(tree: dict[str, Any], t
         assert count_embedded(plan.study.evaluation.embed) == counted
         assert any("for want of its max_steps" in line for line in estimate(plan).assumptions) == (counted is None)
         if counted:
-            cell = cell_costs(plan, None, {})
+            cell = cell_costs(plan, None)
             assert next(cell)[:2] == (counted[0], counted[1] * 120)
 
 

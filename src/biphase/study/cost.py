@@ -1,46 +1,48 @@
 """A plan → the FLOPs, hours and disk that it takes, and what this estimate rests on."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import islice, product
-from typing import Any
+from itertools import product
+from typing import Any, Literal
 
 from biphase.encoder.presets import PRESETS, shape_of
 from biphase.errors import InputError, nearest
-from biphase.flops import BFLOAT16, FLOAT32, Shape, TrainingMemory, known_device, plan_memory
+from biphase.flops import BFLOAT16, FLOAT32, Shape, known_device, plan_memory
 from biphase.machine import has_bf16_cores, total_memory
 from biphase.recipe import Recipe
 from biphase.report.formats import show_estimate, show_list
-from biphase.study.plan import Plan, StudyCell, count_embedded
-from biphase.study.sizes import TYPICAL_SIZES, Machine, Sizes, find_sizes, measure_sizes
-from biphase.study.spec import EMBED, Published
-from biphase.tasks.spec import TaskSize, find_task
+from biphase.study.plan import Plan, StudyCell
+from biphase.study.sizes import TYPICAL_SIZES, Machine, Sizes, measure_sizes, task_size
+from biphase.study.spec import EMBED, EmbedEvaluation, Evaluation, Published, trainings
+from biphase.tasks.spec import find_task
 
 
-def list_assumptions(plan: Plan, sizes: Sizes, tasks: Mapping[str, TaskSize], machine: Machine | None) -> Iterator[str]:
+def list_assumptions(plan: Plan, sizes: Sizes, machine: Machine | None) -> Iterator[str]:
     for text in dict.fromkeys(sizes.texts.values()):
         yield f"samples of {text.mean_tokens:,.0f} tokens, a token meets {text.mean_keys:,.0f} ({text.source})"
     if machine:
         yield f"{machine.name}: {machine.speed}"
-    if plan.cells:
-        yield f"fine-tuning: {tell_sizes(tasks)}, at the same efficiency"
-        evaluation = plan.study.evaluation
-        if evaluation is not None and evaluation.embed is not None and count_embedded(evaluation.embed) is None:
+    evaluation = plan.study.evaluation
+    if evaluation is not None:
+        yield f"fine-tuning: {tell_task_sizes(evaluation)}, at the same efficiency"
+        if evaluation.embed is not None and count_embedded(evaluation.embed) is None:
             yield "embedding: 1,000 updates a stage, for want of its max_steps, or limit of its sources"
     yield from dict.fromkeys(list_memory(plan, sizes, machine))
 
 
-def tell_sizes(tasks: Mapping[str, TaskSize]) -> str:
+def tell_task_sizes(evaluation: Evaluation) -> str:
     """Where the sizes of tasks are from."""
-    says = {"published": "rounded sizes of the published data of {}", "counted": "the lines in the files of {}"}
-    names: dict[str, list[str]] = {}
-    for name, size in tasks.items():
+    published, typical = dict[str, None](), dict[str, None]()
+    for name in sorted({name for trained, tests in trainings(evaluation).items() for name in (trained, *tests)}):
         task = find_task(name)
-        origin = "published" if task.size else "guessed" if size is TYPICAL_SIZES[task.family] else "counted"
-        names.setdefault(says.get(origin, "typical sizes, guessed, of {}"), []).append(task.name)
-    lines = (words.format(show_list(list(dict.fromkeys(some)))) for words, some in sorted(names.items()))
-    return "; ".join(lines) or "the sizes of typical data"
+        (published if task.size else typical)[task.name] = None
+    told = []
+    if published:
+        told.append(f"rounded sizes of the published data of {show_list([*published])}")
+    if typical:
+        told.append(f"typical sizes, guessed, of {show_list([*typical])}")
+    return "; ".join(told) or "the sizes of typical data"
 
 
 def list_memory(plan: Plan, sizes: Sizes, machine: Machine | None) -> Iterator[str]:
@@ -55,26 +57,27 @@ def list_memory(plan: Plan, sizes: Sizes, machine: Machine | None) -> Iterator[s
 
 
 def tell_cpu_memory(shape: Shape, recipe: Recipe) -> str:
-    precision = recipe.compute.precision
-    is_bf16 = precision == "bf16" or (precision == "auto" and has_bf16_cores())
-    needed = memory_of(shape, recipe, 1, number=BFLOAT16 if is_bf16 else FLOAT32, device="cpu").total
-    told, here = f"at most {show_gib(needed)} of memory in each process on a CPU, Python's own aside", total_memory()
+    needed, here = memory_of(shape, recipe, 1, on_cpu=True), total_memory()
+    told = f"at most {show_gib(needed)} of memory in each process on a CPU, Python's own aside"
     return f"{told}, which is more than the {show_gib(here)} of this machine" if 0 < here < needed else told
 
 
 def tell_gpu_memory(shape: Shape, recipe: Recipe) -> str:
-    told = f"at most {show_gib(memory_of(shape, recipe, 1).total)} on one GPU"
-    told += f", {show_gib(memory_of(shape, recipe, 8, parallel='ddp').total)} on each of 8 under DDP"
+    told = f"at most {show_gib(memory_of(shape, recipe, 1))} on one GPU"
+    told += f", {show_gib(memory_of(shape, recipe, 8, parallel='ddp'))} on each of 8 under DDP"
     if recipe.optimizer.name == "muon":  # which needs whole matrices
         return told
-    eight, many = (show_gib(memory_of(shape, recipe, devices).total) for devices in (8, 64))
-    return f"{told}, {eight} on each of 8 and {many} of 64 under FSDP"
+    eight, many = memory_of(shape, recipe, 8), memory_of(shape, recipe, 64)
+    return f"{told}, {show_gib(eight)} on each of 8 and {show_gib(many)} of 64 under FSDP"
 
 
-def memory_of(shape: Shape, recipe: Recipe, devices: int, **way: Any) -> TrainingMemory:
-    """What a device needs when a recipe's largest batch is shared out."""
-    batch, each = recipe.batch_tokens, recipe.compute.microbatch_tokens
+def memory_of(
+    shape: Shape, recipe: Recipe, devices: int, parallel: Literal["ddp", "fsdp"] = "fsdp", on_cpu: bool = False
+) -> float:
+    """The bytes that a device needs when a recipe's largest batch is shared out."""
+    batch, each, precision = recipe.batch_tokens, recipe.compute.microbatch_tokens, recipe.compute.precision
     most_tokens = batch if isinstance(batch, int) else max(batch.start, batch.to)
+    is_bf16 = not on_cpu or precision == "bf16" or (precision == "auto" and has_bf16_cores())
     return plan_memory(
         shape,
         devices,
@@ -82,8 +85,10 @@ def memory_of(shape: Shape, recipe: Recipe, devices: int, **way: Any) -> Trainin
         num_microbatches=math.ceil(most_tokens / (devices * each)),
         recomputes=recipe.compute.activation_checkpointing,
         muon=recipe.optimizer.name == "muon",
-        **way,
-    )
+        parallel=parallel,
+        number=BFLOAT16 if is_bf16 else FLOAT32,
+        device="cpu" if on_cpu else "cuda",
+    ).total
 
 
 FULL = 0.9
@@ -92,11 +97,8 @@ FULL = 0.9
 
 def fits(shape: Shape, recipe: Recipe, machine: Machine, devices: int = 1) -> bool:
     """Whether a recipe's training fits into the memory of each of so many devices, as far as that is known."""
-    on_cpu = machine.name == "CPU"
-    number = FLOAT32 if on_cpu and not has_bf16_cores() else BFLOAT16
-    where: Any = "cpu" if on_cpu else "cuda"
-    needed = memory_of(shape, recipe, devices, parallel=recipe.compute.parallel, number=number, device=where)
-    return not machine.memory or needed.total <= FULL * machine.memory
+    needed = memory_of(shape, recipe, devices, recipe.compute.parallel, on_cpu=machine.name == "CPU")
+    return not machine.memory or needed <= FULL * machine.memory
 
 
 def fit_memory(shape: Shape, recipe: Recipe, machine: Machine) -> Recipe | None:
@@ -123,29 +125,22 @@ def list_misfits(plan: Plan, sizes: Sizes, machine: Machine | None) -> Iterator[
 
 
 def tell_misfit(model: str, shape: Shape, recipe: Recipe, machine: Machine) -> str:
-    """What one GPU lacks, and the changes with which it or several are enough."""
-    recomputing = recipe.compute.model_copy(update={"activation_checkpointing": True})
-    saving = recipe.model_copy(update={"compute": recomputing})
-    tried = [(1, recipe), (1, saving), *((devices, saving) for devices in (2, 4, 8))]
-    ways: dict[str, str] = {}
-    for devices, start in tried:
-        fitted = fit_memory(shape, start, replace(machine, devices=devices))
+    """What one GPU lacks, the first change with which it or several are enough, and the largest preset that fits."""
+    ways = []
+    for devices in (1, 2, 4, 8):
+        fitted = fit_memory(shape, recipe, replace(machine, devices=devices))
         if fitted is not None:
-            compute, over = fitted.compute, f" on {devices} of them" if fitted.compute.parallel == "fsdp" else ""
-            changed = {key: value for key, value in compute if value != getattr(recipe.compute, key)}
-            ways.setdefault(compute.parallel + str(compute.activation_checkpointing), write_changes(changed) + over)
-    smaller = (name for name in PRESETS if fits(shape_of(name, {}, shape.vocab_size), recipe, machine))
-    ways |= {
-        name: f"preset {name}, the largest that fits with the settings of the study" for name in islice(smaller, 1)
-    }
-    needed = show_gib(memory_of(shape, recipe, 1).total)
+            pairs = [(key, value) for key, value in fitted.compute if value != getattr(recipe.compute, key)]
+            changes = " ".join(f"recipe.compute.{key}={str(value).lower()}" for key, value in pairs)
+            ways.append(changes + (f" on {devices} of them" if devices > 1 else ""))
+            break
+    for name in PRESETS:
+        if fits(shape_of(name, {}, shape.vocab_size), recipe, machine):
+            ways.append(f"preset {name}, the largest that fits with the settings of the study")
+            break
+    needed = show_gib(memory_of(shape, recipe, 1))
     told = f"{model} does not fit into the {show_gib(machine.memory)} of one {machine.name} (up to {needed} are needed)"
-    return f"{told}; what fits: {', or '.join(ways.values())}" if ways else told
-
-
-def write_changes(changed: dict[str, Any]) -> str:
-    """`recipe.compute.microbatch_tokens=2048 recipe.compute.parallel=fsdp`, as a study's command line takes them."""
-    return " ".join(f"recipe.compute.{key}={str(value).lower()}" for key, value in changed.items())
+    return f"{told}; what fits: {', or '.join(ways)}" if ways else told
 
 
 def show_gib(num_bytes: float) -> str:
@@ -213,9 +208,8 @@ def estimate(plan: Plan, machine: Machine | None = None) -> Estimate:
         for objective, flops in sizes.flops(run).items():
             spent[objective] = spent.get(objective, 0.0) + flops
     rows = [group_cost(plan, group, sizes, machine, published.get(group)) for group in groups]
-    tasks = find_sizes(plan.study.evaluation)
     if plan.cells:
-        steps, tokens, flops = map(sum, zip(*cell_costs(plan, sizes, tasks), strict=True))
+        steps, tokens, flops = map(sum, zip(*cell_costs(plan, sizes), strict=True))
         hours = machine.device_hours(flops) if machine else None
         rows.append(
             GroupCost("evaluation", len(plan.models), steps, steps, tokens, flops, hours, published.get("evaluation"))
@@ -228,7 +222,7 @@ def estimate(plan: Plan, machine: Machine | None = None) -> Estimate:
         disk=count_disk(plan, sizes),
         unknown=tuple(name for name, shape in sizes.shapes.items() if shape is None),
         misfits=tuple(dict.fromkeys(list_misfits(plan, sizes, machine))),
-        assumptions=tuple(list_assumptions(plan, sizes, tasks, machine)),
+        assumptions=tuple(list_assumptions(plan, sizes, machine)),
         published_on=known_device(plan.study.planning.device or ""),
     )
 
@@ -244,55 +238,69 @@ def group_cost(plan: Plan, group: str, sizes: Sizes, machine: Machine | None, pu
     return GroupCost(group, len(arms), steps_alone, steps, tokens, float(flops), hours, published)
 
 
-def cell_costs(plan: Plan, sizes: Sizes | None, tasks: Mapping[str, TaskSize]) -> Iterator[tuple[int, float, float]]:
+def cell_costs(plan: Plan, sizes: Sizes | None) -> Iterator[tuple[int, float, float]]:
     """Updates, tokens and FLOPs of every cell, in the order of the plan; no FLOPs without sizes of the networks."""
     runs = {model.name: plan.runs[model.run] for model in plan.models}
     # Cells that differ in rate and seed alone cost the same: of the paper's 15,000, a few dozen differ.
-    known = dict[Any, tuple[int, float, float]]()
+    costs = dict[Any, tuple[int, float, float]]()
     embed = None if plan.study.evaluation is None else plan.study.evaluation.embed
     embedded = None if embed is None else count_embedded(embed)
     for cell in plan.cells:
         run = runs[cell.model]
         shape, context = sizes.shapes[run.name] if sizes else None, run.recipe.data.max_sample_tokens
         key = (shape, cell.task, cell.evaluates, context)
-        if key not in known:
-            known[key] = cell_cost(shape, cell, context, tasks, embedded)
-        yield known[key]
+        if key not in costs:
+            is_embedding = cell.task.startswith(EMBED)
+            costs[key] = embedding_cost(shape, cell, embedded) if is_embedding else cell_cost(shape, cell, context)
+        yield costs[key]
 
 
-def cell_cost(
-    shape: Shape | None,
-    cell: StudyCell,
-    context: int,
-    tasks: Mapping[str, TaskSize],
-    embedded: tuple[int, float] | None = None,
+def count_embedded(embed: EmbedEvaluation) -> tuple[int, float] | None:
+    """The updates of all stages and the pairs that they go through, at most: by `max_steps`, or `limit` of the sources.
+    None where neither is given."""
+    updates, trained = 0, 0.0
+    for stage in embed.settle().stages:
+        num_pairs = sum(source.weight * (source.limit or math.inf) for source in stage.data)
+        stage_updates = min(stage.max_steps or math.inf, stage.epochs * num_pairs / stage.batch_size)
+        if stage_updates == math.inf:
+            return None
+        updates, trained = updates + math.ceil(stage_updates), trained + stage_updates * stage.batch_size
+    return updates, trained
+
+
+def embedding_cost(
+    shape: Shape | None, cell: StudyCell, embedded: tuple[int, float] | None
 ) -> tuple[int, float, float]:
-    """Updates, tokens trained on, and FLOPs of one cell, evaluation included; `embedded` is as `count_embedded` has it.
+    """What a cell of `embed` costs, as `cell_cost` has it; its loss embeds everything twice."""
+    size = TYPICAL_SIZES["retrieval"]
+    steps, pairs = embedded or (cell.config.max_steps, cell.config.max_steps * cell.config.batch_size)
+    tokens = float(pairs * size.example_tokens)
+    each = shape.flops.token(keys=size.example_tokens, targets=0) if shape else 0.0
+    return steps, tokens, each * (4 * tokens + len(cell.evaluates) * size.evaluated_tokens) / 3
+
+
+def cell_cost(shape: Shape | None, cell: StudyCell, context: int) -> tuple[int, float, float]:
+    """Updates, tokens trained on, and FLOPs of one fine-tuning, evaluation included.
 
     A forward pass is a third of training: that is what evaluation costs, and training where the encoder is `frozen`.
     """
-    config = cell.config
-    if cell.task.startswith(EMBED):  # the loss embeds everything twice
-        size = TYPICAL_SIZES["retrieval"]
-        steps, pairs = embedded or (config.max_steps, config.max_steps * config.batch_size)
-        tokens = float(pairs * size.example_tokens)
-        each = shape.flops.token(keys=size.example_tokens, targets=0) if shape else 0.0
-        return steps, tokens, each * (4 * tokens + len(cell.evaluates) * size.evaluated_tokens) / 3
-    trained, size = find_task(cell.task), tasks[cell.task]
+    config, trained, size = cell.config, find_task(cell.task), task_size(cell.task)
     examples = min(size.train_examples, config.max_train_examples or size.train_examples)
     if config.shots is not None:
         has_strata = trained.family == "sequence_classification" and trained.problem_type is None
         examples = config.shots * (len(trained.classes) if has_strata else 1)
-    epoch_steps, steps = math.ceil(examples / config.batch_size), config.max_steps  # none of an empty file
+    epoch_steps, steps = math.ceil(examples / config.batch_size), config.max_steps  # no steps where nothing trains
     if config.shots is None or config.epochs > 1:
         steps = min(steps, config.epochs * epoch_steps)
     tokens = steps * examples / max(epoch_steps, 1) * min(size.example_tokens, context, config.max_length)
-    evaluated, limit = 0.0, 2 * config.max_eval_examples if config.max_eval_examples else math.inf
+    evaluated = 0.0
     for test in cell.evaluates:
-        own = tasks[test]
+        tested = task_size(test)
         # Few queries of a retrieval leave all its documents to be encoded.
-        few = math.inf if find_task(test).family == "retrieval" else limit * own.example_tokens
-        evaluated += min(few, own.evaluated_tokens)
+        if config.max_eval_examples and find_task(test).family != "retrieval":
+            evaluated += min(2 * config.max_eval_examples * tested.example_tokens, tested.evaluated_tokens)
+        else:
+            evaluated += tested.evaluated_tokens
     each = shape.flops.token(keys=size.example_tokens, targets=0) if shape else 0.0
     return steps, tokens, each * (tokens / (3 if config.frozen else 1) + evaluated / 3)
 

@@ -34,7 +34,7 @@ from biphase.report.tables import PLAIN
 from biphase.study.cost import Estimate
 from biphase.study.hypotheses import hypotheses_hash
 from biphase.study.plan import Plan, history
-from biphase.study.sizes import find_sizes
+from biphase.study.sizes import task_size
 from biphase.study.spec import EMBED, Evaluation, are_alike, trainings, write_steps
 from biphase.study.trunks import PlannedRun, Segment
 from biphase.style import COLORS
@@ -235,8 +235,9 @@ def describe_power(plan: Plan, evaluation: Evaluation) -> Iterator[str]:
         yield "one seed each: no difference will be told from noise"
         return
     counts = dict[str, int]()
-    for name, size in find_sizes(evaluation).items():
-        if name in evaluation.tasks and find_task(name).family != "retrieval":  # whose tokens are those of documents
+    for name in sorted(evaluation.tasks):
+        if find_task(name).family != "retrieval":  # whose tokens are those of documents
+            size = task_size(name)
             num = size.evaluated_tokens / 2 / max(size.example_tokens, 1)
             counts[find_task(name).name] = max(int(float(f"{num:.2g}")), 1)
     ends = sorted({*counts}, key=counts.__getitem__)[:: max(len(counts) - 1, 1)]  # the first and the last

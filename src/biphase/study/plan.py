@@ -1,20 +1,16 @@
 """A study → its plan: runs that share their trunks (`study.trunks`), what they pass on, what is evaluated, and how."""
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Literal
 
-from biphase.config import MAX_COUNT
 from biphase.errors import InputError, nearest
 from biphase.finetuning.config import FinetuneConfig
 from biphase.recipe import Phase
 from biphase.study.arms import Arm, expand_arms, seeded_name
 from biphase.study.spec import (
-    EmbedEvaluation,
     Evaluation,
     Study,
     check_evaluation,
@@ -276,25 +272,6 @@ def list_configs(evaluation: Evaluation, tasks: Sequence[str], weights: str) -> 
     if evaluation.embed is not None:
         found[evaluation.embed.name] = embed_configs(evaluation)
     return {name: [config.model_copy(update={"weights": weights}) for config in some] for name, some in found.items()}
-
-
-def count_embedded(embed: EmbedEvaluation) -> tuple[int, float] | None:
-    """The updates of all stages and the pairs that they go through, at most: by `max_steps`, `limit`, or the lines of a
-    file. None where pairs are counted only when they are read."""
-    updates, trained = 0, 0.0
-    for stage in embed.settle().stages:
-        num_pairs = 0.0
-        for source in stage.data:
-            file, limit = Path(source.path or ""), source.limit
-            if file.suffix == ".jsonl" and file.is_file():
-                with open(file, "rb") as lines:
-                    limit = min(sum(1 for _ in lines), limit or MAX_COUNT)
-            num_pairs += source.weight * (math.inf if limit is None else limit)
-        stage_updates = min(stage.max_steps or math.inf, stage.epochs * num_pairs / stage.batch_size)
-        if stage_updates == math.inf:
-            return None
-        updates, trained = updates + math.ceil(stage_updates), trained + stage_updates * stage.batch_size
-    return updates, trained
 
 
 def history(plan: Plan, model: EvaluatedModel) -> tuple[Phase, ...]:

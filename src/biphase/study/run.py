@@ -51,7 +51,7 @@ from biphase.study.folder import (
     train_name,
 )
 from biphase.study.plan import Plan, StudyCell
-from biphase.study.sizes import find_sizes, measure_sizes
+from biphase.study.sizes import measure_sizes
 from biphase.study.spec import EMBED, find_data_dirs, scored_as
 from biphase.study.trunks import PlannedRun, start_from
 from biphase.tasks.sources import HUB, dir_of, find_source
@@ -448,8 +448,7 @@ def estimate_costs(plan: Plan) -> dict[str, float]:
     for run in plan.runs.values():
         flops = sum(sizes.flops(run).values()) if sizes is not None else 0.0
         costs[train_name(run.name)] = flops if has_flops else float(run.tokens)
-    tasks = find_sizes(plan.study.evaluation)
-    for cell, (_, tokens, flops) in zip(plan.cells, cell_costs(plan, sizes, tasks), strict=True):
+    for cell, (_, tokens, flops) in zip(plan.cells, cell_costs(plan, sizes), strict=True):
         costs[cell.name] = flops if has_flops else tokens
     return costs
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,11 +28,9 @@ from biphase.recipe import Data
 from biphase.run import open_run, read_metrics
 from biphase.study.arms import starting_models
 from biphase.study.plan import Plan
-from biphase.study.spec import EMBED, Evaluation, Planning, StartingModel, Study, find_data_dirs, trainings
+from biphase.study.spec import Planning, StartingModel, Study
 from biphase.study.trunks import PlannedRun, phases_between
-from biphase.tasks.sources import dir_of, find_layout
-from biphase.tasks.spec import Family, Task, TaskSize, find_task
-from biphase.tasks.splits import TEST_SHARE, TRAIN_SHARE
+from biphase.tasks.spec import Family, TaskSize, find_task
 
 EFFICIENCY = {"CPU": 0.6}
 """The share of the peak that our own runs reach (docs/LOG.md)."""
@@ -259,48 +256,10 @@ TYPICAL_SIZES: dict[Family, TaskSize] = {
     "multiple_choice": TaskSize(train_examples=40_000, example_tokens=200, evaluated_tokens=2_000_000),
     "retrieval": TaskSize(train_examples=100_000, example_tokens=120, evaluated_tokens=1_000_000),
 }
-"""The sizes that are assumed of tasks that do not say theirs and whose files tell nothing."""
-ROWS_BY_LINE = (".csv", ".tsv", ".jsonl", ".ndjson")
-TOKEN_BYTES = 4
-"""Bytes of text in a token, roughly, in any vocabulary."""
+"""The sizes that are assumed of tasks that do not say theirs, until a cell shows how long it takes."""
 
 
-def find_sizes(evaluation: Evaluation | None) -> dict[str, TaskSize]:
-    """The sizes of the tasks that cells train on or evaluate, by what the study calls them."""
-    if evaluation is None:
-        return {}
-    names = {name for own, tests in trainings(evaluation).items() for name in (own, *tests)}
-    folders = find_data_dirs(evaluation)
-    return {name: find_size(name, folders) for name in sorted(names) if not name.startswith(EMBED)}
-
-
-def find_size(name: str, folders: Mapping[str, str]) -> TaskSize:
-    """As the task says, as the files in its folder hold, or as is typical of its family."""
+def task_size(name: str) -> TaskSize:
+    """A task is as large as it says, or as is typical of its family."""
     task = find_task(name)
-    folder = dir_of(task, folders)
-    return task.size or (count_size(task, str(folder)) if folder else None) or TYPICAL_SIZES[task.family]
-
-
-@lru_cache
-def count_size(task: Task, folder: str) -> TaskSize | None:
-    """The size of a task by the lines and bytes of its files; None where a line of them is no row, or none are here."""
-    for layout in task.files:
-        files = find_layout(task, layout, Path(folder))
-        paths = [path for found in files.values() for path in found]
-        if task.family == "retrieval" or not all(files.values()) or any(p.suffix not in ROWS_BY_LINE for p in paths):
-            continue
-        rows = {str(part): float(sum(map(count_lines, found))) for part, found in files.items()}
-        each = sum(path.stat().st_size for path in paths) / TOKEN_BYTES / max(sum(rows.values()), 1)
-        for split, share in (("test", TEST_SHARE), ("validation", 1 - TRAIN_SHARE)):
-            if split not in rows:
-                rows[split] = rows["train"] * share
-                rows["train"] -= rows[split]
-        held = sum(rows.values()) - rows["train"]
-        counts = {"train_examples": rows["train"], "example_tokens": each, "evaluated_tokens": held * each}
-        return TaskSize(**{key: round(count) for key, count in counts.items()})
-    return None
-
-
-def count_lines(path: Path) -> int:
-    with open(path, "rb") as file:
-        return sum(piece.count(b"\n") for piece in iter(lambda: file.read(1 << 20), b""))
+    return task.size or TYPICAL_SIZES[task.family]
