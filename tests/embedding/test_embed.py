@@ -34,6 +34,7 @@ from biphase.embedding.pairs import read_pairs
 from biphase.embedding.recipe import EmbeddingRecipe, HardNegatives, PairSource
 from biphase.embedding.training import load_teacher, make_loss, teach_once
 from biphase.errors import InputError, StoppedError
+from biphase.finetuning.families import retrieval
 
 from ..conftest import DEVICE, flip_bit
 
@@ -258,7 +259,7 @@ def test_negatives_are_those_of_sentence_transformers_miner(
 ) -> None:
     """In pieces too, and for an anchor with two positives; a row that is there twice stays so."""
     monkeypatch.setattr(encode, "PIECE_TEXTS", 5)
-    monkeypatch.setattr(training, "MINED_PASSAGES", 7)
+    monkeypatch.setattr(retrieval, "SEARCH_DOCUMENTS", 7)
     rows = [*pairs, pairs[3], {"anchor": pairs[0]["anchor"], "positive": pairs[9]["positive"]}]
     table, model = Dataset.from_list(rows), load_embedder(str(encoder_folder))
     settings = HardNegatives(**wanted)

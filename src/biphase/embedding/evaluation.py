@@ -8,7 +8,7 @@ Letters: Q queries, N documents, D width.
 
 import itertools
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.util import cos_sim, pairwise_cos_sim, semantic_search
+from sentence_transformers.util import pairwise_cos_sim
 
 from biphase import console
-from biphase.embedding.model import embed_texts
+from biphase.embedding.model import embed_texts, find_similar
 from biphase.embedding.pairs import read_pairs
 from biphase.embedding.recipe import PairSource, set_name
 from biphase.errors import InputError, first_line
 from biphase.files import content_hash
-from biphase.finetuning.metrics import Judgement, Ranked, judge_ranking, regression_metrics
+from biphase.finetuning.metrics import Judgement, judge_ranking, regression_metrics
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import FileLayout, Task
 from biphase.tasks.splits import own_documents, read_judged_texts, read_judgements, search_bm25
@@ -104,36 +104,26 @@ def score_embedder(model: SentenceTransformer, judged: Judged) -> Judgement:
         rows = ({"id": str(number), "gold": given, "predicted": found} for number, (given, found) in pairs)
         return regression_metrics(gold, cosines), rows
     texts = list(judged.documents.values()), list(judged.queries.values())
-    documents = embed_texts(model.encode_document, texts[0], f"embed {judged.name} corpus")
-    queries = embed_texts(model.encode_query, texts[1], f"embed {judged.name} queries")
-    ids = list(judged.documents)
-    most = min(judged.num_searched, len(ids))
-    # By cosine, `semantic_search` knows `cos_sim` alone, and makes each text of unit length once.
-    score = cos_sim if model.similarity_fn_name == "cosine" else model.similarity
-    found = semantic_search(queries, documents, top_k=most, score_function=score)
-    ranked = {}
-    for query, hits in zip(judged.queries, found, strict=True):
-        ranked[query] = {ids[int(hit["corpus_id"])]: float(hit["score"]) for hit in hits}
-    return retrieval_scores(judged, ranked)
+    documents_ND = embed_texts(model.encode_document, texts[0], f"embed {judged.name} corpus")
+    queries_QD = embed_texts(model.encode_query, texts[1], f"embed {judged.name} queries")
+    return retrieval_scores(judged, find_similar(model, queries_QD, documents_ND, judged.num_searched))
 
 
 def score_bm25(judged: Judged) -> dict[str, float]:
     """BM25 (Lucene's form, k1 1.5, b 0.75) on lower-cased words (`searched_words`), without stop words or stems."""
     ranked = search_bm25(list(judged.documents.values()), list(judged.queries.values()), judged.num_searched)
+    return retrieval_scores(judged, ranked)[0]
+
+
+def retrieval_scores(judged: Judged, found: Iterable[Sequence[tuple[int, float]]]) -> Judgement:
+    """NDCG, MRR and recall, trec_eval's, of the numbers and scores of documents that were found for each query, best
+    first; and the share of right documents that are among the first ten."""
     ids = list(judged.documents)
-    by_query = {}
-    for query, hits in zip(judged.queries, ranked, strict=True):
-        by_query[query] = {ids[number]: score for number, score in hits}
-    return retrieval_scores(judged, by_query)[0]
-
-
-def retrieval_scores(judged: Judged, ranked: Ranked) -> Judgement:
-    """NDCG, MRR and recall, trec_eval's; and the share of right documents that are among the first ten."""
-    kept: dict[str, dict[str, float]] = {}
-    for query, scores in ranked.items():  # best first
-        others = ((id, score) for id, score in scores.items() if id != query or query not in judged.own)
-        kept[query] = dict(itertools.islice(others, KEPT_DOCUMENTS))
-    means, rows = judge_ranking(judged.relevance, kept, judged.metric)
+    ranked: dict[str, dict[str, float]] = {}
+    for query, hits in zip(judged.queries, found, strict=True):
+        scores = {ids[number]: score for number, score in hits if ids[number] != query or query not in judged.own}
+        ranked[query] = dict(itertools.islice(scores.items(), KEPT_DOCUMENTS))
+    means, rows = judge_ranking(judged.relevance, ranked, judged.metric)
     return {name: means[name] for name in ("ndcg_at_10", "mrr_at_10", "recall_at_10", "recall_at_100")}, rows
 
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sentence_transformers.util import dot_score, semantic_search
 
 from biphase import console
 from biphase.corpus.text import Document, TextSource, cut_words, find_text_sources, find_words, join_words, read_all
@@ -24,6 +23,7 @@ from biphase.embedding.model import PIECE_TEXTS, embed_to_file, hash_embedder, l
 from biphase.embedding.pairs import hash_text
 from biphase.errors import InputError
 from biphase.files import content_hash, own_folder, read_json_as, reading, refuse_damaged, write_json
+from biphase.finetuning.families.retrieval import find_nearest, in_pieces
 from biphase.run import split_reference
 from biphase.tasks.splits import index_bm25, open_bm25, query_bm25
 
@@ -168,12 +168,9 @@ def answer_question(index: Path, manifest: IndexManifest, question: str, top: in
     embedder: Any = load_embedder(manifest.model_place or manifest.model)
     is_cosine = embedder.similarity_fn_name == "cosine"
     query_1D = embedder.encode_query([question], normalize_embeddings=is_cosine, convert_to_tensor=True).cpu()
-    score = dot_score if is_cosine else embedder.similarity
-    [hits] = semantic_search(query_1D, torch.from_numpy(rows_ND), top_k=top, score_function=score)
-    found = {
-        manifest.model: [(int(hit["corpus_id"]), float(hit["score"])) for hit in hits],
-        "BM25": query_bm25(words, [question], top)[0],
-    }
+    similarity = {} if is_cosine else {"similarity": embedder.similarity}
+    [hits] = find_nearest(query_1D, in_pieces(torch.from_numpy(rows_ND)), top, **similarity)
+    found = {manifest.model: hits, "BM25": query_bm25(words, [question], top)[0]}
     if is_cosine and not all(abs(value) <= LARGEST_COSINE for _, value in found[manifest.model]):
         raise InputError(f"{index} is damaged: cosines lie outside of -1 to 1; delete the index and build it again")
     records = []

@@ -16,10 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
+from jinja2 import Environment, StrictUndefined
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import InputModule, Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
 from biphase import console
 from biphase.corpus.tokenizer import load_tokenizer
@@ -31,6 +33,7 @@ from biphase.errors import InputError, first_line
 from biphase.export.model import close_texts, set_direction, write_sentence_transformer
 from biphase.files import content_hash, file_hash, own_folder, write_json, write_text
 from biphase.finetuning.cells import find_folder, hash_files, stamp_files
+from biphase.finetuning.families.retrieval import find_nearest, in_pieces
 from biphase.finetuning.heads import copy_backbone, load_encoder
 from biphase.hub import refuse_pickles
 from biphase.pretraining.optimizer import transformer_blocks
@@ -220,6 +223,16 @@ def embed_texts(encode: Callable[..., Any], texts: Sequence[str], label: str) ->
     return torch.cat(list(embed_pieces(encode, texts, len(texts), label)))
 
 
+def find_similar(
+    model: SentenceTransformer, queries_QD: Tensor, documents_ND: Tensor, top: int
+) -> list[list[tuple[int, float]]]:
+    """The numbers and scores of each query's `top` documents, best first, by the model's own similarity: cosine, unless
+    it says another one."""
+    if model.similarity_fn_name != "cosine":
+        return find_nearest(queries_QD, in_pieces(documents_ND), top, model.similarity)
+    return find_nearest(normalize(queries_QD, dim=-1), in_pieces(normalize(documents_ND, dim=-1)), top)
+
+
 def embed_to_file(
     encode: Callable[..., Any],
     texts: Iterable[str],
@@ -241,43 +254,6 @@ def embed_to_file(
 
 TOLERANCE = 1e-4
 """How far an embedding of length 1 may be from the packed network's, in any dimension."""
-EMBEDDER_CARD = """\
-# {name}
-
-An embedding model: texts become {width} numbers, compared by cosine. Texts are cut at {max_length:,} tokens.
-
-```python
-from sentence_transformers import SentenceTransformer
-
-model = SentenceTransformer("{name}")
-scores = model.similarity(model.encode_query(["a question"]), model.encode_document(["a passage"]))
-```
-{dims}
-## How it was trained
-
-From `{model}` ({weights} weights), with pooling `{pooling}`{merge}.
-
-| stage | data | loss | steps | last loss |
-|---|---|---|---:|---:|
-{stages}
-
-## What it scores
-
-{scores}
-
-## How far it moved
-
-Cosine between the weights before and after, by layer: {cosines}
-
-<details><summary>Recipe</summary>
-
-```yaml
-{recipe}```
-
-</details>
-
-Made with biphase {version}.
-"""
 
 
 def write_embedder(
@@ -388,38 +364,17 @@ def describe(model: SentenceTransformer, recipe: EmbeddingRecipe, facts: dict[st
     }
     head |= {"language": list(recipe.languages)} if recipe.languages else {}
     head |= {"license": recipe.license} if recipe.license else {}
-    dims: list[int] = facts["dims"]
-    shorter = ", ".join(map(str, dims[1:]))
     tree = recipe.model_dump(mode="json", exclude_defaults=True)
-    return f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n" + EMBEDDER_CARD.format(
+    room = Environment(trim_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined)
+    template = room.from_string(Path(__file__).with_name("card.md.j2").read_text(encoding="utf-8"))
+    return template.render(
+        facts,
+        head=yaml.safe_dump(head, sort_keys=False),
         name=Path(recipe.out).name,
-        width=model.get_embedding_dimension(),
+        width=width_of(model),
         max_length=model.max_seq_length,
-        dims=f"\nThe first {shorter} of them serve alone too: `truncate_dim={dims[-1]}`.\n" if shorter else "",
-        model=recipe.model,
-        weights=recipe.weights,
-        pooling=recipe.pooling,
-        merge=f", mixed with {recipe.merge:.0%} of the network before" if recipe.merge else "",
-        stages="\n".join(
-            "| {name} | {data} | {loss} | {steps:,} | {last_loss:.4f} |".format(
-                **each | {"data": "; ".join(each["data"])}
-            )
-            for each in facts["stages"]
-        ),
-        scores=score_table(facts["scores"]),
-        cosines=", ".join(f"{layer} {cosine:.4f}" for layer, cosine in facts["cosines"].items()),
-        recipe=yaml.safe_dump(tree, sort_keys=False, allow_unicode=True),
+        recipe=recipe,
+        listed=lambda values: ", ".join(f"{name} {value:.4f}" for name, value in values.items()),
+        tree=yaml.safe_dump(tree, sort_keys=False, allow_unicode=True),
         version=__version__,
     )
-
-
-def score_table(scores: dict[str, dict[str, dict[str, float]]]) -> str:
-    """Scores by set, then by what was scored, then by metric."""
-    if not scores:
-        return "Not evaluated: name folders or files under `evaluation` in the recipe."
-    lines = ["| set | what | score |", "|---|---|---|"]
-    for name, arms in scores.items():
-        for arm, metrics in arms.items():
-            told = ", ".join(f"{metric} {value:.4f}" for metric, value in metrics.items())
-            lines.append(f"| {name} | {arm} | {told} |")
-    return "\n".join(lines)

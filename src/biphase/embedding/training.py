@@ -26,7 +26,6 @@ from sentence_transformers import (
     SentenceTransformerTrainingArguments,
 )
 from sentence_transformers.sentence_transformer import losses
-from sentence_transformers.util import dot_score, semantic_search
 from torch import Tensor, nn
 from transformers import PrinterCallback, TrainerCallback
 
@@ -45,6 +44,7 @@ from biphase.embedding.pairs import PIECE_ROWS, Pairs, to_arrow
 from biphase.embedding.recipe import LOSSES, EmbeddingRecipe, EmbeddingStage, HardNegatives
 from biphase.errors import InputError, StoppedError, first_line, nearest
 from biphase.files import MARK, content_hash, make_once, refuse_damaged, write_mark
+from biphase.finetuning.families.retrieval import find_nearest, in_pieces
 from biphase.machine import stop_signals
 
 
@@ -185,10 +185,6 @@ def matryoshka_dims(width: int, wanted: bool | Sequence[int]) -> list[int]:
     return sorted({width, *wanted}, reverse=True)
 
 
-MINED_PASSAGES = 262_144
-"""Whose scores with the anchors of a piece are in memory at a time."""
-
-
 def mine_once(table: Dataset, model: SentenceTransformer, stage: str, wanted: HardNegatives, kept: Path) -> Dataset:
     """The rows that have hard negatives, with them, kept as a file; how many there are is told. Raises `InputError`
     where there are none."""
@@ -226,23 +222,18 @@ def mine_negatives(
         right.setdefault(anchor, []).append(numbers[positive])
     shape_ND = len(passages), width_of(model)
     rows_ND = torch.from_numpy(embed_to_file(model.encode_document, passages, shape_ND, place, f"{label}: passages"))
-
-    def score(rows_AD: Tensor, some_ND: Tensor) -> Tensor:
-        return dot_score(rows_AD.to(model.device), some_ND.to(model.device))
-
     top = wanted.last_rank + max(len(set(own)) for own in right.values())
     chosen: dict[str, list[str]] = {}
     left = iter(right)
     for piece_AD in embed_pieces(model.encode_query, right, len(right), f"{label}: anchors", normalize_embeddings=True):
-        rows_AD, some = piece_AD.cpu(), list(islice(left, len(piece_AD)))
-        found = semantic_search(rows_AD, rows_ND, len(rows_AD), MINED_PASSAGES, top, score)
-        for anchor, row_D, hits in zip(some, rows_AD, found, strict=True):
+        found = find_nearest(piece_AD, in_pieces(rows_ND), top)
+        for anchor, row_D, hits in zip(islice(left, len(piece_AD)), piece_AD.cpu(), found, strict=True):
             own = set(right[anchor])
             worst = float((rows_ND[sorted(own)] @ row_D).min())
             most = worst - abs(worst) * wanted.margin
-            others = [hit["corpus_id"] for hit in hits if hit["score"] <= most and hit["corpus_id"] not in own]
+            others = [number for number, score in hits if score <= most and number not in own]
             ranked = others[wanted.first_rank : wanted.last_rank]
-            chosen[anchor] = [passages[int(number)] for number in ranked[: wanted.number]]
+            chosen[anchor] = [passages[number] for number in ranked[: wanted.number]]
     place.unlink()
     return chosen
 
@@ -357,15 +348,23 @@ class OneDeviceArguments(SentenceTransformerTrainingArguments):
 
 
 def arguments_of(
-    recipe: EmbeddingRecipe, stage: EmbeddingStage, folder: Path, kinds: dict[str, str], *, bf16: bool, use_cpu: bool
+    recipe: EmbeddingRecipe,
+    stage: EmbeddingStage,
+    folder: Path,
+    tables: Mapping[str, tuple[str, Dataset]],
+    *,
+    bf16: bool,
+    use_cpu: bool,
 ) -> Any:
-    """The trainer's, for sources of these kinds by name. Scored pairs have no prompts: neither side is a query."""
-    prompts: dict[str, Any] = {"anchor": recipe.prompts.query, "positive": recipe.prompts.document}
-    for number in range(100):
-        prompts[f"negative_{number + 1}"] = recipe.prompts.document
-    if len(kinds) > 1:
-        prompts = {name: prompts for name, kind in kinds.items() if kind == "pairs"}
-    has_pairs = "pairs" in kinds.values()
+    """The trainer's. Scored pairs have no prompts: neither side is a query."""
+    prompts: dict[str, Any] = {}
+    for name, (kind, table) in tables.items():
+        if kind == "pairs":
+            texts = [column for column in table.column_names if column != "label"]
+            prompts[name] = dict.fromkeys(texts, recipe.prompts.document) | {"anchor": recipe.prompts.query}
+    has_pairs = bool(prompts)
+    if len(tables) == 1:
+        prompts = prompts.get(next(iter(tables)), {})
     is_prompted = has_pairs and bool(recipe.prompts.query or recipe.prompts.document)
     return OneDeviceArguments(
         output_dir=str(folder),
@@ -452,11 +451,10 @@ def make_trainer(
     torch.manual_seed(recipe.seed)  # a loss may draw weights, whatever was drawn before
     made = {name: make_loss(model, stage, kind, recipe.matryoshka) for name, (kind, _) in tables.items()}
     rows = {name: table for name, (_, table) in tables.items()}
-    kinds = {name: kind for name, (kind, _) in tables.items()}
     only = next(iter(tables)) if len(tables) == 1 else None
     trainer = CardlessTrainer(
         model,
-        arguments_of(recipe, stage, folder, kinds, bf16=bf16, use_cpu=model.device.type == "cpu"),
+        arguments_of(recipe, stage, folder, tables, bf16=bf16, use_cpu=model.device.type == "cpu"),
         train_dataset=rows[only] if only else rows,
         loss=made[only] if only else made,
         callbacks=[callback],

@@ -168,14 +168,13 @@ def test_a_part_of_the_queries_is_searched_for_among_the_same_documents(
         assert documents == whole[id][0] and score == pytest.approx(whole[id][1])
 
 
-def test_ties_at_the_last_place_are_broken_as_trec_eval_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ties_at_the_last_place_are_broken_as_trec_eval_does() -> None:
     """The documents that are kept are the first of all of them in the order of pytrec_eval's rule."""
-    monkeypatch.setattr(retrieval, "TOP", 4)
     rng = np.random.default_rng(0)
     ids = [str(number) for number in rng.permutation(30)]
     names = torch.from_numpy(np.argsort(np.argsort(np.array(ids, dtype=object))))
     scores = torch.from_numpy(rng.integers(0, 4, (50, 30)).astype(np.float32))
-    kept, documents = retrieval.keep_best(scores, torch.arange(30).expand(50, -1), names)
+    kept, documents = retrieval.keep_best(scores, torch.arange(30).expand(50, -1), names.expand(50, -1), 4)
     for row, found, values in zip(scores.tolist(), documents.tolist(), kept.tolist(), strict=True):
         ranked = best_documents(dict(zip(ids, row, strict=True)), 4)
         assert {ids[document] for document in found} == {id for id, _ in ranked}

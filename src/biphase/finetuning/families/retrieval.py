@@ -7,7 +7,7 @@ carry it on (GradCache, Gao et al. 2021, arXiv:2101.06983). The result is that o
 Letters: B pairs of a batch, D width, Q queries, A all queries, N documents, J judgements, K documents kept per query.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -167,40 +167,74 @@ def no_negatives(split: JudgedSplit, queries_B: np.ndarray, documents_B: np.ndar
 
 
 def predict(model: nn.Module, split: JudgedSplit, cell: CellContext) -> Ranked:
-    """Exact search by cosine: documents in chunks, of each chunk and of what was best before only the best stay."""
+    """Exact search by cosine, the longest documents first."""
     queries_Q = np.unique(split.queries_J)
     assert cell.config.judged_only is not None, "the configuration is settled"
     documents_N = split.judged_N if cell.config.judged_only else np.arange(split.documents.num_samples)
+    documents_N = documents_N[np.argsort(-split.documents.lengths_of(documents_N), kind="stable")]
+    chunks = [documents_N[at : at + SEARCH_DOCUMENTS] for at in range(0, len(documents_N), SEARCH_DOCUMENTS)]
+    pieces = ((chunk, embed_all(model, split.documents, chunk, cell)) for chunk in chunks)
+    names_N = np.argsort(np.argsort(np.array(split.document_ids, dtype=object), kind="stable"))
     queries_QD = embed_all(model, split.texts, queries_Q, cell)
-    names_N = torch.from_numpy(np.argsort(np.argsort(np.array(split.document_ids, dtype=object), kind="stable")))
-    itself_Q1 = torch.from_numpy(split.itself_A[queries_Q])[:, None].to(queries_QD.device)
-    best_scores = queries_QD.new_empty(len(queries_QD), 0)
-    best_documents = torch.empty(len(queries_QD), 0, dtype=torch.long, device=queries_QD.device)
-    longest_first = documents_N[np.argsort(-split.documents.lengths_S[documents_N], kind="stable")]
-    for begin in range(0, len(longest_first), SEARCH_DOCUMENTS):
-        chunk = longest_first[begin : begin + SEARCH_DOCUMENTS]
-        scores = queries_QD @ embed_all(model, split.documents, chunk, cell).T
-        documents = torch.from_numpy(chunk).to(scores.device).expand(len(scores), -1)
-        scores = scores.masked_fill(documents == itself_Q1, float("-inf"))
-        scores, documents = torch.cat([best_scores, scores], 1), torch.cat([best_documents, documents], 1)
-        best_scores, best_documents = keep_best(scores, documents, names_N.to(scores.device))
+    found = find_nearest(queries_QD, pieces, TOP, itself_Q=split.itself_A[queries_Q], names_N=names_N)
     ranked = {}
-    for query, documents, scores in zip(queries_Q.tolist(), best_documents.tolist(), best_scores.tolist(), strict=True):
-        found = zip(documents, scores, strict=True)
-        ranked[split.ids[query]] = {split.document_ids[one]: score for one, score in found if score > float("-inf")}
+    for query, hits in zip(queries_Q.tolist(), found, strict=True):
+        ranked[split.ids[query]] = {split.document_ids[document]: score for document, score in hits}
     return ranked
 
 
-def keep_best(scores_QN: Tensor, documents_QN: Tensor, names: Tensor) -> tuple[Tensor, Tensor]:
-    """The `TOP` columns of each row; of equal scores at the last place, by trec_eval's rule, those whose ids are last.
+def find_nearest(
+    queries_QD: Tensor,
+    pieces: Iterable[tuple[np.ndarray, Tensor]],
+    top: int,
+    similarity: Callable[[Tensor, Tensor], Tensor] = lambda queries_QD, rows_ND: queries_QD @ rows_ND.T,
+    itself_Q: np.ndarray | None = None,
+    names_N: np.ndarray | None = None,
+) -> list[list[tuple[int, float]]]:
+    """The numbers and scores of each query's `top` documents, best first, by exact search.
 
-    `names` is the place of each document's id in the order of characters.
+    Of each piece and of what was best before only the best stay: no more scores than those of a piece ever exist.
+
+    Args:
+        pieces: numbers of documents, with their embeddings.
+        similarity: by the inner product, unless given.
+        itself_Q: for each query the document that is the query itself, or -1: it is not to be found.
+        names_N: the place of each document's id in the order of characters, for documents of equal scores; their
+            numbers, where it is not given.
     """
-    best, order = scores_QN.topk(min(TOP, scores_QN.shape[1]), dim=1)
+    best_scores = queries_QD.new_empty(len(queries_QD), 0)
+    best_documents = torch.empty(len(queries_QD), 0, dtype=torch.long, device=queries_QD.device)
+    for numbers, rows_ND in pieces:
+        scores = similarity(queries_QD, rows_ND.to(queries_QD.device))
+        documents = torch.from_numpy(numbers).to(scores.device).expand(len(scores), -1)
+        if itself_Q is not None:
+            is_itself = documents == torch.from_numpy(itself_Q)[:, None].to(scores.device)
+            scores = scores.masked_fill(is_itself, float("-inf"))
+        scores, documents = torch.cat([best_scores, scores], 1), torch.cat([best_documents, documents], 1)
+        names = documents if names_N is None else torch.from_numpy(names_N).to(scores.device)[documents]
+        best_scores, best_documents = keep_best(scores, documents, names, top)
+    found = []
+    for numbers_K, scores_K in zip(best_documents.tolist(), best_scores.tolist(), strict=True):
+        hits = zip(numbers_K, scores_K, strict=True)
+        found.append([(number, score) for number, score in hits if score > float("-inf")])
+    return found
+
+
+def in_pieces(rows_ND: Tensor) -> Iterator[tuple[np.ndarray, Tensor]]:
+    """Embeddings of documents with their numbers, a piece at a time."""
+    for begin in range(0, len(rows_ND), SEARCH_DOCUMENTS):
+        piece_ND = rows_ND[begin : begin + SEARCH_DOCUMENTS]
+        yield np.arange(begin, begin + len(piece_ND)), piece_ND
+
+
+def keep_best(scores_QN: Tensor, documents_QN: Tensor, names_QN: Tensor, top: int) -> tuple[Tensor, Tensor]:
+    """The `top` columns of each row; of equal scores at the last place, by trec_eval's rule, those whose names are
+    last."""
+    best, order = scores_QN.topk(min(top, scores_QN.shape[1]), dim=1)
     is_tied_Q = (scores_QN >= best[:, -1:]).sum(1) > best.shape[1]
     if is_tied_Q.any():
         tied = scores_QN[is_tied_Q]
-        by_name = names[documents_QN[is_tied_Q]].argsort(dim=1, descending=True)
+        by_name = names_QN[is_tied_Q].argsort(dim=1, descending=True)
         by_score = tied.gather(1, by_name).argsort(dim=1, descending=True, stable=True)[:, : best.shape[1]]
         order[is_tied_Q] = by_name.gather(1, by_score)
     return scores_QN.gather(1, order), documents_QN.gather(1, order)
