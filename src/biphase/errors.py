@@ -108,6 +108,13 @@ def first_of(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + more
 
 
+def refuse_doubles(what: str, values: Sequence[object]) -> None:
+    """Raises `InputError` when a value occurs twice."""
+    for number, value in enumerate(values):
+        if value in values[:number]:
+            raise InputError(f"{what} {value} is named twice; drop or rename one of the two")
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """A hint for a mistyped name: `"; did you mean 'x'?"`, or the list of what is known when nothing is near."""
     known = sorted(known)

@@ -16,8 +16,7 @@ from biphase.files import MARK
 from biphase.finetuning.scores import ScoreSet
 from biphase.report.statistics import Interval
 from biphase.report.verdicts import SummaryRow, TaskComparison
-from biphase.study.advise import Advice
-from biphase.study.rules import Choice
+from biphase.study.advise import Advice, Choice
 from biphase.study.run import StatusLine
 
 DOCUMENTED = (Path(__file__).parents[2] / "docs" / "reference" / "command_line.md").read_text(encoding="utf-8")

@@ -26,18 +26,23 @@ from biphase.recipe import Recipe
 from biphase.report.contrasts import Terms
 from biphase.report.results import ReportArm, measured
 from biphase.study.advise import (
+    MOST_EPOCHS,
     Advice,
+    Choice,
     Evidence,
+    TextAmount,
     advise,
+    apply_rule,
     choose_curriculum,
     choose_steps,
-    describe_advice,
     list_caveats,
-    recipe_yaml,
+    measure_text,
+    predict_loss,
+    read_rules,
 )
 from biphase.study.cost import fits
+from biphase.study.describe import describe_advice, recipe_yaml
 from biphase.study.report import weigh_evidence
-from biphase.study.rules import MOST_EPOCHS, Choice, TextAmount, apply_rule, measure_text, predict_loss, read_rules
 from biphase.study.sizes import Machine, find_machine
 
 H100 = find_machine("H100", efficiency=0.4)
@@ -329,7 +334,7 @@ def test_a_parquet_file_of_one_row_group_is_judged_by_the_rows_read(
 ) -> None:
     texts = ["word " * (1 + row * 7919 % 400) for row in range(10_000)]
     pd.DataFrame({"text": texts}).to_parquet(tmp_path / "one.parquet")
-    monkeypatch.setattr("biphase.study.rules.SAMPLED_BYTES", 100_000)
+    monkeypatch.setattr("biphase.study.advise.SAMPLED_BYTES", 100_000)
     assert measure_text(tmp_path).text_bytes == pytest.approx(sum(map(len, texts)), rel=0.05)
 
 
@@ -337,8 +342,8 @@ def test_long_sources_are_judged_by_their_beginning(tmp_path: Path, monkeypatch:
     line = json.dumps({"text": "word " * 200}) + "\n"
     for name in ("a", "b", "c"):
         (tmp_path / f"{name}.jsonl").write_text(line * 10_000)
-    monkeypatch.setattr("biphase.study.rules.SAMPLED_SOURCES", 2)
-    monkeypatch.setattr("biphase.study.rules.SAMPLED_BYTES", 5e6)
+    monkeypatch.setattr("biphase.study.advise.SAMPLED_SOURCES", 2)
+    monkeypatch.setattr("biphase.study.advise.SAMPLED_BYTES", 5e6)
     assert measure_text(tmp_path).text_bytes == pytest.approx(3e7, rel=0.2)
 
 

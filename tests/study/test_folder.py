@@ -109,13 +109,13 @@ def test_what_was_not_the_same_for_all_arms_is_noted(fill: Any, tmp_path: Path) 
         (run / "config.yaml").write_text(yaml.safe_dump(plan.runs[name].recipe.model_dump(mode="json")))
         (run / "environment.json").write_text(f'{{"device": "cpu", "precision": "{precision}"}}')
         state.records[name] = TrainedRecord(name, "", 1.0)
-    trained, tuned = list_notes(StudyFolder(tmp_path), state)
+    trained, tuned = list_notes(state)
     mlm, clm_mlm = plan.runs
     assert trained.startswith(f"Not all trained with the same precision: bfloat16 ({mlm}), float32 ({clm_mlm});")
     assert tuned.startswith(f"Not all fine-tuned with the same precision: bf16 ({mlm}), fp32 ({clm_mlm});")
     (mixed,) = (found for name, found in state.scores.items() if name == mlm)
     alone = replace(state, scores={mlm: mixed}, records={mlm: state.records[mlm]})
-    assert list(list_notes(StudyFolder(tmp_path), alone)) == []
+    assert list(list_notes(alone)) == []
 
 
 def test_a_model_that_was_tuned_on_two_devices_is_noted(write_cell: Callable[..., Path], tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_model_that_was_tuned_on_two_devices_is_noted(write_cell: Callable[...
         made = [read_score(write_cell(model, seed=seed)) for seed in range(len(devices))]
         own = zip(made, devices, strict=True)
         scores[model] = ScoreSet(tuple(score.model_copy(update={"machine": {"device": name}}) for score, name in own))
-    (note,) = list_notes(StudyFolder(tmp_path), StudyState(scores, {}, set(), set()))
+    (note,) = list_notes(StudyState(make_plan(), StudyFolder(tmp_path), scores, {}, set(), set(), {}))
     assert note.startswith("Not all fine-tuned with the same device: cpu (a, b), cuda (a);")
 
 
@@ -256,7 +256,7 @@ def test_every_sitting_and_every_process_counts(tmp_path: Path, monkeypatch: pyt
     record = find_record(place, plan.runs[name])
     assert record and not record.is_timed
     records = {name: record, "1m-25-75-400": replace(record, untimed=(), seconds=60.0)}
-    (row,) = list_costs(plan, StudyState({}, records, set(records), set()))
+    (row,) = list_costs(StudyState(plan, place, {}, records, set(records), set(), {}))
     assert row["worker time"] == f"{duration(60)}, without 1 run whose time is not known"
 
 
@@ -267,7 +267,7 @@ def test_a_study_that_was_trained_on_other_text_does_not_go_on(tmp_path: Path, m
 
     def check(text: str | None) -> None:
         record = TrainedRecord("made-up", "key", 1.0, text=None if text is None else (64 * text,))
-        refuse_other_text(plan, {name: record})
+        refuse_other_text(StudyState(plan, StudyFolder(tmp_path), {}, {name: record}, set(), set(), {}))
 
     check("c")  # the shards are gone: nothing is known of them
     (tmp_path / "manifest.json").touch()

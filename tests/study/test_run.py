@@ -137,13 +137,13 @@ def test_more_pretraining_seeds_train_nothing_anew(plan: Plan, finished: StudyFo
     assert second == [f"{name}-seed1" for name in plan.arms]
     before = {path: path.stat().st_mtime_ns for path in place.path.rglob("model.safetensors")}
     done = read_state(grown, place).done
-    assert done == read_state(plan, place).done and seed_progress(grown, read_state(grown, place)) == [
+    assert done == read_state(plan, place).done and seed_progress(read_state(grown, place)) == [
         "pretraining seed 0: done",
         "pretraining seed 1: 0 of 25 units",
     ]
     assert not run_study(grown, place, HERE)
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert seed_progress(grown, read_state(grown, place)) == ["pretraining seed 0: done", "pretraining seed 1: done"]
+    assert seed_progress(read_state(grown, place)) == ["pretraining seed 0: done", "pretraining seed 1: done"]
     child = grown.runs["tiny-clm-12-then-mlm40-6-seed1"]
     assert child.parent == "tiny-clm-12-seed1" and child.recipe.seed == plan.arms["tiny-clm-12"].recipe.seed + 1
     hashes = {file_hash(path) for path in place.runs.glob("tiny-clm-12-*/steps/12/model/model.safetensors")}
@@ -155,7 +155,7 @@ def test_more_pretraining_seeds_train_nothing_anew(plan: Plan, finished: StudyFo
 
 
 def test_status_of_a_finished_study(plan: Plan, finished: StudyFolder) -> None:
-    found = status(plan, finished, read_state(plan, finished))
+    found = status(read_state(plan, finished))
     assert [(line.name, line.done, line.total) for line in found["lines"]] == [("train", 5, 5), ("wnut17", 20, 20)]
     assert not found["failed"] and all(line.seconds_left == 0 for line in found["lines"])
 
@@ -168,7 +168,7 @@ def test_what_is_done_has_not_failed(plan: Plan, finished: StudyFolder, tmp_path
         record = {"unit": unit, "reason": "no such model", "traceback": ""}
         (place.path / "failed" / f"{number}.json").write_text(json.dumps(record))
     assert len(scheduler.read_failures(place.path)) == 2
-    found = status(plan, place, read_state(plan, place))
+    found = status(read_state(plan, place))
     assert (found["failed"], found["num_waiting"], found["lines"][0].failed) == ([], 0, 0)
 
 
@@ -314,12 +314,12 @@ def test_a_failure_blocks_only_what_needs_it(
         False,
         True,
     ]
-    found = status(plan, place, read_state(plan, place))
+    found = status(read_state(plan, place))
     assert (found["lines"][0].done, found["lines"][0].failed) == (3, 2)
     assert (len(found["failed"]), found["num_waiting"]) == (1, 9)
     monkeypatch.setattr(worker, "train_here", real)
     assert run_study(plan, place, HERE) == []
-    assert not status(plan, place, read_state(plan, place))["failed"]
+    assert not status(read_state(plan, place))["failed"]
 
 
 def test_what_another_process_is_at_is_left_to_it(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -414,7 +414,7 @@ def test_a_branch_that_lacks_a_checkpoint_gets_it(
     place = copy_of(finished, tmp_path / "grown")
     grown = changed(plan, "intermediate=[{arms: [tiny-50-50-12], steps: [7]}]", "evaluation=null")
     assert {train_name("tiny-50-50-12"), train_name("tiny-clm-12")}.isdisjoint(read_state(grown, place).done)
-    assert status(grown, place, read_state(grown, place))["lines"][0].done == 3
+    assert status(read_state(grown, place))["lines"][0].done == 3
     before = read_json(place.record("tiny-clm-12"))["seconds"]
     papers = (trained_folder(place, "tiny-clm-12") / "environment.json").read_bytes()
     claim_study_folder(place.path, grown.study)
@@ -575,14 +575,14 @@ def test_a_task_of_ones_own(plan: Plan, finished: StudyFolder, words_dir: Path, 
     )
     place = copy_of(finished, tmp_path / "study")
     unknown = changed(plan, f"evaluation.tasks=['{own}']", "evaluation.data_dirs={}")
-    told = status(unknown, place, read_state(unknown, place))
+    told = status(read_state(unknown, place))
     assert [line.name for line in told["lines"]] == ["train", "places"], "not its path"
     assert told["notes"] == ["how long places takes is a guess until its first cell is done"]
     for given in (str(own), "places"):
         words = [f"evaluation.tasks=['{own}']", f"evaluation.data_dirs={{'{given}': '{words_dir}'}}"]
         asked = changed(plan, *words, "evaluation.learning_rates=[1e-3]", "evaluation.seeds=1")
         assert run_study(asked, place, HERE) == []
-    assert status(asked, place, read_state(asked, place))["notes"] == []
+    assert status(read_state(asked, place))["notes"] == []
     assert {result.dataset for result in collect_results(asked, read_state(asked, place).scores)} == {"places"}
     page, *_ = report_study(asked, place, tmp_path / "report", [])
     assert "places" in page.read_text(encoding="utf-8")
@@ -610,7 +610,7 @@ def test_data_are_looked_for_before_anything_trains(plan: Plan, tmp_path: Path) 
 
 def test_time_left_knows_what_training_took_before(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
     state, costs = read_state(plan, finished), estimate_costs(plan)
-    spent = measure_units(plan, state, costs)
+    spent = measure_units(state, costs)
     records = [read_json(finished.record(run))["seconds"] for run in plan.runs]
     assert spent["train"] == pytest.approx((sum(records), sum(costs[train_name(run)] for run in plan.runs)))
     assert spent["wnut17"][0] > 0 and set(spent) == {"train", "wnut17"}
@@ -620,6 +620,6 @@ def test_time_left_knows_what_training_took_before(plan: Plan, finished: StudyFo
     # Without the cells, `study status` tells the same for them: as long for their cost as the training took.
     place = copy_of(finished, tmp_path / "trained")
     shutil.rmtree(place.path / "scores")
-    lines = status(plan, place, read_state(plan, place))["lines"]
+    lines = status(read_state(plan, place))["lines"]
     cells = sum(cost for name, cost in costs.items() if not name.startswith("train "))
     assert [line.seconds_left for line in lines] == [0, pytest.approx(cells * spent["train"][0] / spent["train"][1])]

@@ -125,7 +125,7 @@ def continued(parent: str) -> str:
         ("arms.0.group=evaluation", "named 'evaluation'"),
         ("arms.0.bugdets=[5]", "unknown key 'arms.0.bugdets'; did you mean 'budgets'"),
         ("models=[{name: 1m, preset: 5m}]", "unknown preset '5m'"),
-        ("models=[{name: x, preset: 1m}, {name: x, preset: 3m}]", "models: 'x' is named twice"),
+        ("models=[{name: x, preset: 1m}, {name: x, preset: 3m}]", "models: x is named twice"),
         ("models=[{name: 1m, preset: 1m, model: org/net}]", "exactly one of preset, checkpoint and model"),
         ("recipe.seeed=3", "arm '1m-clm-100': unknown key 'seeed'; did you mean 'seed'"),
         ("recipe.name=x", "recipe.name follows from the arm"),

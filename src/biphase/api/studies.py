@@ -129,8 +129,7 @@ class OpenStudy:
                 are trained.
         """
         from biphase.report.formats import show_count
-        from biphase.study.folder import claim_study_folder, read_state
-        from biphase.study.hypotheses import declare
+        from biphase.study.folder import claim_study_folder
         from biphase.study.run import run_study
 
         chosen = {"kind": engine, "address": address, "workers": workers, "workers_per_gpu": workers_per_gpu}
@@ -139,8 +138,6 @@ class OpenStudy:
             told = "`--unit train`, then `--unit cells` without `--processes`, keep all of them busy"
             err.print(f"each cell holds {processes} devices as a run does, and uses one: {told}", markup=False)
         place = claim_study_folder(self.folder, self.planned.study)
-        if self.planned.study.hypotheses:
-            declare(self.planned, self.folder, len(read_state(self.planned, place).done))
         failures = run_study(self.planned, place, where, processes, unit)
         if failures:
             own = [failure for failure in failures if not failure.is_blocked]
@@ -159,8 +156,7 @@ class OpenStudy:
         from biphase.study.folder import StudyFolder, read_state
         from biphase.study.run import status
 
-        place = StudyFolder(self.folder)
-        return status(self.planned, place, read_state(self.planned, place))
+        return status(read_state(self.planned, StudyFolder(self.folder)))
 
     def status(self) -> "pandas.DataFrame":
         """What is done, running and failed, a row for the training runs and one for each task; `seconds_left` is what

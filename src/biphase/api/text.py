@@ -15,8 +15,7 @@ from biphase.errors import InputError
 from biphase.files import refuse_foreign
 
 if TYPE_CHECKING:
-    from biphase.study.advise import Advice
-    from biphase.study.rules import TextAmount
+    from biphase.study.advise import Advice, TextAmount
 
 
 def train_tokenizer(
@@ -171,7 +170,7 @@ def advise(
 def amount_of(text: Any, text_field: str) -> "TextAmount":
     """How much text a place or texts in memory hold."""
     from biphase.corpus.text import find_language
-    from biphase.study.rules import TextAmount, is_judged, measure_text
+    from biphase.study.advise import TextAmount, is_judged, measure_text
 
     if are_names(text) and text:
         if not isinstance(text, str | Path) and len(text) != 1:

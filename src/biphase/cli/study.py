@@ -166,7 +166,7 @@ def study_advise_command(
     Example: `biphase study advise --text corpus/ --hours 8 --device H100 --recipe recipe.yaml`
     """
     from biphase.files import write_text
-    from biphase.study.advise import describe_advice, recipe_yaml
+    from biphase.study.describe import describe_advice, recipe_yaml
 
     advice = advise(
         text,

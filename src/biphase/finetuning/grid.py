@@ -5,15 +5,15 @@ PyTorch is loaded by the workers only.
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from biphase.engine.local import Engine, Unit
 from biphase.engine.scheduler import Failure, run_batch, run_units
-from biphase.errors import InputError
+from biphase.errors import InputError, refuse_doubles
 from biphase.finetuning.cells import (
     CellPlan,
     DataDirs,
@@ -26,10 +26,8 @@ from biphase.finetuning.cells import (
     stamp_files,
 )
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.scores import Score, read_score
-from biphase.run import split_reference
-from biphase.tasks.sources import absolute_dir
-from biphase.tasks.spec import find_task, split_name
+from biphase.finetuning.scores import Score, measure_trainings, read_score
+from biphase.tasks.spec import find_task
 
 PAPER_LEARNING_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4)
 PAPER_SEEDS = (0, 1, 2, 3, 4)
@@ -76,13 +74,11 @@ def plan_grid(grid: Grid) -> list[SharedTraining]:
     """
     names = tuple(find_task(task).name for task in grid.tasks)
     values = {"model": grid.models, "task": names, "rate": grid.learning_rates, "seed": grid.seeds}
-    for what, given in values.items():
-        twice = next((value for value in given if given.count(value) > 1), None)
-        if twice is not None:
-            raise InputError(f"{what} {twice} is named twice")
-    wrong = next((rate for rate in grid.learning_rates if not 0 < rate < math.inf), None)
-    if wrong is not None:
-        raise InputError(f"learning rate {wrong} must be above 0 and finite")
+    for what, axis in values.items():
+        refuse_doubles(what, axis)
+    for rate in grid.learning_rates:
+        if not 0 < rate < math.inf:
+            raise InputError(f"learning rate {rate} must be above 0 and finite")
     models: dict[str, ModelFingerprint] = {}
     for model in grid.models:
         models[model] = identity = identify(model)
@@ -93,13 +89,9 @@ def plan_grid(grid: Grid) -> list[SharedTraining]:
     groups: dict[str, list[str]] = {}
     for task in grid.tasks:
         groups.setdefault(sources[task][0].hash, []).append(task)
-    base = resolve_precision(grid.config)
-    configs = [
-        base.model_copy(update={"learning_rate": rate, "seed": seed})
-        for rate in grid.learning_rates
-        for seed in grid.seeds
-    ]
-    trainings = []
+    base, configs, trainings = resolve_precision(grid.config), [], []
+    for rate, seed in product(grid.learning_rates, grid.seeds):
+        configs.append(base.model_copy(update={"learning_rate": rate, "seed": seed}))
     for model, identity in models.items():
         for tasks in groups.values():
             for config in configs:
@@ -113,12 +105,12 @@ def plan_grid(grid: Grid) -> list[SharedTraining]:
 
 def missing_trainings(trainings: Iterable[SharedTraining], out: Path) -> list[SharedTraining]:
     """The trainings with a cell that is not finished, each with its missing cells only."""
-    found = []
+    missing = []
     for training in trainings:
         cells = tuple(cell for cell in training.cells if not cell.is_finished(out))
         if cells:
-            found.append(SharedTraining(training.model, cells))
-    return found
+            missing.append(SharedTraining(training.model, cells))
+    return missing
 
 
 def read_finished(trainings: Iterable[SharedTraining], out: Path) -> list[Score]:
@@ -156,28 +148,26 @@ def run_grid(grid: Grid, trainings: Sequence[SharedTraining], engine: Engine) ->
 def grid_units(grid: Grid, trainings: Sequence[SharedTraining]) -> list[Unit]:
     """A unit for each training, after one for each (model, task) that turns the task's texts into token ids.
 
-    Trainings on one task take time by the size of their model's weights. Arguments are absolute: a worker may stand in
-    another folder.
+    Trainings on one task take time by the size of their model's weights.
     """
-    given = {find_task(task).name: absolute_task(task) for task in grid.tasks}
+    named = {find_task(task).name: task for task in grid.tasks}  # by its name, or by its file
     weights: dict[str, float] = {}  # bytes
     for model in {training.model for training in trainings}:
         sizes = [size for name, size, _ in stamp_files(find_folder(model)) if name.endswith(".safetensors")]
         weights[model] = float(sum(sizes))
-    data_dirs = {task: absolute_dir(folder) for task, folder in grid.data_dirs.items()}
     encodings: dict[str, Unit] = {}
     units = []
     for training in trainings:
         model, trained_on = training.model, training.cells[0].train.task.name
         config = training.config.model_dump(mode="json")
-        shared = {"model": absolute_model(model), "config": config, "data_dirs": data_dirs}
+        shared = {"model": model, "config": config, "data_dirs": dict(grid.data_dirs)}
         tasks = [cell.task.name for cell in training.cells]
         encoded = tasks if training.cells[0].task.part_of else [trained_on, *tasks]
-        needs = {f"encode {task} for {model}": given.get(task, task) for task in encoded}
+        needs = {f"encode {task} for {model}": named.get(task, task) for task in encoded}
         for name, task in needs.items():
             if name not in encodings:
                 encodings[name] = Unit(name, encode_unit, shared | {"task": task}, affinity=model, size=0)
-        fitting = {"label": model, "tasks": [given[task] for task in tasks], "out": str(grid.out.resolve())}
+        fitting = {"label": model, "tasks": [named[task] for task in tasks], "out": grid.out}
         units.append(
             Unit(
                 training.name,
@@ -194,33 +184,15 @@ def grid_units(grid: Grid, trainings: Sequence[SharedTraining]) -> list[Unit]:
     return [*encodings.values(), *units]
 
 
-def absolute_task(task: str) -> str:
-    """A task as the user named it: by its name, or by its file."""
-    file, test = split_name(task)
-    is_file = Path(file).suffix in (".yaml", ".yml")
-    return str(Path(file).resolve()) + (f":{test}" if test else "") if is_file else task
-
-
-def absolute_model(model: str) -> str:
-    path, step = split_reference(model)
-    return str(Path(path).resolve()) + (f"@{step}" if step else "") if Path(path).exists() else model
-
-
-def estimate_seconds(trainings: Sequence[SharedTraining], finished: Sequence[Score]) -> tuple[float, int]:
-    """Seconds of one worker for these trainings, judged by finished cells; how many trainings cannot be judged.
-
-    Each is one training and an evaluation for each of its cells, as long as those of the same tasks took on average.
-    """
-    known: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for score in finished:
-        known["train", score.trained_on].append(score.seconds["train"])
-        known["evaluate", score.task].append(score.seconds["evaluate"])
+def estimate_seconds(trainings: Sequence[SharedTraining], finished: Iterable[Score]) -> tuple[float, int]:
+    """Seconds of one worker for these trainings, as long as finished ones on the same task took on average with their
+    evaluations; and how many trainings are on tasks of which none is finished."""
+    measured = measure_trainings(finished)
     total, num_unknown = 0.0, 0
     for training in trainings:
-        parts = [("train", training.cells[0].train.task.name)]
-        parts += [("evaluate", cell.task.name) for cell in training.cells]
-        if all(part in known for part in parts):
-            total += sum(sum(known[part]) / len(known[part]) for part in parts)
+        num, _, seconds = measured.get(training.cells[0].train.task.name, (0, 0, 0.0))
+        if num:
+            total += seconds / num
         else:
             num_unknown += 1
     return total, num_unknown
@@ -233,7 +205,7 @@ def precision_unit(config: dict[str, Any]) -> str:
     return resolve_precision(FinetuneConfig.model_validate(config)).precision
 
 
-def encode_unit(model: str, task: str, config: dict[str, Any], data_dirs: dict[str, str]) -> list[str]:
+def encode_unit(model: str, task: str, config: dict[str, Any], data_dirs: DataDirs) -> list[str]:
     from biphase.finetuning.fit import load_encoded
     from biphase.finetuning.heads import check_length, load_encoder
 
@@ -244,9 +216,9 @@ def encode_unit(model: str, task: str, config: dict[str, Any], data_dirs: dict[s
 
 
 def fit_unit(
-    model: str, label: str, tasks: list[str], config: dict[str, Any], out: str, data_dirs: dict[str, str]
+    model: str, label: str, tasks: list[str], config: dict[str, Any], out: Path, data_dirs: DataDirs
 ) -> list[str]:
     from biphase.finetuning.fit import fit_cells
 
-    scores = fit_cells(model, tasks, FinetuneConfig.model_validate(config), Path(out), data_dirs, label)
+    scores = fit_cells(model, tasks, FinetuneConfig.model_validate(config), out, data_dirs, label)
     return [score.headline() for score in scores]

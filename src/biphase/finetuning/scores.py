@@ -193,6 +193,21 @@ def read_scores(folder: Path) -> ScoreSet:
     return ScoreSet(tuple(scores), broken)
 
 
+def measure_trainings(scores: Iterable[Score]) -> dict[str, tuple[int, int, float]]:
+    """How many trainings gave these scores, their steps, and the seconds of them and of all evaluations, by the task
+    that they are trained on. Tasks that share a training say its steps and seconds each; they count once."""
+    trained: dict[str, dict[tuple[str, float, int], Score]] = defaultdict(dict)
+    evaluated: dict[str, float] = defaultdict(float)
+    for score in scores:
+        trained[score.trained_on].setdefault((score.model, score.config.learning_rate, score.config.seed), score)
+        evaluated[score.trained_on] += score.seconds["evaluate"]
+    spent = {}
+    for task, trainings in trained.items():
+        seconds = evaluated[task] + sum(score.seconds["train"] for score in trainings.values())
+        spent[task] = (len(trainings), sum(score.num_steps for score in trainings.values()), seconds)
+    return spent
+
+
 def find_score_folders(folder: str | Path) -> Iterator[Path]:
     """The folders of finished cells; there is none in another."""
     if os.path.isfile(f"{folder}/score.json"):

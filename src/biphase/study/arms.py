@@ -9,7 +9,7 @@ from typing import Any
 
 from biphase.config import parse_config
 from biphase.encoder.presets import PRESETS
-from biphase.errors import InputError, nearest
+from biphase.errors import InputError, nearest, refuse_doubles
 from biphase.files import content_hash
 from biphase.recipe import Phase, Recipe
 from biphase.study.spec import (
@@ -139,15 +139,16 @@ def find_lineage(arm: UnresolvedArm, unresolved: Mapping[str, UnresolvedArm]) ->
 def starting_models(study: Study) -> dict[str, StartingModel]:
     """The presets, and over them the models of the study, by name."""
     models = {name: StartingModel(name=name, preset=name) for name in PRESETS}
-    refuse_doubles("models", [model.name for model in study.models])
+    refuse_doubles("models:", [model.name for model in study.models])
     for model in study.models:
         if model.preset is not None and model.preset not in PRESETS:
             raise InputError(f"model '{model.name}': unknown preset '{model.preset}'{nearest(model.preset, PRESETS)}")
         models[model.name] = model
     for group in study.arms:
         for name in group.models:
-            if name in models:
-                models |= {own.name: own for own in sweep_architecture(group, models[name])}
+            if name not in models:
+                raise InputError(f"arms '{group.group}': unknown model '{name}'{nearest(name, models)}")
+            models |= {swept.name: swept for swept in sweep_architecture(group, models[name])}
     return models
 
 
@@ -168,22 +169,12 @@ def label_settings(settings: Iterable[tuple[str, Any]]) -> list[str]:
     return [key.rpartition(".")[2] + re.sub(r"[^A-Za-z0-9.+_-]+", "-", str(value)) for key, value in settings]
 
 
-def refuse_doubles(what: str, names: Sequence[str]) -> None:
-    """Raises `InputError` when a name occurs twice."""
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise InputError(f"{what}: '{twice}' is named twice; give one of the two another name")
-
-
 def list_combinations(study: Study, models: Mapping[str, StartingModel]) -> Iterator[UnresolvedArm]:
     """Every model or parent with every curriculum and every budget of its group."""
-    refuse_doubles("curricula", [curriculum.name for curriculum in study.curricula])
+    refuse_doubles("curricula:", [curriculum.name for curriculum in study.curricula])
     named = {curriculum.name: curriculum for curriculum in study.curricula}
     for group in study.arms:
-        for name in group.models:
-            if name not in models:
-                raise InputError(f"arms '{group.group}': unknown model '{name}'{nearest(name, models)}")
-        sources = [own.name for name in group.models for own in sweep_architecture(group, models[name])]
+        sources = [swept.name for name in group.models for swept in sweep_architecture(group, models[name])]
         seeds = group.pretraining_seeds or study.pretraining_seeds
         axes: dict[str, tuple[Any, ...]] = {k: v for k, v in group.sweep.items() if not k.startswith(ARCHITECTURE)}
         # The axes are gone through as nested loops would: the last one fastest.

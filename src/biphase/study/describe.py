@@ -1,4 +1,4 @@
-"""A plan and its estimate as a person or a program reads them: tables, JSON, Mermaid, and a picture of the tree.
+"""A plan, its estimate and advice as a person or a program reads them: tables, JSON, Mermaid, a picture of the tree.
 
 In the picture steps go to the right; each run has a lane; objectives have colours, and the height is the rate.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import yaml
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -31,6 +32,7 @@ from biphase.flops import PEAK_FLOPS
 from biphase.report.contrasts import POWER, USUAL_NOISE, smallest_difference
 from biphase.report.formats import format_bytes, show_count, show_estimate, show_list
 from biphase.report.tables import PLAIN
+from biphase.study.advise import LEAST_TOKENS, Advice
 from biphase.study.cost import Estimate
 from biphase.study.hypotheses import hypotheses_hash
 from biphase.study.plan import Plan, history
@@ -276,11 +278,12 @@ def run_tree(plan: Plan) -> Tree:
 def describe_steps(estimate: Estimate) -> list[RenderableType]:
     """A table of models, steps and tokens of each group of arms, and how they differ from published steps."""
     rows = [row for row in estimate.groups if row.group != "evaluation"]
-    columns = {}
-    for header, key in (("models", "models"), ("steps\nalone", "steps_alone"), ("steps\nshared", "steps")):
-        numbers = [getattr(row, key) for row in rows]
-        columns[header] = ([f"{number:,}" for number in numbers], f"{sum(numbers):,}")
-    columns["tokens"] = ([f"{row.tokens:.3g}" for row in rows], f"{sum(row.tokens for row in rows):.3g}")
+    columns = {
+        "models": ([f"{row.models:,}" for row in rows], f"{sum(row.models for row in rows):,}"),
+        "steps\nalone": ([f"{row.steps_alone:,}" for row in rows], f"{sum(row.steps_alone for row in rows):,}"),
+        "steps\nshared": ([f"{row.steps:,}" for row in rows], f"{sum(row.steps for row in rows):,}"),
+        "tokens": ([f"{row.tokens:.3g}" for row in rows], f"{sum(row.tokens for row in rows):.3g}"),
+    }
     lines, published = [], {}
     for row in estimate.groups:
         if row.published and row.published.steps is not None:
@@ -376,13 +379,13 @@ def plan_json(plan: Plan, estimate: Estimate) -> dict[str, Any]:
     models = []
     for model in plan.models:
         arm = plan.arms[model.arm]
-        facts = {name: getattr(arm, name) for name in ("group", "model", "parent", "curriculum")}
-        own = {"name": model.name, "arm": arm.name, "kind": model.kind, "seed": model.seed, **facts}
-        models.append({**own, "checkpoint": model.checkpoint, "history": history(plan, model)})
+        facts = {"name": model.name, "arm": arm.name, "kind": model.kind, "seed": model.seed, "group": arm.group}
+        facts |= {"model": arm.model, "parent": arm.parent, "curriculum": arm.curriculum}
+        models.append(facts | {"checkpoint": model.checkpoint, "history": history(plan, model)})
     checkpoints = []
     for kept in plan.checkpoints:
         users = {"models": kept.models, "needed_by": kept.needed_by, "moments_needed_by": kept.moments_needed_by}
-        checkpoints.append({"checkpoint": f"{kept.run}@{kept.step}", **users})
+        checkpoints.append({"checkpoint": f"{kept.run}@{kept.step}"} | users)
     machine = estimate.machine
     tree: dict[str, Any] = {
         "study": plan.study.name,
@@ -442,3 +445,55 @@ def plan_graph(plan: Plan) -> str:
         edges.append(f'  {start} -- "{span.phase.label} {write_steps(span.steps)}" --> {end}')
         edges.append(f"  linkStyle {number} stroke:{COLORS[span.phase.objective]}")
     return "\n".join(["flowchart LR", *nodes, *edges, ""])
+
+
+def describe_advice(advice: Advice) -> RenderableType:
+    """The best use of the budget, the choices with their reasons, what other sizes would give, and what to keep in
+    mind."""
+    choices = Table(title=f"The recipe: {advice.recipe.name}", show_lines=True)
+    for name in ("what", "choice", "reason", "source"):
+        choices.add_column(name, overflow="fold")
+    for choice in advice.choices:
+        choices.add_row(choice.what, choice.value, choice.reason, choice.source)
+    told: list[RenderableType] = [Text(advice.best_use, style="bold"), "", choices, ""]
+    if any(not item.is_guess for item in advice.candidates):
+        told += [describe_sizes(advice), ""]
+    cost = f"cost: {advice.flops:.3g} FLOPs"
+    if advice.machine:
+        machine = advice.machine
+        hours = machine.device_hours(advice.flops) / machine.devices
+        cost += f", {describe_hours(hours)} on {machine.devices} × {machine.name} ({machine.speed})"
+    return Group(*told, cost, *(f"note: {caveat}" for caveat in advice.caveats))
+
+
+def describe_sizes(advice: Advice) -> Table:
+    """What each preset would get of the budget."""
+    sizes = Table(title="What the budget buys by size")
+    for name in ("preset", "tokens", "per parameter", "epochs", "loss by the law"):
+        sizes.add_column(name, justify="left" if name == "preset" else "right")
+    for item in advice.candidates:
+        if item.tokens < LEAST_TOKENS:
+            sizes.add_row(item.name, f"{item.tokens:.2g}", "", "", "too few tokens")
+            continue
+        mark = "  ← chosen" if item == advice.chosen else ""
+        epochs = show_estimate(item.epochs) if advice.text else ""
+        loss = "nothing learned" if item.is_guess else f"{item.loss:.2f}"
+        sizes.add_row(item.name + mark, f"{item.tokens:.2g}", show_estimate(item.tokens_per_parameter), epochs, loss)
+    return sizes
+
+
+def recipe_yaml(advice: Advice, has_reasons: bool = True) -> str:
+    """The recipe for `biphase pretrain`, with the commands before it and its reasons as comments."""
+    recipe, lines = advice.recipe, [f"# {advice.best_use}"]
+    lines += [f"# {choice.what}: {choice.value}. {choice.reason} [{choice.source}]" for choice in advice.choices]
+    lines += [f"# note: {caveat}" for caveat in advice.caveats]
+    lines = lines if has_reasons else []
+    if advice.text is None or advice.text.shards != recipe.data.shards:
+        tokenizer = f"train TEXT --vocab-size {advice.vocab_size} --out tokenizer"
+        if advice.chosen.is_continued:
+            tokenizer = f"from {advice.chosen.name} --out tokenizer"
+        lines.append(f"#   biphase tokenizer {tokenizer}")
+        lines.append(f"#   biphase prepare TEXT --tokenizer tokenizer --out {recipe.data.shards}")
+    tree = recipe.model_dump(mode="json", exclude_defaults=True)
+    body = yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=120)
+    return "\n".join([*lines, body])

@@ -6,8 +6,7 @@ A trained run has a record in `trained`, a scored cell its folder in `scores`. B
 plan asks for: the record by a key of the recipe and of all recipes behind it, the cell by weights and settings.
 """
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,7 +20,7 @@ from biphase.errors import BusyError, InputError
 from biphase.files import content_hash, is_locked, read_json_as, write_text
 from biphase.finetuning.cells import identify
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
-from biphase.finetuning.scores import Score, ScoreSet, read_scores
+from biphase.finetuning.scores import ScoreSet, read_scores
 from biphase.recipe import Data
 from biphase.run import Run, open_run, read_metrics, whole_steps
 from biphase.study.plan import Checkpoint, Plan, StudyCell
@@ -167,10 +166,19 @@ def is_needed(plan: Plan, folder: StudyFolder, checkpoint: Checkpoint) -> bool:
 # What is scored
 
 
+def logged_steps(folder: StudyFolder, run: str) -> int:
+    """Steps of a run that is not finished, by its log; 0 when it has not begun."""
+    folders = [path for path in folder.runs.glob(f"{run}-????????") if (path / "config.yaml").exists()]
+    records = [read_metrics(open_run(path), "train") for path in folders]
+    return max((rows[-1]["step"] for rows in records if rows), default=0)
+
+
 @dataclass(frozen=True)
 class StudyState:
     """What of a plan is done in a study's folder, read once: every record, and every `score.json`."""
 
+    plan: Plan
+    folder: StudyFolder
     scores: dict[str, ScoreSet]
     """By model, the finished scores that the study asks for: of the weights that the model's recipe gives, of this
     version's protocol, with the settings of one of its cells."""
@@ -180,6 +188,8 @@ class StudyState:
     """Runs that are complete: with every checkpoint that is still needed."""
     scored: set[str]
     """Names of the cells whose scores are all there."""
+    begun: dict[str, int]
+    """The steps, by their logs, of runs that have begun and are not complete."""
 
     @property
     def done(self) -> set[str]:
@@ -213,10 +223,15 @@ def read_state(plan: Plan, folder: StudyFolder) -> StudyState:
                 seen |= own
         scores[model.name] = ScoreSet(tuple(current), read.broken)
         scored |= {name for name, wanted in keys.items() if wanted <= seen}
-    found = {name: find_record(folder, run) for name, run in plan.runs.items()}
-    records = {name: record for name, record in found.items() if record}
-    trained = {name for name in records if is_complete(plan, folder, plan.runs[name])}
-    return StudyState(scores, records, trained, scored)
+    records, trained, begun = dict[str, TrainedRecord](), set[str](), dict[str, int]()
+    for name, run in plan.runs.items():
+        if record := find_record(folder, run):
+            records[name] = record
+        if is_complete(plan, folder, run):
+            trained.add(name)
+        elif steps := logged_steps(folder, name):
+            begun[name] = steps
+    return StudyState(plan, folder, scores, records, trained, scored, begun)
 
 
 ScoreKey = tuple[str, str, str]
@@ -249,11 +264,11 @@ def list_sets(data: Data) -> list[str]:
     return [part.path for part in data.mixture] if data.mixture else [data.shards]
 
 
-def refuse_other_text(plan: Plan, records: Mapping[str, TrainedRecord]) -> None:
+def refuse_other_text(state: StudyState) -> None:
     """Raises `InputError` where a run was trained on other text than its shards hold; they may be gone."""
     known: dict[str, str] = {}
-    for name, record in records.items():
-        for path, content in zip(list_sets(plan.runs[name].recipe.data), record.text or (), strict=False):
+    for name, record in state.records.items():
+        for path, content in zip(list_sets(state.plan.runs[name].recipe.data), record.text or (), strict=False):
             if path not in known:
                 is_there = (Path(path) / "manifest.json").exists()
                 known[path] = read_shard_manifest(Path(path)).fingerprint if is_there else ""
@@ -262,30 +277,3 @@ def refuse_other_text(plan: Plan, records: Mapping[str, TrainedRecord]) -> None:
                     f"run {name} was trained on other text ({content[:8]}) than {path} holds now "
                     f"({known[path][:8]}): put that text back, or choose another folder for the study"
                 )
-
-
-# What it took
-
-
-def logged_steps(folder: StudyFolder, run: str) -> int:
-    """Steps of a run that is not finished, by its log; 0 when it has not begun."""
-    folders = [path for path in folder.runs.glob(f"{run}-????????") if (path / "config.yaml").exists()]
-    records = [read_metrics(open_run(path), "train") for path in folders]
-    return max((rows[-1]["step"] for rows in records if rows), default=0)
-
-
-def measure_cells(scores: Mapping[str, ScoreSet]) -> dict[str, tuple[int, int, float]]:
-    """How many cells are finished, their steps and seconds, by the task that they are trained on; `scores` by model."""
-    # Tasks that share a training say its steps and seconds each; they count once.
-    cells: dict[str, dict[tuple[str, float, int], Score]] = {}
-    evaluated: dict[str, float] = defaultdict(float)
-    for model, found in scores.items():
-        for score in found.scores:
-            point = (model, score.config.learning_rate, score.config.seed)
-            cells.setdefault(score.trained_on, {}).setdefault(point, score)
-            evaluated[score.trained_on] += score.seconds["evaluate"]
-    spent = {}
-    for task, own in cells.items():
-        seconds = evaluated[task] + sum(score.seconds["train"] for score in own.values())
-        spent[task] = (len(own), sum(score.num_steps for score in own.values()), seconds)
-    return spent

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from biphase.errors import InputError
+from biphase.errors import InputError, refuse_doubles
 from biphase.files import content_hash, read_json, write_json
 from biphase.report.claims import Claim, Finding, judge_claims
 from biphase.report.contrasts import with_averages
@@ -20,7 +20,6 @@ from biphase.report.grammar import MEAN_OF_FAMILIES, parse_inequality
 from biphase.report.hypotheses import AskedInequality, AskedScores, Ladder, Spot, bind, make_line
 from biphase.report.paper import make_claims, read_findings
 from biphase.report.results import ResultSet
-from biphase.study.arms import refuse_doubles
 from biphase.study.plan import Plan
 from biphase.study.spec import Study, task_families, write_steps
 
@@ -70,7 +69,7 @@ def ask(plan: Plan) -> dict[str, list[AskedLine]]:
     """Every hypothesis → what its lines ask. Raises `InputError` for a line that is not in the grammar, or asks for
     what the study does not have."""
     study = plan.study
-    refuse_doubles("hypotheses", [hypothesis.name for hypothesis in study.hypotheses])
+    refuse_doubles("hypotheses:", [hypothesis.name for hypothesis in study.hypotheses])
     if study.hypotheses and study.evaluation is None:
         raise InputError("hypotheses are about scores: the study needs an evaluation")
     families = task_families(study.evaluation)

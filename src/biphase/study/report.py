@@ -1,6 +1,6 @@
 """A plan's scores become results in the paper's terms, and a study's folder, finished or not, becomes its report."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,7 +12,16 @@ from biphase.errors import InputError, first_of
 from biphase.files import read_json_as
 from biphase.finetuning.choosing import select_rate
 from biphase.finetuning.metrics import BM25
-from biphase.finetuning.scores import TASK_SETTINGS, UNKNOWN_DATA, Score, ScoreSet, differing, settings_of
+from biphase.finetuning.scores import (
+    TASK_SETTINGS,
+    UNKNOWN_DATA,
+    Score,
+    ScoreSet,
+    differing,
+    measure_trainings,
+    settings_of,
+)
+from biphase.recipe import Phase
 from biphase.report.claims import Finding
 from biphase.report.contrasts import Terms, combine, contrast, seed_interval, with_averages
 from biphase.report.figures import figure_pool
@@ -22,7 +31,7 @@ from biphase.report.paper import judge_paper, place_arms
 from biphase.report.results import ReportArm, Result, ResultSet, measured, pool
 from biphase.run import Run, read_metrics, read_recipe
 from biphase.study.advise import Evidence
-from biphase.study.folder import StudyFolder, StudyState, TrainedRecord, list_sets, measure_cells, read_state
+from biphase.study.folder import StudyFolder, StudyState, list_sets, read_state
 from biphase.study.hypotheses import (
     describe_declaration,
     hypotheses_json,
@@ -53,59 +62,60 @@ def collect_results(plan: Plan, scores: dict[str, ScoreSet]) -> Iterator[Result]
     models: dict[str, list[EvaluatedModel]] = {}
     for model in plan.models:
         models.setdefault(model.pooled_name, []).append(model)
-    results: dict[ReportArm, list[Result]] = {}
-    for some in models.values():
-        arm = arm_of_model(plan, some[0], sizes)
-        found: dict[tuple[str, str], list[Result]] = {}
-        for model in some:
+    arms: list[ReportArm] = []
+    pooled: dict[str, list[Result]] = {}
+    for seeded in models.values():
+        arm = arm_of_model(plan, seeded[0], sizes)
+        by_seed: dict[tuple[str, str], list[Result]] = {}
+        for model in seeded:
             is_drawn = model.kind == "random" and plan.num_seeds > 1
             seed = None if is_drawn else plan.arms[model.arm].recipe.seed
-            peers = [score for other in some if other is not model for score in scores[other.name].scores]
+            peers = [score for other in seeded if other is not model for score in scores[other.name].scores]
             for result in collect_model(arm, seed, scores[model.name], families, peers):
-                found.setdefault((result.dataset, result.metric), []).append(result)
-        results[arm] = list(map(pool, found.values()))
-    by_name = {arm.name: own for arm, own in results.items()}
-    for arm in place_arms(results):
-        yield from (replace(result, arm=arm) for result in by_name[arm.name])
+                by_seed.setdefault((result.dataset, result.metric), []).append(result)
+        arms.append(arm)
+        pooled[arm.name] = [pool(results) for results in by_seed.values()]
+    for arm in place_arms(arms):
+        for result in pooled[arm.name]:
+            yield replace(result, arm=arm)
 
 
 def refuse_mixtures(scores: Mapping[str, ScoreSet]) -> None:
     """Raises `InputError` where a model's scores on a task were made with different settings, or those of all models
     on different data: they are no samples of one thing, and no difference between them is one between models."""
     by_task: dict[str, list[Score]] = {}
-    for found in scores.values():
-        own: dict[str, list[Score]] = {}
-        for score in found.scores:
-            own.setdefault(score.task, []).append(score)
-        for task, some in own.items():
-            first = some[0]
-            other = next((one for one in some if (one.model, one.model_hash) != (first.model, first.model_hash)), None)
-            if other is not None:
-                raise InputError(
-                    f"{first.folder} and {other.folder} are scores of different models, {first.model} and "
-                    f"{other.model}, in the folder of one: remove the one that does not belong there"
-                )
-            refuse_differing(some, differing([settings_of(score) for score in some]))
-            by_task.setdefault(task, []).extend(some)
-    for some in by_task.values():
-        changed = differing([settings_of(score) for score in some])
-        refuse_differing(some, [key for key in changed if key in TASK_SETTINGS])
+    for model_scores in scores.values():
+        of_model: dict[str, list[Score]] = {}
+        for score in model_scores.scores:
+            of_model.setdefault(score.task, []).append(score)
+            by_task.setdefault(score.task, []).append(score)
+        for first, *others in of_model.values():
+            for other in others:
+                if (other.model, other.model_hash) != (first.model, first.model_hash):
+                    raise InputError(
+                        f"{first.folder} and {other.folder} are scores of different models, {first.model} and "
+                        f"{other.model}, in the folder of one: remove the one that does not belong there"
+                    )
+            refuse_differing([first, *others])
+    for task_scores in by_task.values():
+        refuse_differing(task_scores, TASK_SETTINGS)
 
 
-def refuse_differing(scores: Sequence[Score], changed: Sequence[str]) -> None:
-    """Raises `InputError` where settings have changed among scores; it names a cell for each value of the first."""
-    if not changed:
-        return
-    key, cells = changed[0], dict[str, Score]()
-    for score in scores:
-        cells.setdefault(settings_of(score)[key], score)
-    cells.pop(UNKNOWN_DATA, None)
-    shown = " and ".join(f"{value} ({score.folder})" for value, score in cells.items())
-    pinned = " or pin it with evaluation.finetune.precision" if key == "precision" else ""
-    raise InputError(
-        f"scores on {scores[0].task} were made with different {key}, {shown}: delete the folders of all but one"
-        f"{pinned}, and run the study again"
-    )
+def refuse_differing(scores: Sequence[Score], keys: Container[str] | None = None) -> None:
+    """Raises `InputError` where settings, or those of some `keys`, have changed among scores; it names a cell for each
+    value of the first."""
+    for key in differing([settings_of(score) for score in scores]):
+        if keys is None or key in keys:
+            cells: dict[str, Score] = {}
+            for score in scores:
+                cells.setdefault(settings_of(score)[key], score)
+            cells.pop(UNKNOWN_DATA, None)
+            shown = " and ".join(f"{value} ({score.folder})" for value, score in cells.items())
+            pinned = " or pin it with evaluation.finetune.precision" if key == "precision" else ""
+            raise InputError(
+                f"scores on {scores[0].task} were made with different {key}, {shown}: delete the folders of all but one"
+                f"{pinned}, and run the study again"
+            )
 
 
 def collect_model(
@@ -205,18 +215,12 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Sizes) -> ReportArm:
     phases = history(plan, model)
     parent = None if arm.parent is None else next(other for other in plan.models if other.name == arm.parent)
     before = () if parent is None else history(plan, parent)
-    num_before = sum(phase.steps for phase in before)
     pretraining, rest = before or phases, arm.recipe.curriculum if before else ()
-    clm_steps = 0.0
-    for phase in pretraining:
-        clm_steps += sum(phase.steps * share for part, share in phase.parts if part.objective == "clm")
-    clm = round(clm_steps)
-    mlm = sum(phase.steps for phase in pretraining) - clm
-    later = sum(phase.steps for phase in phases) - num_before if parent is not None else 0
+    clm, mlm = count_steps(pretraining)
     masks = [phase.mask_at(1) for phase in phases if phase.objective != "clm"]
     is_intermediate = model.kind == "intermediate"
     # The paper has CLM, MLM, or CLM and then MLM; and MLM that continues one of these.
-    kinds, later_kinds = ([part.objective for p in some for part, _ in p.parts] for some in (pretraining, rest))
+    kinds, later_kinds = list_objectives(pretraining), list_objectives(rest)
     is_constant = all(not phase.is_ramped and phase.mask_passes == 1 for phase in phases)
     is_as_usual = is_constant and isinstance(arm.recipe.batch_tokens, int) and not arm.settings
     has_usual_recipe = arm.recipe_key == plan.usual_recipes.get((arm.model, arm.parent is not None))
@@ -230,12 +234,25 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Sizes) -> ReportArm:
         pretrain_steps=clm + mlm,
         clm_steps=clm,
         mlm_steps=mlm,
-        cpt_steps=later,
+        cpt_steps=sum(phase.steps for phase in phases) - sum(phase.steps for phase in before) if before else 0,
         parent=arm.pooled_name if is_intermediate else above,
         is_plain=is_of_the_paper and has_usual_recipe,
         flops=sum_runs(plan, model, lambda run, end: sum(sizes.flops(run, end).values())),
         tokens=sum_runs(plan, model, count_tokens),
     )
+
+
+def count_steps(phases: Iterable[Phase]) -> tuple[int, int]:
+    """The steps of CLM and of all else, mixed batches by their shares."""
+    clm_steps, total = 0.0, 0
+    for phase in phases:
+        total += phase.steps
+        clm_steps += sum(phase.steps * share for part, share in phase.parts if part.objective == "clm")
+    return round(clm_steps), total - round(clm_steps)
+
+
+def list_objectives(phases: Iterable[Phase]) -> list[str]:
+    return [part.objective for phase in phases for part, _ in phase.parts]
 
 
 def count_tokens(run: PlannedRun, end: int) -> float:
@@ -262,9 +279,17 @@ DTYPES = {"bf16": "bfloat16", "fp32": "float32", "auto": ""}
 MOST_NAMES = 3
 
 
-def list_notes(place: StudyFolder, state: StudyState) -> Iterator[str]:
-    """A sentence for each."""
-    yield from tell_unlike("trained", [(name, trained_with(place, record)) for name, record in state.records.items()])
+def list_notes(state: StudyState) -> Iterator[str]:
+    """A sentence for each thing that was not the same for all arms."""
+    if state.plan.has_one_order:
+        yield "All pretraining seeds saw the data in one order: what they show holds for that order of the data."
+    trained = []
+    for name, record in state.records.items():
+        run = Run(state.folder.runs / record.folder)
+        environment = read_json_as(run.path / "environment.json", dict[str, Any])
+        precision = environment.get("precision", DTYPES[read_recipe(run).compute.precision])
+        trained.append((name, {"precision": precision, "device": environment.get("device", "")}))
+    yield from tell_unlike("trained", trained)
     by_task: dict[str, list[tuple[str, Score]]] = {}
     for model, found in state.scores.items():
         for score in found.scores:
@@ -273,14 +298,6 @@ def list_notes(place: StudyFolder, state: StudyState) -> Iterator[str]:
     for scores in by_task.values():
         settings |= dict.fromkeys(tell_unlike("fine-tuned", [(model, tuned_with(score)) for model, score in scores]))
     yield from settings
-
-
-def trained_with(place: StudyFolder, record: TrainedRecord) -> dict[str, str]:
-    """What decides a run's weights beside its recipe, as far as that is recorded."""
-    run = Run(place.runs / record.folder)
-    environment = read_json_as(run.path / "environment.json", dict[str, Any])
-    given = DTYPES[read_recipe(run).compute.precision]
-    return {"precision": environment.get("precision", given), "device": environment.get("device", "")}
 
 
 def tuned_with(score: Score) -> dict[str, str]:
@@ -327,33 +344,28 @@ def report_study(
             verdicts=judge_paper(results, list_scores(plan)) if results.results else None,
             hypotheses=(hypotheses, describe_declaration(plan, place.path)) if hypotheses else None,
             declared=list_equivalents(plan),
-            notes=[*tell_order(plan), *list_notes(place, state)],
-            costs=list_costs(plan, state),
-            commands=[*tell_texts(plan, state), *commands],
+            notes=list(list_notes(state)),
+            costs=list_costs(state),
+            commands=[*tell_texts(state), *commands],
             bm25=find_bm25(scores),
             plan_svg=picture.result(),
-            losses=read_losses(plan, place, state),
+            losses=read_losses(state),
             files=files,
-            missing=list(list_missing(plan, place, state)),
+            missing=list(list_missing(state)),
         )
         page = write_report(results, out, told, pool)
     return page, hypotheses, results
 
 
-def tell_texts(plan: Plan, state: StudyState) -> Iterator[str]:
+def tell_texts(state: StudyState) -> Iterator[str]:
     """A comment on each shard set that runs were trained on; its size, where the set is still there."""
-    trained = ((list_sets(plan.runs[name].recipe.data), one.text or ()) for name, one in state.records.items())
+    trained = ((list_sets(state.plan.runs[name].recipe.data), one.text or ()) for name, one in state.records.items())
     for path, content in dict.fromkeys(pair for pairs in trained for pair in zip(*pairs, strict=False)):
         size = ""
         if (Path(path) / "manifest.json").exists():
             text = read_shard_manifest(Path(path)).splits["train"]
             size = f"{show_count(text.documents, 'document')}, {show_count(text.tokens, 'token')}, "
         yield f"# trained on {path}: {size}fingerprint {content[:8]}"
-
-
-def tell_order(plan: Plan) -> Iterator[str]:
-    if plan.has_one_order:
-        yield "All pretraining seeds saw the data in one order: what they show holds for that order of the data."
 
 
 def plan_svg(plan: Plan) -> str:
@@ -365,13 +377,13 @@ def plan_svg(plan: Plan) -> str:
         return picture.read_text(encoding="utf-8")
 
 
-def read_losses(plan: Plan, place: StudyFolder, state: StudyState) -> dict[str, list[dict[str, Any]]]:
+def read_losses(state: StudyState) -> dict[str, list[dict[str, Any]]]:
     """What the runs, finished or not, logged of their losses, at steps that count from random weights: a branch begins
     where it branches."""
     losses = {}
-    for name, planned in plan.runs.items():
-        record = state.records.get(name)
-        folders = [place.runs / record.folder] if record else place.runs.glob(f"{name}-????????")
+    for name, planned in state.plan.runs.items():
+        record, place = state.records.get(name), state.folder.runs
+        folders = [place / record.folder] if record else place.glob(f"{name}-????????")
         runs = [Run(path) for path in folders if (path / "metrics.jsonl").exists()]
         logs = [[*read_metrics(run, "train"), *read_metrics(run, "validation")] for run in runs]
         if rows := max(logs, key=len, default=[]):
@@ -393,7 +405,7 @@ def cells_csv(scores: dict[str, ScoreSet]) -> str:
     return csv_text([columns, *([row.get(column, "") for column in columns] for row in rows)])
 
 
-def list_costs(plan: Plan, state: StudyState) -> list[dict[str, object]]:
+def list_costs(state: StudyState) -> list[dict[str, object]]:
     """What was spent, as measured; all rows have the same keys, which are the headers."""
     columns = ("stage", "units", "steps", "tokens", "worker time")
     rows = list[tuple[object, ...]]()
@@ -402,15 +414,17 @@ def list_costs(plan: Plan, state: StudyState) -> list[dict[str, object]]:
         untimed = len(state.records) - len(timed)
         spent = duration(sum(timed)) if timed else "not known"
         spent += f", without {show_count(untimed, 'run')} whose time is not known" if timed and untimed else ""
-        steps, tokens = (sum(getattr(plan.runs[name], what) for name in state.records) for what in ("steps", "tokens"))
-        rows.append(("pretraining", len(state.records), steps, f"{tokens:,}", spent))
-    for task, (num, steps, seconds) in measure_cells(state.scores).items():
+        runs = [state.plan.runs[name] for name in state.records]
+        tokens = f"{sum(run.tokens for run in runs):,}"
+        rows.append(("pretraining", len(runs), sum(run.steps for run in runs), tokens, spent))
+    scores = [score for model_scores in state.scores.values() for score in model_scores.scores]
+    for task, (num, steps, seconds) in measure_trainings(scores).items():
         rows.append((f"fine-tuning and evaluation: {task}", num, steps, "", duration(seconds)))
     return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
-def list_missing(plan: Plan, place: StudyFolder, state: StudyState) -> Iterator[str]:
-    progress = status(plan, place, state)
+def list_missing(state: StudyState) -> Iterator[str]:
+    progress = status(state)
     for line in progress["lines"]:
         if line.done < line.total:
             what = "runs" if line.name == "train" else f"cells of {line.name}"

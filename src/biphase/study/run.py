@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
@@ -27,6 +27,7 @@ from biphase.engine.local import Engine, Unit
 from biphase.engine.scheduler import Failure, Forecast, read_failures, run_batch
 from biphase.errors import EXIT_BUSY, STOPPED, BusyError, InputError, StoppedError
 from biphase.files import locked, read_json_as, write_json, write_text
+from biphase.finetuning.scores import measure_trainings
 from biphase.hub import refuse_missing
 from biphase.machine import grace, stop_signals
 from biphase.recipe import Recipe
@@ -41,8 +42,6 @@ from biphase.study.folder import (
     is_complete,
     is_needed,
     list_sets,
-    logged_steps,
-    measure_cells,
     needed_steps,
     reach_step,
     read_state,
@@ -50,9 +49,10 @@ from biphase.study.folder import (
     study_text,
     train_name,
 )
+from biphase.study.hypotheses import declare
 from biphase.study.plan import Plan, StudyCell
 from biphase.study.sizes import measure_sizes
-from biphase.study.spec import EMBED, find_data_dirs, scored_as
+from biphase.study.spec import EMBED, EmbedEvaluation, find_data_dirs, scored_as
 from biphase.study.trunks import PlannedRun, start_from
 from biphase.tasks.sources import HUB, dir_of, find_source
 from biphase.tasks.spec import find_task
@@ -66,28 +66,23 @@ def train_unit(plan: Plan, run: str, folder: StudyFolder, processes: int) -> lis
 
     Raises `BusyError` when another process is at it.
     """
-    with locked(folder.lock(run), busy=f"another process is at {train_name(run)}"):
-        return train_run(plan, run, folder, processes)
-
-
-def train_run(plan: Plan, run: str, folder: StudyFolder, processes: int) -> list[str]:
-    planned = plan.runs[run]
-    if is_complete(plan, folder, planned):
-        return [f"{train_name(run)}: done by another process"]
-    recipe = planned.recipe
-    if planned.parent is not None:
-        recipe = start_from(planned, reach_step(folder, plan.runs[planned.parent], planned.first))
-    keep = tuple(step - planned.first for step in needed_steps(plan, folder, planned))
-    recipe = recipe.model_copy(update={"checkpoints": recipe.checkpoints.model_copy(update={"keep": keep})})
-    clock = folder.clock(run)
-    before = read_clock(folder, planned)
-    with keep_time(clock, before) as so_far:
-        path = train_here(recipe, folder) if processes == 1 else train_by_torchrun(recipe, folder, processes)
-    record = replace(so_far(), folder=path.name, text=read_text(Run(path)))
-    write_json(clock, asdict(record))
-    clock.replace(folder.record(run))
+    planned, name, clock = plan.runs[run], train_name(run), folder.clock(run)
+    with locked(folder.lock(run), busy=f"another process is at {name}"):
+        if is_complete(plan, folder, planned):
+            return [f"{name}: done by another process"]
+        recipe = planned.recipe
+        if planned.parent is not None:
+            recipe = start_from(planned, reach_step(folder, plan.runs[planned.parent], planned.first))
+        keep = tuple(step - planned.first for step in needed_steps(plan, folder, planned))
+        recipe = recipe.model_copy(update={"checkpoints": recipe.checkpoints.model_copy(update={"keep": keep})})
+        before = read_clock(folder, planned)
+        with keep_time(clock, before) as so_far:
+            path = train_here(recipe, folder) if processes == 1 else train_by_torchrun(recipe, folder, processes)
+        record = replace(so_far(), folder=path.name, text=read_text(Run(path)))
+        write_json(clock, asdict(record))
+        clock.replace(folder.record(run))
     last = f", {duration(record.seconds - before.seconds)} of it since it went on" if before.seconds else ""
-    return [f"{train_name(run)}: {recipe.num_steps:,} steps in {duration(record.seconds)}{last}"]
+    return [f"{name}: {recipe.num_steps:,} steps in {duration(record.seconds)}{last}"]
 
 
 def read_text(run: Run) -> tuple[str, ...] | None:
@@ -194,21 +189,21 @@ def score_unit(
     step: int,
     folder: StudyFolder,
     data_dirs: dict[str, str],
-    embed: dict[str, Any] | None,
+    embed: EmbedEvaluation | None,
 ) -> list[str]:
     """Fit one cell of the model that a step of a run is, or make an embedding model of it as `embed` says."""
-    from biphase.finetuning.fit import fit_cells
+    reference, out = reach_step(folder, run, step), folder.scores(cell.model)
+    if embed is None:
+        from biphase.finetuning.fit import fit_cells
 
-    reference = reach_step(folder, run, step)
-    scores_dir = folder.scores(cell.model)
-    if embed is not None:
-        from biphase.embedding.embed import score_embedding
+        scores = fit_cells(reference, cell.evaluates, cell.config, out, data_dirs, label=cell.model)
+        return [f"{cell.name}: {'; '.join(score.headline() for score in scores)}"]
+    from biphase.embedding.embed import score_embedding
 
-        scores = score_embedding(reference, cell.model, config=cell.config, out=scores_dir, **embed)
-        shown = (f"{one.task} {one.metrics['test'][one.metric]:.2%}" for one in scores)
-        return [f"{cell.name}: {'; '.join(shown)}"]
-    scores = fit_cells(reference, cell.evaluates, cell.config, scores_dir, data_dirs, label=cell.model)
-    return [f"{cell.name}: {'; '.join(score.headline() for score in scores)}"]
+    recipe = embed.model_dump(mode="json")["recipe"]
+    scores = score_embedding(reference, cell.model, recipe, embed.tasks, embed.name, cell.config, out)
+    shown = [f"{score.task} {score.metrics['test'][score.metric]:.2%}" for score in scores]
+    return [f"{cell.name}: {'; '.join(shown)}"]
 
 
 TRAINING = "train"
@@ -230,8 +225,10 @@ def run_study(
     everything = {unit.name: unit for unit in study_units(plan, folder, processes)}
     costs = {name: unit.cost for name, unit in everything.items()}
     state = read_state(plan, folder)
-    refuse_other_text(plan, state.records)
     done = state.done
+    if plan.study.hypotheses:
+        declare(plan, folder.path, len(done))
+    refuse_other_text(state)
     # 2. Before hours of training: is the data of all tasks here, and is there what is asked for?
     if only != TRAINING and everything.keys() - done:
         look_for_data(plan)
@@ -239,7 +236,7 @@ def run_study(
         everything = choose_units(everything, only, done)
     # 3. What is left: without needs that are done, and a run that has begun at the cost of its steps to come.
     drop_checkpoints(plan, folder)  # also what a killed process was just removing
-    to_do = costs_left(plan, folder, state, costs)
+    to_do = costs_left(state, costs)
     left = []
     for unit in everything.values():
         if unit.name in to_do:
@@ -260,7 +257,7 @@ def run_study(
         num_done=len(everything) - len(left),
         waits_for_busy=True,
         on_done=lambda unit: drop_checkpoints(plan, folder) if unit.kind == TRAINING else None,
-        spent=measure_units(plan, state, costs),
+        spent=measure_units(state, costs),
     )
 
 
@@ -285,30 +282,30 @@ def choose_units(units: Mapping[str, Unit], only: str, done: Set[str]) -> dict[s
     return {only: units[only]}
 
 
-def measure_units(plan: Plan, state: StudyState, costs: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+def measure_units(state: StudyState, costs: Mapping[str, float]) -> dict[str, tuple[float, float]]:
     """Seconds and costs of what is done, by the kind of the units: what tells how long the rest takes, from the first
     unit of a sitting on."""
     timed = [name for name in state.trained if state.records[name].is_timed]
     seconds = sum(state.records[name].seconds for name in timed)
     spent = {TRAINING: (seconds, sum(costs[train_name(name)] for name in timed))}
     scored: dict[str, list[float]] = {}
-    for cell in plan.cells:
+    for cell in state.plan.cells:
         if cell.name in state.scored:
             scored.setdefault(cell.task, []).append(costs[cell.name])
-    measured = measure_cells(state.scores)
-    for kind, some in scored.items():
-        if (name := scored_as(kind)) in measured:
+    measured = measure_trainings(score for scores in state.scores.values() for score in scores.scores)
+    for task, costs_of_task in scored.items():
+        if (name := scored_as(task)) in measured:
             num, _, seconds = measured[name]
-            spent[kind] = (seconds / num * len(some), sum(some))
+            spent[task] = (seconds / num * len(costs_of_task), sum(costs_of_task))
     return {kind: values for kind, values in spent.items() if values[1]}
 
 
-def costs_left(plan: Plan, folder: StudyFolder, state: StudyState, costs: Mapping[str, float]) -> dict[str, float]:
+def costs_left(state: StudyState, costs: Mapping[str, float]) -> dict[str, float]:
     """What the units that are not done have yet to compute, by their names."""
-    left = {cell.name: costs[cell.name] for cell in plan.cells if cell.name not in state.scored}
-    for run in plan.runs.values():
+    left = {cell.name: costs[cell.name] for cell in state.plan.cells if cell.name not in state.scored}
+    for run in state.plan.runs.values():
         if run.name not in state.trained:  # one step at least, where only a checkpoint is to be made
-            steps = max(run.steps - logged_steps(folder, run.name), 1)
+            steps = max(run.steps - state.begun.get(run.name, 0), 1)
             left[train_name(run.name)] = costs[train_name(run.name)] * steps / run.steps
     return left
 
@@ -327,45 +324,44 @@ class StatusLine:
     """How long one worker needs, as the bar of `study run` tells it; None before anything is done."""
 
 
-def status(plan: Plan, folder: StudyFolder, state: StudyState) -> dict[str, Any]:
+def status(state: StudyState) -> dict[str, Any]:
     """How far a study is (`OpenStudy.progress`)."""
+    plan = state.plan
     kinds = {train_name(name): TRAINING for name in plan.runs} | {cell.name: cell.task for cell in plan.cells}
     # What failed as another version of the study file had it may be done as this one has it, or not asked for.
-    failures = [one for one in read_failures(folder.path) if one.unit in kinds.keys() - state.done]
+    failures = [failure for failure in read_failures(state.folder.path) if failure.unit in kinds.keys() - state.done]
     costs = estimate_costs(plan)
-    forecast = Forecast((), measure_units(plan, state, costs))
-    for name, cost in costs_left(plan, folder, state, costs).items():
+    forecast = Forecast((), measure_units(state, costs))
+    for name, cost in costs_left(state, costs).items():
         forecast.left[kinds[name]] += cost
-    seconds_left, lines = forecast.seconds_by_kind, []
-    done, total = (Counter(kinds[name] for name in names) for names in (state.done, kinds))
-    num_failed = Counter(kinds[name] for name in {failure.unit for failure in failures})
-    num_running = sum(logged_steps(folder, name) > 0 for name in plan.runs if name not in state.trained)
-    for kind, num in total.items():
+    seconds_left, lines, notes = forecast.seconds_by_kind, [], []
+    done = Counter(kinds[name] for name in state.done)
+    failed = Counter(kinds[name] for name in {failure.unit for failure in failures})
+    for kind, total in Counter(kinds.values()).items():
         left = None if seconds_left is None else seconds_left.get(kind, 0.0)
-        running = num_running if kind == TRAINING else 0
+        running = len(state.begun) if kind == TRAINING else 0
         name = kind if kind == TRAINING else scored_as(kind)
-        lines.append(StatusLine(name, done[kind], running, num_failed[kind], num, left))
-    own = [failure for failure in failures if not failure.is_blocked]
-    told = {"lines": lines, "seeds": seed_progress(plan, state), "notes": list_guesses(plan, lines)}
-    return told | {"failed": own, "num_waiting": len(failures) - len(own)}
+        lines.append(StatusLine(name, done[kind], running, failed[kind], total, left))
+        if kind != TRAINING and not kind.startswith(EMBED) and not done[kind] and find_task(kind).size is None:
+            notes.append(f"how long {name} takes is a guess until its first cell is done")
+    causes = [failure for failure in failures if not failure.is_blocked]
+    told = {"lines": lines, "seeds": seed_progress(state), "notes": sorted(notes)}
+    return told | {"failed": causes, "num_waiting": len(failures) - len(causes)}
 
 
-def list_guesses(plan: Plan, lines: Sequence[StatusLine]) -> list[str]:
-    """What is not known of the times in `lines`: how long a task takes whose size is typical, until a cell says it."""
-    begun = {line.name for line in lines if line.done}
-    tasks = {cell.task for cell in plan.cells if not cell.task.startswith(EMBED)}
-    lacking = sorted({scored_as(task) for task in tasks if find_task(task).size is None} - begun)
-    return [f"how long {name} takes is a guess until its first cell is done" for name in lacking]
-
-
-def seed_progress(plan: Plan, state: StudyState) -> list[str]:
+def seed_progress(state: StudyState) -> list[str]:
     """How far each pretraining seed is, a line for each; none where there is only one."""
-    seeds = {train_name(name): plan.arms[name].seed for name in plan.runs}
-    of_models = {model.name: model.seed for model in plan.models}
-    seeds |= {cell.name: of_models[cell.model] for cell in plan.cells}
+    plan = state.plan
+    if plan.num_seeds == 1:
+        return []
+    units: list[set[str]] = [set() for _ in range(plan.num_seeds)]
+    for name in plan.runs:
+        units[plan.arms[name].seed].add(train_name(name))
+    seeds = {model.name: model.seed for model in plan.models}
+    for cell in plan.cells:
+        units[seeds[cell.model]].add(cell.name)
     lines = []
-    for seed in range(plan.num_seeds if plan.num_seeds > 1 else 0):
-        names = {name for name, own in seeds.items() if own == seed}
+    for seed, names in enumerate(units):
         done = len(names & state.done)
         lines.append(f"pretraining seed {seed}: " + ("done" if done == len(names) else f"{done} of {len(names)} units"))
     return lines
@@ -376,7 +372,6 @@ def study_units(plan: Plan, folder: StudyFolder, processes: int = 1) -> list[Uni
 
     Each pretraining seed is a wave: a study that is stopped has whole seeds, as far as it came.
     """
-    folder = StudyFolder(folder.path.resolve())
     costs = estimate_costs(plan)
     trained = replace(plan, cells=())
     units = []
@@ -388,7 +383,7 @@ def study_units(plan: Plan, folder: StudyFolder, processes: int = 1) -> list[Uni
     models = {model.name: model for model in plan.models}
     is_there = {name: find_step(folder, plan.runs[model.run], model.step) for name, model in models.items()}
     data_dirs = {} if plan.study.evaluation is None else find_data_dirs(plan.study.evaluation)
-    embed = resolve_embed(plan)
+    embed = None if plan.study.evaluation is None else plan.study.evaluation.embed
     for cell in plan.cells:
         model = models[cell.model]
         arguments = {
@@ -397,26 +392,13 @@ def study_units(plan: Plan, folder: StudyFolder, processes: int = 1) -> list[Uni
             "step": model.step,
             "folder": folder,
             "data_dirs": data_dirs,
-            "embed": embed if cell.task.startswith(EMBED) else None,
+            "embed": embed if embed is not None and cell.task == embed.name else None,
         }
         needs = () if is_there[model.name] else (train_name(model.run),)
         affinity = f"{cell.model} {cell.task}"
         cost = costs[cell.name]
         units.append(Unit(cell.name, score_unit, arguments, affinity, needs, cell.task, cost, wave=model.seed))
     return units
-
-
-def resolve_embed(plan: Plan) -> dict[str, Any] | None:
-    """The study's `evaluation.embed` with absolute paths, as `score_embedding` takes it."""
-    if plan.study.evaluation is None or plan.study.evaluation.embed is None:
-        return None
-    embed = plan.study.evaluation.embed
-    recipe = embed.model_dump(mode="json")["recipe"]
-    for source in (source for stage in recipe["stages"] for source in stage["data"]):
-        here = {key: Path(source[key]) for key in ("path", "from_text") if source.get(key)}
-        source |= {key: str(path.resolve()) for key, path in here.items() if path.exists()}
-    judged = {name: str(Path(path).resolve()) for name, path in embed.tasks.items()}
-    return {"trained_on": embed.name, "recipe": recipe, "judged": judged}
 
 
 def look_for_data(plan: Plan) -> None:

@@ -34,12 +34,12 @@ from biphase.config import (
 )
 from biphase.console import printable
 from biphase.embedding.recipe import EmbeddingRecipe, JudgedPaths, set_name
-from biphase.errors import InputError, nearest
+from biphase.errors import InputError, nearest, refuse_doubles
 from biphase.files import content_hash
 from biphase.finetuning.config import FinetuneConfig
 from biphase.recipe import Phase
 from biphase.report.results import FAMILY_CODES
-from biphase.tasks.sources import absolute_dir, name_data_dirs
+from biphase.tasks.sources import name_data_dirs
 from biphase.tasks.spec import find_task, split_name
 
 SHORT_OBJECTIVES = ("clm", "mlm", "mntp")
@@ -477,9 +477,7 @@ def check_evaluation(evaluation: Evaluation) -> None:
     """Raises `InputError` for a task or a setting that fine-tuning does not know."""
     trained = trainings(evaluation)
     for key, values in (("task", evaluation.tasks), ("rate", evaluation.learning_rates), ("seed", evaluation.seeds)):
-        twice = next((value for value in values if values.count(value) > 1), None)
-        if twice is not None:
-            raise InputError(f"evaluation: {key} {twice} is named twice")
+        refuse_doubles(f"evaluation: {key}", values)
     by_name: dict[str, str] = {}
     for task in evaluation.tasks:
         other = by_name.setdefault(find_task(task).name, task)
@@ -498,10 +496,8 @@ def check_evaluation(evaluation: Evaluation) -> None:
 
 
 def find_data_dirs(evaluation: Evaluation) -> dict[str, str]:
-    """Folders of data by the names of their tasks, for processes that may stand in another folder. Raises `InputError`
-    for what is none of the tasks."""
-    named = name_data_dirs(evaluation.data_dirs.items(), evaluation.tasks, "evaluation.data_dirs")
-    return {task: absolute_dir(folder) for task, folder in named.items()}
+    """Folders of data by the names of their tasks. Raises `InputError` for what is none of the tasks."""
+    return name_data_dirs(evaluation.data_dirs.items(), evaluation.tasks, "evaluation.data_dirs")
 
 
 def finetune_config(evaluation: Evaluation, task: str, learning_rate: float, seed: int) -> FinetuneConfig:

@@ -168,11 +168,6 @@ def dir_of(task: Task, data_dirs: Mapping[str, Dir]) -> Dir | None:
     return data_dirs.get(task.name, data_dirs.get(task.part_of or task.name))
 
 
-def absolute_dir(data_dir: str | Path) -> str:
-    """A `data_dir` for a process that may stand in another folder."""
-    return str(data_dir if Path(data_dir) == HUB else Path(data_dir).resolve())
-
-
 def source_of_files(task: Task, name: str, layout: FileLayout, files: dict[PartName, tuple[Path, ...]]) -> TaskSource:
     hashes: dict[PartName, list[str]] = {}
     for part, paths in files.items():
