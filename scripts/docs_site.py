@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import typer
-import typer.cli
 from pydantic import BaseModel
 
 import biphase
@@ -69,11 +67,8 @@ def made(kind: str, name: str | None) -> Iterator[str]:
 
 def commands() -> Iterator[str]:
     """The command line, as its help has it."""
-    command = typer.main.get_command(app)
-    text = typer.cli.get_docs_for_click(obj=command, ctx=typer.Context(command, info_name="biphase"), name="biphase")
-    _, _, verbs = text.partition("\n## ")
-    verbs = re.sub(r"^\* `--help`: .*\n|^\*\*Usage\*\*:\n\n", "", f"## {verbs}", flags=re.MULTILINE)
-    yield re.sub(r"\*\*Options\*\*:\n\n(?=\n|\Z)", "", verbs)
+    _, begin, verbs = app.generate_docs(flatten_commands=True, heading_level=2).partition("\n## biphase init")
+    yield begin.lstrip() + verbs
 
 
 def functions() -> Iterator[str]:

@@ -10,14 +10,12 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
 import yaml
 
 import biphase
-from biphase.cli.app import app
+from biphase.cli.app import app, run_command
 from biphase.config import BUNDLED, parse_config
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.recipe import Recipe
@@ -84,11 +82,7 @@ def test_commands_that_are_not_run_exist() -> None:
     for block in blocks():
         if block.language == "bash":
             for words in calls(block.code):
-                command: Any = typer.main.get_command(app)
-                while hasattr(command, "commands"):
-                    assert words[0] in command.commands, f"{block.page}: biphase {' '.join(words)}"
-                    command, words = command.commands[words[0]], words[1:]
-                command.make_context(command.name, list(words))
+                app.parse_args(words, exit_on_error=False, print_error=False)
 
 
 def test_python_that_is_not_run_calls_what_there_is() -> None:
@@ -115,7 +109,7 @@ def test_commands_do_what_they_are_shown_for(tmp_path: Path, monkeypatch: pytest
             continue
         code = re.sub(r"--vocab-size \d+", "--vocab-size 384", re.sub(r"--steps \d+", "--steps 4", block.code))
         for words in calls(code):
-            app([*words, *TINY.get(words[0], ())], standalone_mode=False)
+            run_command([*words, *TINY.get(words[0], ())])
     assert Path("predicted.csv").read_text().startswith("text,predicted")
     for path, kind in ((Path("recipe.yaml"), Recipe), (Path("mine.yaml"), Study), (Path("reviews.yaml"), Task)):
         parse_config(kind, yaml.safe_load(path.read_text()), origin=str(path))
@@ -151,7 +145,7 @@ def test_the_site_shows_every_key_and_command() -> None:
     functions = "\n".join(made("python", None))
     assert all(f"### biphase.{name}\n" in functions for name in biphase.OFFERED) and "biphase.pretrain(\n" in functions
     commands = "\n".join(made("commands", None))
-    assert "## `biphase study plan`" in commands and "--dry-run" in commands
+    assert "## biphase study plan" in commands and "--dry-run" in commands
 
 
 def test_who_reads_a_page_as_a_file_learns_where_its_lists_are() -> None:

@@ -186,9 +186,10 @@ def definitions(kind: str) -> dict[str, set[str]]:
 @pytest.mark.parametrize("kind", ["class", "constant", "function"])
 def test_one_meaning_per_name(kind: str) -> None:
     """A name at the top of a module is that of one thing, but for the roles that all families of tasks have, and for
-    the functions of the package, which users call as they call what does the work."""
+    the functions of the package and the commands, which users call as they call what does the work."""
     for name, modules in definitions(kind).items():
         modules = {module for module in modules if not (name in OFFERED and module.partition(".")[0] == "api")}
+        modules = modules - {"cli.commands"} if len(modules) > 1 else modules
         if all(module.startswith("finetuning.families.") for module in modules):
             continue
         assert len(modules) == 1, f"{kind} '{name}' has {len(modules)} meanings: {', '.join(sorted(modules))}"

@@ -11,12 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import pandas
 import pytest
-import typer
 import yaml
-from typer.testing import CliRunner
 
 import biphase.cli.app as cli
 from biphase import __version__
@@ -27,16 +24,14 @@ from biphase.recipe import Recipe
 from biphase.run import Run, read_metrics, whole_steps
 
 
-def verbs(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def verbs(app: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Every verb as its words."""
-    if not hasattr(command, "commands"):
-        yield path
-        return
-    for name, sub in command.commands.items():
-        yield from verbs(sub, (*path, name))
+    for name, sub in app.resolved_commands().items():
+        if not name.startswith("-"):
+            yield from [(*path, name)] if sub.default_command else verbs(sub, (*path, name))
 
 
-VERBS = sorted(verbs(typer.main.get_command(cli.app)))
+VERBS = sorted(verbs(cli.app))
 
 
 @pytest.fixture
@@ -54,6 +49,16 @@ def run_main(
         return int(caught.value.code or 0), captured.out, captured.err
 
     return call
+
+
+@pytest.fixture
+def help_of(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    def read(*words: str, columns: int = 80) -> str:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        cli.run_command(words)
+        return capsys.readouterr().out
+
+    return read
 
 
 @pytest.fixture
@@ -79,17 +84,15 @@ def test_verbs_are_those_of_the_design() -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)
-def test_help_of_every_verb_has_an_example(verb: tuple[str, ...]) -> None:
-    result = CliRunner().invoke(cli.app, [*verb, "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
-    assert result.exit_code == 0
-    text = click.unstyle(result.output)
+def test_help_of_every_verb_has_an_example(verb: tuple[str, ...], help_of: Callable[..., str]) -> None:
+    text = help_of(*verb, "--help", columns=200)
     assert "Example:" in text
     assert f"biphase {' '.join(verb)}" in text.partition("Example:")[2]
 
 
-def test_verbs_stand_in_the_order_of_the_path() -> None:
+def test_verbs_stand_in_the_order_of_the_path(help_of: Callable[..., str]) -> None:
     """Every verb has its place, `-h` is help everywhere, and what completes words in a shell can be installed."""
-    text = click.unstyle(CliRunner().invoke(cli.app, ["-h"], env={"COLUMNS": "80", "TERM": "dumb"}).output)
+    text = help_of("-h")
     order = [text.index(f"│ {verb} ") for verbs in cli.PATH.values() for verb in verbs]
     assert order == sorted(order)
     assert {verb[0] for verb in VERBS} == {verb for verbs in cli.PATH.values() for verb in verbs}
@@ -97,14 +100,21 @@ def test_verbs_stand_in_the_order_of_the_path() -> None:
         text.index(f"─ {title} ─") for title in cli.PATH
     )
     assert "--install-completion" in text
-    assert "Example" in CliRunner().invoke(cli.app, ["study", "plan", "-h"]).output
+    assert "Example" in help_of("study", "plan", "-h")
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)
-def test_help_fits_on_a_terminal(verb: tuple[str, ...]) -> None:
-    """Neither names nor defaults are cut at 80 columns."""
-    text = click.unstyle(CliRunner().invoke(cli.app, [*verb, "-h"], env={"COLUMNS": "80", "TERM": "dumb"}).output)
+def test_help_fits_on_a_terminal(verb: tuple[str, ...], help_of: Callable[..., str]) -> None:
+    """Neither names nor defaults are cut at 80 columns, and every parameter says what it is."""
+    text = help_of(*verb, "-h")
     assert not re.findall(r"\S…", text)
+    assert not re.findall(r"│ [ *] [A-Z-]+ *(\[|│)", text)
+
+
+def test_help_loads_no_command() -> None:
+    code = "import sys; from biphase.cli.app import run_command; run_command(['-h']); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"pydantic", "numpy", "pandas", "torch", "biphase.cli.commands"}.intersection(loaded)
 
 
 def test_version(run_main: Any) -> None:
@@ -181,10 +191,10 @@ def test_wrong_usage_is_exit_code_two(run_main: Any) -> None:
     ],
 )
 def test_exit_codes(error: Exception, code: int, line: str, run_main: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
+    def fail(words: list[str]) -> None:
         raise error
 
-    monkeypatch.setattr(cli, "app", fail)
+    monkeypatch.setattr(cli, "run_command", fail)
     found, out, err = run_main()
     assert (found, out) == (code, "")
     assert err.startswith(line)
@@ -198,28 +208,24 @@ def test_a_link_to_itself_is_told(run_main: Any, tmp_path: Path) -> None:
 
 
 def test_parameters_of_verbs_are_options_here(run_main: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An error names what the user typed; each option that stands for a parameter exists."""
-    root: Any = typer.main.get_command(cli.app)
-    options: set[str] = set()
-    for words in VERBS:
-        command = root
-        for word in words:
-            command = command.commands[word]
-        options |= {option for parameter in command.params for option in parameter.opts}
-    assert set(cli.PARAMETERS.values()) <= options
+    """An error names what the user typed."""
     assert "--limit-mb is 0 and" in refused(run_main("tokenizer", "train", "x", "--limit-mb", 0, "--out", tmp_path))
     assert "--device says what computes in --hours" in refused(run_main("study", "advise", "--device", "H100"))
-    monkeypatch.setattr(cli, "app", lambda: (_ for _ in ()).throw(InputError("`hours` as in `x`, `make it`")))
-    assert refused(run_main()) == "biphase: --hours as in `x`, `make it`\n"
+
+    def refuse(**_: Any) -> None:
+        raise InputError("`hours` as in `x`, `make it`")
+
+    monkeypatch.setattr("biphase.api.text.advise", refuse)
+    assert refused(run_main("study", "advise")) == "biphase: --hours as in `x`, `make it`\n"
 
 
 def test_our_own_mistakes_keep_their_traceback(run_main: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for error in (AssertionError("ours"), KeyError("ours"), OSError("without a number"), RuntimeError("ours")):
 
-        def fail(error: Exception = error) -> None:
+        def fail(words: list[str], error: Exception = error) -> None:
             raise error
 
-        monkeypatch.setattr(cli, "app", fail)
+        monkeypatch.setattr(cli, "run_command", fail)
         with pytest.raises(type(error)):
             cli.main()
 
@@ -227,7 +233,7 @@ def test_our_own_mistakes_keep_their_traceback(run_main: Any, monkeypatch: pytes
 def test_ctrl_c(run_main: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """One line and 130; while a module is loaded too, where errors may be swallowed. The tests themselves may have been
     started by a shell that has its background processes pass Ctrl-C over."""
-    import biphase.cli.demo as demo
+    import biphase.cli.commands as commands
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
@@ -236,17 +242,20 @@ def test_ctrl_c(run_main: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
         signal.raise_signal(signal.SIGINT)  # to this thread: another one may take that of `os.kill`, and later
 
     line = "biphase: stopped; run the same command to go on\n"
-    monkeypatch.setattr(demo, "run_demo", interrupted)
+    monkeypatch.setattr(commands, "run_demo", interrupted)
     assert run_main("demo", tmp_path) == (130, "", line)
     lines = ["import signal, time", "try:", " signal.raise_signal(signal.SIGINT)", " time.sleep(60)"]
     (tmp_path / "swallows.py").write_text("\n".join([*lines, "except BaseException:", " pass"]))
-    (tmp_path / "typer.py").write_text("import swallows")  # from the first module on
+    (tmp_path / "cyclopts.py").write_text("import swallows")  # from the first module on
     done = subprocess.run([sys.executable, "-m", "biphase"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, line)
-    (tmp_path / "typer.py").unlink()
+    (tmp_path / "cyclopts.py").unlink()
     run = "import biphase.cli.app as cli; from biphase.__main__ import start_command; {}; start_command()"
     kill = "import os; os.kill(os.getpid(), 2)"
-    for code in ("cli.app = lambda: __import__('swallows')", f"cli.prepare_process = lambda: exec('{kill}')"):
+    for code in (
+        "cli.run_command = lambda words: __import__('swallows')",
+        f"cli.prepare_process = lambda: exec('{kill}')",
+    ):
         code = run.format(code)
         done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (130, line)
@@ -332,7 +341,9 @@ def test_what_a_verb_answers_is_json_where_asked(
     """Nothing else stands on standard output."""
     passages = pandas.DataFrame([{"by": "BM25", "rank": 1, "score": float("nan"), "id": "a.txt", "text": "leaves"}])
     monkeypatch.setattr("biphase.api.networks.search", lambda **_: passages)
-    monkeypatch.setattr("biphase.api.finetuning.open_prediction", lambda *_: (None, iter([{"text": "é", "label": 1}])))
+    monkeypatch.setattr(
+        "biphase.api.finetuning.open_prediction", lambda *_, **__: (None, iter([{"text": "é", "label": 1}]))
+    )
     monkeypatch.setattr("biphase.api.networks.export", lambda *_, **__: out.print("told to a person"))
     monkeypatch.setattr("biphase.api.folders.inspect", lambda folder: {"kind": "model", "path": str(folder)})
     asked = {

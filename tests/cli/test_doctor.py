@@ -80,4 +80,4 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert facts["versions"]["torch"]
     assert facts["files"]["hub's cache"].startswith(f"{tmp_path}/huggingface/hub: ")
     wrong = subprocess.run([*command, "xml"], capture_output=True, text=True, check=False)
-    assert wrong.returncode == 2 and "'xml' is not one of 'text'" in wrong.stderr
+    assert wrong.returncode == 2 and 'Invalid value "xml" for --format' in wrong.stderr

@@ -11,9 +11,8 @@ import pandas
 import pytest
 import torch
 import transformers
-from typer.testing import CliRunner
 
-from biphase.cli.app import app
+from biphase.cli.app import run_command
 from biphase.errors import InputError
 from biphase.files import MARK
 from biphase.finetuning.families import token_classification
@@ -52,8 +51,7 @@ def test_texts_as_scored_and_as_the_pipeline(model_folder: Path, data_dirs: dict
         assert one["probabilities"] == pytest.approx({part["label"]: part["score"] for part in said}, abs=1e-4)
     # The command writes the same rows as a table.
     out = tmp_path / "predicted.csv"
-    done = CliRunner().invoke(app, ["predict", str(kept), str(file), "--out", str(out)])
-    assert done.exit_code == 0, done.output
+    run_command(["predict", str(kept), str(file), "--out", str(out)])
     with open(out, newline="") as table:
         written = list(csv.DictReader(table))
     assert [row["predicted"] for row in written] == [row["predicted"] for row in rows]
@@ -61,11 +59,10 @@ def test_texts_as_scored_and_as_the_pipeline(model_folder: Path, data_dirs: dict
     # A table that semicolons divide is read, too; what is written has commas.
     table = tmp_path / "excel.csv"
     table.write_text("premise;hypothesis\na dog, a cat;an animal\n", encoding="utf-8-sig")
-    done = CliRunner().invoke(app, ["predict", str(kept), str(table), "--out", str(tmp_path / "back.csv")])
-    assert done.exit_code == 0, done.output
+    run_command(["predict", str(kept), str(table), "--out", str(tmp_path / "back.csv")])
     assert pandas.read_csv(tmp_path / "back.csv").premise[0] == "a dog, a cat"
-    again = CliRunner().invoke(app, ["predict", str(kept), str(file), "--out", str(out)])
-    assert isinstance(again.exception, InputError) and "is there already" in str(again.exception)
+    with pytest.raises(InputError, match="is there already"):
+        run_command(["predict", str(kept), str(file), "--out", str(out)])
     for content, wrong in (
         ([{"premise": "a dog"}], "rows.jsonl:1: .*there is no column 'hypothesis'; the columns are: premise"),
         ([{"premise": "a dog", "hypothesis": 3}], "rows.jsonl:1: column 'hypothesis' is 3, not a text"),

@@ -43,8 +43,8 @@ def finetune(
     """Fine-tune one model on one task with one rate and seed, and score it on validation and test.
 
     Args:
-        model: `RUN[@STEP]`, a model folder, or a hub id (`ID@REVISION`).
-        task: a name such as snli, or a YAML file that describes one; for rows in memory, a name for them.
+        model: RUN[@STEP], a model folder, or a hub id (ID@REVISION).
+        task: a name such as snli, or a YAML file that describes one; in Python, for rows, also a name for them.
         data: the folder with the task's data as published, in place of the hub; or, without such a task, rows to train
             on (a DataFrame, a `datasets.Dataset`, dictionaries, a file) or a mapping of `train`, `validation` and
             `test` to such. What is missing is drawn from train. The columns tell what the task is.
@@ -53,7 +53,7 @@ def finetune(
         missing: `drop` leaves rows of data without label or text out; a task file has a key for it.
         scores: where finished cells are kept.
         keep: write the fine-tuned model to this folder, for transformers' pipelines, unless its training diverges.
-        settings: of the cell, such as `learning_rate=1e-4, seed=3`.
+        settings: changes to single keys of the cell, such as `learning_rate=1e-4, seed=3`.
     """
     if not isinstance(task, str | Path | None):
         raise InputError(
@@ -115,9 +115,9 @@ def predict(
 
     Args:
         model: a folder that `finetune` kept, or a hub id with a head.
-        data: a file (.jsonl, .csv, .tsv, .json, .parquet, columns; .txt: a text a line), a DataFrame, a
-            `datasets.Dataset`, texts, or rows as dictionaries.
-        out: write a .jsonl or .csv file, row by row, and return its path.
+        data: a file of rows (.jsonl, .csv, .tsv, .json, .parquet, columns; .txt: a text a line); in Python also a
+            DataFrame, a `datasets.Dataset`, texts, or rows as dictionaries.
+        out: write a .jsonl or .csv file, row by row.
         template: columns in braces, for a model that does not say what its inputs are: `{text}`.
         device: auto, cpu or cuda.
     """

@@ -30,8 +30,9 @@ def inspect(folder: str | Path, *, verify: bool = False, near_copies: bool = Fal
     """What is in a folder that biphase wrote: its `kind`, its `path` and the facts of that kind.
 
     Args:
+        folder: any folder that biphase wrote: shards, a run, a model, a study, …
         verify: read every byte of which there is a hash, and compare.
-        near_copies: count like documents of shards.
+        near_copies: also count documents of shards that are nearly copies.
 
     Raises:
         InputError: no such folder, not one of ours, or damaged (the message names the file).

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import to_jsonable_python
 
 from biphase.api.finetuning import by_task, place_data
+from biphase.api.networks import ZeroShot, run_zero_shot, zero_shot_records
 from biphase.api.own_task import listed_numbers
 from biphase.config import parse_config
 from biphase.console import UNSEEN, err
@@ -119,17 +120,21 @@ def evaluate(
     keep: str | Path | None = None,
     **settings: Any,
 ) -> "pandas.DataFrame":
-    """Fine-tune and score models on tasks with every rate and seed; the rate is chosen on validation. Finished cells
-    are never run again: the same call goes on after a kill, and adds what is new.
+    """Fine-tune and score models on tasks with every rate and seed, if not done yet; validation chooses the rate.
 
     Args:
-        models: `RUN[@STEP]`, model folders or hub ids (`ID@REVISION`). Without one: what is in `scores` already.
-        tasks: names or YAML files, those of `data` or `paper`'s twelve unless given; `zero-shot:FOLDER`, `mteb:NAME`.
+        models: RUN[@STEP], model folders or hub ids (ID@REVISION). Without one: what is in `scores` already.
+        tasks: names or YAML files, those of `data` or `paper`, its twelve, unless given; zero-shot:FOLDER, mteb:NAME.
+        learning_rates: the rates that are tried, of which validation chooses one.
+        seeds: the seeds of each rate.
         scores: where finished cells are kept.
         data: by task, the folder with its data as published; or, for tasks of your own, rows as `finetune` takes them.
-        engine: `ray` for many machines, with the `address` of a cluster.
-        workers: cells side by side; one per core or GPU unless given; `workers_per_gpu` share a GPU.
-        part: `NUMBER/TOTAL`: only this part of the cells, from 0 on (a Slurm array); `dry_run`: say which are missing.
+        engine: local: this machine; ray: several machines.
+        address: the address of a Ray cluster, such as `auto`.
+        workers: cells side by side; one per core or GPU unless given.
+        workers_per_gpu: cells that share a GPU.
+        part: NUMBER/TOTAL: only this part of the cells, from 0/TOTAL on (a Slurm array).
+        dry_run: say which cells are missing and how long they take.
         keep: write the best fine-tuned model of each task, by validation, below here.
         settings: of all cells, such as `max_steps=200`.
 
@@ -139,26 +144,22 @@ def evaluate(
     import pandas
 
     own = by_task(data)
-    names, asked = list_names(models), list_names(tasks or list(own) or "paper")
-    refuse_axes(settings)
-    if names and is_zero_shot(asked):
-        from biphase.api.networks import run_zero_shot, zero_shot_records
-
-        found = run_zero_shot(names, asked, Path(scores), dry_run=dry_run, part=part, keep=keep, settings=settings)
-        return pandas.DataFrame(zero_shot_records(found))
-    asked, folders = place_data(own, asked, Path(scores))
+    asked, folders = place_data(own, list_names(tasks or list(own) or "paper"), Path(scores))
     evaluation = run_evaluation(
-        names,
+        list_names(models),
         asked,
         settings=parse_config(FinetuneConfig, settings, origin="evaluate"),
         learning_rates=listed_numbers(learning_rates, "learning_rates"),
         seeds=listed_numbers(seeds, "seeds"),
-        out=Path(scores),
+        scores=scores,
         data_dirs=folders,
-        engine={"kind": engine, "address": address, "workers": workers, "workers_per_gpu": workers_per_gpu},
         part=part,
         dry_run=dry_run,
-        keep=None if keep is None else Path(keep),
+        keep=keep,
+        engine=engine,
+        address=address,
+        workers=workers,
+        workers_per_gpu=workers_per_gpu,
     )
     evaluation.raise_failures()
     return pandas.DataFrame(evaluation.records)
@@ -180,12 +181,6 @@ def list_names(given: str | Path | Iterable[str | Path] | None) -> list[str]:
     return [str(one) for one in ([given] if isinstance(given, str | Path) else given or ())]
 
 
-def refuse_axes(settings: Iterable[str]) -> None:
-    """Raises `InputError` where a setting of all cells is one that the grid goes over."""
-    for key in {"learning_rate", "seed"}.intersection(settings):
-        raise InputError(f"{key} is one of the axes of a grid: give `{key}s`")
-
-
 def is_zero_shot(tasks: Sequence[str]) -> bool:
     return any(task.startswith(("mteb:", "zero-shot:")) for task in tasks)
 
@@ -199,9 +194,14 @@ class EvaluatedGrid:
     failures: list[Failure]
     planned: dict[str, Any] | None = None
     """In a dry run, which cells are missing, and how long they take."""
+    compared: "Sequence[TaskComparison] | None" = None
+    zero_shot: ZeroShot | None = None
+    """The scores of embedding models as they are; nothing else is there then."""
 
     @property
     def records(self) -> list[dict[str, Any]]:
+        if self.zero_shot is not None:
+            return zero_shot_records(self.zero_shot)
         return self.planned["cells"] if self.planned else summary_records(self.rows)
 
     @property
@@ -229,29 +229,44 @@ def run_evaluation(
     settings: FinetuneConfig,
     learning_rates: tuple[float, ...],
     seeds: tuple[int, ...],
-    out: Path,
+    scores: str | Path,
     data_dirs: Sequence[tuple[str, str]],
-    engine: dict[str, Any],
     part: str | None,
     dry_run: bool,
-    keep: Path | None,
+    keep: str | Path | None,
+    engine: EngineKind,
+    pair: tuple[str, str] | None = None,
+    **workers: Any,
 ) -> EvaluatedGrid:
-    """Run what is missing of the grid, unless it is a dry run, and read what `out` holds then."""
+    """Run what is missing of the grid, unless it is a dry run, read what `scores` holds then, and compare a pair."""
+    for key in {"learning_rate", "seed"} & settings.model_fields_set:
+        raise InputError(f"{key} is one of the axes of a grid: give `{key}s`")
+    if models and is_zero_shot(tasks):
+        refused = {
+            "dry_run": dry_run,
+            "part": part,
+            "compare": pair,
+            "keep": keep,
+            "settings": settings.model_fields_set,
+        }
+        return EvaluatedGrid(ScoreSet(()), [], [], zero_shot=run_zero_shot(models, tasks, Path(scores), **refused))
     if keep is not None and (not models or part is not None):
         raise InputError("`keep` is for models that are fine-tuned on tasks, without `part`")
     failures: list[Failure] = []
     if models:
         names = tuple(name for task in tasks for name in (PAPER_TASKS if task == "paper" else name_tests(task)))
         known = name_data_dirs(data_dirs, names, "`data`")
-        where = parse_config(Engine, engine | {"device": settings.device}, origin="evaluate")
-        grid = Grid(tuple(models), names, resolve_for(settings, where), out, learning_rates, seeds, known)
+        where = parse_config(Engine, {"kind": engine, "device": settings.device, **workers}, origin="evaluate")
+        folder = Path(scores)
+        grid = Grid(tuple(models), names, resolve_for(settings, where), folder, learning_rates, seeds, known)
         chosen = plan_grid(grid)
         chosen = chosen if part is None else choose_part(chosen, part)
         if dry_run:
             return EvaluatedGrid(ScoreSet(()), [], [], plan_missing(grid, chosen, where))
-        failures = run_and_keep(grid, chosen, where, keep)
-    scores = read_scores(out)
-    return EvaluatedGrid(scores, verdicts.summarize(scores), failures)
+        failures = run_and_keep(grid, chosen, where, None if keep is None else Path(keep))
+    score_set = read_scores(Path(scores))
+    compared = verdicts.compare(score_set, *pair) if pair else None
+    return EvaluatedGrid(score_set, verdicts.summarize(score_set), failures, compared=compared)
 
 
 def run_and_keep(grid: Grid, chosen: Sequence[SharedTraining], engine: Engine, keep: Path | None) -> list[Failure]:

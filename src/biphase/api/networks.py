@@ -30,8 +30,9 @@ def pretrain(recipe: Any, changes: Changes = (), *, runs: str | Path = "runs") -
     """Pretrain, continue or adapt as a recipe says; returns the run's folder. The same call resumes.
 
     Args:
-        recipe: a YAML file, a mapping of its keys, or a `biphase.recipe.Recipe`.
-        changes: to single keys, such as `{"schedule.peak_lr": 1e-3}`.
+        recipe: a YAML file, or the name of one that comes with biphase: tiny; in Python also a mapping of its keys, or
+            a `biphase.recipe.Recipe`.
+        changes: changes to single keys, such as schedule.peak_lr=1e-3; in Python also `{"schedule.peak_lr": 1e-3}`.
         runs: where run folders are.
     """
     settings = read_settings(Recipe, recipe, changes)
@@ -60,10 +61,13 @@ def export(
     """Write a checkpoint as a folder that transformers loads, with a model card; returns the folder.
 
     Args:
-        run: a run folder, or `RUN@STEP`; its last step unless given. A run's name, or the beginning of its folder's
-            name in `runs`, does too: of several runs of one name it is the last that was trained.
+        run: a run's folder, its name, or the beginning of its folder's name in `runs`, and `@STEP`, its last one unless
+            given. Of several runs of one name it is the last that was trained.
+        folder: the folder to write.
         merge: average with the decoder that it came from; this share is the decoder's.
-        to_hub: `push` the folder to this repository, with license and language.
+        to_hub: push the folder to this repository (USER/NAME) too, private.
+        license: such as apache-2.0, for a card that says none.
+        language: such as en, or en,de, for a card that says none.
     """
     from biphase.export.push import check_repository
 
@@ -92,17 +96,35 @@ def push(
     """Send a model folder to the Hugging Face hub, or a run: its end to `main`, other checkpoints to `step-N`.
 
     Args:
-        repo: USER/NAME; a new repository is private.
+        source: a model folder, or RUN[@STEP].
+        repo: a repository on the Hugging Face hub, USER/NAME; a new one is private.
         public: make it public, or send to one that is.
-        license: such as `apache-2.0`, for a card that says none.
-        language: such as `en`, or several, for a card that says none.
-        dry_run: say what would go.
+        license: such as apache-2.0, for a card that says none.
+        language: such as en, or en,de, for a card that says none.
+        dry_run: say what would go; send nothing.
     """
     from biphase.export.push import push_model
 
     source = name_run(str(source))
     languages = tuple(by_commas(language) if isinstance(language, str) else language or ())
     console.print(push_model(source, repo, public=public, license=license, languages=languages, dry_run=dry_run))
+
+
+def convert(model: str, folder: str | Path) -> Path:
+    """Write the text network of a model that reads images or sound too (Gemma 3, Qwen-VL, Mistral Small) as a folder of
+    its own; or an old EuroBERT, made for code of its own, as one that transformers loads, without running that code.
+
+    Args:
+        model: a folder, or a hub id (ID@REVISION).
+        folder: the folder to write.
+    """
+    refuse_foreign(Path(folder), "converted model")
+    if not Path(model).is_dir():
+        fetch_model(model)
+    from biphase.export.convert import convert_checkpoint
+
+    console.print(convert_checkpoint(model, Path(folder)))
+    return Path(folder)
 
 
 def load(model: str | Path) -> Any:
@@ -169,8 +191,9 @@ def embed(recipe: Any, changes: Changes = (), *, runs: str | Path = "runs") -> P
     call resumes.
 
     Args:
-        recipe: a YAML file, a mapping of its keys, or a `biphase.embedding.recipe.EmbeddingRecipe`.
-        changes: to single keys, such as `{"model": "encoder", "out": "embedder"}`.
+        recipe: a YAML file, or the name of one that comes with biphase: embed; in Python also a mapping of its keys, or
+            a `biphase.embedding.recipe.EmbeddingRecipe`.
+        changes: changes to single keys, such as out=embedder; in Python also `{"out": "embedder"}`.
         runs: where run folders are.
     """
     found = read_settings(EmbeddingRecipe, recipe, changes)
@@ -274,12 +297,14 @@ def search(
     """Find passages for a question, by an embedding model and by BM25. Documents are embedded once and kept.
 
     Args:
-        source: an index, files to make one of (a file, a folder or a glob), or texts or rows in memory, of which a copy
-            is kept beside the index.
+        source: an index, or files to make one of (a file, a folder or a glob); in Python also texts or rows in memory,
+            of which a copy is kept beside the index.
+        question: what to look for.
         model: an embedding model: a folder or a hub id; an index knows its own.
-        index: where the index of a text is kept; `SOURCE.index` unless given.
-        top: how many passages each finds.
+        index: where the index of a text is kept; SOURCE.index unless given.
+        top: how many passages each of the two finds.
         rebuild: make the index anew.
+        text_field: the JSON field or the column with the text.
 
     Returns: a row for each passage: `by` (the model's name, or BM25), `rank`, `score`, `id`, `text`.
     """

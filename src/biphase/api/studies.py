@@ -33,9 +33,9 @@ def study(
     """A controlled study: one file → plan, runs, report. Its hypotheses must be about arms and tasks that it has.
 
     Args:
-        file: a YAML file, the name of one that comes with biphase, such as mini, or a mapping of the same keys.
-        changes: to single keys.
-        folder: the study's folder; `study-NAME` unless given.
+        file: a YAML file, or the name of one that comes with biphase: mini; in Python also a mapping of the same keys.
+        changes: changes to single keys, such as pretraining_seeds=3.
+        folder: the study's folder; study-NAME unless given.
         data: for tasks that `evaluation.tasks` names: rows as `finetune` takes them, such as a DataFrame, which are
             kept in the study's folder; or the folder with a task's published data.
     """
@@ -121,12 +121,13 @@ class OpenStudy:
         several of them share the work.
 
         Args:
+            engine: local: this machine; ray: several machines.
+            address: the address of a Ray cluster, such as `auto`.
             workers: units side by side; one per core or GPU unless given.
             workers_per_gpu: units that share a GPU.
             processes: devices of each training run, by torchrun; a cell holds as many and uses one: do runs and cells
                 apart, by `unit`.
-            unit: only this one, such as `train 1m-clm-400`; `train`: all runs, no cell; `cells`: all cells whose models
-                are trained.
+            unit: train: all runs; cells: all of trained models; or only this one, such as 'train 1m-clm-400'.
         """
         from biphase.report.formats import show_count
         from biphase.study.folder import claim_study_folder

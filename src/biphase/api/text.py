@@ -27,11 +27,16 @@ def train_tokenizer(
     text_field: str = "text",
     txt_documents: TxtDocuments = "file",
 ) -> Path:
-    """Train a byte-level BPE tokenizer on text, as `prepare` takes it; returns its folder.
+    """Train a byte-level BPE tokenizer on text; returns its folder.
 
     Args:
+        sources: files (.txt, .md, .jsonl, also .gz, .zst; .parquet, .arrow), folders, globs, hub data sets (ID:SUBSET);
+            in Python also a `datasets.Dataset`, a DataFrame, texts or rows in memory.
+        out: the folder to write.
         vocab_size: tokens, special ones included.
         limit_mb: train on at most this many MB of text.
+        text_field: the JSON field or the column with the text.
+        txt_documents: what a document is in .txt and .md files: file, paragraphs or lines.
     """
     from biphase.corpus.tokenizer import save_tokenizer
     from biphase.corpus.tokenizer import train_tokenizer as train
@@ -50,6 +55,22 @@ def train_tokenizer(
     tokenizer = train(texts, vocab_size)
     save_tokenizer(tokenizer, Path(out))
     console.print(f"{out}: {len(tokenizer):,} tokens")
+    return Path(out)
+
+
+def take_tokenizer(source: str | Path, out: str | Path) -> Path:
+    """Take an existing tokenizer and make sure that it has mask, end-of-text and padding tokens; returns its folder.
+
+    Args:
+        source: a hub id (ID@REVISION), a folder, or a Llama 3 tokenizer.model file.
+        out: the folder to write.
+    """
+    from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer
+
+    tokenizer = load_tokenizer(source)
+    save_tokenizer(tokenizer, Path(out))
+    special = ", ".join(f"{role} {getattr(tokenizer, role + '_token')}" for role in ("mask", "eos", "pad"))
+    console.print(f"{out}: {len(tokenizer):,} tokens, {special}")
     return Path(out)
 
 
@@ -83,15 +104,20 @@ def prepare(
     """Tokenize text into memory-mapped shards; returns their folder. The same call goes on where it was stopped.
 
     Args:
-        sources: files, folders, globs or hub data sets by name; or a `datasets.Dataset`, a DataFrame, texts or rows in
-            memory, of which a copy is kept in `out`.
+        sources: files (.txt, .md, .jsonl, also .gz, .zst; .parquet, .arrow), folders, globs, hub data sets (ID:SUBSET);
+            in Python also a `datasets.Dataset`, a DataFrame, texts or rows in memory, of which a copy is kept in `out`.
         tokenizer: a tokenizer folder, hub id or Llama 3 tokenizer.model.
+        out: the folder to write.
         validation: sources whose documents are for validation.
         validation_fraction: or this share of all documents; 0.01 unless given.
-        workers: processes; one for four cores unless given.
-        engine: `ray` for many machines, with the `address` of a cluster.
-        seed: of the validation split.
-        drop_copies: leave out each document with exactly the text of an earlier one; sources are read twice.
+        workers: number of processes; one for every four cores unless given.
+        engine: local: this machine; ray: several machines.
+        address: the address of a Ray cluster, such as `auto`.
+        text_field: the JSON field or the column with the text.
+        id_field: the JSON field or the column with the document's name.
+        txt_documents: what a document is in .txt and .md files: file, paragraphs or lines.
+        seed: the seed that draws the validation split.
+        drop_copies: leave out documents with exactly the text of an earlier one; sources are read twice.
     """
     from biphase.corpus.prepare import prepare as prepare_shards
 
@@ -135,15 +161,15 @@ def advise(
     steps, each with its reason, as a recipe ready for `pretrain`.
 
     Args:
-        text: your text: shards, whose tokens are known, a file or a folder; or texts or rows in memory.
+        text: your text: shards, whose tokens are known, or a file or a folder; in Python also texts or rows in memory.
         hours: how long the devices may work.
-        device: such as H100, or a run to measure by; `devices` of them, 1 unless given. Unless given, or CPU: the cores
-            of this machine, which are measured for ten seconds.
+        device: such as H100, or a run to measure by; this machine's CPU, measured for ten seconds, unless given.
+        devices: how many; 1, or all cores, unless given.
         efficiency: useful FLOP/s as a share of the device's peak.
         flops: a budget in FLOPs in place of hours and device.
-        study: the folder of a study of yours, whose scores then choose the curriculum from random weights.
-        from_scratch: train from random weights, whatever there is to continue.
-        text_field: the field of a file or of rows that holds the text.
+        study: the folder of a study of yours, whose scores choose the curriculum from random weights.
+        from_scratch: start from random weights, even where a model could be continued.
+        text_field: the JSON field or the column with the text.
     """
     check_numbers(hours=hours, devices=devices, efficiency=efficiency, flops=flops)
     from biphase.study import sizes as machines

@@ -21,10 +21,12 @@ from biphase.study.folder import StudyFolder, find_record
 VOCAB_SIZE = 4096
 
 
-def run_demo(folder: Path, overrides: Sequence[str] = ()) -> None:
+def run_demo(folder: Path = Path("biphase-demo"), overrides: Sequence[str] = ()) -> None:
     """Run every stage, and write the report, which is printed in short, and an encoder for transformers.
 
-    `overrides` change the study, as on the command line of `biphase study run`.
+    Args:
+        folder: where to work; finished parts are kept.
+        overrides: changes of the study, as on the command line of `biphase study run`.
     """
     started = time.monotonic()
     corpus = BUNDLED / "corpus"

@@ -42,7 +42,12 @@ GIB = 1 << 30
 Facts = dict[str, dict[str, str]]
 
 
-def examine(folder: Path) -> Facts:
+def examine(folder: Path = Path()) -> Facts:
+    """What is to be said of this machine, by topic.
+
+    Args:
+        folder: where you mean to work: its disk and its locks are looked at.
+    """
     return {
         "versions": describe_versions(),
         "machine": describe_cores(),

@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 import yaml
+from cyclopts import Parameter
+from rich.prompt import Prompt
 
 from biphase.api.own_task import by_commas, write_value
-from biphase.cli.evaluate import DataDirsOption, parse_data_dirs
+from biphase.cli.evaluate import parse_data_dirs
 from biphase.config import BUNDLED, find_yaml, parse_config
-from biphase.console import err, out
+from biphase.console import err
+from biphase.console import out as console
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.encoder.presets import PRESETS
 from biphase.errors import InputError, nearest
@@ -25,15 +27,12 @@ from biphase.tasks.spec import Task
 if TYPE_CHECKING:
     from biphase.study.spec import Study
 
-init_app = typer.Typer(no_args_is_help=True, help="Write a recipe, a study or a task to start from.")
-
 
 def names_of(kind: str) -> list[str]:
     return sorted(path.stem for path in (BUNDLED / kind).glob("*.yaml"))
 
 
 SHARDS_QUESTION = "Shards (what `biphase prepare` wrote)"
-ShardsOption = Annotated[str | None, typer.Option(help="What `biphase prepare` wrote.")]
 SCALED_KEYS = (
     *(("schedule", "warmup_steps"), ("schedule", "decay_steps"), ("batch_tokens", "steps")),
     *(("validation", "every_steps"), ("checkpoints", "every_steps")),
@@ -41,27 +40,23 @@ SCALED_KEYS = (
 """What of a recipe is counted in updates, beside its phases."""
 
 
-@init_app.command("recipe")
-def init_recipe_command(
-    name: Annotated[str | None, typer.Argument(help=f"Start from: {', '.join(names_of('recipes'))}.")] = None,
-    shards: ShardsOption = None,
+def init_recipe(
+    name: Annotated[str | None, Parameter(help=f"start from: {', '.join(names_of('recipes'))}.")] = None,
+    shards: str | None = None,
     model: Annotated[
-        str | None,
-        typer.Option(help=f"A preset ({', '.join(PRESETS)}), RUN[@STEP], a folder or a hub id (ID@REVISION)."),
+        str | None, Parameter(help=f"a preset ({', '.join(PRESETS)}), RUN[@STEP], a folder or a hub id (ID@REVISION).")
     ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="The budget in updates: phases, schedule and intervals follow, batch_tokens and rates stay."
-        ),
-    ] = None,
-    out_file: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("recipe.yaml"),
+    steps: int | None = None,
+    out: Path = Path("recipe.yaml"),
 ) -> None:
     """Write a recipe to start from. On a terminal, it asks for what no option says.
 
-    Example: `biphase init recipe --shards shards --model 11m --steps 5000 --out mine.yaml`
+    Args:
+        shards: what `biphase prepare` wrote.
+        steps: the budget in updates: phases, schedule and intervals follow, batch_tokens and rates stay.
+        out: the file to write.
     """
-    refuse_existing(out_file)
+    refuse_existing(out)
     model = asked(model, f"Model ({', '.join(PRESETS)}, a run, a folder or a hub id)", None if name else "1m")
     origin = init_origin(model, name == "branch") if model else {}
     name = name or {"model": "adapt", "checkpoint": "branch"}.get(next(iter(origin)), "tiny")
@@ -80,36 +75,35 @@ def init_recipe_command(
         raise InputError(f"--steps: {name} counts epochs, not steps; change its stages in the file")
     if steps is not None:
         text = with_steps(text, tree, steps)
-    text = with_value(text, "name", out_file.stem)
-    parse_config(EmbeddingRecipe if is_embedding else Recipe, parse_yaml(text), origin=str(out_file))
+    text = with_value(text, "name", out.stem)
+    parse_config(EmbeddingRecipe if is_embedding else Recipe, parse_yaml(text), origin=str(out))
     verb = "embed" if is_embedding else "pretrain"
-    write_start(out_file, f"recipes/{name}.yaml", text, [f"biphase {verb} {out_file}"])
+    write_start(out, f"recipes/{name}.yaml", text, [f"biphase {verb} {out}"])
 
 
-@init_app.command("study")
-def init_study_command(
-    name: Annotated[str, typer.Argument(help=f"Start from: {', '.join(names_of('studies'))}.")] = "demo",
-    shards: ShardsOption = None,
+def init_study(
+    name: Annotated[str, Parameter(help=f"start from: {', '.join(names_of('studies'))}.")] = "demo",
+    shards: str | None = None,
     model: Annotated[
-        str | None, typer.Option(help=f"A preset, in place of the study's models: {', '.join(PRESETS)}.")
+        str | None, Parameter(help=f"a preset, in place of the study's models: {', '.join(PRESETS)}.")
     ] = None,
-    tasks: Annotated[
-        str | None,
-        typer.Option(help="By commas: tasks, or YAML files of yours, in place of the study's; not for embedding."),
-    ] = None,
-    data_dir: DataDirsOption = None,
-    out_file: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("study.yaml"),
+    tasks: str | None = None,
+    data_dir: list[str] | None = None,
+    out: Path = Path("study.yaml"),
 ) -> None:
     """Write a study to start from. On a terminal, it asks for the shards where no option names them.
 
-    Example: `biphase init study --shards shards --model 3m --tasks snli,reviews.yaml --data-dir
-    reviews.yaml=reviews/ --out mine.yaml`
+    Args:
+        shards: what `biphase prepare` wrote.
+        tasks: by commas: tasks, or YAML files of yours, in place of the study's; not for embedding.
+        data_dir: TASK=FOLDER with the task's data as published; may be repeated.
+        out: the file to write.
     """
     from biphase.study.hypotheses import ask
     from biphase.study.plan import plan_study
     from biphase.study.spec import Study
 
-    refuse_existing(out_file)
+    refuse_existing(out)
     text = starting_text("studies", name)
     study = parse_config(Study, parse_yaml(text), origin=name)
     shards = asked(shards, SHARDS_QUESTION, study.recipe["data"]["shards"])
@@ -123,31 +117,26 @@ def init_study_command(
     if tasks:
         text = with_tasks(text, study, by_commas(tasks))
     text = with_data(text, data_dir or (), shards)
-    text = with_value(with_value(text, "name", out_file.stem), "title", out_file.stem)
-    ask(plan_study(parse_config(Study, parse_yaml(text), origin=str(out_file))))
-    commands = [f"biphase study {verb} {out_file}" for verb in ("plan", "run", "report")]
-    write_start(out_file, f"studies/{name}.yaml", text, commands)
+    text = with_value(with_value(text, "name", out.stem), "title", out.stem)
+    ask(plan_study(parse_config(Study, parse_yaml(text), origin=str(out))))
+    commands = [f"biphase study {verb} {out}" for verb in ("plan", "run", "report")]
+    write_start(out, f"studies/{name}.yaml", text, commands)
 
 
-@init_app.command("task")
-def init_task_command(
-    data: Annotated[Path | None, typer.Argument(help="The file to train on, or a folder in BEIR's layout.")] = None,
-    label: Annotated[
-        str | None, typer.Option(help="The column with the label, where it is not called `label` or the like.")
-    ] = None,
-    family: Annotated[
-        str | None,
-        typer.Option(help="The kind of task, where the data does not tell: sequence_classification, regression, …"),
-    ] = None,
-    out_file: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("task.yaml"),
+def init_task(
+    data: Path | None = None, label: str | None = None, family: str | None = None, out: Path = Path("task.yaml")
 ) -> None:
     """Write a task to start from: with data, its columns and classes as they stand there.
 
-    Example: `biphase init task data/reviews-train.csv --label stars --out reviews.yaml`
+    Args:
+        data: the file to train on, or a folder in BEIR's layout.
+        label: the column with the label, where it is not called `label` or the like.
+        family: the kind of task, where the data does not tell: sequence_classification, regression, …
+        out: the file to write.
     """
     from biphase.api.own_task import EXAMPLES, describe_data
 
-    refuse_existing(out_file)
+    refuse_existing(out)
     if family is not None and family not in EXAMPLES:
         raise InputError(f"--family: unknown family '{family}'{nearest(family, EXAMPLES)}")
     found: dict[str, Any] = {"family": family or "sequence_classification"}
@@ -158,11 +147,11 @@ def init_task_command(
     own_family = found.pop("family")
     example = EXAMPLES[found.pop("problem_type", own_family)]
     text = starting_text("tasks", example)
-    for key, value in {**found, "name": out_file.stem}.items():
+    for key, value in {**found, "name": out.stem}.items():
         text = with_value(text, key, value)
-    parse_config(Task, parse_yaml(text), origin=str(out_file))
+    parse_config(Task, parse_yaml(text), origin=str(out))
     folder = "DATA" if data is None else str(data if data.is_dir() else data.parent)
-    write_start(out_file, f"tasks/{example}.yaml", text, [f"biphase task check {out_file} --data-dir {folder}"])
+    write_start(out, f"tasks/{example}.yaml", text, [f"biphase task check {out} --data-dir {folder}"])
 
 
 def init_origin(model: str, is_run: bool) -> dict[str, str]:
@@ -182,7 +171,7 @@ def asked(value: str | None, question: str, default: str | None) -> str | None:
     """The value, or on a terminal what the user answers, or the default."""
     if value is not None or not (sys.stdin.isatty() and sys.stdout.isatty()):
         return default if value is None else value
-    return str(typer.prompt(question, default=default or "")) or None
+    return Prompt.ask(question, default=default or "", console=err) or None
 
 
 def refuse_existing(path: Path) -> None:
@@ -250,7 +239,7 @@ def with_data(text: str, data_dirs: Sequence[str], shards: str | None) -> str:
     """A study with the folders of its tasks' data, and without the size of a vocabulary that the shards say."""
     study = parse_yaml(text)
     tasks = study.get("evaluation", {}).get("tasks", ())
-    pairs = parse_data_dirs(data_dirs, tasks or ("snli",))
+    pairs = parse_data_dirs(data_dirs)
     name_data_dirs(pairs, tasks, "--data-dir")
     if pairs:
         folders = write_value(dict(pairs))
@@ -266,5 +255,5 @@ def write_start(path: Path, origin: str, text: str, commands: Sequence[str]) -> 
     head = [f"# Made from {origin}, which comes with biphase.", *(f"#   {command}" for command in commands)]
     with open(path, "x", encoding="utf-8") as file:
         file.write("\n".join([*head, text]))
-    err.print(f"{path}: next, `{commands[0]}`", markup=False)
-    out.print(str(path), markup=False)
+    err.print(f"{path}: next, `{commands[0]}`")
+    console.print(str(path))

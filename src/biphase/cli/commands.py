@@ -1,0 +1,517 @@
+"""The commands: each has the parameters, defaults and descriptions of functions of Python, and shows what they return.
+
+`cli.app` names the commands, and loads this module when one of them is called.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from functools import wraps
+from inspect import Parameter as PythonParameter
+from inspect import Signature, getdoc, signature
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from cyclopts import Parameter
+from docstring_parser import parse
+from rich.console import RenderableType
+from rich.table import Table
+
+from biphase.api import finetuning, folders, grids, networks, studies, text
+from biphase.api.grids import to_json
+from biphase.api.own_task import by_commas
+from biphase.api.studies import OpenStudy
+from biphase.cli import doctor as machine
+from biphase.cli import init
+from biphase.cli.demo import run_demo
+from biphase.cli.evaluate import check_task, parse_data_dirs, print_evaluation, show_task, write_evaluation
+from biphase.config import MOST_REPEATS, parse_config
+from biphase.console import duration, err
+from biphase.console import out as console
+from biphase.errors import InputError
+from biphase.files import write_text
+from biphase.finetuning.config import FinetuneConfig
+
+SHOWN_CHARACTERS = 300
+"""How much of a passage is shown."""
+
+OPTIONS: dict[str, str] = {}
+"""The option behind each parameter of the command that runs, which stands for the parameter in what errors say."""
+
+
+def parse_rates(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(word) for word in text.split(","))
+    except ValueError:
+        raise InputError(f"{text} must be numbers, separated by commas") from None
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """`0-4`, `0,1,5`, or `0-4,7`."""
+    seeds: list[int] = []
+    for part in text.split(","):
+        span = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        first, last = (int(span[1]), int(span[2] or span[1])) if span else (1, 0)
+        if first > last:
+            raise InputError(f"{text} must be numbers from 0 on, or ranges such as 0-4, separated by commas")
+        if last - first >= MOST_REPEATS:
+            raise InputError(f"{text} are more than {MOST_REPEATS:,} seeds, the most of a range")
+        seeds += range(first, last + 1)
+    return tuple(seeds)
+
+
+def in_one_word(read: Callable[[str], Any], description: str) -> Parameter:
+    """An option whose values stand in one word, separated by commas."""
+    return Parameter(converter=lambda _, tokens: read(tokens[0].value), n_tokens=1, help=description)
+
+
+Form = Annotated[
+    Literal["text", "json"], Parameter(name="--format", help="print text for people, or JSON for programs.")
+]
+Changes = Annotated[Sequence[str], Parameter(name="KEY=VALUE", help="changes to single keys.")]
+DataDirs = Annotated[
+    list[str] | None,
+    Parameter(name="--data-dir", help="TASK=FOLDER with the task's data as published; may be repeated."),
+]
+DataDir = Annotated[
+    Path | None, Parameter(name="--data-dir", help="the folder with the task's data as published, in place of the hub.")
+]
+Out = Annotated[Path, Parameter(name="--out")]
+OutFolder = Annotated[Path | None, Parameter(name="--out")]
+ReportFolder = Annotated[Path | None, Parameter(name="--report")]
+
+MODELS = (
+    "RUN[@STEP], model folders or hub ids (ID@REVISION); then changes to single settings of all cells. Without a "
+    "model: what --out holds already."
+)
+TASKS = "names or YAML files, by commas; `paper`, its twelve, unless given; or zero-shot:FOLDER and mteb:NAME."
+WORDS: dict[str, Any] = {
+    "changes": Changes,
+    "file": str,
+    "language": str | None,
+    "learning_rates": Annotated[tuple[float, ...], in_one_word(parse_rates, "rates, by commas.")],
+    "model": str | None,
+    "models": Annotated[Sequence[str], Parameter(name="MODEL|KEY=VALUE", help=MODELS)],
+    "recipe": str,
+    "run": str,
+    "seeds": Annotated[tuple[int, ...], in_one_word(parse_seeds, "by commas, or ranges such as 0-4.")],
+    "source": str,
+    "sources": Sequence[str],
+    "tasks": Annotated[list[str] | None, in_one_word(by_commas, TASKS)],
+    "tokenizer": str,
+    "validation": list[str] | None,
+}
+"""What the command line has for parameters that take more kinds of things in Python."""
+
+
+def like(*functions: Callable[..., Any], arguments: str = "", hidden: str = "", **own: Any) -> Callable[..., Any]:
+    """Makes a command of a function: it has the parameters of other functions, and then those that it alone has.
+
+    Args:
+        functions: what the parameters, their types, defaults and descriptions are taken from.
+        arguments: the names of those that are given by their place; the others are options.
+        hidden: the names of those that only Python has.
+        own: types of single parameters, in place of those in `WORDS` and of Python's.
+    """
+
+    def dress(run: Callable[..., Any]) -> Callable[..., Any]:
+        parameters: dict[str, PythonParameter] = {}
+        for function in (*functions, run):
+            told = {each.arg_name: each.description or "" for each in parse(getdoc(function) or "").params}
+            types = {} if function is run else WORDS | own
+            for name, parameter in signature(function).parameters.items():
+                is_typed = parameter.annotation is not parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+                if is_typed and name not in (*parameters, *hidden.split()):
+                    typed = parameter.replace(annotation=types.get(name, parameter.annotation))
+                    parameters[name] = as_option(typed, told.get(name, ""), name in arguments.split())
+        form = Signature(sorted(parameters.values(), key=lambda parameter: parameter.kind))
+
+        @wraps(run)
+        def command(*words: Any, **options: Any) -> None:
+            OPTIONS.update({name: option_of(parameter) for name, parameter in parameters.items()})
+            bound = form.bind(*words, **options)
+            bound.apply_defaults()
+            answer = run(**bound.arguments)
+            if answer is not None and not isinstance(answer, Path):
+                console.print(answer)
+
+        command.__signature__ = form  # type: ignore[attr-defined]
+        command.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
+        return command
+
+    return dress
+
+
+def as_option(parameter: PythonParameter, description: str, is_argument: bool) -> PythonParameter:
+    """A parameter of Python as the command line has it."""
+    is_annotated = get_origin(parameter.annotation) is Annotated
+    given, *settings = get_args(parameter.annotation) if is_annotated else (parameter.annotation,)
+    if Path in get_args(given):
+        given = Path | None if type(None) in get_args(given) else Path
+    shown: Any = parameter.default not in (parameter.empty, None, ()) and parameter.default is not False
+    if isinstance(parameter.default, tuple) and shown:
+        shown = lambda numbers: ", ".join(f"{number:g}" for number in numbers)  # noqa: E731
+    for_words, for_python, _ = " ".join(description.split()).partition("; in Python")
+    described = Parameter(help=f"{for_words}." if for_python else for_words, show_default=shown)
+    place: Any = parameter.POSITIONAL_ONLY if is_argument else parameter.KEYWORD_ONLY
+    default = parameter.default
+    if is_argument and get_origin(given) is Sequence:  # as `*words`, the only form in which options may stand between
+        settings.append(Parameter(required=default is parameter.empty))
+        given, place, default = str, parameter.VAR_POSITIONAL, parameter.empty
+    annotation: Any = Annotated[(given, described, *settings)]
+    return parameter.replace(kind=place, annotation=annotation, default=default)
+
+
+def option_of(parameter: PythonParameter) -> str:
+    named = [setting.name for setting in parameter.annotation.__metadata__ if setting.name]
+    return str(named[-1][0]) if named else f"--{parameter.name.replace('_', '-')}"
+
+
+@like(run_demo, arguments="folder", hidden="overrides")
+def demo(**given: Any) -> None:
+    """The whole path on bundled text and tasks, in minutes on a laptop: does pretraining CLM → MLM pay?
+
+    Example: `biphase demo`
+    """
+    run_demo(**given)
+
+
+@like(init.init_recipe, arguments="name")
+def init_recipe(**given: Any) -> None:
+    """Write a recipe to start from. On a terminal, it asks for what no option says.
+
+    Example: `biphase init recipe --shards shards --model 11m --steps 5000 --out mine.yaml`
+    """
+    init.init_recipe(**given)
+
+
+@like(init.init_study, arguments="name")
+def init_study(**given: Any) -> None:
+    """Write a study to start from. On a terminal, it asks for the shards where no option names them.
+
+    Example: `biphase init study --shards shards --model 3m --tasks snli,reviews.yaml --data-dir reviews.yaml=reviews/
+    --out mine.yaml`
+    """
+    init.init_study(**given)
+
+
+@like(init.init_task, arguments="data")
+def init_task(**given: Any) -> None:
+    """Write a task to start from: with data, its columns and classes as they stand there.
+
+    Example: `biphase init task data/reviews-train.csv --label stars --out reviews.yaml`
+    """
+    init.init_task(**given)
+
+
+@like(machine.examine, arguments="folder")
+def doctor(folder: Path, form: Form = "text") -> str:
+    """Versions, devices, what `auto` chooses and why, disk, locks, hub: for bug reports. `!` marks what is wrong.
+
+    Example: `biphase doctor /shared/runs`
+    """
+    return machine.show(machine.examine(folder), form == "json")
+
+
+@like(text.train_tokenizer, arguments="sources")
+def tokenizer_train(**given: Any) -> None:
+    """Train a byte-level BPE tokenizer on text.
+
+    Example: `biphase tokenizer train corpus/*.jsonl.zst --vocab-size 32768 --out tokenizer`
+    """
+    text.train_tokenizer(**given)
+
+
+@like(text.take_tokenizer, arguments="source")
+def tokenizer_from(**given: Any) -> None:
+    """Take an existing tokenizer and make sure that it has mask, end-of-text and padding tokens.
+
+    Example: `biphase tokenizer from EuroBERT/EuroBERT-210m --out tokenizer`
+    """
+    text.take_tokenizer(**given)
+
+
+@like(text.prepare, arguments="sources")
+def prepare(**given: Any) -> None:
+    """Tokenize text into memory-mapped shards. Killed? The same command goes on where it stopped.
+
+    Example: `biphase prepare corpus/ --tokenizer tokenizer --out shards`
+    """
+    text.prepare(**given)
+
+
+@like(networks.pretrain, arguments="recipe changes")
+def pretrain(**given: Any) -> None:
+    """Pretrain, continue or adapt as a recipe says. The same command resumes; torchrun spreads it over devices.
+
+    Example: `biphase pretrain tiny data.shards=shards schedule.peak_lr=1e-3`
+
+    Several processes: `torchrun --nproc-per-node 8 -m biphase pretrain 210m compute.parallel=fsdp`
+    """
+    run = networks.pretrain(**given)
+    err.print(f"next: biphase export {run} encoder")
+
+
+@like(folders.inspect, arguments="folder")
+def inspect(form: Form = "text", **given: Any) -> str:
+    """Show what is in a folder, and check that it is whole.
+
+    Example: `biphase inspect shards --verify`
+    """
+    facts = folders.inspect(**given)
+    return to_json(facts) if form == "json" else folders.tell_facts(facts)
+
+
+@like(networks.export, arguments="run folder")
+def export(folder: str, form: Form = "text", **given: Any) -> str | None:
+    """Write a checkpoint as a folder that transformers loads, with a model card.
+
+    Example: `biphase export tiny encoder`
+
+    Example: `biphase export runs/adapt-1a2b3c4d encoder --merge 0.5`
+    """
+    was_quiet = console.quiet
+    console.quiet = was_quiet or form == "json"  # nothing else stands beside the JSON
+    try:
+        networks.export(folder=folder, **given)
+    finally:
+        console.quiet = was_quiet
+    return to_json(folders.inspect(folder)) if form == "json" else None
+
+
+@like(networks.push, arguments="source repo")
+def push(**given: Any) -> None:
+    """Send a model to the Hugging Face hub: weights, configuration, tokenizer and card, nothing else.
+
+    Of a run, its end goes to `main`, and each earlier checkpoint to a branch `step-N`.
+
+    Example: `biphase push encoder user/encoder --license apache-2.0 --language en --dry-run`
+    """
+    networks.push(**given)
+
+
+@like(networks.convert, arguments="model folder")
+def convert(**given: Any) -> None:
+    """Write the text network of a model that reads images or sound too (Gemma 3, Qwen-VL, Mistral Small) as a folder of
+    its own; or an old EuroBERT, made for code of its own, as one that transformers loads, without running that code.
+
+    Example: `biphase convert google/gemma-3-4b-pt gemma-3-4b-text`
+    """
+    networks.convert(**given)
+
+
+@like(check_task, arguments="task")
+def task_check(form: Form = "text", **given: Any) -> str | None:
+    """Check a task's data: show counts, labels, lengths and what train and test share. Trains nothing.
+
+    Example: `biphase task check reviews.yaml --data-dir reviews/`
+    """
+    facts = check_task(**given)
+    if form == "json":
+        return to_json(facts)
+    show_task(facts)
+    return None
+
+
+@like(
+    finetuning.finetune,
+    arguments="model task changes",
+    hidden="template label missing",
+    task=Annotated[str, Parameter(required=True)],
+    data=DataDir,
+    scores=Out,
+)
+def finetune(task: str, changes: Changes = (), **given: Any) -> None:
+    """Fine-tune one model on one task with one rate and seed, and score it on validation and test.
+
+    Example: `biphase finetune runs/tiny-1a2b3c4d snli learning_rate=1e-4 seed=3 --keep snli-model`
+    """
+    settings = parse_config(FinetuneConfig, {}, changes, origin=task).model_dump(exclude_unset=True)
+    finetuning.finetune(task=task, **given, **settings)
+
+
+@like(finetuning.predict, arguments="model data", data=Path, device=Literal["auto", "cpu", "cuda"])
+def predict(model: str, data: Path, out: Path | None, form: Form = "text", **given: Any) -> str | None:
+    """Predict labels, spans or answers for every row of a file. Each row keeps its columns.
+
+    Example: `biphase predict snli-model pairs.csv --out predicted.csv`
+    """
+    if form == "json" and out is None:
+        return to_json([*finetuning.open_prediction(model, data, **given)[1]])
+    finetuning.write_predictions(model, data, out or sys.stdout, **given)
+    return to_json({"file": str(out)}) if form == "json" else None
+
+
+@like(grids.evaluate, arguments="models", data=DataDirs, scores=Out)
+def evaluate(
+    models: Sequence[str],
+    tasks: list[str] | None,
+    data: list[str] | None,
+    compare: Annotated[
+        tuple[str, str] | None, Parameter(help="two models: who wins where, and is it more than noise?")
+    ] = None,
+    form: Form = "text",
+    **given: Any,
+) -> None:
+    """Fine-tune and score models on tasks with every rate and seed; the rate is chosen on validation.
+
+    Finished cells are never run again: the same command goes on after a kill, and adds what is new.
+
+    Example: `biphase evaluate encoder --tasks snli,uner_en_ewt --learning-rates 1e-4,5e-4 --seeds 0-2`
+
+    Example: `biphase evaluate --compare encoder-a encoder-b`
+    """
+    names, settings = split_words(models)
+    evaluation = grids.run_evaluation(
+        names,
+        tasks or ["paper"],
+        settings=parse_config(FinetuneConfig, {}, settings, origin="evaluate"),
+        data_dirs=parse_data_dirs(data or ()),
+        pair=compare,
+        **given,
+    )
+    console.print(write_evaluation(evaluation)) if form == "json" else print_evaluation(evaluation)
+    evaluation.raise_failures()
+
+
+def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Models, and settings of all cells."""
+    settings = [word for word in words if re.match(r"[a-z_.0-9]+=", word)]
+    names = [word for word in words if word not in settings]
+    if settings and not names:
+        raise InputError(f"which model? Only settings are given: {' '.join(settings)}")
+    return names, settings
+
+
+@like(networks.embed, arguments="recipe changes")
+def embed(**given: Any) -> None:
+    """Train an encoder or a decoder into an embedding model for sentence-transformers. The same command resumes.
+
+    Example: `biphase embed embed model=encoder out=embedder`
+    """
+    networks.embed(**given)
+
+
+@like(networks.search, arguments="source question")
+def search(form: Form = "text", **given: Any) -> str | None:
+    """Find passages for a question, by an embedding model and by BM25. Documents are embedded once and kept.
+
+    Example: `biphase search documents/ "how are leaves shed?" --model embedder`
+    """
+    passages = networks.search(**given)
+    if form == "json":
+        return to_json(passages.to_dict("records"))
+    for name, group in passages.groupby("by", sort=False):
+        console.print(f"\n{name}", style="bold")
+        for passage in group.itertuples():
+            text = passage.text if len(passage.text) <= SHOWN_CHARACTERS else passage.text[:SHOWN_CHARACTERS] + " …"
+            console.print(f"{passage.rank:>2}  {passage.score:.3f}  {passage.id}")
+            console.prose(f"    {text}")
+    return None
+
+
+@like(studies.study, OpenStudy.plan, arguments="file changes", hidden="folder data")
+def study_plan(
+    file: str,
+    changes: Sequence[str],
+    form: Annotated[
+        Literal["text", "json", "mermaid"], Parameter(name="--format", help="mermaid draws the tree of runs.")
+    ] = "text",
+    picture: Annotated[Path | None, Parameter(help="draw the tree of runs into this .svg, .pdf or .png.")] = None,
+    **where: Any,
+) -> RenderableType:
+    """What a study trains and evaluates, what sharing saves, and what it costs. Trains nothing.
+
+    Example: `biphase study plan paper --device MI250X`
+    """
+    from biphase.study.describe import describe_plan, draw_plan, plan_graph
+
+    study = studies.study(file, changes)
+    if picture is not None:
+        draw_plan(study.planned, picture)
+        err.print(str(picture))
+    if form == "mermaid":
+        return plan_graph(study.planned)
+    return (
+        to_json(study.plan_facts(**where)) if form == "json" else describe_plan(study.planned, study.estimate(**where))
+    )
+
+
+@like(studies.study, OpenStudy.run, arguments="file changes", hidden="data", folder=OutFolder)
+def study_run(file: str, changes: Sequence[str], folder: Path | None, **given: Any) -> None:
+    """Train and evaluate whatever is missing. Killed? The same command goes on; several of them share the work.
+
+    Example: `biphase study run mini`
+    """
+    studies.study(file, changes, folder).run(**given)
+
+
+@like(studies.study, arguments="file changes", hidden="data", folder=OutFolder)
+def study_status(file: str, changes: Sequence[str], folder: Path | None, form: Form = "text") -> str | None:
+    """What is done, begun and failed, and how long the rest takes.
+
+    Example: `biphase study status mini`
+    """
+    study = studies.study(file, changes, folder)
+    progress = study.progress()
+    name = study.planned.study.name
+    if form == "json":
+        return to_json({"study": name, "folder": str(study.folder), **progress})
+    table = Table(title=f"{name}: {study.folder}")
+    for column in ("what", "done", "begun", "failed", "of", "one worker needs"):
+        table.add_column(column, justify="left" if column == "what" else "right")
+    for line in progress["lines"]:
+        left = "–" if line.seconds_left is None else duration(line.seconds_left)
+        numbers = (line.done, line.running or "", line.failed or "", line.total)
+        table.add_row(line.name, *map(str, numbers), left if line.done < line.total else "")
+    console.print(table)
+    for told in (*progress["seeds"], *progress["notes"]):
+        console.prose(told)
+    for failure in progress["failed"]:
+        console.prose(f"failed: {failure.unit}: {failure.reason}")
+    if progress["num_waiting"]:
+        console.print(f"{progress['num_waiting']} more units wait for these")
+    return None
+
+
+@like(studies.study, OpenStudy.report, arguments="file changes", hidden="data", folder=OutFolder, out=ReportFolder)
+def study_report(file: str, changes: Sequence[str], folder: Path | None, out: Path | None) -> None:
+    """Tables, figures, verdicts and one HTML page from what is finished so far.
+
+    Example: `biphase study report mini`
+    """
+    studies.study(file, changes, folder).report(out)
+
+
+@like(text.advise)
+def study_advise(
+    recipe: Annotated[Path | None, Parameter(help="write the recipe to this file.")] = None,
+    form: Form = "text",
+    **given: Any,
+) -> None:
+    """The best use of a budget: what to continue, or which size from random weights; with its reasons and a recipe.
+
+    Example: `biphase study advise --text corpus/ --hours 8 --device H100 --recipe recipe.yaml`
+    """
+    from biphase.study.describe import describe_advice, recipe_yaml
+
+    advice = text.advise(**given)
+    console.print(to_json(advice) if form == "json" else describe_advice(advice))
+    if form == "text" and recipe is None:
+        console.print(recipe_yaml(advice, has_reasons=False))
+    if recipe is not None:
+        write_text(recipe, recipe_yaml(advice))
+        err.print(str(recipe))
+
+
+@like()
+def report_paper(
+    out: Annotated[Path, Parameter(help="the folder to write.")] = Path("paper-report"),
+) -> str:
+    """The paper's 800 published scores: its tables, its figures, and its findings judged by our code.
+
+    Example: `biphase report paper`
+    """
+    from biphase.report.paper import report_paper as write
+
+    return str(write(out))
