@@ -184,7 +184,7 @@ class ResultSet:
 
     @cached_property
     def metrics(self) -> list[Metric]:
-        return [metric for metric in get_args(Metric) if any(r.metric == metric for r in self.results)]  # type: ignore[misc]
+        return [metric for metric in get_args(Metric) if any(r.metric == metric for r in self.results)]
 
     @property
     def primary_metric(self) -> Metric:
