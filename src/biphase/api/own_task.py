@@ -36,7 +36,7 @@ Changes = Mapping[str, Any] | Sequence[str]
 
 
 def are_names(sources: Any) -> bool:
-    """Whether sources are names of files, folders or data sets, and not what is in memory.
+    """Tell whether sources are names of files, folders or data sets, and not what is in memory.
 
     One string always is, and so are several, unless some of them are running text and none is a path that exists or
     ends as a file of text does: then they are texts.
@@ -52,7 +52,7 @@ def are_names(sources: Any) -> bool:
 
 
 def is_running_text(text: str) -> bool:
-    """Whether there are several words in a text, or letters without case: Chinese, Japanese and Thai have no blanks."""
+    """Tell whether there are several words in a text, or letters without case (Chinese and Thai have no blanks)."""
     return len(text.split()) > 1 or any(unicodedata.category(letter) == "Lo" for letter in text)
 
 
@@ -68,7 +68,7 @@ def name_sources(sources: Any, folder: Path, text_field: str) -> list[str | Path
 
 
 def plain_value(value: Any) -> Any:
-    """What JSON and YAML can hold of a value of NumPy, of a range, of a path or of a date."""
+    """Turn a value of NumPy, a range, a path or a date into what JSON and YAML can hold."""
     if isinstance(value, range):
         return list(value)
     return value.tolist() if hasattr(value, "tolist") else str(value)
@@ -234,7 +234,7 @@ def rename_columns(texts: list[str], columns: Row) -> dict[str, str]:
 
 
 def template_of(texts: list[str], columns: Row, data: str, label: str) -> str:
-    """All columns of texts, a line each."""
+    """Make a template of all columns of texts, a line each."""
     if not texts:
         raise InputError(
             f"{data}: no column besides '{label}' has texts of several words, or they only say the label; name them in "
@@ -305,7 +305,7 @@ def find_choices(columns: Row, data: str, label: str) -> str | None:
 def describe_labels(
     data: str, label: str, values: list[Any], family: str | None, placed: Sequence[PlacedRow]
 ) -> dict[str, Any]:
-    """Whether the labels of texts are numbers, sets of classes or classes, unless `family` says; and which classes."""
+    """Say, unless `family` does, whether labels of texts are numbers, sets of classes or classes; and which classes."""
     family = family or guess_problem(data, label, values)
     if family == "regression":
         return {"problem_type": family}
@@ -363,7 +363,7 @@ def find_splits(train: Path, needed: str | None = None) -> dict[str, str]:
 
 
 def is_text(values: list[Any]) -> bool:
-    """Whether a column has sentences, or lists of them, by most of its first values."""
+    """Tell whether a column has sentences, or lists of them, by most of its first values."""
     are_texts = []
     for value in islice(values, 1000):
         parts = value if isinstance(value, list) and value else [value]
@@ -372,7 +372,7 @@ def is_text(values: list[Any]) -> bool:
 
 
 def says_label(texts: list[Any], labels: list[Any]) -> bool:
-    """Whether a column only says the label in other words ("1 star" for 1), and so must not be read by a model."""
+    """Tell whether a column only says the label in other words ("1 star" for 1), and so must not be read by a model."""
     pairs = set(zip(map(str, texts), map(str, labels), strict=True))
     return len({text for text, _ in pairs}) == len({label for _, label in pairs}) == len(pairs) < len(texts)
 

@@ -305,7 +305,7 @@ def tokenize_missing(
 
 
 def choose_engine(engine: Engine | None, workers: int | None, num_shards: int) -> Engine:
-    """Where shards are made. On this machine a single worker is this process: its tokenizer is loaded already."""
+    """Choose where shards are made. Here a single worker is this process: its tokenizer is loaded already."""
     # Where TOKENIZERS_PARALLELISM turns the threads of `tokenizers` off, there is a worker for each core.
     switch = os.environ.get("TOKENIZERS_PARALLELISM", "true").lower()
     cores = 1 if switch in ("", "off", "false", "f", "no", "n", "0") else CORES_PER_WORKER

@@ -275,7 +275,7 @@ def saved_tables(folder: Path) -> list[Path]:
 
 
 def is_saved(folder: Path) -> bool:
-    """Whether a folder was written by `save_to_disk` of a `datasets.Dataset`, or of several by name."""
+    """Tell whether a folder was written by `save_to_disk` of a `datasets.Dataset`, or of several by name."""
     return (folder / SAVED_STATE).is_file() or (folder / SPLITS).is_file()
 
 

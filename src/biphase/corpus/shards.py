@@ -42,8 +42,8 @@ FORMAT_VERSION = 2
 
 
 class SplitTotals(Strict):
-    """What all shards hold of one split. `text_bytes` counts UTF-8; `empty_texts` are texts of white space only, which
-    become no document."""
+    """The totals of one split over all shards. `text_bytes` counts UTF-8; `empty_texts` are texts of white space only,
+    which become no document."""
 
     documents: Count
     tokens: Count
@@ -52,7 +52,7 @@ class SplitTotals(Strict):
 
 
 class ShardPart(SplitTotals):
-    """What one shard holds of one split."""
+    """The part of one split that one shard holds."""
 
     tokens_sha256: str
     ends_sha256: str
@@ -84,12 +84,12 @@ class Options(Grown):
 
     @property
     def reading(self) -> tuple[str, str, TxtDocuments]:
-        """What `corpus.text.read_documents` is told."""
+        """The arguments of `corpus.text.read_documents`."""
         return self.text_field, self.id_field, self.txt_documents
 
 
 class Duplicates(Strict):
-    """How many documents have exactly the tokens of another one before them."""
+    """The numbers of documents that have exactly the tokens of another one before them."""
 
     train: Count
     validation: Count
@@ -143,7 +143,7 @@ def read_shard_manifest(folder: Path) -> ShardManifest:
 
 
 def wrong_size(folder: Path, split: ShardSplitName, part: ShardPart, dtype: str) -> str | None:
-    """What is wrong with the size of a shard's files for one split; None where it is right."""
+    """Say what is wrong with the size of a shard's files for one split; None where it is right."""
     expected = {
         "tokens": part.tokens * np.dtype(dtype).itemsize,
         "ends": part.documents * 8,
@@ -324,7 +324,7 @@ HASHES_AT_ONCE = 1 << 26
 
 
 def count_copies(folder: Path, shards: tuple[Shard, ...]) -> Duplicates:
-    """How many documents of the shards below `folder` are copies, token for token.
+    """Count the documents of the shards below `folder` are copies of another one, token for token.
 
     A set with many documents is gone through several times, each time for the hashes of one range of values.
     """

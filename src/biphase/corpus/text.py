@@ -107,8 +107,8 @@ def cut_words(words: Sequence[str], num_words: int) -> list[list[str]]:
 
 
 def searched_words(text: str) -> list[str]:
-    """What word search looks for: lower-cased words of two letters and more, and of scripts without spaces all pairs of
-    neighbours, as Lucene's CJKAnalyzer has them: `BERT模型は` → `bert`, `模型`, `型は`."""
+    """Return what word search looks for: lower-cased words of two letters and more, and of scripts without spaces
+    all pairs of neighbours, as Lucene's CJKAnalyzer has them: `BERT模型は` → `bert`, `模型`, `型は`."""
     words = []
     for match in SEARCHED.finditer(text.lower()):
         run, word = match.groups()
@@ -411,7 +411,7 @@ def read_hub_file(source: TextSource, hub_file: HubFile) -> Iterator[tuple[int, 
 
 
 def document_id(source: TextSource, place: str = "") -> str:
-    """What a document without an id is called. The commit of a data set is left out: where it changed nothing in a row,
+    """Name a document without an id. The commit of a data set is left out: where it changed nothing in a row,
     the row is the same document."""
     return re.sub(r"@\w+(?=#\d+/\d+$)", "", source.record_name) + place
 

@@ -43,7 +43,7 @@ class ShardPlan:
     """OUT/shards/NAME, absolute."""
     sources: tuple[TextSource, ...]
     split: ShardSplitName | None
-    """Where all its documents go; None draws it for each document."""
+    """The split of all its documents; None draws one for each document."""
     options: Options
     tokenizer_hash: str
     dtype: str
@@ -58,7 +58,7 @@ class ShardPlan:
 
     @property
     def is_done(self) -> bool:
-        """Whether the folder is whole. Sizes are checked too: a power cut can leave names without their data."""
+        """True where the folder is whole. Sizes are checked too: a power cut can leave names without their data."""
         if not (self.folder / "shard.json").exists():
             return False
         parts = read_json_as(self.folder / "shard.json", Shard, f"delete {self.folder} and rerun").parts

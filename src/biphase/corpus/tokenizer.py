@@ -251,7 +251,7 @@ def ids_by_name(state: dict[str, Any]) -> dict[str, int]:
 
 
 def is_tiktoken_file(path: Path) -> bool:
-    """Whether the first line of a file is a token in base64 and its rank."""
+    """Tell whether the first line of a file is a token in base64 and its rank."""
     if not path.is_file():
         return False
     with open(path, "rb") as file:

@@ -58,7 +58,7 @@ class Pairs:
     hash: str
     """The hash of the files that they are from, or of the commit."""
     made: str
-    """How they came about, for people."""
+    """A sentence for people that says how they came about."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -138,7 +138,7 @@ def open_pairs(source: PairSource) -> tuple[Iterator[PlacedRow], tuple[str, ...]
 
 
 def is_local(path: str) -> bool:
-    """Whether a path is no name of a hub data set. Raises `InputError` where it is neither that nor here."""
+    """Tell a path that is here from the name of a hub data set. Raises `InputError` where it is neither."""
     if Path(path).expanduser().exists():
         return True
     if path.startswith((".", "/", "~")) or path.count("/") != 1 or Path(path.partition("/")[0]).exists():
@@ -188,7 +188,7 @@ def rows_of(path: str, layout: FileLayout) -> Iterator[PlacedRow]:
 
 
 def hash_pairs(source: PairSource) -> str:
-    """What a source holds, which `Pairs.hash` says of those that are read."""
+    """Return the hash of what a source holds, which is `Pairs.hash` where it was read."""
     if source.from_text is not None:
         return hash_text(source.from_text, find_text_sources([source.from_text]))
     assert source.path is not None
@@ -232,7 +232,7 @@ def guess_columns(name: str, row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a field is a score: a number, or in tables a text that is one."""
+    """Tell whether a field is a score: a number, or in tables a text that is one."""
     try:
         float(value)
     except (TypeError, ValueError):

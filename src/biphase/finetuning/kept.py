@@ -29,8 +29,8 @@ CHANCE = 2
 
 
 def layout_to_predict(task: Task, file: Path) -> FileLayout:
-    """How a file to predict is read: as one for training that ends alike; else columns as the task's files of columns
-    have them, whatever these end in. CoNLL-U says itself where its words stand."""
+    """Choose how a file to predict is read: as one for training that ends alike; else columns as the task's files
+    of columns have them, whatever these end in. CoNLL-U says itself where its words stand."""
     files = [(one, Path(one.train)) for one in task.files if one.train]
     ending = plain_path(file).suffix
     alike = next((one for one, path in files if plain_path(path).suffix == ending), None)
@@ -62,7 +62,7 @@ def input_columns(task: Task) -> tuple[str, ...]:
 
 
 def has_text_lines(task: Task, layout: FileLayout, file: Path) -> bool:
-    """Whether a .txt holds a text a line, and not what files of the task that end so hold."""
+    """Tell whether a .txt holds a text a line, and not what files of the task that end so hold."""
     if task.family == "sequence_classification":
         return True
     if layout.format not in (None, "columns"):
@@ -71,7 +71,7 @@ def has_text_lines(task: Task, layout: FileLayout, file: Path) -> bool:
 
 
 def is_in_columns(task: Task, file: Path) -> bool:
-    """Whether a .txt to tag holds words in columns.
+    """Tell whether a .txt to tag holds words in columns.
 
     Its first lines tell: of columns all have one number of fields, with tabs between them, or empty lines between
     sentences, or more such lines than texts of one length stand together by chance. Only the files of a task that was
@@ -132,12 +132,12 @@ class KeptModel:
     name: str
     folder: Path
     family: Family
-    """What its head is."""
+    """The family that its head is for."""
     task: Task
     record: KeptRecord | None
     """None for a folder that `finetune --keep` did not write."""
     layout: FileLayout
-    """How a file of rows is read."""
+    """The layout by which a file of rows is read."""
 
 
 def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
@@ -199,7 +199,7 @@ def check_columns(kept: KeptModel, place: str, row: Row) -> None:
 
 
 def family_of(name: str, folder: Path) -> Family:
-    """What a folder predicts. Raises `InputError` where it is an embedding model, or an encoder alone."""
+    """Return the family that a folder predicts for. Raises `InputError` for an embedding model, or an encoder alone."""
     names = read_json_as(folder / "config.json", dict[str, Any]).get("architectures") or []
     family = next((HEADS[end] for one in names for end in HEADS if str(one).endswith(end)), None)
     if family is not None:

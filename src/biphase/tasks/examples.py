@@ -61,7 +61,7 @@ def label_number(task: Task, place: str, value: Any) -> int:
 
 
 def find_name(names: tuple[str, ...], value: Any) -> int | None:
-    """Where a label stands among names, as it is written or, of numbers, by value; None where it does not."""
+    """Return the number of a label among names, by its spelling or, where it is a number, by its value; or None."""
     if str(value) in names and value is not None:
         return names.index(str(value))
     number, values = number_of(value), numbers_of(names)
@@ -91,7 +91,7 @@ def numbers_of(names: tuple[str, ...]) -> list[Decimal | None]:
 
 
 def is_unlabelled(task: Task, label: Any) -> bool:
-    """Whether a label says that nobody knows it: -1 also as -1.0."""
+    """Tell whether a label says that nobody knows it: -1 also as -1.0."""
     number = number_of(label)
     return str(label) in task.unlabelled or (number is not None and number in numbers_of(task.unlabelled))
 
@@ -138,7 +138,7 @@ def list_labels(value: Any) -> list[Any] | None:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a field holds nothing: no value, a number that is none, or blanks."""
+    """Tell whether a field holds nothing: no value, NaN, or blanks."""
     return value is None or value != value or (isinstance(value, str) and not value.strip())
 
 
@@ -239,7 +239,7 @@ class Question:
     question: str
     context: str
     answers: tuple[Answer, ...]
-    """None of them: unanswerable."""
+    """An unanswerable question has none."""
     candidates: tuple[Answer, ...] = ()
     """ReCoRD's entities, in the order of the text; `question` keeps its @placeholder."""
 
@@ -360,7 +360,7 @@ def classes_of(example: AnyExample) -> tuple[int, ...]:
 
 
 def count_shared(data: TaskData[Any] | Collection) -> dict[EvaluatedSplit, int]:
-    """How many inputs of validation and of test stand in train too, whatever their labels are."""
+    """Count the inputs of validation and of test that stand in train too, whatever their labels are."""
     if isinstance(data, Collection):
         trained = {data.queries[query] for query, _ in data.train}
         return {
@@ -372,7 +372,7 @@ def count_shared(data: TaskData[Any] | Collection) -> dict[EvaluatedSplit, int]:
 
 
 def input_of(example: AnyExample) -> Any:
-    """All that a network sees of an example."""
+    """Return all that a network sees of an example."""
     match example:
         case LabelledText():
             return example.text
@@ -411,7 +411,7 @@ def missing_part(task: Task, place: str, row: Row) -> Literal["label", "text"] |
 
 
 def lacks_text(task: Task, place: str, row: Row) -> bool:
-    """Whether a column of the template has no value in this row, or all of them are empty."""
+    """Tell whether a column of the template has no value in this row, or all of them are empty."""
     names = [name for name in template_columns(task.template) if name != "choice"]
     values = [column(place, row, name) for name in names]
     return any(value is None for value in values) or (bool(values) and all(map(is_missing, values)))
@@ -505,7 +505,7 @@ def words_of(task: Task, place: str, row: Row) -> tuple[str, ...]:
 
 
 def make_question(task: Task, place: str, row: Row) -> Question | None:
-    """None for a question about candidates without an answer: nobody knows it there."""
+    """Return None for a question about candidates that has no answer: nobody knows it there."""
     id = id_of(place, row)
     context = text_column(place, row, "context")
     if not context.strip():

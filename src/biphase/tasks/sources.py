@@ -84,7 +84,7 @@ Dir = TypeVar("Dir", bound=str | Path)
 
 @dataclass(frozen=True)
 class TaskSource:
-    """Where a task's data is. Equal sources hold the same data for the same use of it."""
+    """A source says where the data of a task is. Equal sources hold the same data for the same use of it."""
 
     task: Task = field(compare=False)
     name: str
@@ -367,7 +367,7 @@ def read_file(path: Path, layout: FileLayout, words: str = "tokens", label: str 
 def rows_of_file(
     path: Path, layout: FileLayout | None = None, words: str = "tokens", label: str | None = "label"
 ) -> Iterator[PlacedRow]:
-    """As `read_file`, of a file of which no row may be left out. Raises `InputError` for one with too few fields."""
+    """Read a file as `read_file` does, but refuse a row with too few fields by an `InputError`."""
     for place, row in read_file(path, layout or FileLayout(), words, label):
         if row is None:
             raise InputError(f"{place}: fewer fields than the header names")

@@ -31,7 +31,7 @@ Judgements = dict[str, dict[str, int]]
 
 
 def draw_items(items: Sequence[Item], wanted: int) -> tuple[Item, ...]:
-    """All items, or a fixed random subset of them in their order."""
+    """Return all items, or a fixed random subset of them in their order."""
     return tuple(items[index] for index in draw_indices(len(items), wanted))
 
 
@@ -245,7 +245,7 @@ def search_bm25(documents: Iterable[str], queries: Sequence[str], top: int) -> l
 
 
 def index_bm25(documents: Iterable[str]) -> Any:
-    """What bm25s searches in; None where no document has a word."""
+    """Build the index that bm25s searches in; None where no document has a word."""
     bm25s = load_bm25s()
     vocab: dict[str, int] = {}
     ids = [[vocab.setdefault(word, len(vocab)) for word in searched_words(text)] for text in documents]
@@ -257,7 +257,7 @@ def index_bm25(documents: Iterable[str]) -> Any:
 
 
 def open_bm25(folder: Path) -> Any:
-    """What `index_bm25` gave and its `save` wrote, mapped into memory; None where there is no such folder."""
+    """Map an index that was saved into memory; None where there is no such folder."""
     own = {"backend": "auto"}  # the machine that wrote it may have had another one
     return load_bm25s().BM25.load(folder, mmap=True, override_params=own) if folder.exists() else None
 
