@@ -135,11 +135,11 @@ def find_scored_model(scores: ScoreSet, name: str) -> str:
     wanted = name.rstrip("/")
     if wanted in scores.models:
         return wanted
-    found = [model for model in scores.models if short_name(model) == wanted]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise InputError(f"'{name}' could be any of {', '.join(repr(model) for model in found)}; give the whole name")
+    models = [model for model in scores.models if short_name(model) == wanted]
+    if len(models) == 1:
+        return models[0]
+    if models:
+        raise InputError(f"'{name}' could be any of {', '.join(map(repr, models))}; give the whole name")
     raise InputError(
         f"no scores of a model '{name}'{nearest(wanted, {*scores.models, *map(short_name, scores.models)})}"
     )
@@ -299,7 +299,9 @@ def select_rate(
     except InputError as error:
         raise InputError(f"{model} on {task}: {error}") from None
     peers = [*peers] if len({seed for _, seed in test}) == 1 else []
-    by_peers = {rate: [validation_of(one, metric) for one in some] for rate, some in group_by_rate(peers).items()}
+    by_peers = {}
+    for rate, scores_there in group_by_rate(peers).items():
+        by_peers[rate] = [validation_of(score, metric) for score in scores_there]
     rates = dict.fromkeys(by_rate[best], best) if is_papers_way else choose_for_each_seed(rivals, by_peers)
     points = [(rate, seed) for seed, rate in rates.items() if (rate, seed) in cells]
     chosen = [cells[point] for point in points if point in test]
@@ -327,10 +329,10 @@ def select_rate(
 
 
 def group_by_rate(scores: Iterable[Score]) -> dict[float, list[Score]]:
-    found: dict[float, list[Score]] = defaultdict(list)
+    by_rate: dict[float, list[Score]] = defaultdict(list)
     for score in scores:
-        found[score.config.learning_rate].append(score)
-    return found
+        by_rate[score.config.learning_rate].append(score)
+    return by_rate
 
 
 def validation_of(score: Score, metric: str) -> float | None:

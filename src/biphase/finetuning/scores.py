@@ -226,7 +226,7 @@ def show_rate(rate: float) -> str:
 
 
 def name_models(scores: Sequence[Score]) -> list[str]:
-    """What the model of each score is called: its name, with more where the name alone would mix different things.
+    """Name the model of each score, with more than its name where that alone would mix different things.
 
     `NAME@HASH` where one name had several weights. `NAME [weights=random]` where scores of one model on one task come
     from different settings: those that differ, unless they are the defaults.
@@ -259,7 +259,7 @@ def name_models(scores: Sequence[Score]) -> list[str]:
 
 
 def settings_of(score: Score) -> dict[str, str]:
-    """What decides a score apart from model, task, rate and seed, as text."""
+    """List as text what decides a score apart from model, task, rate and seed."""
     data = UNKNOWN_DATA if score.data_hash == score.trained_on else score.data_hash[:8]
     own = {"protocol": str(score.protocol), "metric": score.metric, "data": data}
     return as_text(score.config) | own
@@ -284,7 +284,7 @@ UNKNOWN_DATA = "unknown"
 
 def differing(settings: Sequence[Mapping[str, str]]) -> list[str]:
     """The keys whose values, as far as they are known, are not the same in all."""
-    return [key for key in settings[0] if len({some[key] for some in settings} - {UNKNOWN_DATA}) > 1]
+    return [key for key in settings[0] if len({values[key] for values in settings} - {UNKNOWN_DATA}) > 1]
 
 
 def short_name(model: str) -> str:
@@ -425,13 +425,13 @@ class KeptExamples:
     def found(self) -> ExampleTable | InputError:
         """The table, in the order of `scores`; or why there is none: not kept, damaged, or of other examples."""
         try:
-            read = [read_examples(score, self.split, self.most) for score in self.scores]
+            sets = [read_examples(score, self.split, self.most) for score in self.scores]
         except InputError as error:
             return error
-        if len({(one.fingerprint, len(one.values)) for one in read}) > 1:
+        if len({(examples.fingerprint, len(examples.values)) for examples in sets}) > 1:
             return InputError(f"the {self.split} examples are not the same")
-        values_SN = np.stack([linearize(one) for one in read])
-        return ExampleTable(read[0].fingerprint, values_SN, sum(one.is_degenerate for one in read))
+        values_SN = np.stack([linearize(examples) for examples in sets])
+        return ExampleTable(sets[0].fingerprint, values_SN, sum(examples.is_degenerate for examples in sets))
 
     @property
     def table(self) -> ExampleTable | None:

@@ -54,7 +54,7 @@ split_kind = CandidateSplit
 def encode_pairs(tokenizer: HashedTokenizer, pairs: Sequence[tuple[str, str]], max_length: int) -> TokenizedTexts:
     """Queries and documents as the tokenizer's own pairs, each closed; of a pair that is too long the longer is cut."""
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-    ids = dict(zip(texts, (found for found, _ in tokenize(tokenizer, texts)), strict=True))
+    ids = dict(zip(texts, (tokens for tokens, _ in tokenize(tokenizer, texts)), strict=True))
     closing, room = np.array([tokenizer.closing], np.int32), tokenizer.room(max_length) - 1
     parts, cut = [], []
     for number, (query, document) in enumerate(pairs):
@@ -77,7 +77,7 @@ def encode_task(data: Collection, tokenizer: HashedTokenizer, config: FinetuneCo
         searched = data.judged_documents[name] if config.judged_only else ids
         judged = {query: data.relevance[name][query] for query in data.queries if query in data.relevance[name]}
         ranked = rank_documents(data, own, list(judged), searched)
-        groups = [(query, some) for query, some in ranked.items() if some]
+        groups = [(query, candidates) for query, candidates in ranked.items() if candidates]
         splits[name] = encode_groups(data, groups, judged, tokenizer, config)
     return EncodedTask(splits, data.left_out)
 
@@ -85,12 +85,12 @@ def encode_task(data: Collection, tokenizer: HashedTokenizer, config: FinetuneCo
 def rank_documents(
     data: Collection, own: Set[str], queries: Sequence[str], documents: Sequence[str]
 ) -> dict[str, list[str]]:
-    """BM25's best documents of each query, without the query itself where it is one of its `own`."""
-    texts, asked = [data.documents[id] for id in documents], [data.queries[id] for id in queries]
+    """BM25 ranks the documents for each query. A query that is a document too (`own`) does not find itself."""
+    texts, questions = [data.documents[id] for id in documents], [data.queries[id] for id in queries]
     ranked = {}
-    for query, hits in zip(queries, search_bm25(texts, asked, CANDIDATES + bool(own)), strict=True):
-        some = [documents[at] for at, _ in hits]
-        ranked[query] = [id for id in some if id != query or query not in own][:CANDIDATES]
+    for query, hits in zip(queries, search_bm25(texts, questions, CANDIDATES + bool(own)), strict=True):
+        candidates = [documents[at] for at, _ in hits]
+        ranked[query] = [id for id in candidates if id != query or query not in own][:CANDIDATES]
     return ranked
 
 
@@ -100,11 +100,11 @@ def group_training(data: Collection, own: Set[str]) -> list[tuple[str, list[str]
     right: dict[str, list[str]] = {}
     for query, document in data.train:
         right.setdefault(query, []).append(document)
-    found = rank_documents(data, own, list(right), ids) if right else {}
+    ranked = rank_documents(data, own, list(right), ids) if right else {}
     groups = []
     for number, (query, document) in enumerate(data.train):
         known = {*right[query], *({query} & own)}
-        wrong = [id for id in found[query] if id not in known]
+        wrong = [id for id in ranked[query] if id not in known]
         groups.append((query, [document, *draw_wrong(wrong, known, ids, number)]))
     return groups
 
