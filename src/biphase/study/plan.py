@@ -194,13 +194,13 @@ def list_models(study: Study, paths: Mapping[str, ArmPath]) -> tuple[EvaluatedMo
     # By name, for a checkpoint that is named twice is one model.
     before_decay: dict[str, EvaluatedModel] = {}
     for intermediate in study.intermediate:
-        pooled = {path.arm.pooled_name for path in paths.values()}
+        chosen: list[ArmPath] = []
         for name in intermediate.arms:
-            if name not in pooled:
+            seeds = [path for path in paths.values() if path.arm.pooled_name == name]
+            if not seeds:
+                pooled = {path.arm.pooled_name for path in paths.values()}
                 raise InputError(f"intermediate: unknown arm '{name}'{nearest(name, pooled)}")
-        chosen = []
-        for name in intermediate.arms:
-            chosen += [path for path in paths.values() if path.arm.pooled_name == name]
+            chosen += seeds
         for path in chosen:
             name = path.arm.name
             for count in intermediate.steps:

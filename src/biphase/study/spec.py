@@ -13,7 +13,7 @@ What these short forms cannot say has a name and a list of phases in the study's
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -95,13 +95,34 @@ def read_curriculum(
     Raises `InputError` for what is neither of the two, and for a phase that no recipe could have.
     """
     if text in named:
-        return read_named_phases(named[text], mask_probability)
-    long_form = text
+        phases, repeat = named[text].phases, named[text].repeat
+    else:
+        phases, repeat = tuple(read_short_form(text, named)), 1
+    one_round = []
+    for number, phase in enumerate(phases):
+        where = f"curriculum '{text}', phase {number}"
+        if ("steps" in phase) == ("share" in phase):
+            raise InputError(f"{where} needs either steps or share")
+        settings = {"steps": read_steps(phase.get("steps", 1))}
+        if phase.get("objective") != "clm":
+            settings["mask_probability"] = mask_probability
+        settings |= {key: value for key, value in phase.items() if key not in ("steps", "share")}
+        share = phase.get("share")
+        if "share" in phase:
+            if isinstance(share, bool) or not isinstance(share, int | float | Fraction) or not 0 < share <= 1:
+                raise InputError(f"{where}: share is {share!r}, not a number above 0 and up to 1")
+            share = Fraction(str(share)) / repeat  # a round's shares are of the budget of that round
+        one_round.append((parse_config(Phase, settings, origin=where), share))
+    return tuple(one_round) * repeat
+
+
+def read_short_form(text: str, named: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """The phases of a short form, as a named curriculum has them. `named` are what else could have been meant."""
+    long_form, where = text, f"curriculum '{text}'"
     if split := SPLIT_IN_SHARES.fullmatch(text):
         long_form = f"{split[1]}% clm + {split[2]}% mlm"
     elif split := SPLIT_IN_STEPS.fullmatch(text):
         long_form = f"{split[1]} clm + {split[2]} mlm"
-    templates = []
     for piece in long_form.split("+"):
         match = SHORT_PHASE.fullmatch(piece.strip())
         if match is None or match["objective"] not in SHORT_OBJECTIVES:
@@ -109,50 +130,22 @@ def read_curriculum(
                 f"unknown curriculum '{text}'{nearest(text, [*named, *SHORT_OBJECTIVES])}; short forms are such as "
                 "mlm30, 25/75, 5k+17k and 40k clm + 2k mlm20"
             )
-        where = f"curriculum '{text}'"
         amount, unit, objective, percent, to = match.group("amount", "unit", "objective", "percent", "to")
-        settings: dict[str, Any] = {"objective": objective}
+        phase: dict[str, Any] = {"objective": objective}
         if objective == "clm" and percent:
             raise InputError(f"{where}: clm masks nothing; write clm, not clm{percent}")
         if to:
-            settings["mask_probability"] = {"from": float(percent) / 100, "to": float(to) / 100}
-        elif objective != "clm":
-            settings["mask_probability"] = float(percent) / 100 if percent else mask_probability
-        # Without an amount, a phase has all of the budget.
-        if amount is None or unit == "%":
-            templates.append(make_template(settings, None, Fraction(amount or "100") / 100, where))
-            continue
-        steps = Fraction(amount) * (1000 if unit == "k" else 1)
-        if steps.denominator != 1:
+            phase["mask_probability"] = {"from": float(percent) / 100, "to": float(to) / 100}
+        elif percent:
+            phase["mask_probability"] = float(percent) / 100
+        steps = Fraction(amount or 1) * (1000 if unit == "k" else 1)
+        if amount is None or unit == "%":  # without an amount, a phase has all of the budget
+            phase["share"] = Fraction(amount or 100) / 100
+        elif steps.denominator != 1:
             raise InputError(f"{where}: {amount}{unit} is no whole number of steps")
-        templates.append(make_template(settings, int(steps), None, where))
-    return tuple(templates)
-
-
-def read_named_phases(curriculum: NamedCurriculum, mask_probability: float) -> tuple[PhaseTemplate, ...]:
-    """The phases of all rounds: a round's shares are of the budget of that round."""
-    one_round = []
-    for number, given in enumerate(curriculum.phases):
-        where = f"curriculum '{curriculum.name}', phase {number}"
-        if ("steps" in given) == ("share" in given):
-            raise InputError(f"{where} needs either steps or share")
-        settings = {key: value for key, value in given.items() if key not in ("steps", "share")}
-        if settings.get("objective") != "clm":
-            settings = {"mask_probability": mask_probability, **settings}
-        if "steps" in given:
-            one_round.append(make_template(settings, read_steps(given["steps"]), None, where))
-            continue
-        share = given["share"]
-        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
-            raise InputError(f"{where}: share is {share!r}, not a number above 0 and up to 1")
-        one_round.append(make_template(settings, None, Fraction(str(share)) / curriculum.repeat, where))
-    return tuple(one_round) * curriculum.repeat
-
-
-def make_template(settings: Mapping[str, Any], steps: Any, share: Fraction | None, where: str) -> PhaseTemplate:
-    """The template of a phase in `steps` or of a `share`. Raises `InputError` for what a recipe would refuse."""
-    tree = {**settings, "steps": steps if share is None else 1}
-    return parse_config(Phase, tree, origin=where), share
+        else:
+            phase["steps"] = int(steps)
+        yield phase
 
 
 def fill_budget(templates: tuple[PhaseTemplate, ...], budget: int | None, where: str) -> tuple[Phase, ...]:
