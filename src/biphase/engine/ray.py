@@ -64,16 +64,14 @@ def kept_to_this_machine() -> Iterator[None]:
 
 @contextmanager
 def tamed() -> Iterator[None]:
-    """Have Ray not print what raylets say of a lost node, in pages on stdout: `RayPool` tells it in a line. And have it
-    start no cluster in place of one that was lost."""
-    from ray._private import auto_init_hook, worker
+    """Have Ray not print what raylets say of a lost node, in pages on stdout: `RayPool` tells it in a line."""
+    from ray._private import worker
 
-    before = worker.print_to_stdstream, auto_init_hook.enable_auto_connect
-    worker.print_to_stdstream, auto_init_hook.enable_auto_connect = lambda *_, **__: None, False
+    before, worker.print_to_stdstream = worker.print_to_stdstream, lambda *_, **__: None
     try:
         yield
     finally:
-        worker.print_to_stdstream, auto_init_hook.enable_auto_connect = before
+        worker.print_to_stdstream = before
 
 
 def connect_ray(address: str | None) -> None:
@@ -143,13 +141,6 @@ def share_nodes(nodes: Sequence[dict[str, float]], engine: Engine, num_units: in
     workers = min(engine.workers or sum(count // engine.devices_per_worker for count in cores) or 1, num_units)
     fitting = [cpus for cpus in range(1, max(cores) + 1) if sum(count // cpus for count in cores) >= workers]
     return workers, max(fitting, default=1), 0
-
-
-def has_client() -> bool:
-    """Whether this process has reached its cluster through `ray://`."""
-    from ray.util import client
-
-    return client.ray.is_connected()
 
 
 class Head:
@@ -291,6 +282,7 @@ class RayPool:
         self.waiting_since, self.is_told = time.monotonic(), False
         """Since when no worker has a place, and whether that was said."""
         try:
+            os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # no new cluster in place of one that was lost
             try:
                 import ray
             except ImportError:
@@ -304,7 +296,8 @@ class RayPool:
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             self.limit, self.cpus, self.gpus = share_nodes(nodes, engine, num_units)
             seen = None if folder is None else self.cleared.enter_context(visible_file(folder.resolve()))
-            self.head = Head("" if has_client() else ray.get_runtime_context().gcs_address)
+            is_client = ray.util.client.ray.is_connected()  # through `ray://`
+            self.head = Head("" if is_client else ray.get_runtime_context().gcs_address)
         except BaseException:  # Ctrl-C too: a cluster that was started here must not stay behind
             self.cleared.close()
             raise

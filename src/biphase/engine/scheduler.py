@@ -14,7 +14,7 @@ import re
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -72,7 +72,7 @@ def run_units(
     """
     queue = UnitQueue(list(units), waits_for_busy)
     grace()  # what cannot be read is told before anything starts
-    return run_here(queue, on_progress) if engine.workers == 0 else run_in_workers(queue, engine, folder, on_progress)
+    return run_here(queue, on_progress) if engine.workers == 0 else schedule(queue, engine, folder, on_progress)
 
 
 def run_here(queue: UnitQueue, on_progress: Listener) -> Generator[Outcome, None, None]:
@@ -98,54 +98,50 @@ class Worker:
     since: float = 0.0
 
 
-def run_in_workers(
+def schedule(
     queue: UnitQueue, engine: Engine, folder: Path | None, on_progress: Listener
 ) -> Generator[Outcome, None, None]:
     if not queue.num_left:
         return
     make_pool = partial(RayPool, folder=folder) if engine.kind == "ray" else LocalPool
     with sigterm_stops(), closing(make_pool(engine, queue.num_left)) as pool:
-        yield from schedule(queue, pool, on_progress)
-
-
-def schedule(queue: UnitQueue, pool: LocalPool | RayPool, on_progress: Listener) -> Iterator[Outcome]:
-    workers: dict[int, Worker] = {}
-    failed_starts = 0
-    while queue.num_left:
-        # 1. Start workers for the ready units that no idle or starting one will take.
-        queue.readmit()
-        needed = queue.num_ready - sum(worker.unit is None for worker in workers.values())
-        free = [number for number in range(pool.limit) if number not in workers]
-        for number in free[: max(needed, 0)]:
-            pool.start(number)
-            workers[number] = Worker()
-        hand_out(queue, pool, workers)
-        if not workers:
-            queue.sleep()
-        # 2. Hear what they say: how far a unit is, what came of it, that they are ready, that they end.
-        over: list[Outcome] = []
-        for number, (kind, said) in pool.listen():
-            worker = workers[number]
-            if kind == "progress":
+        workers: dict[int, Worker] = {}
+        failed_starts = 0
+        while queue.num_left:
+            # 1. Start workers for the ready units that no idle or starting one will take.
+            queue.readmit()
+            needed = queue.num_ready - sum(worker.unit is None for worker in workers.values())
+            free = [number for number in range(pool.limit) if number not in workers]
+            for number in free[: max(needed, 0)]:
+                pool.start(number)
+                workers[number] = Worker()
+            hand_out(queue, pool, workers)
+            if not workers:
+                queue.sleep()
+            # 2. Hear what they say: how far a unit is, what came of it, that they are ready, that they end.
+            over: list[Outcome] = []
+            for number, (kind, said) in pool.listen():
+                worker = workers[number]
+                if kind == "progress":
+                    if worker.unit is not None:
+                        on_progress(worker.unit.name, said)
+                    continue
                 if worker.unit is not None:
-                    on_progress(worker.unit.name, said)
-                continue
-            if worker.unit is not None:
-                num_running = sum(other.unit is not None for other in workers.values())
-                seconds = time.monotonic() - worker.since if said.worker_died else said.seconds
-                over += queue.settle(replace(said, name=worker.unit.name, seconds=seconds, num_running=num_running))
-                worker.unit = None
-            elif not worker.is_ready:
-                worker.is_ready = kind == "ready"
-                failed_starts = 0 if worker.is_ready else failed_starts + 1
-                if failed_starts == START_ATTEMPTS:
-                    raise InputError(f"workers do not start: {said.error}")
-            if kind == "ended":
-                del workers[number]
-                queue.holders[worker.affinity] -= 1
-                pool.end([number])
-        hand_out(queue, pool, workers)  # before the caller takes its time with the outcomes
-        yield from over
+                    num_running = sum(other.unit is not None for other in workers.values())
+                    seconds = time.monotonic() - worker.since if said.worker_died else said.seconds
+                    over += queue.settle(replace(said, name=worker.unit.name, seconds=seconds, num_running=num_running))
+                    worker.unit = None
+                elif not worker.is_ready:
+                    worker.is_ready = kind == "ready"
+                    failed_starts = 0 if worker.is_ready else failed_starts + 1
+                    if failed_starts == START_ATTEMPTS:
+                        raise InputError(f"workers do not start: {said.error}")
+                if kind == "ended":
+                    del workers[number]
+                    queue.holders[worker.affinity] -= 1
+                    pool.end([number])
+            hand_out(queue, pool, workers)  # before the caller takes its time with the outcomes
+            yield from over
 
 
 def hand_out(queue: UnitQueue, pool: LocalPool | RayPool, workers: dict[int, Worker]) -> None:
