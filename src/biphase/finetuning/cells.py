@@ -32,7 +32,7 @@ FileStamps = tuple[tuple[str, int, int], ...]
 """Path, size and time of change of each file that decides what an encoder does."""
 
 fetch_once = lru_cache(fetch_model)
-"""A grid asks for the same model again and again."""
+"""Cached, for a grid asks for the same model again and again."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class ModelFingerprint:
 
 
 def identify(name: str) -> ModelFingerprint:
-    """Find out what names the cells of a model. Raises `InputError` where its folder lacks what fine-tuning needs."""
+    """Read what names the cells of a model. Raises `InputError` where its folder lacks what fine-tuning needs."""
     folder = find_folder(name)
     stamps = stamp_files(folder)
     return ModelFingerprint(hash_files(stamps), count_positions(read_model_config(folder)), folder, stamps)
@@ -62,12 +62,12 @@ def find_folder(name: str) -> Path:
     Raises `InputError` naming what is missing there (configuration, weights as safetensors, tokenizer), or what in a
     folder that biphase wrote is not as it was written.
     """
-    found = find_model(name)
-    folder = Path(found)
+    address = find_model(name)
+    folder = Path(address)
     if not folder.is_dir():
-        if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?(@.*)?", found):  # `./x` as it is: a path is never an id
+        if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?(@.*)?", address):  # `./x` as it is: a path is never an id
             raise InputError(f"{name} is neither a run, nor a folder, nor a hub id")
-        folder = fetch_once(found)
+        folder = fetch_once(address)
     if not (folder / "config.json").exists():
         raise InputError(f"{name} has no config.json: it is not a Hugging Face model folder")
     refuse_pickles(folder)
@@ -171,8 +171,8 @@ def find_task_sources(name: str, data_dirs: DataDirs) -> tuple[TaskSource, TaskS
     """The data that a task is trained on and the data that it is evaluated on: mostly the same."""
 
     def source_of(task: Task) -> TaskSource:
-        given = dir_of(task, data_dirs)
-        return find_source(task, None if given is None else Path(given))
+        folder = dir_of(task, data_dirs)
+        return find_source(task, None if folder is None else Path(folder))
 
     task = find_task(name)
     evaluation = source_of(task)

@@ -222,9 +222,9 @@ class Candidate:
     tokens: float
     """Tokens of training; read `epochs` times, where the text is known."""
     epochs: float
-    flops: float
-    loss: float = math.nan
+    loss: float
     """What the scaling law predicts, for comparing presets and nothing else; nan for a network that is continued."""
+    flops: float
 
     @property
     def parameters(self) -> int:
@@ -273,7 +273,7 @@ def spend(
     unique = text.unique_tokens(shape.vocab_size) if text else math.inf
     each = mean_token_flops(shape, scale_curriculum(curriculum, mask, 10_000), context)
     tokens = min(budget / each, MOST_EPOCHS * unique)
-    return Candidate(name, shape, context, curriculum, mask, tokens, tokens / unique, tokens * each)
+    return Candidate(name, shape, context, curriculum, mask, tokens, tokens / unique, math.nan, tokens * each)
 
 
 def choose_candidate(candidates: Sequence[Candidate], budget: float) -> Candidate:

@@ -54,15 +54,15 @@ class StudyFolder:
 
 def claim_study_folder(path: Path, study: Study) -> StudyFolder:
     """The folder, with the study in it. Raises `InputError` when it is another study's."""
-    kept = path / "study.yaml"
-    if kept.exists():
-        name = read_yaml(kept).get("name")
+    file = path / "study.yaml"
+    if file.exists():
+        name = read_yaml(file).get("name")
         if name != study.name:
             raise InputError(
                 f"{path} is the folder of the study '{name}', not of '{study.name}'; choose another folder"
             )
     path.mkdir(parents=True, exist_ok=True)
-    write_text(kept, study_text(study))
+    write_text(file, study_text(study))
     return StudyFolder(path)
 
 
@@ -81,12 +81,12 @@ def keep_order(study: Study, path: Path) -> Study:
         group.model_copy(update={"pretraining_seeds": settle(group.pretraining_seeds, begun.get(group.group))})
         for group in study.arms
     ]
-    own = settle(study.pretraining_seeds, before.get("pretraining_seeds"))
-    return study.model_copy(update={"arms": tuple(arms), "pretraining_seeds": own})
+    seeds = settle(study.pretraining_seeds, before.get("pretraining_seeds"))
+    return study.model_copy(update={"arms": tuple(arms), "pretraining_seeds": seeds})
 
 
 def study_text(study: Study) -> str:
-    """A study as its folder keeps it."""
+    """The text of `study.yaml` in a study's folder."""
     return yaml.safe_dump(study.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
@@ -132,13 +132,13 @@ def find_step(folder: StudyFolder, run: PlannedRun, step: int) -> str | None:
 
 def reach_step(folder: StudyFolder, run: PlannedRun, step: int) -> str:
     """As `find_step`. Raises `BusyError` while another process is at the run, `InputError` where none is."""
-    found = find_step(folder, run, step)
-    if found is not None:
-        return found
+    reference = find_step(folder, run, step)
+    if reference is not None:
+        return reference
     is_busy = any(map(is_locked, [folder.lock(run.name), *folder.runs.glob(f"{run.name}-????????/.lock")]))
-    found = find_step(folder, run, step)  # what was finished meanwhile
-    if found is not None:
-        return found
+    reference = find_step(folder, run, step)  # what was finished meanwhile
+    if reference is not None:
+        return reference
     if is_busy:
         raise BusyError(f"another process makes {run.name}@{step}")
     raise InputError(f"{run.name}@{step} is no longer there; the same command makes it again")
@@ -157,7 +157,7 @@ def needed_steps(plan: Plan, folder: StudyFolder, run: PlannedRun) -> list[int]:
 
 
 def is_needed(plan: Plan, folder: StudyFolder, checkpoint: Checkpoint) -> bool:
-    """A model is always; a branch point until all that begins there is complete."""
+    """Whether a checkpoint is a model, or the beginning of a run that is not complete."""
     return bool(checkpoint.models) or not all(
         is_complete(plan, folder, plan.runs[name]) for name in checkpoint.needed_by
     )
@@ -211,18 +211,18 @@ def read_state(plan: Plan, folder: StudyFolder) -> StudyState:
         keys = {}
         for cell in cells[model.name]:
             keys[cell.name] = keys_of(cell.task, cell.evaluates, cell.config, fingerprint.max_length)
-        asked = set().union(*keys.values())
-        read, current, seen = read_scores(folder.scores(model.name)), [], set[ScoreKey]()
+        all_keys = set().union(*keys.values())
+        read, current, matched = read_scores(folder.scores(model.name)), [], set[ScoreKey]()
         for score in read.scores:
             # It may have been asked for with its precision, or with whatever the machine has units for.
             name = f"{score.trained_on} {score.task}" if score.trained_on.startswith(EMBED) else score.task
             task, precision, rest = score_key(name, score.config)
-            own = {(task, precision, rest), (task, "auto", rest)}
-            if (score.model_hash, score.protocol) == (fingerprint.hash, PROTOCOL) and own & asked:
+            keys_of_score = {(task, precision, rest), (task, "auto", rest)}
+            if (score.model_hash, score.protocol) == (fingerprint.hash, PROTOCOL) and keys_of_score & all_keys:
                 current.append(score)
-                seen |= own
+                matched |= keys_of_score
         scores[model.name] = ScoreSet(tuple(current), read.broken)
-        scored |= {name for name, wanted in keys.items() if wanted <= seen}
+        scored |= {name for name, wanted in keys.items() if wanted <= matched}
     records, trained, begun = dict[str, TrainedRecord](), set[str](), dict[str, int]()
     for name, run in plan.runs.items():
         if record := find_record(folder, run):
@@ -266,14 +266,14 @@ def list_sets(data: Data) -> list[str]:
 
 def refuse_other_text(state: StudyState) -> None:
     """Raises `InputError` where a run was trained on other text than its shards hold; they may be gone."""
-    known: dict[str, str] = {}
+    fingerprints: dict[str, str] = {}
     for name, record in state.records.items():
         for path, content in zip(list_sets(state.plan.runs[name].recipe.data), record.text or (), strict=False):
-            if path not in known:
+            if path not in fingerprints:
                 is_there = (Path(path) / "manifest.json").exists()
-                known[path] = read_shard_manifest(Path(path)).fingerprint if is_there else ""
-            if known[path] and content != known[path]:
+                fingerprints[path] = read_shard_manifest(Path(path)).fingerprint if is_there else ""
+            if fingerprints[path] and content != fingerprints[path]:
                 raise InputError(
                     f"run {name} was trained on other text ({content[:8]}) than {path} holds now "
-                    f"({known[path][:8]}): put that text back, or choose another folder for the study"
+                    f"({fingerprints[path][:8]}): put that text back, or choose another folder for the study"
                 )

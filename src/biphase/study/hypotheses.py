@@ -213,11 +213,11 @@ def hypotheses_json(plan: Plan, folder: Path, findings: Sequence[Finding]) -> st
     judged = []
     for hypothesis, finding in zip(plan.study.hypotheses, findings, strict=True):
         inequalities = []
-        for one in finding.inequalities:
-            values = (one.estimate, one.low, one.high, one.bound, one.p_value, one.adjusted)
-            known = (None if math.isnan(value) else value for value in values)  # nan is no JSON
-            shown = dict(zip(("estimate", "low", "high", "bound", "p", "adjusted_p"), known, strict=True))
-            inequalities.append({"label": one.label, **shown, "verdict": one.verdict})
+        for claim in finding.inequalities:
+            numbers = {"estimate": claim.estimate, "low": claim.low, "high": claim.high, "bound": claim.bound}
+            numbers |= {"p": claim.p_value, "adjusted_p": claim.adjusted}
+            shown = {key: None if math.isnan(value) else value for key, value in numbers.items()}  # nan is no JSON
+            inequalities.append({"label": claim.label, **shown, "verdict": claim.verdict})
         said = hypothesis.model_dump(mode="json")
         judged.append({**said, "verdict": finding.verdict, "inequalities": inequalities, "needs": finding.needs})
     declared = describe_declaration(plan, folder)

@@ -180,16 +180,16 @@ def compare_curricula(plan: Plan, place: StudyFolder) -> list[Evidence]:
     tasks = {result.dataset for result in results}
     scores = {(r.arm.name, r.dataset): r for r in results if r.metric == "standard"}
     tables = {table.name for table in plan.study.curricula}
-    found: dict[tuple[str, int], dict[str, Terms]] = {}
+    by_spot: dict[tuple[str, int], dict[str, Terms]] = {}
     for arm in plan.of_first_seed.arms.values():
         own = [scores[arm.name, task] for task in tasks if (arm.name, task) in scores]
         if arm.parent is None and not arm.settings and arm.curriculum not in tables and len(own) == len(tasks) > 0:
             terms: Terms = [(1 / len(own), score) for score in own]
-            found.setdefault((arm.model, arm.recipe.tokens_before(arm.recipe.num_steps)), {})[arm.curriculum] = terms
-    if not found:
+            by_spot.setdefault((arm.model, arm.recipe.tokens_before(arm.recipe.num_steps)), {})[arm.curriculum] = terms
+    if not by_spot:
         return []
-    network, tokens = max(found, key=lambda spot: (len(found[spot]), spot[1]))
-    return [replace(item, tokens=tokens) for item in weigh_evidence(found[network, tokens])]
+    network, tokens = max(by_spot, key=lambda spot: (len(by_spot[spot]), spot[1]))
+    return [replace(item, tokens=tokens) for item in weigh_evidence(by_spot[network, tokens])]
 
 
 def weigh_evidence(curricula: Mapping[str, Terms]) -> list[Evidence]:
@@ -197,12 +197,12 @@ def weigh_evidence(curricula: Mapping[str, Terms]) -> list[Evidence]:
     the test of all verdicts: over seeds of pretraining and fine-tuning and over test examples, as far as they are
     known."""
     means = {name: seed_interval(terms) for name, terms in curricula.items()}
-    found = [Evidence(name, 100 * mean.value, 100 * mean.half_width) for name, mean in means.items()]
-    encoders = [item for item in found if item.objectives[-1] != "clm"] or found
+    evidence = [Evidence(name, 100 * mean.value, 100 * mean.half_width) for name, mean in means.items()]
+    encoders = [item for item in evidence if item.objectives[-1] != "clm"] or evidence
     best = curricula[max(encoders, key=lambda item: item.mean).curriculum]
     return [
         replace(item, is_behind=contrast(combine((1, best), (-1, curricula[item.curriculum]))).side == "above")
-        for item in found
+        for item in evidence
     ]
 
 

@@ -152,7 +152,7 @@ def train_by_torchrun(recipe: Recipe, folder: StudyFolder, processes: int) -> Pa
     command = [sys.executable, "-m", "biphase.distributed", "--standalone", f"--nproc-per-node={processes}"]
     command += ["-m", "biphase", "pretrain", str(recipe_file), "--runs", str(folder.runs)]
     log = folder.runs / f"{recipe.name}.log"
-    asked: list[int] = []
+    signals: list[int] = []
     with open(log, "ab") as file:
         begin = file.tell()
         # It ends with this process, however that ends: BIPHASE_PARENT.
@@ -160,24 +160,24 @@ def train_by_torchrun(recipe: Recipe, folder: StudyFolder, processes: int) -> Pa
         child = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
 
         def pass_on(number: int) -> None:
-            if not asked:
+            if not signals:
                 err.print(f"waiting up to {grace():.0f} s for {processes} processes to save their state", markup=False)
-            asked.append(number)
+            signals.append(number)
             child.terminate()
 
         with stop_signals(pass_on):
             code = child.wait()
     lines = log.read_bytes()[begin:].decode(errors="replace").splitlines()
-    told = next((line for line in reversed(lines) if line.startswith("biphase: ")), (lines or [""])[-1])
-    told = told.removeprefix("biphase: ")
-    if asked or code == 128 + signal.SIGTERM:
-        raise StoppedError(told or STOPPED, *asked[:1])
+    last_words = next((line for line in reversed(lines) if line.startswith("biphase: ")), (lines or [""])[-1])
+    last_words = last_words.removeprefix("biphase: ")
+    if signals or code == 128 + signal.SIGTERM:
+        raise StoppedError(last_words or STOPPED, *signals[:1])
     if code == EXIT_BUSY:
-        raise BusyError(told)
+        raise BusyError(last_words)
     if code:
-        raise InputError(f"torchrun ended with exit code {code}: {told}; see {log}")
-    said = {Path(line).name for line in lines}  # `pretrain` says the folder of its run
-    done = [path for path in folder.runs.glob(f"{recipe.name}-????????") if path.name in said and Run(path).is_done]
+        raise InputError(f"torchrun ended with exit code {code}: {last_words}; see {log}")
+    printed = {Path(line).name for line in lines}  # `pretrain` says the folder of its run
+    done = [path for path in folder.runs.glob(f"{recipe.name}-????????") if path.name in printed and Run(path).is_done]
     if len(done) != 1:
         raise InputError(f"torchrun ended well but did not say which run is done; see {log}")
     return done[0]

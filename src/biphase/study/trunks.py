@@ -132,15 +132,15 @@ class TrunkIndex:
         #   60 clm + 100 mlm  | 60 clm + 80 mlm    → 140: equal first phases, and the shorter one of the second
         #   60 clm + 100 mlm  | 60 clm + 80 mlm20  →  60: the second phases have nothing in common
         # and not beyond the step where either's rate begins to fall, and not a part of the warm-up.
-        found: list[tuple[int, int, str]] = []
+        shared: list[tuple[int, int, str]] = []
         for beginning, end in beginnings(path):
             if beginning not in self.reached:
                 break
             farthest, wanted = self.reached[beginning], min(end, path.flat_end - path.origin)
             far_enough = bisect_left(farthest, (wanted, -1, ""))
             reach, number, name = farthest[min(far_enough, len(farthest) - 1)]
-            found.append((min(reach, wanted), -number, name))
-        common, _, name = max(found, default=(0, 0, ""))
+            shared.append((min(reach, wanted), -number, name))
+        common, _, name = max(shared, default=(0, 0, ""))
         return (name, common) if common >= max(1, path.arm.recipe.schedule.warmup_steps) else (None, 0)
 
 
@@ -254,7 +254,7 @@ def cut_phases(phases: tuple[Phase, ...], steps: Collection[int]) -> Iterator[tu
 
 
 def phases_between(phases: tuple[Phase, ...], first: int, last: int) -> tuple[Phase, ...]:
-    """What of a training lies between two of its steps: clm 60, mlm 100 between 20 and 150 → clm 40, mlm 90."""
+    """The part of a training between two of its steps: clm 60, mlm 100 between 20 and 150 → clm 40, mlm 90."""
     pieces = cut_phases(phases, (first, last))
     return tuple(phase for begin, end, phase in pieces if first <= begin and end <= last)
 
