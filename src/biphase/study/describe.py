@@ -236,18 +236,19 @@ def describe_power(plan: Plan, evaluation: Evaluation) -> Iterator[str]:
     if max(seeds) < 2:
         yield "one seed each: no difference will be told from noise"
         return
-    counts = dict[str, int]()
+    counts, examples = dict[str, int](), dict[str, str]()
     for name in sorted(evaluation.tasks):
-        if find_task(name).family != "retrieval":  # whose tokens are those of documents
-            size = task_size(name)
+        task, size = find_task(name), task_size(name)
+        if task.family != "retrieval":  # whose tokens are those of documents
             num = size.evaluated_tokens / 2 / max(size.example_tokens, 1)
-            counts[find_task(name).name] = max(int(float(f"{num:.2g}")), 1)
+            counts[task.name] = max(int(float(f"{num:.2g}")), 1)
+            examples[task.name] = f"{counts[task.name]:,} examples" + ("" if task.size else ", a guess")
     ends = sorted({*counts}, key=counts.__getitem__)[:: max(len(counts) - 1, 1)]  # the first and the last
     for who, noise in USUAL_NOISE.items() if ends else ():
-        told = [
-            f"{100 * smallest_difference(*seeds, counts[name], noise):.1f} points on {name} ({counts[name]:,} examples)"
-            for name in ends
-        ]
+        told = []
+        for name in ends:
+            points = 100 * smallest_difference(*seeds, counts[name], noise)
+            told.append(f"{points:.1f} points on {name} ({examples[name]})")
         moved = f"{100 * noise[0]:g} points between pretraining seeds and {100 * noise[1]:g} between fine-tuning seeds"
         yield f"finds differences of about {show_list(told)} ({POWER:.0%} power) if scores vary by {moved}, as of {who}"
     if plan.num_seeds == 2:
