@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from biphase.api.grids import fields_of
 from biphase.config import load_config, read_yaml
 from biphase.corpus.shards import SHARD_SPLITS, ShardSet, count_near_copies
 from biphase.embedding.recipe import EmbeddingRecipe
@@ -41,13 +42,13 @@ def inspect(folder: str | Path, *, verify: bool = False, near_copies: bool = Fal
     if not path.is_dir():
         raise InputError(f"{path} is not a folder")
     kind = find_kind(path)
-    asked = {"shards": {"verify": verify, "near_copies": near_copies}, "run": {"verify": verify}}
+    options = {"shards": {"verify": verify, "near_copies": near_copies}, "run": {"verify": verify}}
     head = {"kind": kind, "path": str(path)}
-    marks = sorted(path.rglob(MARK)) if verify else []
-    for mark in marks:
-        refuse_damaged(mark.parent, ANEW)
-    head |= {"verified": "every hash agrees"} if marks else {}
-    return head | FOLDER_KINDS[kind][1](path, **asked.get(kind, {})) | head
+    if verify and (marks := sorted(path.rglob(MARK))):
+        for mark in marks:
+            refuse_damaged(mark.parent, ANEW)
+        head["verified"] = "every hash agrees"
+    return head | FOLDER_KINDS[kind][1](path, **options.get(kind, {})) | head
 
 
 def find_kind(path: Path) -> str:
@@ -77,20 +78,14 @@ def shard_facts(path: Path, *, verify: bool, near_copies: bool) -> Facts:
         for shards in sets:
             shards.verify()
     manifest = sets[0].manifest
-    facts: Facts = {
-        "content": manifest.fingerprint,
-        "tokenizer": manifest.tokenizer_hash,
-        "vocab_size": manifest.vocab_size,
-        "dtype": manifest.dtype,
-        "num_shards": len(manifest.shards),
-    }
+    facts: Facts = {"content": manifest.fingerprint, "tokenizer": manifest.tokenizer_hash}
+    facts |= fields_of(manifest, "vocab_size dtype") | {"num_shards": len(manifest.shards)}
     if manifest.duplicates is not None:
         facts["exact_copies"] = manifest.duplicates.model_dump()
     tokenizer = sets[0].tokenizer()
     for shards in sets:
         total = manifest.splits[shards.split]
-        names = ("documents", "tokens", "text_bytes", "empty_texts")
-        facts[shards.split] = {name: getattr(total, name) for name in names}
+        facts[shards.split] = fields_of(total, "documents tokens text_bytes empty_texts")
         if shards.num_documents:
             lengths = np.diff(shards.document_ends, prepend=0)
             facts[shards.split] |= {
@@ -141,10 +136,9 @@ def checkpoint_facts(path: Path) -> Facts:
     from biphase.pretraining.checkpoint import read_checkpoint_manifest
 
     manifest = read_checkpoint_manifest(path)
-    names = ("step", "is_decayed", "objective", "tokens_seen", "content")
-    facts = {"state": "whole", **{name: getattr(manifest, name) for name in names}}
+    facts = {"state": "whole", **fields_of(manifest, "step is_decayed objective tokens_seen content")}
     facts |= {"data": manifest.data_fingerprint, "tokenizer": manifest.tokenizer_hash}
-    return facts | {"parent": manifest.parent, "carried": list(manifest.carried)}
+    return facts | fields_of(manifest, "parent carried")
 
 
 def model_facts(path: Path) -> Facts:
@@ -157,35 +151,30 @@ def model_facts(path: Path) -> Facts:
         facts["sentence_transformers"] = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
     if (path / RECORD).exists():
         kept = read_json_as(path / RECORD, KeptRecord)
-        facts |= {"task": kept.task.name, "family": kept.task.family}
-        facts |= {"learning_rate": kept.config.learning_rate, "seed": kept.config.seed}
+        facts |= {"task": kept.task.name, "family": kept.task.family, **fields_of(kept.config, "learning_rate seed")}
     return facts
 
 
 def study_facts(path: Path) -> Facts:
     study = read_yaml(path / "study.yaml")
-    facts = {"name": study.get("name"), "title": study.get("title"), "question": study.get("question")}
-    runs = len(list((path / "trained").glob("*.json")))
-    failed = [file.stem for file in sorted((path / "failed").glob("*.json"))]
-    scores = len(list((path / "scores").glob("*/*/score.json")))
-    return {**facts, "trained_runs": runs, "scores": scores, "failed": failed}
+    return {
+        **{key: study.get(key) for key in ("name", "title", "question")},
+        "trained_runs": len(list((path / "trained").glob("*.json"))),
+        "scores": len(list((path / "scores").glob("*/*/score.json"))),
+        "failed": [file.stem for file in sorted((path / "failed").glob("*.json"))],
+    }
 
 
 def score_facts(path: Path) -> Facts:
     score = read_score(path)
-    names = ("model", "task", "metric", "metrics", "num_examples", "num_steps", "diverged", "seconds")
-    config = {key: getattr(score.config, key) for key in ("learning_rate", "seed")}
-    return {**{name: getattr(score, name) for name in names}, **config}
+    facts = fields_of(score, "model task metric metrics num_examples num_steps diverged seconds")
+    return facts | fields_of(score.config, "learning_rate seed")
 
 
 def scores_facts(path: Path) -> Facts:
-    found = read_scores(path)
-    return {
-        "scores": len(found.scores),
-        "models": list(found.models),
-        "tasks": list(found.tasks),
-        "broken": [f"{file} ({reason})" for file, reason in found.broken.items()],
-    }
+    score_set = read_scores(path)
+    broken = [f"{file} ({reason})" for file, reason in score_set.broken.items()]
+    return {"scores": len(score_set.scores), **fields_of(score_set, "models tasks"), "broken": broken}
 
 
 def cache_facts(path: Path) -> Facts:

@@ -48,50 +48,38 @@ if TYPE_CHECKING:
     from biphase.report.verdicts import SummaryRow, TaskComparison
 
 
+def fields_of(record: object, names: str) -> dict[str, Any]:
+    """Fields of a record as plain data."""
+    return {name: getattr(record, name) for name in names.split()}
+
+
 def summary_records(rows: "Iterable[SummaryRow]") -> list[dict[str, Any]]:
     """A record for each model on each task, in the order of the table: the task's best mean first."""
-    return [
-        {
-            "model": row.model,
-            "task": row.task,
-            "metric": row.metric,
-            "rate": row.rate,
-            "mean": row.interval.value,
-            "half_width": row.interval.half_width,
-            "paper_half_width": row.paper_interval.half_width,
-            "seeds": list(row.seeds),
+    records = []
+    for row in rows:
+        means: dict[str, Any] = {"mean": row.interval.value, "half_width": row.interval.half_width}
+        means |= {"paper_half_width": row.paper_interval.half_width, "seeds": list(row.seeds)}
+        counts: dict[str, Any] = {
             "num_cells": row.num_cells,
             "num_diverged": len(row.diverged),
             "num_missing": len(row.missing),
-            "num_degenerate": row.num_degenerate,
-            "spread": row.spread.value if row.spread else None,
         }
-        for row in rows
-    ]
+        counts |= {"num_degenerate": row.num_degenerate, "spread": row.spread.value if row.spread else None}
+        records.append(fields_of(row, "model task metric rate") | means | counts)
+    return records
 
 
 def comparison_records(comparisons: "Iterable[TaskComparison]") -> list[dict[str, Any]]:
     """A record for each task; differences are A minus B."""
     records = []
-    for one in comparisons:
-        difference = one.difference
-        records.append(
-            {
-                "task": one.task,
-                "metric": one.metric,
-                "model_a": one.model_a,
-                "model_b": one.model_b,
-                "mean_a": one.a.mean if one.a else None,
-                "mean_b": one.b.mean if one.b else None,
-                "difference": difference.value if difference else None,
-                "low": difference.low if difference else None,
-                "high": difference.high if difference else None,
-                "p_value": one.p_value,
-                "num_tasks": one.num_tasks,
-                "verdict": one.verdict,
-                "notes": list(one.notes),
-            }
-        )
+    for pair in comparisons:
+        means = {"mean_a": pair.a.mean if pair.a else None, "mean_b": pair.b.mean if pair.b else None}
+        interval = pair.difference
+        difference = dict.fromkeys(("difference", "low", "high"))
+        if interval is not None:
+            difference = {"difference": interval.value, "low": interval.low, "high": interval.high}
+        judged = fields_of(pair, "p_value num_tasks verdict") | {"notes": list(pair.notes)}
+        records.append(fields_of(pair, "task metric model_a model_b") | means | difference | judged)
     return records
 
 

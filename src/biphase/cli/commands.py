@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from cyclopts import Parameter
 from docstring_parser import parse
 from rich.console import RenderableType
-from rich.table import Table
 
 from biphase.api import finetuning, folders, grids, networks, studies, text
 from biphase.api.grids import to_json
@@ -24,7 +23,7 @@ from biphase.api.studies import OpenStudy
 from biphase.cli import doctor as machine
 from biphase.cli import init
 from biphase.cli.demo import run_demo
-from biphase.cli.evaluate import check_task, parse_data_dirs, print_evaluation, show_task, write_evaluation
+from biphase.cli.evaluate import check_task, parse_data_dirs, print_evaluation, print_rows, show_task, write_evaluation
 from biphase.config import MOST_REPEATS, parse_config
 from biphase.console import duration, err
 from biphase.console import out as console
@@ -457,14 +456,12 @@ def study_status(file: str, changes: Sequence[str], folder: Path | None, form: F
     name = study.planned.study.name
     if form == "json":
         return to_json({"study": name, "folder": str(study.folder), **progress})
-    table = Table(title=f"{name}: {study.folder}")
-    for column in ("what", "done", "begun", "failed", "of", "one worker needs"):
-        table.add_column(column, justify="left" if column == "what" else "right")
+    rows = []
     for line in progress["lines"]:
         left = "–" if line.seconds_left is None else duration(line.seconds_left)
         numbers = (line.done, line.running or "", line.failed or "", line.total)
-        table.add_row(line.name, *map(str, numbers), left if line.done < line.total else "")
-    console.print(table)
+        rows.append([line.name, *map(str, numbers), left if line.done < line.total else ""])
+    print_rows(("what", "done", "begun", "failed", "of", "one worker needs"), rows, f"{name}: {study.folder}")
     for told in (*progress["seeds"], *progress["notes"]):
         console.prose(told)
     for failure in progress["failed"]:

@@ -2,7 +2,7 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,11 +50,22 @@ def check_task(task: str, data_dir: Path | None = None) -> dict[str, Any]:
         "files": {part: [str(path) for path in paths] for part, paths in source.files.items()},
         "drawn": [] if isinstance(data, Collection) else [split for split in data.splits if split not in source.splits],
         "rows": collection_rows(data) if isinstance(data, Collection) else examples_rows(data),
-        "labels": {} if isinstance(data, Collection) else {split: count_labels(some) for split, some in named(data)},
+        "labels": {} if isinstance(data, Collection) else count_labels(data),
         "classes": list(data.task.classes),
         "left_out": data.left_out,
         "also_in_train": count_shared(data),
     }
+
+
+def print_rows(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
+    """A table for a person: what a row is of at the left, numbers at the right."""
+    table = Table(title=title)
+    for head in heads:
+        is_name = head in ("part", "model", "task", "what")
+        table.add_column(head, justify="left" if is_name else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    out.print(table)
 
 
 def show_task(facts: dict[str, Any]) -> None:
@@ -62,17 +73,12 @@ def show_task(facts: dict[str, Any]) -> None:
     out.prose(f"{facts['task']}: {facts['family'].replace('_', ' ')}, from {facts['source']}")
     for part, paths in facts["files"].items():
         out.prose(f"{part}: {', '.join(paths)}")
-    table = Table()
-    for column in facts["rows"][0]:
-        table.add_column(
-            column.replace("_", "\n", 1).replace("_", " "),
-            justify="left" if column == "part" else "right",
-            overflow="fold",
-        )
+    rows = []
     for row in facts["rows"]:
         drawn = " (drawn)" if row["part"] in facts["drawn"] else ""
-        table.add_row(row["part"] + drawn, *("" if cell is None else f"{cell:,.0f}" for cell in [*row.values()][1:]))
-    out.print(table)
+        rows.append([row["part"] + drawn, *("" if cell is None else f"{cell:,.0f}" for cell in [*row.values()][1:])])
+    heads = [column.replace("_", "\n", 1).replace("_", " ") for column in facts["rows"][0]]
+    print_rows(heads, rows)
     for part, counts in facts["labels"].items():
         out.prose(f"labels of {part}: {tell_labels(counts, facts['classes'])}")
     if facts["left_out"]:
@@ -86,10 +92,13 @@ def show_task(facts: dict[str, Any]) -> None:
             out.prose(f"{told}: the scores on {part} may be too high{remedy}")
 
 
-def named(data: TaskData[Any]) -> list[tuple[str, list[str]]]:
-    """The label, tags or kind of question of each example, by split."""
-    classes = data.task.classes
-    return [(split, [name for one in some for name in labels_of(one, classes)]) for split, some in data.splits.items()]
+def count_labels(data: TaskData[Any]) -> dict[str, dict[str, int]]:
+    """How often each label, tag or kind of question occurs in each split, the most frequent ones first."""
+    counts: dict[str, dict[str, int]] = {}
+    for split, examples in data.splits.items():
+        labels = (label for example in examples for label in labels_of(example, data.task.classes))
+        counts[split] = dict(Counter(labels).most_common())
+    return counts
 
 
 def examples_rows(data: TaskData[Any]) -> list[dict[str, Any]]:
@@ -145,11 +154,6 @@ def labels_of(example: AnyExample, classes: Sequence[str]) -> list[str]:
     return [classes[tag] for tag in example.tags]
 
 
-def count_labels(labels: Sequence[str]) -> dict[str, int]:
-    """How often each occurs, the most frequent ones first."""
-    return dict(Counter(labels).most_common())
-
-
 def tell_labels(counts: dict[str, int], classes: Sequence[str]) -> str:
     shown = ", ".join(f"{label} {number:,}" for label, number in [*counts.items()][:MOST_LABELS])
     absent = [name for name in classes if name not in counts]
@@ -189,12 +193,11 @@ def print_evaluation(evaluation: "EvaluatedGrid") -> None:
 
 def print_dry_run(planned: dict[str, Any]) -> None:
     """A table of cells by model and task, and how long the missing ones take."""
-    table = Table(title=f"{len(planned['rates'])} rates × {len(planned['seeds'])} seeds")
-    for column in planned["cells"][0]:
-        table.add_column(column, justify="left" if column in ("model", "task") else "right")
+    rows = []
     for record in planned["cells"]:
-        table.add_row(*(value if isinstance(value, str) else f"{value:,}" for value in record.values()))
-    out.print(table)
+        rows.append([value if isinstance(value, str) else f"{value:,}" for value in record.values()])
+    title = f"{len(planned['rates'])} rates × {len(planned['seeds'])} seeds"
+    print_rows(list(planned["cells"][0]), rows, title)
     if planned["known_trainings"]:
         spent = duration(planned["seconds_of_one_worker"] / max(planned["workers"], 1))
         told = f"with {planned['workers']} workers" if planned["workers"] else "of one worker"
