@@ -467,7 +467,8 @@ def test_of_several_gpus_one_trains_with_the_batch_of_the_recipe(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     recipe = make()
-    found = training.arguments_of(recipe, recipe.stages[0], tmp_path, {"p": "pairs"}, bf16=False, use_cpu=False)
+    tables = {"p": ("pairs", Dataset.from_dict({"anchor": ["a"], "positive": ["b"]}))}
+    found = training.arguments_of(recipe, recipe.stages[0], tmp_path, tables, bf16=False, use_cpu=False)
     assert (found.train_batch_size, found.parallel_mode.name) == (8, "NOT_PARALLEL")
 
 
@@ -475,7 +476,9 @@ def test_prompts_are_those_of_pairs_beside_scored_ones(make: Make) -> None:
     recipe = make("prompts={query: 'q: ', document: 'd: '}")
 
     def given(**kinds: str) -> Any:
-        return training.arguments_of(recipe, recipe.stages[0], Path("x"), kinds, bf16=False, use_cpu=True)
+        table = Dataset.from_dict({"anchor": ["a"], "positive": ["b"], "negative_2": ["c"]})
+        tables = {name: (kind, table) for name, kind in kinds.items()}
+        return training.arguments_of(recipe, recipe.stages[0], Path("x"), tables, bf16=False, use_cpu=True)
 
     alone, both, scored = given(s0="pairs"), given(s0="pairs", s1="scored"), given(s0="scored")
     assert alone.prompts["anchor"] == "q: " and alone.prompts["negative_2"] == "d: "

@@ -11,7 +11,7 @@ from biphase.cli.app import main
 from biphase.files import locked
 
 
-def train(recipe: Any, root: Path) -> NoReturn:
+def train(recipe: Any, root: Path, *opened: Any) -> NoReturn:
     from biphase.distributed import join_world
 
     run = root / "endless"

@@ -288,7 +288,6 @@ def select_rate(
     if cells is None:
         raise InputError(f"no scores of {model} on task '{task}'")
     metric = metric or next(iter(cells.values())).metric
-
     by_rate: dict[float, dict[int, float | None]] = defaultdict(dict)  # validation, by seed
     for rate, seed in sorted(cells):
         by_rate[rate][seed] = validation_of(cells[rate, seed], metric)
@@ -299,9 +298,7 @@ def select_rate(
     except InputError as error:
         raise InputError(f"{model} on {task}: {error}") from None
     peers = [*peers] if len({seed for _, seed in test}) == 1 else []
-    by_peers = {}
-    for rate, scores_there in group_by_rate(peers).items():
-        by_peers[rate] = [validation_of(score, metric) for score in scores_there]
+    by_peers = {rate: [validation_of(score, metric) for score in group] for rate, group in group_by_rate(peers).items()}
     rates = dict.fromkeys(by_rate[best], best) if is_papers_way else choose_for_each_seed(rivals, by_peers)
     points = [(rate, seed) for seed, rate in rates.items() if (rate, seed) in cells]
     chosen = [cells[point] for point in points if point in test]
