@@ -525,8 +525,8 @@ def test_drawn_from_test_alone(tmp_path: Path) -> None:
 
 
 BAD_JUDGEMENTS = [
-    ("q0\td99\t1\n", r"test\.tsv:3: a judgement of document 'd99', which .* does not have"),
-    ("q99\td0\t1\n", r"test\.tsv:3: a judgement of query 'q99', which .* does not have"),
+    ("q0\td99\t1\n", r"a judgement of document 'd99', which .* does not have"),
+    ("q99\td0\t1\n", r"a judgement of query 'q99', which .* does not have"),
     ("q0\td0\tgood\n", r"test\.tsv:3: grade 'good' is not a whole number"),
     ("q0\td0\t0.5\n", r"test\.tsv:3: grade '0\.5' is not a whole number"),
     ("q0\td0\t2147483647\n", r"test\.tsv:3: grade '2147483647' is not a whole number of 31 bits"),

@@ -15,7 +15,7 @@ from seqeval.scheme import BILOU, IOBES, Entities
 
 from biphase.errors import InputError
 from biphase.tasks.examples import Collection, TaskData, count_shared, label_number, load_examples, to_iob2
-from biphase.tasks.sources import find_source, read_file, read_rows
+from biphase.tasks.sources import find_source, read_rows, rows_of_file
 from biphase.tasks.spec import FileLayout, Task, find_task, task_table
 
 TEXTS = ["plain", 'said "yes"', "a, b; c\td", "two\nlines", "", " ünï\u00a0code ", '"', "x;y"]
@@ -28,7 +28,7 @@ def task_of(**changes: Any) -> Task:
 
 
 def rows_of(path: Path, **layout: Any) -> list[Any]:
-    return [row for _, row in read_file(path, FileLayout(**layout))]
+    return [row for _, row in rows_of_file(path, FileLayout(**layout))]
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
@@ -317,7 +317,7 @@ def test_words_may_hold_no_break_spaces(tmp_path: Path) -> None:
     path = tmp_path / "t.conll"
     path.write_text("10\u00a0000 B-x\n\u2009 O\n\u0085\tO\n", encoding="utf-8")
     task = task_table()["conll2003"]
-    [(_, row)] = read_file(path, FileLayout(), task.words, task.label)
+    [(_, row)] = rows_of_file(path, FileLayout(), task.words, task.label)
     assert row == {task.words: ["10\u00a0000", "\u2009", "\u0085"], task.label: ["B-x", "O", "O"]}
 
 
@@ -328,7 +328,7 @@ def test_conllu_has_words_alone(tmp_path: Path) -> None:
     (tmp_path / "a.conllu").write_text(f"# sent_id = s1\n# text = I don't #\n{lines}\n\n")
     tags = ["PRON", "AUX", "PART", "SYM"]
     task = task_of(family="token_classification", metric="accuracy", classes=tags)
-    [(_, row)] = read_file(tmp_path / "a.conllu", FileLayout(), task.words, task.label)
+    [(_, row)] = rows_of_file(tmp_path / "a.conllu", FileLayout(), task.words, task.label)
     assert row == {"id": "s1", task.words: ["I", "do", "n't", "#"], task.label: tags}
 
 

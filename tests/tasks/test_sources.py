@@ -13,7 +13,7 @@ import zstandard
 
 from biphase.errors import InputError
 from biphase.tasks import sources
-from biphase.tasks.sources import HUB, find_source, read_file, read_record, read_rows, read_tsv
+from biphase.tasks.sources import HUB, SHORT_ROW, find_source, read_record, read_rows, rows_of_file
 from biphase.tasks.spec import FileLayout, Hub, HubRows, Splits, Task, task_table
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -121,7 +121,7 @@ def test_hash_follows_what_decides_the_examples(tmp_path: Path) -> None:
 def test_files_are_hashed_once_until_they_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_with(tmp_path, ROWS)
     find_source(task_table()["snli"], folder)
-    monkeypatch.setattr(sources, "file_hash", lambda path: pytest.fail("hashed again"))
+    monkeypatch.setattr("biphase.files.file_hash", lambda path: pytest.fail("hashed again"))
     find_source(task_table()["snli"], folder)
     monkeypatch.undo()
     before = find_source(task_table()["snli"], folder).hash
@@ -135,18 +135,22 @@ def test_tables(tmp_path: Path) -> None:
     path = tmp_path / "t.tsv"
     path.write_text('\ufeffa\tb\r\n"x\ty"\r\nshort\n\u2028\t\n', encoding="utf-8")
     short = FileLayout(test="", has_short_rows=True, quotes=False)
-    rows = list(read_tsv(path, short))
-    assert rows == [(f"{path}:2", {"a": '"x', "b": 'y"'}), (f"{path}:3", None), (f"{path}:4", {"a": "\u2028", "b": ""})]
+    rows = list(rows_of_file(path, short))
+    assert rows == [
+        (f"{path}:2", {"a": '"x', "b": 'y"'}),
+        (f"{path}:3", SHORT_ROW),
+        (f"{path}:4", {"a": "\u2028", "b": ""}),
+    ]
     with pytest.raises(InputError, match=r"t\.tsv:3: 1 fields where the header names 2"):
-        list(read_tsv(path, FileLayout(test="", quotes=False)))
+        list(rows_of_file(path, FileLayout(test="", quotes=False)))
     path.write_text("a\tb\n1\t2\t3\n")
     with pytest.raises(InputError, match=r"t\.tsv:2: 3 fields"):
-        list(read_tsv(path, short))
+        list(rows_of_file(path, short))
 
 
 def test_columns(tmp_path: Path) -> None:
     path = tmp_path / "eng.train"
-    read = partial(read_file, path, words="tokens", label="ner_tags")
+    read = partial(rows_of_file, path, words="tokens", label="ner_tags")
     path.write_text("-DOCSTART- -X- O O\n\nEU NNP I-NP I-ORG\nrejects VBZ I-VP O\n\n# NNP O O\n")
     four = FileLayout(test="", columns=(0, 3))
     assert list(read(four)) == [
@@ -166,7 +170,7 @@ def test_squad(tmp_path: Path) -> None:
     asked = {"id": "a", "question": "Q?", "answers": []}
     paragraphs = [{"context": "c", "qas": [asked, asked | {"is_impossible": True}]}]
     path.write_text(json.dumps({"version": "v2.0", "data": [{"title": "t", "paragraphs": paragraphs}]}))
-    read = partial(read_file, path, FileLayout(test=""))
+    read = partial(rows_of_file, path, FileLayout(test=""))
     rows = [row for _, row in read()]
     assert rows == [asked | {"context": "c"}, asked | {"context": "c", "is_impossible": True}]
     for broken, message in (

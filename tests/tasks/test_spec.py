@@ -165,7 +165,7 @@ BAD_TASKS = [
     ({"family": "tagging"}, "'family' is 'tagging'"),
     ({"name": "a/b"}, "'name' is 'a/b'"),
     ({"name": "sst2"}, "'sst2' is the name of a task of biphase's own"),
-    ({"bundled": True}, "'bundled' is for tasks that come with biphase"),
+    ({"bundled": True}, "'bundled' is set by biphase itself"),
     ({"metric": "acuracy"}, "none of sequence_classification; did you mean 'accuracy'"),
     ({"metric": "f1", "classes": ["a", "b", "c"]}, "'f1' needs two classes"),
     ({"classes": ["a"]}, "two or more"),

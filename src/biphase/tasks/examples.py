@@ -21,6 +21,7 @@ from biphase.console import err
 from biphase.corpus.rows import Row, shown
 from biphase.errors import InputError, first_of
 from biphase.tasks.sources import (
+    SHORT_ROW,
     TaskSource,
     check_distinct,
     column,
@@ -66,17 +67,6 @@ def find_name(names: tuple[str, ...], value: Any) -> int | None:
         return names.index(str(value))
     number, values = number_of(value), numbers_of(names)
     return values.index(number) if number is not None and values.count(number) == 1 else None
-
-
-def right_choice(task: Task, place: str, names: tuple[str, ...], label: Any) -> int:
-    """The number of the right choice by the row's own names of choices, else by the task's. A number is counted from 0
-    only where choices are not called by numbers."""
-    number = find_name(names, label)
-    if number is not None:
-        return number
-    if number_of(label) is not None and any(one is not None for one in numbers_of(names)):
-        raise InputError(f"{place}: label {label!r} is none of its choices: {', '.join(names)}")
-    return label_number(task, place, label)
 
 
 def number_of(value: Any) -> Decimal | None:
@@ -292,12 +282,14 @@ def load_examples(source: TaskSource, judged_only: bool) -> TaskData[Any] | Coll
     for split in source.splits:
         examples[split] = []
         for place, row in read_rows(source, split):
-            part = None if row is None else missing_part(task, place, row)
+            part = None if row is SHORT_ROW else missing_part(task, place, row)
+            example = None if row is SHORT_ROW or part else make(task, place, row)
+            if example is not None:
+                examples[split].append(example)
+                continue
+            left_out += 1
             if part is not None:
                 missing.setdefault(part, []).append(place)
-            example = None if row is None or part is not None else make(task, place, row)
-            left_out += example is None
-            examples[split] += [] if example is None else [example]
     tell_missing(task, missing)
     for split in source.splits:
         if not examples[split]:
@@ -435,13 +427,14 @@ def make_text(task: Task, place: str, row: Row) -> LabelledText | None:
     if is_unlabelled(task, label):
         return None
     text, columns = fill_row(task, place, row)
-    match task.problem_type:
-        case None:
-            return LabelledText(id_of(place, row), text, label_number(task, place, label), columns)
-        case "regression":
-            return LabelledText(id_of(place, row), text, score_number(place, task.label, label), columns)
-        case "multi_label_classification":
-            return LabelledText(id_of(place, row), text, label_numbers(task, place, label), columns)
+    target: int | float | tuple[int, ...]
+    if task.problem_type == "regression":
+        target = score_number(place, task.label, label)
+    elif task.problem_type == "multi_label_classification":
+        target = label_numbers(task, place, label)
+    else:
+        target = label_number(task, place, label)
+    return LabelledText(id_of(place, row), text, target, columns)
 
 
 def make_choices(task: Task, place: str, row: Row) -> ChoiceTexts | None:
@@ -449,7 +442,11 @@ def make_choices(task: Task, place: str, row: Row) -> ChoiceTexts | None:
     if is_unlabelled(task, label):
         return None
     texts, names = read_choices(task, place, row)
-    right = right_choice(task, place, names, label)
+    right = find_name(names, label)
+    if right is None:  # a number counts from 0 only where the row's own names of choices are no numbers
+        if number_of(label) is not None and any(number is not None for number in numbers_of(names)):
+            raise InputError(f"{place}: label {label!r} is none of its choices: {', '.join(names)}")
+        right = label_number(task, place, label)
     if max(right, len(texts) - 1) >= min(len(texts), len(task.classes)):
         told = f"task '{task.name}' names {len(task.classes)}, and {shown(label)} is right"
         raise InputError(f"{place}: {len(texts)} choices, where {told}")

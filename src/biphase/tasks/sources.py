@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -34,13 +33,14 @@ from biphase.corpus.rows import (
     saved_tables,
 )
 from biphase.errors import InputError, nearest
-from biphase.files import content_hash, file_hash
+from biphase.files import content_hash, hash_stamped
 from biphase.hub import load_rows, pin_commit
 from biphase.tasks.spec import (
     TASK_SPLITS,
     FileLayout,
     Format,
     Hub,
+    HubRows,
     Task,
     TaskSplit,
     find_task,
@@ -49,8 +49,8 @@ from biphase.tasks.spec import (
     test_names,
 )
 
-Rows = Iterable[tuple[str, Row | None]]
-"""Rows with the place of each; None for one that the source is known to have broken."""
+SHORT_ROW: Row = {}
+"""Stands for a row with too few fields, of a table that is known to have such."""
 
 FORMATS: dict[str, Format] = {
     ".jsonl": "jsonl",
@@ -79,6 +79,7 @@ HUB = Path("hub")
 """A `data_dir` of this name stands for the hub's data, also for a task that comes with the package."""
 
 PartName = TaskSplit | Literal["corpus", "queries"]
+PartFiles = dict[PartName, tuple[Path, ...]]
 Dir = TypeVar("Dir", bound=str | Path)
 
 
@@ -92,7 +93,7 @@ class TaskSource:
     hash: str
     """SHA-256 of what decides the examples: the task's definition and the files' bytes, or the hub id and commit."""
     form: FileLayout | Hub = field(compare=False)
-    files: dict[PartName, tuple[Path, ...]] = field(compare=False)
+    files: PartFiles = field(compare=False)
     """Empty for the hub."""
 
     @property
@@ -118,26 +119,26 @@ def find_source(task: Task, data_dir: Path | None) -> TaskSource:
     if data_dir is not None and data_dir != HUB:
         if not data_dir.is_dir():
             raise InputError(f"{data_dir} is not a folder with the data of task '{task.name}'")
-        for layout in task.files:
-            files = find_layout(task, layout, data_dir)
-            if all(files.values()):
-                return source_of_files(task, str(data_dir), layout, files)
         if not task.files:
             raise InputError(f"task '{task.name}' does not say what files a folder holds: give them as files")
-        needed = " or ".join(" + ".join(parts_of(task, layout).values()) for layout in task.files)
-        raise InputError(f"{data_dir}: task '{task.name}' needs {needed} there")
-    if data_dir is None and task.bundled:
-        train, validation, test = (f"{task.name}-{split}.jsonl" for split in TASK_SPLITS)
-        layout = FileLayout(train=train, validation=validation, test=test)
-        return source_of_files(task, "biphase", layout, find_layout(task, layout, BUNDLED / "tasks"))
-    if task.hub is None:
+        folder, name, layouts = data_dir, str(data_dir), task.files
+    elif data_dir is None and task.bundled:
+        names = {split: f"{task.name}-{split}.jsonl" for split in TASK_SPLITS}
+        folder, name, layouts = BUNDLED / "tasks", "biphase", (FileLayout.model_validate(names),)
+    elif task.hub is not None:
+        hub = task.hub.model_copy(update={"revision": pin_commit(task.hub.id, task.hub.revision)})
+        return TaskSource(task, f"{hub.id}@{hub.revision}", hash_source(task, hub, {}), hub, {})
+    else:
         where = "is not on the hub" if data_dir == HUB else "comes neither with biphase nor from the hub"
         raise InputError(
             f"task '{task.name}' {where}: give the folder with its data as `data`, in a study as evaluation.data_dirs"
         )
-    hub = task.hub.model_copy(update={"revision": pin_commit(task.hub.id, task.hub.revision)})
-    digest = content_hash([definition(task), hub.model_dump(mode="json")])
-    return TaskSource(task, f"{hub.id}@{hub.revision}", digest, hub, {})
+    for layout in layouts:
+        files = find_layout(task, layout, folder)
+        if all(files.values()):
+            return TaskSource(task, name, hash_source(task, layout, files), layout, files)
+    needed = " or ".join(" + ".join(parts_of(task, layout).values()) for layout in layouts)
+    raise InputError(f"{folder}: task '{task.name}' needs {needed} there")
 
 
 def name_data_dirs(pairs: Iterable[tuple[str, str]], tasks: Iterable[str], origin: str) -> dict[str, str]:
@@ -168,28 +169,22 @@ def dir_of(task: Task, data_dirs: Mapping[str, Dir]) -> Dir | None:
     return data_dirs.get(task.name, data_dirs.get(task.part_of or task.name))
 
 
-def source_of_files(task: Task, name: str, layout: FileLayout, files: dict[PartName, tuple[Path, ...]]) -> TaskSource:
-    hashes: dict[PartName, list[str]] = {}
-    for part, paths in files.items():
-        hashes[part] = [hash_part(path) for path in paths]
-    form = layout.model_dump(mode="json", exclude={*TASK_SPLITS, "corpus", "queries"})
-    return TaskSource(task, name, content_hash([definition(task), form, hashes]), layout, files)
+def hash_source(task: Task, form: FileLayout | Hub, files: PartFiles) -> str:
+    """The hash of a task's definition and of the bytes of its files, or the commit of its hub data."""
+    if isinstance(form, Hub):
+        return content_hash([definition(task), form.model_dump(mode="json")])
+    layout = form.model_dump(mode="json", exclude={*TASK_SPLITS, "corpus", "queries"})
+    hashes = {part: [hash_part(path) for path in paths] for part, paths in files.items()}
+    return content_hash([definition(task), layout, hashes])
 
 
 def training_source(source: TaskSource) -> TaskSource:
     """The source of one of several tests, by the hash of what is trained on: all of them share a training."""
-    task = source.task.model_copy(update={"name": source.task.part_of})
-    if isinstance(source.form, FileLayout):
-        files: dict[PartName, tuple[Path, ...]] = {
-            part: paths for part, paths in source.files.items() if part != "test"
-        }
-        digest = source_of_files(task, source.name, source.form, files).hash
-    else:
-        splits = source.form.splits.model_copy(update={"test": None})
-        digest = content_hash(
-            [definition(task), source.form.model_copy(update={"splits": splits}).model_dump(mode="json")]
-        )
-    return replace(source, task=task, hash=digest)
+    task, form = source.task.model_copy(update={"name": source.task.part_of}), source.form
+    if isinstance(form, Hub):
+        form = form.model_copy(update={"splits": form.splits.model_copy(update={"test": None})})
+    trained: PartFiles = {part: paths for part, paths in source.files.items() if part != "test"}
+    return replace(source, task=task, hash=hash_source(task, form, trained))
 
 
 def definition(task: Task) -> dict[str, Any]:
@@ -238,17 +233,12 @@ def hash_part(path: Path) -> str:
     """The hash of a file's bytes, or of all data files in a saved folder."""
     if path.is_dir():
         return content_hash([hash_part(file) for file in sorted(path.glob("*.arrow"))])
-    return stamped_hash(str(path), path.stat().st_size, path.stat().st_mtime_ns)
+    return hash_stamped(path, path.stat().st_size, path.stat().st_mtime_ns)
 
 
-@lru_cache(maxsize=1024)
-def stamped_hash(path: str, size: int, modified_ns: int) -> str:
-    return file_hash(Path(path))
-
-
-def find_layout(task: Task, layout: FileLayout, folder: Path) -> dict[PartName, tuple[Path, ...]]:
+def find_layout(task: Task, layout: FileLayout, folder: Path) -> PartFiles:
     """The files of each part, each plain or compressed; none where they are missing."""
-    files: dict[PartName, tuple[Path, ...]] = {}
+    files: PartFiles = {}
     for part, name in parts_of(task, layout).items():
         by_name: dict[str, Path] = {}
         for ending in ("", *CODECS):
@@ -271,7 +261,7 @@ def parts_of(task: Task, layout: FileLayout) -> dict[PartName, str]:
     return parts
 
 
-def read_rows(source: TaskSource, part: PartName) -> Rows:
+def read_rows(source: TaskSource, part: PartName) -> Iterator[PlacedRow]:
     """The rows of a split (in retrieval its judgements), the corpus or the queries, in order, read as they are needed.
 
     Columns that the source calls otherwise stand under the task's names too.
@@ -281,8 +271,17 @@ def read_rows(source: TaskSource, part: PartName) -> Rows:
             file that is cut short; or a hub split that cannot be read.
     """
     form = source.form
-    for place, row in read_layout(source, form, part) if isinstance(form, FileLayout) else read_hub(form, part):
-        yield place, row if row is None or not form.rename else row | renamed(form, row)
+    if isinstance(form, FileLayout):
+        rows = read_layout(source, form, part)
+    else:
+        if part == "corpus" or part == "queries":
+            asked: HubRows = getattr(form, part)
+        else:
+            asked = HubRows(config=form.config, splits=(named_splits(form.splits)[part],))
+        splits = (read_hub_split(form.id, form.revision, asked.config, split) for split in asked.splits)
+        rows = itertools.chain.from_iterable(splits)
+    for place, row in rows:
+        yield place, row | renamed(form, row) if form.rename and row is not SHORT_ROW else row
 
 
 def renamed(form: FileLayout | Hub, row: Row) -> Row:
@@ -291,7 +290,7 @@ def renamed(form: FileLayout | Hub, row: Row) -> Row:
     return {ours: value for ours, value in values.items() if value is not ABSENT}
 
 
-def read_layout(source: TaskSource, layout: FileLayout, part: PartName) -> Rows:
+def read_layout(source: TaskSource, layout: FileLayout, part: PartName) -> Iterator[PlacedRow]:
     """The rows of the files of a part."""
     task = source.task
     if layout.quotes is None and (is_own_task(task) or task.family == "retrieval"):
@@ -301,12 +300,12 @@ def read_layout(source: TaskSource, layout: FileLayout, part: PartName) -> Rows:
         if layout.format == "mldr":
             yield from read_mldr(path, part)
         elif part in ("corpus", "queries"):
-            yield from read_file(path, FileLayout(format="jsonl"))
+            yield from rows_of_file(path, FileLayout(format="jsonl"))
         elif task.family == "retrieval":
             form = layout.format or form_of_judgements(path)
-            yield from read_file(path, layout.model_copy(update={"format": form}))
+            yield from rows_of_file(path, layout.model_copy(update={"format": form}))
         else:
-            yield from read_file(path, layout, task.words, task.label)
+            yield from rows_of_file(path, layout, task.words, task.label)
 
 
 def form_of_judgements(path: Path) -> Format:
@@ -319,28 +318,20 @@ def form_of_judgements(path: Path) -> Format:
     return form
 
 
-def read_hub(hub: Hub, part: PartName) -> Rows:
-    """The rows of a part of a hub's data."""
-    if part == "corpus" or part == "queries":
-        place = getattr(hub, part)
-        splits = [(place.config, split) for split in place.splits]
-    else:
-        splits = [(hub.config, named_splits(hub.splits)[part])]
-    for config, split in splits:
-        yield from read_hub_split(hub.id, hub.revision, config, split)
-
-
 def read_hub_split(id: str, revision: str | None, config: str | None, split: str) -> Iterator[PlacedRow]:
     """The rows of a split of a hub data set, at the commit that the revision names."""
     table = load_rows(id, config, split, pin_commit(id, revision))
     return ((f"{id} {split}: row {number}", row) for number, row in enumerate(read_dataset(table)))
 
 
-def read_file(path: Path, layout: FileLayout, words: str = "tokens", label: str | None = "label") -> Rows:
+def rows_of_file(
+    path: Path, layout: FileLayout | None = None, words: str = "tokens", label: str | None = "label"
+) -> Iterator[PlacedRow]:
     """The rows of one file, or of a folder that `datasets` saved, in the form that the layout or the ending says.
 
     Of words in columns, `words` and `label` name the lists of words and of tags; without a label there are no tags.
     """
+    layout = layout or FileLayout()
     form = layout.format or FORMATS.get(plain_path(path).suffix, "columns")
     if form == "tsv" and layout.delimiter not in (None, "\t"):
         raise InputError(f"{path}: fields of a .tsv are divided by tabs, not by '{layout.delimiter}': say format: csv")
@@ -349,29 +340,17 @@ def read_file(path: Path, layout: FileLayout, words: str = "tokens", label: str 
     match form:
         case "jsonl":
             return ((f"{path}:{number}", row) for number, row, _ in read_json_lines(path))
-        case "tsv":
-            return read_quoted(path, layout, "\t") if layout.quotes else read_tsv(path, layout)
-        case "csv":
-            return read_quoted(path, layout, layout.delimiter)
+        case "tsv" | "csv":
+            return read_separated(path, layout, is_csv=form == "csv")
         case "squad":
             return read_squad(path, read_json_file(path))
         case "columns" | "conllu":
             return read_columns(path, layout, words, label, is_conllu=form == "conllu")
         case "parquet":
             return read_tables(path, [path])
-    readers: dict[Format, Callable[[Path], Rows]]
+    readers: dict[Format, Callable[[Path], Iterator[PlacedRow]]]
     readers = {"json": read_json_rows, "record": read_record, "trec": read_trec, "mldr": read_mldr}
     return readers[form](path)
-
-
-def rows_of_file(
-    path: Path, layout: FileLayout | None = None, words: str = "tokens", label: str | None = "label"
-) -> Iterator[PlacedRow]:
-    """Read a file as `read_file` does, but refuse a row with too few fields by an `InputError`."""
-    for place, row in read_file(path, layout or FileLayout(), words, label):
-        if row is None:
-            raise InputError(f"{place}: fewer fields than the header names")
-        yield place, row
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -379,81 +358,68 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     return ((number, line.rstrip("\r\n")) for number, line, _ in read_text_lines(path))
 
 
-def read_tsv(path: Path, layout: FileLayout) -> Rows:
-    """GLUE's and BEIR's form: a header, tabs, no quoting.
+def read_separated(path: Path, layout: FileLayout, *, is_csv: bool) -> Iterator[PlacedRow]:
+    """The rows of a table whose fields are divided by commas, semicolons or tabs.
 
-    Where the layout does not say that there is no quoting, a header in quotes makes the table one of quoted fields, and
-    a single field in quotes is an error: whether they belong to the text cannot be seen.
+    A .csv is read as pandas, Excel and most others write it: fields with delimiters or line ends stand in quotes, a
+    quote in there is doubled. A .tsv has no quoting, as GLUE's and BEIR's, unless the layout says so. Where that says
+    nothing, a header in quotes makes the table one of quoted fields, and a single field in quotes is an error: whether
+    they belong to the text cannot be seen.
     """
-    lines = numbered_lines(path)
-    number, first = next(lines, (1, ""))
-    is_guessed = layout.quotes is None
+    lines = (line for _, line, _ in read_text_lines(path))
+    first = next(lines, "")
+    lines = itertools.chain([first], lines)
+    is_quoted, is_guessed = is_csv or layout.quotes, not is_csv and layout.quotes is None
     if is_guessed and first.startswith(QUOTE):
-        yield from read_quoted(path, layout, "\t")
-        return
-    header = first.split("\t")
-    if not layout.has_header:
-        header, lines = [str(at) for at in range(len(header))], itertools.chain([(number, first)], lines)
-    check_header(f"{path}:{number}", header)
-    for number, line in lines:
-        fields = line.split("\t")
+        is_quoted, is_guessed = True, False
+    delimiter = layout.delimiter or (";" if ";" in first and "," not in first else ",") if is_csv else "\t"
+    if is_quoted:
+        rows = quoted_fields(path, lines, delimiter)
+    else:
+        rows = ((number, line.rstrip("\r\n").split("\t")) for number, line in enumerate(lines, start=1))
+    header: list[str] = []
+    for number, fields in rows:
+        place = f"{path}:{number}"
+        if not header:
+            header = fields if layout.has_header else [str(at) for at in range(len(fields))]
+            check_header(place, header)
+            if layout.has_header:
+                continue
         fits = len(fields) == len(header)
         # Of a text with line ends or tabs in quotes, a part alone stands here.
         if is_guessed and any(
             len(field) > 1 and field[0] == QUOTE and (field[-1] == QUOTE or not fits) for field in fields
         ):
             raise InputError(
-                f"{path}:{number}: a field in quotes: say `quotes: true` beside its name if they only "
-                "enclose it (as pandas and Excel write them), `quotes: false` if they belong to the text; "
-                "rows to predict are better a .csv"
+                f"{place}: a field in quotes: say `quotes: true` beside its name if they only enclose it (as pandas "
+                "and Excel write them), `quotes: false` if they belong to the text; rows to predict are better a .csv"
             )
-        if fits:
-            yield f"{path}:{number}", dict(zip(header, fields, strict=True))
-        elif layout.has_short_rows and len(fields) < len(header):
-            yield f"{path}:{number}", None
-        else:
-            raise ragged(f"{path}:{number}", len(fields), len(header))
+        if not fits and not (layout.has_short_rows and len(fields) < len(header)):
+            raise InputError(
+                f"{place}: {len(fields)} fields where the header names {len(header)}, parted by {delimiter!r} "
+                "(`delimiter` or `format` in the entry of files)"
+            )
+        yield place, dict(zip(header, fields, strict=True)) if fits else SHORT_ROW
 
 
-def read_quoted(path: Path, layout: FileLayout, delimiter: str | None) -> Rows:
-    """CSV as pandas, Excel and most others write it: fields with delimiters or line ends stand in quotes, a quote in
-    there is doubled."""
-    lines = (line for _, line, _ in read_text_lines(path))
-    first = next(lines, "")
-    delimiter = delimiter or (";" if ";" in first and "," not in first else ",")
+def quoted_fields(path: Path, lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """The fields of each row that is not empty, with the number of its first line."""
     csv.field_size_limit(LONGEST_FIELD)
-    reader = csv.reader(itertools.chain([first], lines), delimiter=delimiter, strict=True)
-    header: list[str] = []
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
     before = 0  # lines that earlier rows took
     try:
         for fields in reader:
-            place, before = f"{path}:{before + 1}", reader.line_num
-            if not fields:  # an empty line
-                continue
-            if not header:
-                header = fields if layout.has_header else [str(at) for at in range(len(fields))]
-                check_header(place, header)
-                if layout.has_header:
-                    continue
-            if len(fields) != len(header):
-                is_tsv = "\t" in first and layout.format is None
-                remedy = (
-                    "; tabs divide it: format: tsv"
-                    if is_tsv
-                    else f", parted by '{delimiter}' (`delimiter` in the entry of files)"
-                )
-                raise ragged(place, len(fields), len(header), remedy)
-            yield place, dict(zip(header, fields, strict=True))
+            if fields:
+                yield before + 1, fields
+            before = reader.line_num
     except csv.Error as error:
         remedy = "a quote inside quotes is doubled, a line ends in \\n"
         raise InputError(f"{path}:{before + 1}: broken table ({error}); {remedy}") from None
 
 
-def ragged(place: str, num_fields: int, num_columns: int, remedy: str = "") -> InputError:
-    return InputError(f"{place}: {num_fields} fields where the header names {num_columns}{remedy}")
-
-
-def read_columns(path: Path, layout: FileLayout, words_name: str, tags_name: str | None, is_conllu: bool) -> Rows:
+def read_columns(
+    path: Path, layout: FileLayout, words_name: str, tags_name: str | None, is_conllu: bool
+) -> Iterator[PlacedRow]:
     """CoNLL's form: a word and its tag per line, an empty line or -DOCSTART- between sentences.
 
     Words may hold any character but tabs and spaces, no-break spaces too. Where words are numbered (they stand behind
@@ -490,7 +456,7 @@ def read_columns(path: Path, layout: FileLayout, words_name: str, tags_name: str
             tags.append(fields[tag_at].strip() if tags_name else "")
 
 
-def read_trec(path: Path) -> Rows:
+def read_trec(path: Path) -> Iterator[PlacedRow]:
     """TREC's judgements: query, a number that nobody uses, document, grade; blanks between them."""
     for number, line in numbered_lines(path):
         fields = line.split()
@@ -500,7 +466,7 @@ def read_trec(path: Path) -> Rows:
             raise InputError(f"{path}:{number}: {len(fields)} fields where TREC has query, 0, document and grade")
 
 
-def read_mldr(path: Path, part: str = "judgements") -> Rows:
+def read_mldr(path: Path, part: str = "judgements") -> Iterator[PlacedRow]:
     """MLDR's form: lines of documents (`corpus`), or of a query with its passages: as `queries`, else as judgements."""
     for number, line, _ in read_json_lines(path):
         place = f"{path}:{number}"
@@ -517,7 +483,7 @@ def read_mldr(path: Path, part: str = "judgements") -> Rows:
             raise InputError(f"{place}: not MLDR's form, lines of {wanted}") from None
 
 
-def read_json_rows(path: Path) -> Rows:
+def read_json_rows(path: Path) -> Iterator[PlacedRow]:
     """A JSON file of rows: a list of objects, objects by their id, one object a line, or SQuAD's form."""
     lines = (line.strip() for _, line, _ in read_text_lines(path) if line.strip())
     first, second = next(lines, ""), next(lines, None)
@@ -526,19 +492,20 @@ def read_json_rows(path: Path) -> Rows:
             return ((f"{path}:{number}", row) for number, row, _ in read_json_lines(path))
     content = read_json_file(path)
     if isinstance(content, list):
-        rows = [(f"{path}: row {number}", row) for number, row in enumerate(content)]
+        named = dict(enumerate(content))
     elif isinstance(content, dict) and not isinstance(content.get("data"), list):
         named = {id: {"id": id} | row if isinstance(row, dict) else row for id, row in content.items()}
-        rows = [(f"{path}: row {id}", row) for id, row in named.items()]
     else:
         return read_squad(path, content)
-    wrong = next((place for place, row in rows if not isinstance(row, dict)), None)
-    if wrong is not None:
-        raise InputError(f"{wrong} is no object: a list of objects, objects by their id, or SQuAD's form is needed")
-    return rows
+    for id, row in named.items():
+        if not isinstance(row, dict):
+            raise InputError(
+                f"{path}: row {id} is no object: a list of objects, objects by their id, or SQuAD's form is needed"
+            )
+    return ((f"{path}: row {id}", row) for id, row in named.items())
 
 
-def read_tables(path: Path, tables: Sequence[Path]) -> Rows:
+def read_tables(path: Path, tables: Sequence[Path]) -> Iterator[PlacedRow]:
     """The rows of the tables that a file or a saved folder consists of, numbered from 0."""
     if not tables:
         raise InputError(f"{path} is a folder; name a file of rows in it")
@@ -546,7 +513,7 @@ def read_tables(path: Path, tables: Sequence[Path]) -> Rows:
     return ((f"{path}: row {number}", row) for number, (_, row, _) in enumerate(rows))
 
 
-def read_squad(path: Path, content: Any) -> Rows:
+def read_squad(path: Path, content: Any) -> Iterator[PlacedRow]:
     """SQuAD's form, 1.1 and 2.0: one JSON document, data → paragraphs → qas."""
     try:
         paragraphs = [paragraph for article in content["data"] for paragraph in article["paragraphs"]]
@@ -558,7 +525,7 @@ def read_squad(path: Path, content: Any) -> Rows:
     return ((str(path), row) for row in rows)
 
 
-def read_record(path: Path) -> Rows:
+def read_record(path: Path) -> Iterator[PlacedRow]:
     """SuperGLUE's form of ReCoRD: a passage with its entities per line, and the questions about it."""
     for line_number, line, _ in read_json_lines(path):
         place = f"{path}:{line_number}"

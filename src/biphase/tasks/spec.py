@@ -224,10 +224,10 @@ class Task(Grown):
 
     @model_validator(mode="after")
     def classes_fit(self) -> "Task":
-        has_classes = self.family.endswith("classification") or self.family == "multiple_choice"
-        if not has_classes or self.problem_type == "regression":
+        kind = self.problem_type or self.family
+        if not kind.endswith(("classification", "choice")):
             if self.classes:
-                raise ValueError(f"{self.problem_type or self.family} has no classes")
+                raise ValueError(f"{kind} has no classes")
             return self
         if len(self.classes) < 2 or len(set(self.classes)) < len(self.classes):
             raise ValueError("classes must be two or more, none of them twice")
@@ -334,9 +334,7 @@ def with_test(task: Task, test: str) -> Task:
 def task_table() -> dict[str, Task]:
     """biphase's own tasks by name."""
     path = Path(__file__).with_name("tasks.yaml")
-    loader = getattr(
-        yaml, "CSafeLoader", yaml.SafeLoader
-    )  # libyaml, where PyYAML has it, reads the file ten times faster
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, where it is there, is ten times faster
     with open(path, encoding="utf-8") as file:
         tasks = [parse_config(Task, tree, origin=str(path)) for tree in yaml.load_all(file, loader)]
     return {task.name: task for task in tasks}
@@ -363,10 +361,9 @@ def find_task(name: str) -> Task:
     task = load_config(Task, Path(name))
     if task.name in own:
         raise InputError(f"{name}: '{task.name}' is the name of a task of biphase's own; choose another")
-    if task.bundled:
-        raise InputError(f"{name}: 'bundled' is for tasks that come with biphase; give files or hub")
-    if task.part_of is not None:
-        raise InputError(f"{name}: 'part_of' follows from a test that has several places; leave it out")
+    for key in ("bundled", "part_of"):
+        if getattr(task, key):
+            raise InputError(f"{name}: '{key}' is set by biphase itself: leave it out")
     known = [other.name for other in own.values() if other.family == task.family]
     if task.trained_on is not None and task.trained_on not in known:
         raise InputError(f"{name}: trained_on: no retrieval task '{task.trained_on}'{nearest(task.trained_on, known)}")

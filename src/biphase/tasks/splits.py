@@ -75,17 +75,14 @@ def hold_out(
     return train, held
 
 
-def shuffle(items: Sequence[Item]) -> list[Item]:
-    return [items[i] for i in np.random.default_rng(DRAW_SEED).permutation(len(items))]
-
-
 def draw_queries(source: TaskSource, judged: dict[TaskSplit, Judgements]) -> dict[TaskSplit, Judgements]:
     """The splits that the source does not have, by query. The draw depends on the ids alone, not on their order."""
     if "validation" in judged:
         return judged
     drawn_from: TaskSplit = "train" if "train" in judged else "test"
-    ids = shuffle(sorted(judged[drawn_from]))
+    ids = sorted(judged[drawn_from])
     num_ids = len(ids)
+    ids = [ids[index] for index in np.random.default_rng(DRAW_SEED).permutation(num_ids)]
     ends: dict[TaskSplit, int]
     if drawn_from == "train":
         num_held = max(num_ids - math.floor(TRAIN_SHARE * num_ids), min(100, num_ids // 2))
@@ -159,7 +156,6 @@ def load_collection(source: TaskSource, judged_only: bool) -> Collection:
 def read_judgements(source: TaskSource, split: TaskSplit) -> Judgements:
     judgements: Judgements = {}
     for place, row in read_rows(source, split):
-        assert row is not None
         query, document = (str(column(place, row, name)) for name in ("query-id", "corpus-id"))
         value = column(place, row, "score")
         try:
@@ -187,8 +183,11 @@ def read_judged_texts(
     named = {document for judgements in judged.values() for document in named_documents(judgements)}
     queries = read_texts(source, "queries", wanted)
     documents = read_texts(source, "corpus", named if judged_only else None)
-    check_known(source, "query", wanted, queries)
-    check_known(source, "document", named, documents)
+    for kind, judged_ids, texts in (("query", wanted, queries), ("document", named, documents)):
+        if missing := judged_ids - texts.keys():
+            raise InputError(
+                f"task '{source.task.name}': a judgement of {kind} '{min(missing)}', which {source.name} does not have"
+            )
     return queries, documents
 
 
@@ -197,7 +196,6 @@ def read_texts(source: TaskSource, part: PartName, wanted: Set[str] | None) -> d
     texts: dict[str, str] = {}
     with console.track(f"read {source.task.name} {part}", None, "rows") as progress:
         for number, (place, row) in enumerate(read_rows(source, part), start=1):
-            assert row is not None
             id = str(column(place, row, "_id"))
             if number % 10_000 == 0:
                 progress.advance(10_000)
@@ -209,21 +207,6 @@ def read_texts(source: TaskSource, part: PartName, wanted: Set[str] | None) -> d
             if texts.setdefault(id, text.strip()) != text.strip():
                 raise InputError(f"{place}: a second text with the id '{id}'")
     return texts
-
-
-def check_known(source: TaskSource, kind: str, judged: Set[str], texts: Mapping[str, str]) -> None:
-    """Every judged query or document has its text."""
-    missing = judged - texts.keys()
-    if not missing:
-        return
-    name = {"query": "query-id", "document": "corpus-id"}[kind]
-    for split in source.splits:
-        for place, row in read_rows(source, split):
-            assert row is not None
-            id = str(column(place, row, name))
-            if id in missing:
-                raise InputError(f"{place}: a judgement of {kind} '{id}', which {source.name} does not have")
-    raise AssertionError("what is missing stands in a judgement")
 
 
 def own_documents(
