@@ -5,6 +5,7 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -264,8 +265,8 @@ def test_negatives_are_those_of_sentence_transformers_miner(
     table, model = Dataset.from_list(rows), load_embedder(str(encoder_folder))
     settings = HardNegatives(**wanted)
     negatives = training.mine_negatives(table, model, settings, "mine", tmp_path / "rows.npy")
-    number = training.write_mined(table, negatives, settings.number, tmp_path / "mined.arrow")
-    ours = [tuple(row.values()) for row in Dataset.from_file(str(tmp_path / "mined.arrow"))]
+    mined = training.mine_once(table, model, "mine", settings, tmp_path / "mined.arrow")
+    ours = [tuple(row.values()) for row in mined]
     theirs = mine_hard_negatives(
         table,
         model,
@@ -276,7 +277,7 @@ def test_negatives_are_those_of_sentence_transformers_miner(
         output_format="n-tuple",
         verbose=False,
     )
-    assert set(ours) == {tuple(row.values()) for row in theirs} and number == len(ours)
+    assert set(ours) == {tuple(row.values()) for row in theirs}
     assert 3 < len(set(ours)) < len(rows) - 1 and not (tmp_path / "rows.npy").exists()
     assert len(ours) - len(set(ours)) == (len(negatives[pairs[3]["anchor"]]) == settings.number)
 
@@ -468,7 +469,9 @@ def test_of_several_gpus_one_trains_with_the_batch_of_the_recipe(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     recipe = make()
     tables = {"p": ("pairs", Dataset.from_dict({"anchor": ["a"], "positive": ["b"]}))}
-    found = training.arguments_of(recipe, recipe.stages[0], tmp_path, tables, bf16=False, use_cpu=False)
+    model: Any = SimpleNamespace(device=torch.device("cuda"))
+    run = training.StageRun(recipe, recipe.stages[0], model, tmp_path, bf16=False)
+    found = training.arguments_of(run, tables)
     assert (found.train_batch_size, found.parallel_mode.name) == (8, "NOT_PARALLEL")
 
 
@@ -478,7 +481,8 @@ def test_prompts_are_those_of_pairs_beside_scored_ones(make: Make) -> None:
     def given(**kinds: str) -> Any:
         table = Dataset.from_dict({"anchor": ["a"], "positive": ["b"], "negative_2": ["c"]})
         tables = {name: (kind, table) for name, kind in kinds.items()}
-        return training.arguments_of(recipe, recipe.stages[0], Path("x"), tables, bf16=False, use_cpu=True)
+        model: Any = SimpleNamespace(device=torch.device("cpu"))
+        return training.arguments_of(training.StageRun(recipe, recipe.stages[0], model, Path("x"), bf16=False), tables)
 
     alone, both, scored = given(s0="pairs"), given(s0="pairs", s1="scored"), given(s0="scored")
     assert alone.prompts["anchor"] == "q: " and alone.prompts["negative_2"] == "d: "

@@ -40,8 +40,9 @@ from biphase.embedding.model import (
     write_embedder,
 )
 from biphase.embedding.pairs import Pairs, check_places, check_stage, hash_pairs, read_pairs
-from biphase.embedding.recipe import EmbeddingRecipe, EmbeddingStage
+from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.embedding.training import (
+    StageRun,
     last_checkpoint,
     load_teacher,
     loss_name,
@@ -110,7 +111,7 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
         with open_tracking(tracking, folder, recipe.model_dump(mode="json"), steps_done(recipe, folder) + 1) as send:
             records = run_stages(recipe, sources, model.to(device), folder, send, bf16=dtype == torch.bfloat16)
             facts = {"stages": records} | finish(recipe, model, before, judged)
-            record: dict[str, Any] = {"kind": "validation", "step": steps_done(recipe, folder)}
+            record: dict[str, Any] = {"kind": "validation", "step": sum(stage["steps"] for stage in records)}
             for name, arms in facts["scores"].items():
                 record |= {f"{name}/{metric}": score for metric, score in arms[TRAINED].items()}
             send(record)
@@ -222,7 +223,7 @@ def run_stages(
             console.err.print(f"stage {stage.name}: done before", markup=False)
         else:
             before = sum(record["steps"] for record in records)
-            run_stage(recipe, stage, sources[stage.name], model, place, send, before, bf16=bf16)
+            run_stage(StageRun(recipe, stage, model, place, bf16, send, before), sources[stage.name])
         records.append(read_json(place / "done.json"))
     return records
 
@@ -232,18 +233,9 @@ def further_modules(model: SentenceTransformer) -> nn.Module:
     return nn.Sequential(*list(model)[1:])
 
 
-def run_stage(
-    recipe: EmbeddingRecipe,
-    stage: EmbeddingStage,
-    sources: Sequence[Pairs],
-    model: SentenceTransformer,
-    folder: Path,
-    send: Send,
-    steps_before: int,
-    *,
-    bf16: bool,
-) -> None:
+def run_stage(run: StageRun, sources: Sequence[Pairs]) -> None:
     """Train the model in place and keep it. Raises `InputError` where the stage began on other pairs."""
+    stage, folder = run.stage, run.folder
     disable_progress_bars()
     folder.mkdir(parents=True, exist_ok=True)
     # The same text may have been cut in another way when the stage began.
@@ -251,26 +243,24 @@ def run_stage(
     if (folder / "pairs.json").exists() and read_json(folder / "pairs.json") != begun:
         raise InputError(f"stage {stage.name} began on pairs that were made in another way: delete {folder}")
     write_json(folder / "pairs.json", begun)
-    tables = stage_tables(recipe, stage, sources, model, folder)
+    tables = stage_tables(run, sources)
     names = {loss_name(stage, kind) for kind, _ in tables.values()}
     is_cached = any(name.startswith("cached") for name in names)
     key = f"mini_batch_tokens ({stage.mini_batch_tokens:,})" if is_cached else f"batch_size ({stage.batch_size:,})"
     with memory_told(f"stage {stage.name}: lower {key}"):
-        found = train_stage(
-            model, recipe, stage, tables, folder / "trainer", bf16=bf16, send=send, steps_before=steps_before
-        )
+        trained = train_stage(run, tables)
     record = {
         "name": stage.name,
         "data": [f"{Path(pairs.name).name}: {pairs.made}" for pairs in sources],
         "loss": ", ".join(sorted(names)),
-        "last_loss": found["losses"][-1]["loss"] if found["losses"] else float("nan"),
-        **found,
+        "last_loss": trained["losses"][-1]["loss"] if trained["losses"] else float("nan"),
+        **trained,
     }
     with whole_folder(folder / "model") as whole:
-        network: Any = model[0]
+        network: Any = run.model[0]
         network.network.save_pretrained(whole)
-        if recipe.dense:
-            save_file(further_modules(model).state_dict(), whole / FURTHER_MODULES)
+        if run.recipe.dense:
+            save_file(further_modules(run.model).state_dict(), whole / FURTHER_MODULES)
         write_mark(whole, "model")
     write_json(folder / "done.json", record)
     for checkpoint in (folder / "trainer").glob("checkpoint-*"):
@@ -279,20 +269,18 @@ def run_stage(
         taught.unlink()
 
 
-def stage_tables(
-    recipe: EmbeddingRecipe, stage: EmbeddingStage, sources: Sequence[Pairs], model: SentenceTransformer, folder: Path
-) -> dict[str, tuple[str, Dataset]]:
+def stage_tables(run: StageRun, sources: Sequence[Pairs]) -> dict[str, tuple[str, Dataset]]:
     """What a stage trains on, by names: the kind of each source and its rows, with hard negatives or what a teacher
     says of them. Both are made once and kept in the folder."""
-    teacher = load_teacher(stage, width_of(model))
+    stage, teacher = run.stage, load_teacher(run.stage, width_of(run.model))
     tables: dict[str, tuple[str, Dataset]] = {}
     for number, (source, pairs) in enumerate(zip(stage.data, sources, strict=True)):
-        table = to_table(pairs, source.weight, recipe.seed)
+        table = to_table(pairs, source.weight, run.recipe.seed)
         if stage.hard_negatives is not None:
-            kept = folder / f"negatives-{number}.arrow"
-            table = mine_once(table, model, stage.name, stage.hard_negatives, kept)
+            kept = run.folder / f"negatives-{number}.arrow"
+            table = mine_once(table, run.model, stage.name, stage.hard_negatives, kept)
         if teacher is not None:
-            table = teach_once(table, teacher, stage.name, folder / f"taught-{number}.arrow")
+            table = teach_once(table, teacher, stage.name, run.folder / f"taught-{number}.arrow")
         tables[f"source_{number}"] = pairs.kind, table
     return tables
 
@@ -341,12 +329,12 @@ def score_embedding(
         pairs = [hash_pairs(source) for stage in settled.stages for source in stage.data]
         kept, facts = train_embedder(settled, out / "runs")
         embedder, seconds = load_embedder(str(kept)), time.perf_counter() - started
-        machine = describe_machine(choose_device(settled.device))
-        known = {"model": label, "model_hash": model_hash, "trained_on": trained_on}
+        known = {"model": label, "model_hash": model_hash, "trained_on": trained_on, "config": config}
+        known["machine"] = describe_machine(choose_device(settled.device))
         for name in missing:
-            own_facts = known | {"task": name, "source": judged[name], "cell": hashes[name]}
-            own_facts["data_hash"] = content_hash([sets[name].hash, pairs])
-            score_set(embedder, sets[name], folders[name], facts, seconds, config=config, machine=machine, **own_facts)
+            of_set = {"task": name, "source": judged[name], "cell": hashes[name]}
+            of_set["data_hash"] = content_hash([sets[name].hash, pairs])
+            score_set(embedder, sets[name], folders[name], facts, seconds, **known, **of_set)
     return [read_score(folder) for folder in folders.values()]
 
 

@@ -28,7 +28,7 @@ from biphase.run import split_reference
 from biphase.tasks.splits import index_bm25, open_bm25, query_bm25
 
 PASSAGES, LINES, VECTORS, WORDS = "passages.jsonl", "lines.npy", "embeddings.npy", "words"
-PASSAGE_WORDS, LARGEST_COSINE = 120, 1.01
+PASSAGE_WORDS = 120
 SAMPLE = "A word, and 永和九年 歲在癸丑 คำไทย\nat last. " * 40
 """A text whose passages tell one way of cutting from another."""
 
@@ -95,7 +95,9 @@ def cutting_hash() -> str:
 
 def build_index(text: str, model: str, index: Path, text_field: str = "text") -> IndexManifest:
     """Embed all passages of the text; the folder appears whole, and replaces only what was built there before."""
-    refuse_inside(text, index)
+    folder, place = Path(text).expanduser().resolve(), index.resolve()
+    if place.is_relative_to(folder) and not any(part.startswith(".") for part in place.relative_to(folder).parts):
+        raise InputError(f"{index} is inside of {text}, and would be searched too: give an index beside it")
     sources = find_text_sources([text])
     text_hash = hash_text(text, sources)  # before it is read: what changes meanwhile is another text
     with own_folder(index, "search index") as part:
@@ -119,19 +121,12 @@ def build_index(text: str, model: str, index: Path, text_field: str = "text") ->
             words = index_bm25(read_passages(part, progress))
             if words is not None:
                 words.save(part / WORDS)
-        place, shape_ND = part / VECTORS, (num_passages, manifest.width)
+        path, shape_ND = part / VECTORS, (num_passages, manifest.width)
         is_cosine = embedder.similarity_fn_name == "cosine"
-        embed_to_file(embedder.encode_document, read_passages(part), shape_ND, place, "index", normalize=is_cosine)
+        embed_to_file(embedder.encode_document, read_passages(part), shape_ND, path, "index", normalize=is_cosine)
         write_json(part / "index.json", asdict(manifest))
     console.err.print(f"{index}: {num_passages:,} passages")
     return manifest
-
-
-def refuse_inside(text: str, index: Path) -> None:
-    """Raises `InputError` where the passages of an index would be read as a text of the folder that it is of."""
-    folder, place = Path(text).expanduser().resolve(), index.resolve()
-    if place.is_relative_to(folder) and not any(part.startswith(".") for part in place.relative_to(folder).parts):
-        raise InputError(f"{index} is inside of {text}, and would be searched too: give an index beside it")
 
 
 def write_passages(sources: Sequence[TextSource], text_field: str, part: Path) -> int:
@@ -171,8 +166,6 @@ def answer_question(index: Path, manifest: IndexManifest, question: str, top: in
     similarity = {} if is_cosine else {"similarity": embedder.similarity}
     [hits] = find_nearest(query_1D, in_pieces(torch.from_numpy(rows_ND)), top, **similarity)
     found = {manifest.model: hits, "BM25": query_bm25(words, [question], top)[0]}
-    if is_cosine and not all(abs(value) <= LARGEST_COSINE for _, value in found[manifest.model]):
-        raise InputError(f"{index} is damaged: cosines lie outside of -1 to 1; delete the index and build it again")
     records = []
     with reading(index / PASSAGES, "rebuild it"), open(index / PASSAGES, "rb") as file:
         for name, ranked in found.items():

@@ -278,20 +278,17 @@ def write_embedder(
             part, packed.network, limit, pooling=recipe.pooling, further=further, prompts=prompts
         )
         if recipe.dense:
-            write_dense(model[2], part / "2_Dense")
+            dense: Any = model[2]
+            (part / "2_Dense").mkdir()
+            dense.save(str(part / "2_Dense"))
+            # Described by the keys that each version of sentence-transformers knows; what others say is not used.
+            known = ("in_features", "out_features", "bias", "activation_function")
+            write_json(part / "2_Dense" / "config.json", {key: dense.get_config_dict()[key] for key in known})
         # As a user would load it.
         again = SentenceTransformer(str(part), trust_remote_code=False, device="cpu")
         gap = embedding_gap(model, again, texts)
         assert gap < TOLERANCE, f"the saved model computes something else: embeddings differ by {gap:.1e}"
         write_text(part / "README.md", describe(model, recipe, facts))
-
-
-def write_dense(dense: Any, folder: Path) -> None:
-    """The map as `Dense` saves it, described by the keys that each version knows; what others say is not used."""
-    folder.mkdir()
-    dense.save(str(folder))
-    known = ("in_features", "out_features", "bias", "activation_function")
-    write_json(folder / "config.json", {key: dense.get_config_dict()[key] for key in known})
 
 
 def load_embedder(name: str) -> SentenceTransformer:
@@ -342,14 +339,8 @@ def embedding_gap(ours: SentenceTransformer, theirs: SentenceTransformer, texts:
 def hash_embedder(name: str) -> str:
     """Names what an embedding model computes: network, tokenizer, further modules and prompts."""
     folder = find_folder(name)
-    others = sorted(
-        [
-            *folder.glob("*/config.json"),
-            *folder.glob("modules.json"),
-            *folder.glob("*sentence*.json"),
-            *folder.glob("[0-9]*/*.safetensors"),
-        ]
-    )
+    patterns = ("*/config.json", "modules.json", "*sentence*.json", "[0-9]*/*.safetensors")
+    others = sorted(path for pattern in patterns for path in folder.glob(pattern))
     return content_hash([hash_files(stamp_files(folder)), *(file_hash(path) for path in others)])
 
 

@@ -83,19 +83,22 @@ def read_pairs(source: PairSource, seed: int) -> Pairs:
     if source.from_text is not None:
         return pairs_from_text(source, source.from_text, seed)
     assert source.path is not None
-    rows, columns = open_pairs(source)
-    first = next(rows)
+    rows, columns, is_scored = open_pairs(source)
     if not source.columns:
         console.err.print(f"{source.path}: pairs are its columns {', '.join(columns)}", markup=False)
-    may_be_scored = len(columns) == 3 and not columns[2].startswith("negative")
-    is_scored = may_be_scored and (columns[2] in SCORES or is_number(first[1][columns[2]]))
     names = ("anchor", "positive", *(f"negative_{number + 1}" for number in range(len(columns) - 2)))
     names = ("anchor", "positive", "score") if is_scored else names
     with console.track(f"read {Path(source.path).name}", source.limit, "rows") as progress:
-        checked = check_rows(islice(chain([first], rows), source.limit), columns, progress, is_scored=is_scored)
+        checked = check_rows(islice(rows, source.limit), columns, progress, is_scored=is_scored)
         table = to_arrow(checked, names)
-    if is_scored:
-        check_scores(source, columns, table["score"])
+    scores = table["score"].unique().to_pylist() if is_scored else []
+    if scores and not source.columns and columns[2] == "label" and all(score % 1 == 0 for score in scores):
+        raise InputError(
+            f"{source.path}: is 'label' a score or a class? Name columns: [{', '.join(columns)}] where it is a score, "
+            "or two columns with texts"
+        )
+    if len(scores) == 1:
+        raise InputError(f"{source.path}: all scores are {scores[0]}, from which nothing can be learnt")
     told = f"{len(table):,} {'scored pairs' if is_scored else 'rows'} of {', '.join(columns)}"
     return Pairs(source.path, "scored" if is_scored else "pairs", table, hash_pairs(source), told)
 
@@ -120,10 +123,19 @@ def check_places(recipe: EmbeddingRecipe) -> None:
             raise InputError(f"evaluation: {path} does not exist")
 
 
-def open_pairs(source: PairSource) -> tuple[Iterator[PlacedRow], tuple[str, ...]]:
-    """The rows of a source, and the columns that are its pairs. Raises `InputError` where the first row lacks one."""
+def open_pairs(source: PairSource) -> tuple[Iterator[PlacedRow], tuple[str, ...], bool]:
+    """The rows of a file, or of the split `train` of a hub data set (`owner/name[:config]`), each with its place; the
+    columns that are its pairs, and whether the third of them is a score. Raises `InputError` where the first row lacks
+    a column."""
     assert source.path is not None
-    rows = rows_of(source.path, FileLayout(quotes=source.quotes, delimiter=source.delimiter))
+    file = Path(source.path).expanduser()
+    if not is_local(source.path):
+        id, _, config = source.path.partition(":")
+        rows = read_hub_split(id, None, config or None, "train")
+    elif is_saved(file) or FORMATS.get(plain_path(file).suffix) in PAIR_FORMS:
+        rows = rows_of_file(file, FileLayout(quotes=source.quotes, delimiter=source.delimiter))
+    else:
+        raise InputError(f"{source.path}: pairs are read from .csv, .tsv, .jsonl, .json and .parquet files")
     first = next(rows, None)
     if first is None:
         raise InputError(f"{source.path} has no rows")
@@ -134,7 +146,9 @@ def open_pairs(source: PairSource) -> tuple[Iterator[PlacedRow], tuple[str, ...]
             f"{source.path}: no column '{missing[0] if missing else '?'}'; it has {', '.join(first[1])}: name two or "
             "more with columns"
         )
-    return chain([first], rows), columns
+    may_be_scored = len(columns) == 3 and not columns[2].startswith("negative")
+    is_scored = may_be_scored and (columns[2] in SCORES or is_number(first[1][columns[2]]))
+    return chain([first], rows), columns, is_scored
 
 
 def is_local(path: str) -> bool:
@@ -147,75 +161,51 @@ def is_local(path: str) -> bool:
 
 
 def check_rows(
-    rows: Iterable[tuple[str, dict[str, Any]]], columns: Sequence[str], progress: console.Tracker, *, is_scored: bool
+    rows: Iterable[PlacedRow], columns: Sequence[str], progress: console.Tracker, *, is_scored: bool
 ) -> Iterator[tuple[Any, ...]]:
     """The texts of each row, or two and their score."""
     for number, (place, row) in enumerate(rows, start=1):
         if number % PIECE_ROWS == 0:
             progress.advance(PIECE_ROWS)
-        texts = tuple(
-            check_filled(place, column, row.get(column)) for column in (columns[:2] if is_scored else columns)
-        )
-        if not is_scored:
-            yield texts
-            continue
-        score = score_number(place, columns[2], row.get(columns[2]))
-        if not 0 <= score <= 5:
-            raise InputError(f"{place}: '{columns[2]}' is {row[columns[2]]}: scores are from 0 to 1, or from 0 to 5")
-        yield (*texts, score)
-
-
-def check_scores(source: PairSource, columns: Sequence[str], scores: pa.ChunkedArray) -> None:
-    different = scores.unique().to_pylist()
-    if not source.columns and columns[2] == "label" and all(score % 1 == 0 for score in different):
-        raise InputError(
-            f"{source.path}: is 'label' a score or a class? Name columns: [{', '.join(columns)}] where it is a score, "
-            "or two columns with texts"
-        )
-    if len(different) == 1:
-        raise InputError(f"{source.path}: all scores are {different[0]}, from which nothing can be learnt")
-
-
-def rows_of(path: str, layout: FileLayout) -> Iterator[PlacedRow]:
-    """The rows of a file, or of the split `train` of a hub data set (`owner/name[:config]`), each with its place."""
-    file = Path(path).expanduser()
-    if not is_local(path):
-        id, _, config = path.partition(":")
-        return read_hub_split(id, None, config or None, "train")
-    if not is_saved(file) and FORMATS.get(plain_path(file).suffix) not in PAIR_FORMS:
-        raise InputError(f"{path}: pairs are read from .csv, .tsv, .jsonl, .json and .parquet files")
-    return rows_of_file(file, layout)
+        values: list[Any] = []
+        for column in columns[:2] if is_scored else columns:
+            values.append(check_text(place, column, row.get(column)))
+            if not values[-1].strip():
+                raise InputError(f"{place}: '{column}' is empty: mend the row or take it out")
+        if is_scored:
+            values.append(score_number(place, columns[2], row.get(columns[2])))
+            if not 0 <= values[-1] <= 5:
+                raise InputError(f"{place}: '{columns[2]}' is {values[-1]:g}: scores are from 0 to 1, or from 0 to 5")
+        yield tuple(values)
 
 
 def hash_pairs(source: PairSource) -> str:
-    """Return the hash of what a source holds, which is `Pairs.hash` where it was read."""
+    """Return the hash of what a source holds, which is `Pairs.hash` where it was read: of a file, of all files of a
+    folder, or of the newest commit of a hub data set."""
     if source.from_text is not None:
         return hash_text(source.from_text, find_text_sources([source.from_text]))
     assert source.path is not None
-    return hash_source(source.path)
-
-
-def hash_source(path: str) -> str:
-    """The content of a file or of all files of a folder; a hub data set by its newest commit."""
-    place = Path(path).expanduser()
-    if place.is_dir():
-        return hash_folder(place, [file for file in place.rglob("*") if file.is_file()])
-    return file_hash(place) if place.is_file() else content_hash([path, pin_commit(path.partition(":")[0], None)])
+    path = Path(source.path).expanduser()
+    if path.is_dir():
+        return hash_folder(path, [file for file in path.rglob("*") if file.is_file()])
+    if path.is_file():
+        return file_hash(path)
+    return content_hash([source.path, pin_commit(source.path.partition(":")[0], None)])
 
 
 def hash_folder(folder: Path, files: Iterable[Path]) -> str:
     return content_hash([[str(file.relative_to(folder)), file_hash(file)] for file in sorted(files)])
 
 
-def hash_text(given: str, sources: Sequence[TextSource]) -> str:
-    """As `hash_source`, of the sources that texts are read from: of a folder no other files, and all that a glob
-    matches."""
-    path = Path(given).expanduser()
-    if path.exists() and not path.is_dir():
-        return hash_source(given)
+def hash_text(name: str, sources: Sequence[TextSource]) -> str:
+    """The hash of a file, of the files of a folder that are texts, or of all that a glob matches, or commits."""
+    path = Path(name).expanduser()
+    if path.is_file():
+        return file_hash(path)
     if path.is_dir():
-        return hash_folder(path.resolve(), {one.place for one in sources if isinstance(one.place, Path)})
-    return content_hash([file_hash(one.place) if isinstance(one.place, Path) else one.fingerprint for one in sources])
+        return hash_folder(path.resolve(), {source.place for source in sources if isinstance(source.place, Path)})
+    hashes = [file_hash(text.place) if isinstance(text.place, Path) else text.fingerprint for text in sources]
+    return content_hash(hashes)
 
 
 def guess_columns(name: str, row: dict[str, Any]) -> tuple[str, ...]:
@@ -238,14 +228,6 @@ def is_number(value: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return True
-
-
-def check_filled(place: str, column: str, value: Any) -> str:
-    """The value of a column as a text. Raises `InputError` where it is none, or blank."""
-    text = check_text(place, column, value)
-    if not text.strip():
-        raise InputError(f"{place}: '{column}' is empty: mend the row or take it out")
-    return text
 
 
 # Pairs out of plain text

@@ -9,6 +9,7 @@ import inspect
 import random
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -80,11 +81,6 @@ def teach_once(table: Dataset, teacher: SentenceTransformer, stage: str, kept: P
     With its own prompts: anchors are queries to it, and what belongs to them documents; the two sides of scored pairs
     are no such things.
     """
-    make_once(kept, lambda part: write_taught(table, teacher, f"teach {stage}", part))
-    return Dataset.from_file(str(kept))
-
-
-def write_taught(table: Dataset, teacher: SentenceTransformer, label: str, path: Path) -> None:
     columns = [column for column in table.column_names if column != "score"]
     encoders: list[Any] = [teacher.encode_query] + [teacher.encode_document] * (len(columns) - 1)
     if "score" in table.column_names:
@@ -92,16 +88,23 @@ def write_taught(table: Dataset, teacher: SentenceTransformer, label: str, path:
     width = width_of(teacher)
     rows_CD = pa.list_(pa.list_(pa.float32(), width), len(columns))
     schema = pa.schema([*((column, pa.string()) for column in columns), ("label", rows_CD)])
-    with pa.ipc.new_stream(path, schema) as writer, console.track(label, len(table), "rows") as progress:
-        for texts in table.select_columns(columns).iter(PIECE_TEXTS):
-            embeddings = [
-                encode(texts[column], batch_size=ENCODE_TEXTS, convert_to_tensor=True, show_progress_bar=False)
-                for encode, column in zip(encoders, columns, strict=True)
-            ]
-            flat = pa.array(torch.stack(embeddings, dim=1).flatten().cpu().numpy())
-            rows_BCD = pa.FixedSizeListArray.from_arrays(pa.FixedSizeListArray.from_arrays(flat, width), len(columns))
-            writer.write_table(pa.table([*texts.values(), rows_BCD], schema=schema))
-            progress.advance(len(rows_BCD))
+
+    def teach(part: Path) -> None:
+        with pa.ipc.new_stream(part, schema) as writer, console.track(f"teach {stage}", len(table), "rows") as progress:
+            for texts in table.select_columns(columns).iter(PIECE_TEXTS):
+                embeddings = [
+                    encode(texts[column], batch_size=ENCODE_TEXTS, convert_to_tensor=True, show_progress_bar=False)
+                    for encode, column in zip(encoders, columns, strict=True)
+                ]
+                flat = pa.array(torch.stack(embeddings, dim=1).flatten().cpu().numpy())
+                rows_BCD = pa.FixedSizeListArray.from_arrays(
+                    pa.FixedSizeListArray.from_arrays(flat, width), len(columns)
+                )
+                writer.write_table(pa.table([*texts.values(), rows_BCD], schema=schema))
+                progress.advance(len(rows_BCD))
+
+    make_once(kept, teach)
+    return Dataset.from_file(str(kept))
 
 
 SMALLEST_DIM = 32
@@ -188,14 +191,21 @@ def matryoshka_dims(width: int, wanted: bool | Sequence[int]) -> list[int]:
 def mine_once(table: Dataset, model: SentenceTransformer, stage: str, wanted: HardNegatives, kept: Path) -> Dataset:
     """The rows that have hard negatives, with them, kept as a file; how many there are is told. Raises `InputError`
     where there are none."""
+    names = ["anchor", "positive", *(f"negative_{number + 1}" for number in range(wanted.number))]
+    schema = pa.schema([(name, pa.string()) for name in names])
 
     def mine(part: Path) -> None:
         negatives = mine_negatives(table, model, wanted, f"mine for {stage}", part.with_suffix(".npy"))
-        if not write_mined(table, negatives, wanted.number, part):
+        if not any(len(texts) == wanted.number for texts in negatives.values()):
             raise InputError(
                 f"hard_negatives: no anchor has {wanted.number} negatives within rank {wanted.last_rank} and margin "
                 f"{wanted.margin}: lower number or margin, or raise last_rank"
             )
+        with pa.ipc.new_stream(part, schema) as writer:
+            for texts in table.iter(PIECE_ROWS):
+                pairs = zip(texts["anchor"], texts["positive"], strict=True)
+                rows = [(*pair, *negatives[pair[0]]) for pair in pairs if len(negatives[pair[0]]) == wanted.number]
+                writer.write_table(to_arrow(rows, names))
 
     make_once(kept, mine)
     mined = Dataset.from_file(str(kept))
@@ -222,7 +232,7 @@ def mine_negatives(
         right.setdefault(anchor, []).append(numbers[positive])
     shape_ND = len(passages), width_of(model)
     rows_ND = torch.from_numpy(embed_to_file(model.encode_document, passages, shape_ND, place, f"{label}: passages"))
-    top = wanted.last_rank + max(len(set(own)) for own in right.values())
+    top = wanted.last_rank + max(len(set(numbers)) for numbers in right.values())
     chosen: dict[str, list[str]] = {}
     left = iter(right)
     for piece_AD in embed_pieces(model.encode_query, right, len(right), f"{label}: anchors", normalize_embeddings=True):
@@ -236,19 +246,6 @@ def mine_negatives(
             chosen[anchor] = [passages[number] for number in ranked[: wanted.number]]
     place.unlink()
     return chosen
-
-
-def write_mined(table: Dataset, negatives: Mapping[str, list[str]], number: int, path: Path) -> int:
-    """Write the rows whose anchors have so many negatives; returns how many they are."""
-    names = ["anchor", "positive", *(f"negative_{at + 1}" for at in range(number))]
-    num_rows = 0
-    with pa.ipc.new_stream(path, pa.schema([(name, pa.string()) for name in names])) as writer:
-        for texts in table.iter(PIECE_ROWS):
-            pairs = zip(texts["anchor"], texts["positive"], strict=True)
-            rows = [(*pair, *negatives[pair[0]]) for pair in pairs if len(negatives[pair[0]]) == number]
-            writer.write_table(to_arrow(rows, names))
-            num_rows += len(rows)
-    return num_rows
 
 
 LOGGING_STEPS = 10
@@ -303,18 +300,36 @@ class CardlessTrainer(SentenceTransformerTrainer):
                     weight.copy_(kept[name])
 
 
+@dataclass(frozen=True)
+class StageRun:
+    """A stage at work: what it trains in place, in which folder, and where its losses go."""
+
+    recipe: EmbeddingRecipe
+    stage: EmbeddingStage
+    model: SentenceTransformer
+    folder: Path
+    bf16: bool
+    send: Send = lambda record: None
+    steps_before: int = 0
+    """Steps of the stages before it: losses are counted on from there."""
+
+
+Tables = Mapping[str, tuple[str, Dataset]]
+"""Sources by their names: of each its kind, and its rows."""
+
+
 class StageCallback(TrainerCallback):
     """The bar or the lines that a person waits with, losses on their way to TensorBoard or W&B, and the end of the step
     at which the process is asked to stop: with a checkpoint, and the loss up to there."""
 
-    def __init__(self, stage: str, send: Send, steps_before: int) -> None:
-        self.stage, self.send, self.steps_before = stage, send, steps_before
+    def __init__(self, run: StageRun) -> None:
+        self.run = run
         self.asked: list[int] = []
         self.note = ""
         self.tracker: console.Tracker | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.tracker = console.Tracker(f"embed {self.stage}", state.max_steps, "steps")
+        self.tracker = console.Tracker(f"embed {self.run.stage.name}", state.max_steps, "steps")
         self.tracker.advance(state.global_step, already_done=True)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -328,9 +343,10 @@ class StageCallback(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if logs and "loss" in logs:
             self.note = f"loss {float(logs['loss']):.4f}"
-            record = {"kind": "train", "objective": self.stage, "step": self.steps_before + state.global_step}
+            step = self.run.steps_before + state.global_step
+            record = {"kind": "train", "objective": self.run.stage.name, "step": step}
             known = {"loss": "loss", "learning_rate": "lr", "grad_norm": "grad_norm"}
-            self.send(record | {ours: logs[theirs] for theirs, ours in known.items() if theirs in logs})
+            self.run.send(record | {ours: logs[theirs] for theirs, ours in known.items() if theirs in logs})
 
     def close(self) -> None:
         """However training ended: a tracker that is left open goes on telling."""
@@ -347,16 +363,9 @@ class OneDeviceArguments(SentenceTransformerTrainingArguments):
         return min(super().n_gpu, 1)
 
 
-def arguments_of(
-    recipe: EmbeddingRecipe,
-    stage: EmbeddingStage,
-    folder: Path,
-    tables: Mapping[str, tuple[str, Dataset]],
-    *,
-    bf16: bool,
-    use_cpu: bool,
-) -> Any:
+def arguments_of(run: StageRun, tables: Tables) -> OneDeviceArguments:
     """The trainer's. Scored pairs have no prompts: neither side is a query."""
+    recipe, stage = run.recipe, run.stage
     prompts: dict[str, Any] = {}
     for name, (kind, table) in tables.items():
         if kind == "pairs":
@@ -367,7 +376,7 @@ def arguments_of(
         prompts = prompts.get(next(iter(tables)), {})
     is_prompted = has_pairs and bool(recipe.prompts.query or recipe.prompts.document)
     return OneDeviceArguments(
-        output_dir=str(folder),
+        output_dir=str(run.folder / "trainer"),
         num_train_epochs=stage.epochs,
         max_steps=stage.max_steps or -1,
         per_device_train_batch_size=stage.batch_size,
@@ -375,8 +384,8 @@ def arguments_of(
         warmup_steps=stage.warmup_ratio,  # below 1 it is a share
         weight_decay=stage.weight_decay,
         seed=recipe.seed,
-        bf16=bf16,
-        use_cpu=use_cpu,
+        bf16=run.bf16,
+        use_cpu=run.model.device.type == "cpu",
         batch_sampler="no_duplicates" if has_pairs else "batch_sampler",
         multi_dataset_batch_sampler="proportional",
         prompts=prompts if is_prompted else None,
@@ -395,28 +404,28 @@ def last_checkpoint(folder: Path) -> Path | None:
     return max((path.parent for path in whole), key=lambda path: int(path.name.partition("-")[2]), default=None)
 
 
-def train_stage(
-    model: SentenceTransformer,
-    recipe: EmbeddingRecipe,
-    stage: EmbeddingStage,
-    tables: Mapping[str, tuple[str, Dataset]],
-    folder: Path,
-    *,
-    bf16: bool,
-    send: Send = lambda record: None,
-    steps_before: int = 0,
-) -> dict[str, Any]:
-    """Train the model in place, from the last checkpoint in `folder` where there is one, on sources by their names,
-    of each its kind and its rows. Returns the steps taken, the rows and the losses that were logged, which are sent
-    too, counted on from the steps of the stages before.
+def train_stage(run: StageRun, tables: Tables) -> dict[str, Any]:
+    """Train the model in place, from the last checkpoint in the stage's folder where there is one, with a loss for each
+    source. Returns the steps taken, the rows and the losses that were logged, which are sent too.
 
     Raises:
         InputError: the checkpoint is damaged, or the weights end up as no numbers.
         StoppedError: after SIGTERM or SIGINT, once there is a checkpoint.
     """
-    callback = StageCallback(stage.name, send, steps_before)
-    trainer = make_trainer(model, recipe, stage, tables, folder, callback, bf16=bf16)
-    last = last_checkpoint(folder)
+    stage, model, callback = run.stage, run.model, StageCallback(run)
+    torch.manual_seed(run.recipe.seed)  # a loss may draw weights, whatever was drawn before
+    losses_made = {name: make_loss(model, stage, kind, run.recipe.matryoshka) for name, (kind, _) in tables.items()}
+    rows = {name: table for name, (_, table) in tables.items()}
+    only = next(iter(tables)) if len(tables) == 1 else None
+    trainer = CardlessTrainer(
+        model,
+        arguments_of(run, tables),
+        train_dataset=rows[only] if only else rows,
+        loss=losses_made[only] if only else losses_made,
+        callbacks=[callback],
+    )
+    trainer.remove_callback(PrinterCallback)
+    last = last_checkpoint(run.folder / "trainer")
     if last is not None:
         refuse_damaged(last, f"delete {last} and rerun")
         console.err.print(f"stage {stage.name}: goes on from {last.name}", markup=False)
@@ -431,33 +440,7 @@ def train_stage(
         raise StoppedError(line, callback.asked[0])
     trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # else it would go on in bf16 where it trained so
     if not all(torch.isfinite(weight).all() for weight in model.parameters()):
-        shutil.rmtree(folder)  # else the same command would go on from there
+        shutil.rmtree(run.folder / "trainer")  # else the same command would go on from there
         raise InputError(f"stage {stage.name}: training diverged; lower its learning_rate ({stage.learning_rate:g})")
-    told = [{"step": log["step"], "loss": log["loss"]} for log in trainer.state.log_history if "loss" in log]
-    return {"steps": step, "rows": sum(len(table) for _, table in tables.values()), "losses": told}
-
-
-def make_trainer(
-    model: SentenceTransformer,
-    recipe: EmbeddingRecipe,
-    stage: EmbeddingStage,
-    tables: Mapping[str, tuple[str, Dataset]],
-    folder: Path,
-    callback: StageCallback,
-    *,
-    bf16: bool,
-) -> CardlessTrainer:
-    """The trainer of a stage, with a loss for each source."""
-    torch.manual_seed(recipe.seed)  # a loss may draw weights, whatever was drawn before
-    made = {name: make_loss(model, stage, kind, recipe.matryoshka) for name, (kind, _) in tables.items()}
-    rows = {name: table for name, (_, table) in tables.items()}
-    only = next(iter(tables)) if len(tables) == 1 else None
-    trainer = CardlessTrainer(
-        model,
-        arguments_of(recipe, stage, folder, tables, bf16=bf16, use_cpu=model.device.type == "cpu"),
-        train_dataset=rows[only] if only else rows,
-        loss=made[only] if only else made,
-        callbacks=[callback],
-    )
-    trainer.remove_callback(PrinterCallback)
-    return trainer
+    logged = [{"step": log["step"], "loss": log["loss"]} for log in trainer.state.log_history if "loss" in log]
+    return {"steps": step, "rows": sum(map(len, rows.values())), "losses": logged}
