@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import biphase.corpus.order as order_module
+import biphase.corpus.packing as packing_module
 from biphase.corpus.order import permute, uniform
 from biphase.corpus.packing import Batches, DocumentSamples, PackedBatch, PackedSet, StreamSamples, join_batches
 from biphase.errors import InputError
@@ -163,7 +163,7 @@ def test_random_numbers_are_uniform_and_of_their_arguments_alone() -> None:
 @pytest.mark.parametrize("block", [4096, 5])
 def test_every_token_once_per_epoch(seed: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over two and a half epochs, however few samples share a prefix sum."""
-    monkeypatch.setattr(order_module, "BLOCK_SAMPLES", block)
+    monkeypatch.setattr(packing_module, "BLOCK_SAMPLES", block)
     lengths = random_lengths(seed)
     batches = document_batches(lengths, seed=seed)
     total = batches.num_tokens

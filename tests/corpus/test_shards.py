@@ -414,7 +414,7 @@ def test_validation_by_sources(corpus: Path, tokenizer_folder: Path, tmp_path: P
     assert decoded(tmp_path / "out", "validation") == texts_of(2)
     with pytest.raises(InputError, match="both for training and for validation"):
         prepare([corpus], tokenizer_folder, tmp_path / "other", validation_sources=held_out)
-    with pytest.raises(InputError, match=r"txt_documents \(--txt-documents\) 'page' is unknown"):
+    with pytest.raises(InputError, match="'txt_documents' is 'page': input should be 'file', 'paragraphs' or 'lines'"):
         prepare(train, tokenizer_folder, tmp_path / "o", txt_documents="page")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="choose one"):
         prepare(train, tokenizer_folder, tmp_path / "o", validation_sources=held_out, validation_fraction=0.1)

@@ -1,72 +1,8 @@
-"""Which sample stands where: the endless order in which the samples of one set are trained on.
+"""Seeded draws that are computed for the asked places alone: a permutation, and numbers between 0 and 1."""
 
-An epoch walks through all samples in a seeded order of its own, laid end to end; which sample stands where is computed
-for the asked places alone.
-"""
-
-from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-
-BLOCK_SAMPLES = 4096
-"""Samples per stored prefix sum of an epoch's order: 100 million samples need 200 kB."""
-
-
-class SampleSpans(Protocol):
-    """Where the samples of a set lie."""
-
-    num_samples: int
-    num_tokens: int
-
-    def spans(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]: ...
-
-
-class SampleOrder:
-    """The order of a set's samples under a seed."""
-
-    def __init__(self, samples: SampleSpans, seed: int) -> None:
-        self.samples, self.seed = samples, seed
-        self.block_starts = lru_cache(maxsize=4)(self.sum_blocks)
-
-    def between(self, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and epochs of the samples that begin in [first, end) of the order."""
-        # With epochs of n = 700 tokens, the interval [600, 1500) is [600, 700) of epoch 0, all of epoch 1, and [0, 100)
-        # of epoch 2. An empty interval is looked for in one epoch and finds nothing.
-        epoch_tokens = self.samples.num_tokens
-        ids, epochs = [], []
-        for epoch in range(first // epoch_tokens, max(first, end - 1) // epoch_tokens + 1):
-            start = epoch * epoch_tokens
-            found = self.samples_in(epoch, max(first - start, 0), min(end - start, epoch_tokens))
-            ids.append(found)
-            epochs.append(np.full(len(found), epoch))
-        return np.concatenate(ids), np.concatenate(epochs)
-
-    def ids_at(self, epoch: int, places: np.ndarray) -> np.ndarray:
-        return permute(places, self.samples.num_samples, self.seed, epoch)
-
-    def samples_in(self, epoch: int, first: int, end: int) -> np.ndarray:
-        # Only where every 4,096th sample begins is known. So the blocks that the interval touches are laid out anew:
-        # from the last one that begins at `first` or before it, up to the first that begins at `end` or behind it.
-        # In there the lengths of the samples are summed up, and those that begin outside the interval are dropped.
-        starts = self.block_starts(epoch)
-        from_block = int(np.searchsorted(starts, first, side="right")) - 1
-        to_block = int(np.searchsorted(starts, end, side="left"))
-        places = np.arange(from_block * BLOCK_SAMPLES, min(to_block * BLOCK_SAMPLES, self.samples.num_samples))
-        ids = self.ids_at(epoch, places)
-        begins, stops = self.samples.spans(ids)
-        lengths = stops - begins
-        offsets = starts[from_block] + np.cumsum(lengths) - lengths
-        return ids[(offsets >= first) & (offsets < end)]
-
-    def sum_blocks(self, epoch: int) -> np.ndarray:
-        """Where each block of an epoch's order begins, and where the last one ends, in tokens. Reads lengths only."""
-        totals = [np.zeros(1, np.int64)]
-        for begin in range(0, self.samples.num_samples, 256 * BLOCK_SAMPLES):
-            places = np.arange(begin, min(begin + 256 * BLOCK_SAMPLES, self.samples.num_samples))
-            begins, stops = self.samples.spans(self.ids_at(epoch, places))
-            totals.append(np.add.reduceat(stops - begins, np.arange(0, len(places), BLOCK_SAMPLES)))
-        return np.cumsum(np.concatenate(totals))
 
 
 def permute(places: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:

@@ -12,11 +12,12 @@ Letters: T tokens of a batch, S samples of a batch.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 from math import floor
 
 import numpy as np
 
-from biphase.corpus.order import SampleOrder, uniform
+from biphase.corpus.order import permute, uniform
 from biphase.corpus.shards import ShardSet, check_tokenizer
 from biphase.errors import InputError
 from biphase.files import content_hash
@@ -113,18 +114,26 @@ class StreamSamples:
 Samples = DocumentSamples | StreamSamples
 
 
+BLOCK_SAMPLES = 4096
+"""Samples per stored prefix sum of an epoch's order: 100 million samples need 200 kB."""
+
+
 class PackedSet:
-    """One set of shards as packed samples, in their order."""
+    """One set of shards as packed samples, in their endless order.
+
+    An epoch walks through all samples in a seeded order of its own, laid end to end; which sample stands where is
+    computed for the asked places alone.
+    """
 
     def __init__(self, shards: ShardSet, samples: Samples, seed: int) -> None:
         if samples.num_samples == 0:
             raise InputError(f"split '{shards.split}' holds no document that is long enough for a sample")
-        self.shards, self.samples = shards, samples
-        self.order = SampleOrder(samples, seed)
+        self.shards, self.samples, self.seed = shards, samples, seed
+        self.block_starts = lru_cache(maxsize=4)(self.sum_blocks)
 
     def pack(self, first: int, end: int) -> PackedBatch:
         """The samples that begin in [first, end) of the order."""
-        ids_S, epochs_S = self.order.between(first, end)
+        ids_S, epochs_S = self.samples_between(first, end)
         starts_S, stops_S = self.samples.spans(ids_S)
         bounds_S1 = np.concatenate([[0], np.cumsum(stops_S - starts_S)])
         pieces = [self.shards.read(start, stop) for start, stop in zip(starts_S, stops_S, strict=True)]
@@ -135,6 +144,42 @@ class PackedSet:
             sample_ids_S=ids_S,
             epochs_S=epochs_S,
         )
+
+    def samples_between(self, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and epochs of the samples that begin in [first, end) of the order."""
+        # With epochs of n = 700 tokens, the interval [600, 1500) is [600, 700) of epoch 0, all of epoch 1, and [0, 100)
+        # of epoch 2. An empty interval is looked for in one epoch and finds nothing.
+        epoch_tokens = self.samples.num_tokens
+        ids, epochs = [], []
+        for epoch in range(first // epoch_tokens, max(first, end - 1) // epoch_tokens + 1):
+            start = epoch * epoch_tokens
+            drawn = self.samples_in(epoch, max(first - start, 0), min(end - start, epoch_tokens))
+            ids.append(drawn)
+            epochs.append(np.full(len(drawn), epoch))
+        return np.concatenate(ids), np.concatenate(epochs)
+
+    def samples_in(self, epoch: int, first: int, end: int) -> np.ndarray:
+        # Only where every 4,096th sample begins is known. So the blocks that the interval touches are laid out anew:
+        # from the last one that begins at `first` or before it, up to the first that begins at `end` or behind it.
+        # In there the lengths of the samples are summed up, and those that begin outside the interval are dropped.
+        starts = self.block_starts(epoch)
+        from_block = int(np.searchsorted(starts, first, side="right")) - 1
+        to_block = int(np.searchsorted(starts, end, side="left"))
+        places = np.arange(from_block * BLOCK_SAMPLES, min(to_block * BLOCK_SAMPLES, self.samples.num_samples))
+        ids = permute(places, self.samples.num_samples, self.seed, epoch)
+        begins, stops = self.samples.spans(ids)
+        lengths = stops - begins
+        offsets = starts[from_block] + np.cumsum(lengths) - lengths
+        return ids[(offsets >= first) & (offsets < end)]
+
+    def sum_blocks(self, epoch: int) -> np.ndarray:
+        """Where each block of an epoch's order begins, and where the last one ends, in tokens. Reads lengths only."""
+        totals = [np.zeros(1, np.int64)]
+        for begin in range(0, self.samples.num_samples, 256 * BLOCK_SAMPLES):
+            places = np.arange(begin, min(begin + 256 * BLOCK_SAMPLES, self.samples.num_samples))
+            begins, stops = self.samples.spans(permute(places, self.samples.num_samples, self.seed, epoch))
+            totals.append(np.add.reduceat(stops - begins, np.arange(0, len(places), BLOCK_SAMPLES)))
+        return np.cumsum(np.concatenate(totals))
 
 
 class Batches:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from biphase import console
+from biphase.config import parse_config
 from biphase.corpus.shards import (
     FORMAT_VERSION,
     SHARD_SPLITS,
@@ -25,7 +26,7 @@ from biphase.corpus.shards import (
     count_copies,
     read_shard_manifest,
 )
-from biphase.corpus.text import TextSource, TxtDocuments, check_txt_documents, find_text_sources
+from biphase.corpus.text import TextSource, TxtDocuments, find_text_sources
 from biphase.corpus.tokenize import (
     ShardPlan,
     find_copies,
@@ -39,7 +40,6 @@ from biphase.corpus.tokenizer import (
     special_ids,
     token_byte_lengths,
     tokenizer_hash,
-    tokenizer_vocab_size,
 )
 from biphase.engine.local import Engine, Unit
 from biphase.engine.scheduler import run_units
@@ -86,27 +86,33 @@ def prepare(
     """
     if workers is not None and workers < 1:
         raise InputError(f"workers {workers} is less than 1")
-    check_txt_documents(txt_documents)
-    fraction = choose_fraction(validation_fraction, bool(validation_sources))
-    chosen: dict[str, Any] = {"text_field": text_field, "id_field": id_field, "txt_documents": txt_documents}
-    options = Options(validation_fraction=fraction, seed=seed, drop_copies=drop_copies, **chosen)
-    found = find_both(sources, validation_sources, known_sources(out))
-    refuse_tokenizer_folder(Path(tokenizer_source).expanduser(), out)
+    if validation_fraction and validation_sources:
+        raise InputError("validation_fraction and validation_sources are both given: choose one")
+    if validation_fraction is None:
+        validation_fraction = 0.0 if validation_sources else 0.01
+    chosen = {"validation_fraction": validation_fraction, "seed": seed, "drop_copies": drop_copies}
+    chosen |= {"text_field": text_field, "id_field": id_field, "txt_documents": txt_documents}
+    options = parse_config(Options, chosen, origin="prepare")
+    grouped = find_both(sources, validation_sources, out)
+    given = Path(tokenizer_source).expanduser()
+    folder = given.parent if given.is_file() else given
+    if folder.is_dir() and out.resolve() == folder.resolve() and not (out / "manifest.json").exists():
+        raise InputError(f"{out} is the folder of the tokenizer: give the shards another one")
     tokenizer = load_tokenizer(tokenizer_source)
     busy = f"another process is preparing {out} at this moment: wait for it"
     with tell_full_disk(out), locked(out / ".claim", busy=busy):
         inside = (out / "shards").iterdir() if (out / "shards").is_dir() else ()
         refuse_links(out / "tokenizer", out / "token_bytes.npy", out / "shards", out / ".locks", *inside)
         before = read_shard_manifest(out) if (out / "manifest.json").exists() else None
-        sources_hash = content_hash([[split, [source.fingerprint for source in group]] for split, group in found])
+        sources_hash = content_hash([[split, [source.fingerprint for source in group]] for split, group in grouped])
         facts = known_facts(tokenizer) | {"sources_hash": sources_hash, "options": options}
         if before is None:
             save_tokenizer(tokenizer, out / "tokenizer")
         else:
             check_same_set(out, before, facts)
         facts["token_bytes_sha256"] = save_token_bytes(tokenizer, out)
-        copies = find_copies((one for _, group in found for one in group), options) if drop_copies else {}
-        plans = [plan for split, group in found for plan in plan_shards(out, group, split, facts, copies)]
+        copies = find_copies((one for _, group in grouped for one in group), options) if drop_copies else {}
+        plans = [plan for split, group in grouped for plan in plan_shards(out, group, split, facts, copies)]
         keep_encoder(facts["tokenizer_hash"], tokenizer.backend_tokenizer)
         if before is not None:
             names = {shard.name for shard in before.shards}  # others are of sources that were grouped in another way
@@ -117,30 +123,17 @@ def prepare(
         return finish_set(out, plans, facts)
 
 
-def choose_fraction(given: float | None, has_sources: bool) -> float:
-    if given and has_sources:
-        raise InputError("validation_fraction and validation_sources are both given: choose one")
-    if given is None:
-        return 0.0 if has_sources else 0.01
-    if not 0 <= given < 1:
-        raise InputError(f"validation_fraction {given} is not in [0, 1)")
-    return given
-
-
-Found = list[tuple[ShardSplitName | None, list[TextSource]]]
+Grouped = list[tuple[ShardSplitName | None, list[TextSource]]]
 """The source files, by the split that they are for; None: drawn for each document."""
 
 
-def known_sources(out: Path) -> set[str]:
-    """The names of what the shards in a folder were made of, those of an unfinished set too."""
-    names: set[str] = set()
+def find_both(sources: Sequence[str | Path], validation_sources: Sequence[str | Path], out: Path) -> Grouped:
+    """The files of both splits. Of what the shards in `out` were made of, those of an unfinished set too, hub data
+    sets are taken at the same commit."""
+    known: set[str] = set()
     for path in sorted(out.glob("shards/*/shard.json")):
         with suppress(InputError):  # a damaged one is told where it is used
-            names.update(read_json_as(path, Shard).sources)
-    return names
-
-
-def find_both(sources: Sequence[str | Path], validation_sources: Sequence[str | Path], known: set[str]) -> Found:
+            known.update(read_json_as(path, Shard).sources)
     if not validation_sources:
         return [(None, find_text_sources(sources, known))]
     train, validation = (find_text_sources(given, known) for given in (sources, validation_sources))
@@ -152,7 +145,7 @@ def find_both(sources: Sequence[str | Path], validation_sources: Sequence[str | 
 
 
 def known_facts(tokenizer: "PreTrainedTokenizerFast") -> dict[str, Any]:
-    vocab_size = tokenizer_vocab_size(tokenizer)
+    vocab_size = max(tokenizer.get_vocab().values()) + 1
     return {
         "format_version": FORMAT_VERSION,
         "tokenizer_hash": tokenizer_hash(tokenizer),
@@ -164,13 +157,6 @@ def known_facts(tokenizer: "PreTrainedTokenizerFast") -> dict[str, Any]:
         "bos_id": tokenizer.bos_token_id,
         "special_ids": tuple(special_ids(tokenizer)),
     }
-
-
-def refuse_tokenizer_folder(tokenizer: Path, out: Path) -> None:
-    """A new set has a folder of its own, not that of the tokenizer which it takes."""
-    folder = tokenizer.parent if tokenizer.is_file() else tokenizer
-    if folder.is_dir() and out.resolve() == folder.resolve() and not (out / "manifest.json").exists():
-        raise InputError(f"{out} is the folder of the tokenizer: give the shards another one")
 
 
 def save_token_bytes(tokenizer: "PreTrainedTokenizerFast", out: Path) -> str:

@@ -13,10 +13,8 @@ documents, and MinHash tells near ones.
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Iterable
 from functools import cached_property
 from io import BytesIO
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
@@ -74,7 +72,7 @@ class Options(Grown):
     """What was asked for, besides the sources."""
 
     later: ClassVar[frozenset[str]] = frozenset({"drop_copies"})
-    validation_fraction: float
+    validation_fraction: Annotated[float, Field(ge=0, lt=1)]
     seed: int
     text_field: str
     id_field: str
@@ -167,26 +165,21 @@ class ShardTokens:
         self.tokens = np.asarray(np.memmap(self.path, dtype=dtype, mode="r"))
         self.ends = ends
         self.hashes = np.asarray(np.memmap(folder / f"{split}.hashes", dtype="<u8", mode="r"))
-        self.is_checked = bytearray(len(ends) // 8 + 1)  # a bit for each document
+        self.is_checked = np.zeros(len(ends), dtype=bool)
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Tokens [start, stop), a view of the file. Raises `InputError` when a document there is not as made."""
         if start < stop:
             first, last = np.searchsorted(self.ends, (start, stop - 1), side="right").tolist()
-            for number in range(first, last + 1):
-                if not self.is_checked[number >> 3] >> (number & 7) & 1:
-                    self.check(number, int(self.hashes[number]))
+            for number in (first + np.flatnonzero(~self.is_checked[first : last + 1])).tolist():
+                begin = self.ends[number - 1] if number > 0 else 0
+                if xxhash.xxh3_64_intdigest(self.tokens[begin : self.ends[number]].data) != int(self.hashes[number]):
+                    raise InputError(
+                        f"{self.path} is damaged: document {number} (tokens {begin:,} to {self.ends[number]:,}) is not "
+                        "as its hash says"
+                    )
+                self.is_checked[number] = True
         return self.tokens[start:stop]
-
-    def check(self, number: int, expected: int) -> None:
-        """Compare one document with its hash, and note that it was."""
-        start = self.ends[number - 1] if number > 0 else 0
-        if xxhash.xxh3_64_intdigest(self.tokens[start : self.ends[number]].data) != expected:
-            raise InputError(
-                f"{self.path} is damaged: document {number} (tokens {start:,} to {self.ends[number]:,}) is not as its "
-                "hash says"
-            )
-        self.is_checked[number >> 3] |= 1 << (number & 7)
 
 
 class ShardSet:
@@ -289,13 +282,11 @@ class ShardSet:
     def token_bytes(self) -> np.ndarray:
         """`corpus.tokenizer.token_byte_lengths` of that tokenizer. Raises `InputError` when the file is not as made."""
         path = self.folder / "token_bytes.npy"
-        remedy = "delete it and run the set's biphase prepare again, with the same sources"
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            raise InputError(f"{path} is missing: {remedy}") from None
+        data = path.read_bytes() if path.is_file() else b""
         if hashlib.sha256(data).hexdigest() != self.manifest.token_bytes_sha256:
-            raise InputError(f"{path} is damaged: {remedy}")
+            raise InputError(
+                f"{path} is damaged or missing: delete it and run its biphase prepare again, with the same sources"
+            )
         return np.load(BytesIO(data), allow_pickle=False)
 
     def verify(self) -> None:
@@ -319,35 +310,18 @@ def check_tokenizer(shards: ShardSet, expected_hash: str) -> None:
         )
 
 
-HASHES_AT_ONCE = 1 << 26
-"""Hashes of documents that are sorted in memory together: half a GB."""
-
-
 def count_copies(folder: Path, shards: tuple[Shard, ...]) -> Duplicates:
-    """Count the documents of the shards below `folder` are copies of another one, token for token.
-
-    A set with many documents is gone through several times, each time for the hashes of one range of values.
-    """
-    parts = [part for shard in shards for part in shard.parts.values()]
-    num_ranges = sum(part.documents for part in parts) // HASHES_AT_ONCE + 1
-    edges = [(number << 64) // num_ranges for number in range(num_ranges + 1)]
-    train = validation = in_both = 0
-    for low, high in pairwise(edges):
-        hashes = {split: hashes_between(folder, shards, split, low, high - 1) for split in SHARD_SPLITS}
-        trained = np.unique(hashes["train"])
-        train += len(hashes["train"]) - len(trained)
-        validation += len(hashes["validation"]) - len(np.unique(hashes["validation"]))
-        in_both += int(np.isin(hashes["validation"], trained).sum())
-    return Duplicates(train=train, validation=validation, in_both=in_both)
-
-
-def hashes_between(folder: Path, shards: Iterable[Shard], split: ShardSplitName, low: int, high: int) -> np.ndarray:
-    """The hashes of the documents of a split that lie in low..high, in their order, uint64."""
-    pieces = [np.empty(0, np.uint64)]
-    for shard in shards:
-        hashes_D = np.fromfile(folder / "shards" / shard.name / f"{split}.hashes", dtype="<u8")
-        pieces.append(hashes_D[(hashes_D >= np.uint64(low)) & (hashes_D <= np.uint64(high))])
-    return np.concatenate(pieces)
+    """Count the documents of the shards below `folder` that are copies of another one, token for token."""
+    hashes: dict[ShardSplitName, np.ndarray] = {}
+    for split in SHARD_SPLITS:
+        paths = [folder / "shards" / shard.name / f"{split}.hashes" for shard in shards]
+        hashes[split] = np.concatenate([np.fromfile(path, dtype="<u8") for path in paths])
+    trained = np.unique(hashes["train"])
+    return Duplicates(
+        train=len(hashes["train"]) - len(trained),
+        validation=len(hashes["validation"]) - len(np.unique(hashes["validation"])),
+        in_both=int(np.isin(hashes["validation"], trained).sum()),
+    )
 
 
 COMPARED_DOCUMENTS = 20_000

@@ -279,16 +279,23 @@ def file_source(path: Path) -> TextSource:
 
 
 def hub_sources(given: str, known: Collection[str]) -> list[TextSource]:
+    """The files of a hub data set. Where all of it that is among the `known` names is from one commit, and no revision
+    is given, that commit is taken, and told."""
     match = HUB_ADDRESS.fullmatch(given)
     if match is None:
         raise InputError(f"{given} is no hub address; write hub:owner/name[:config[:split]][@revision]")
     dataset, config, split = match["dataset"], match["config"] or "", match["split"] or "train"
+    commits = {name.rpartition("@")[2].partition("#")[0] for name in known if name.startswith(f"hub:{dataset}:")}
     try:
-        commit = known_commit(given, dataset, known) if match["revision"] is None else ""
-        commit = commit or pin_commit(dataset, match["revision"])
-        whole = HubFile(dataset, config or None, split, commit, 0, 1)
+        if match["revision"] is None and len(commits) == 1:
+            [commit] = commits
+            told = f"{given}: commit {commit}, of which a part is here; name another by @REVISION"
+            console.err.print(told, markup=False)
+        else:
+            commit = pin_commit(dataset, match["revision"])
         address = f"hub:{dataset}:{config}:{split}@{commit}"
-        counts = {int(name.rpartition("/")[2]) for name in known if name.startswith(f"{address}#")}
+        counts = [int(name.rpartition("/")[2]) for name in known if name.startswith(f"{address}#")]
+        whole = HubFile(dataset, config or None, split, commit, 0, 1)
         count = max(counts) if counts else max(stream_rows(whole).num_shards, 1)
     except InputError as error:
         raise InputError(f"{given} is no local path; {error}") from None
@@ -298,17 +305,6 @@ def hub_sources(given: str, known: Collection[str]) -> list[TextSource]:
         hub_file = replace(whole, index=index, count=count)
         sources.append(TextSource(name, "hub", fingerprint=name, num_bytes=None, place=hub_file))
     return sources
-
-
-def known_commit(given: str, dataset: str, known: Collection[str]) -> str:
-    """The commit of a data set that all of it that is among the `known` names is from, which is told; "" where there is
-    none."""
-    commits = {name.rpartition("@")[2].partition("#")[0] for name in known if name.startswith(f"hub:{dataset}:")}
-    if len(commits) != 1:
-        return ""
-    [commit] = commits
-    console.err.print(f"{given}: commit {commit}, of which a part is here; name another by @REVISION", markup=False)
-    return commit
 
 
 def stream_rows(file: HubFile) -> Any:
@@ -330,7 +326,8 @@ def read_documents(
     Raises `InputError` naming file and line: broken JSON, a missing field (the fields that are there are listed), a
     text that is no string, bytes that are not UTF-8, half a surrogate pair, damaged compression.
     """
-    check_txt_documents(txt_documents)
+    if txt_documents not in get_args(TxtDocuments):
+        raise InputError(f"txt_documents '{txt_documents}' is unknown{nearest(txt_documents, get_args(TxtDocuments))}")
     if source.kind == "text" and isinstance(source.place, Path):
         documents = read_txt(source.place, txt_documents)
     else:
@@ -343,38 +340,27 @@ def read_documents(
         yield Document(document_id(source), ""), 0
 
 
-def check_txt_documents(name: str) -> None:
-    if name not in get_args(TxtDocuments):
-        known = nearest(name, get_args(TxtDocuments))
-        raise InputError(f"txt_documents (--txt-documents) '{name}' is unknown{known}")
-
-
 def read_txt(path: Path, txt_documents: TxtDocuments) -> Documents:
-    held: list[str] = []  # the lines of the document that is being read
-    first = 1  # the number of the first of them
-    num_bytes = 0
-    num_chars = 0
+    lines: list[str] = []  # of the document that is being read
+    first = num_bytes = num_chars = 0
     for number, line, num_bytes in read_text_lines(path):
-        num_chars = num_chars + len(line) if held else len(line)
-        if num_chars > MAX_LINE_BYTES and txt_documents != "lines":
-            raise InputError(
-                f"{path}:{number}: the document has more than {MAX_LINE_BYTES:,} characters; split the file, or have "
-                "it split into paragraphs or lines by txt_documents (--txt-documents)"
-            )
-        if txt_documents == "file":
-            held.append(line)
-        elif txt_documents == "lines":
+        if txt_documents == "lines":
             yield Document(f"{path.name}:{number}", line.rstrip("\r\n")), num_bytes
-        elif line.strip(string.whitespace):  # of ASCII: a line of other spaces is a line of the paragraph
-            first = first if held else number
-            held.append(line)
-        elif held:
-            yield Document(f"{path.name}:{first}", "".join(held).rstrip("\r\n")), num_bytes
-            held = []
-    if held and txt_documents == "file":
-        yield Document(path.name, "".join(held)), num_bytes
-    elif held:
-        yield Document(f"{path.name}:{first}", "".join(held).rstrip("\r\n")), num_bytes
+        elif txt_documents == "file" or line.strip(string.whitespace):  # of ASCII: other spaces make no blank line
+            first, num_chars = (first, num_chars + len(line)) if lines else (number, len(line))
+            lines.append(line)
+            if num_chars > MAX_LINE_BYTES:
+                raise InputError(
+                    f"{path}:{number}: the document has more than {MAX_LINE_BYTES:,} characters; split the file, or "
+                    "have it split into paragraphs or lines by txt_documents (--txt-documents)"
+                )
+        elif lines:
+            yield Document(f"{path.name}:{first}", "".join(lines).rstrip("\r\n")), num_bytes
+            lines = []
+    if lines and txt_documents == "file":
+        yield Document(path.name, "".join(lines)), num_bytes
+    elif lines:
+        yield Document(f"{path.name}:{first}", "".join(lines).rstrip("\r\n")), num_bytes
 
 
 def read_fields(source: TextSource, text_field: str, id_field: str) -> Documents:

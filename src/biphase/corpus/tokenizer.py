@@ -169,8 +169,7 @@ def load_tokenizer_file(path: Path) -> "PreTrainedTokenizerFast":
     from tokenizers import Tokenizer
 
     with told_as(f"{path} is not a tokenizer.json"):
-        state = json.loads(path.read_text(encoding="utf-8"))
-        backend = Tokenizer.from_str(json.dumps(state))
+        backend = Tokenizer.from_file(str(path))
     return with_all_roles(wrap_backend(backend, {}), str(path))
 
 
@@ -294,14 +293,14 @@ def load_llama3(path: Path) -> "PreTrainedTokenizerFast":
 def read_ranks(path: Path) -> dict[bytes, int]:
     """The tokens of a tiktoken file by rank, ascending."""
     ranks: dict[bytes, int] = {}
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+    for number, line in enumerate(path.read_bytes().splitlines()):
         try:
             token, rank = line.split()
             ranks[base64.b64decode(token, validate=True)] = int(rank)
         except (ValueError, binascii.Error):
-            raise InputError(f"{path}:{number}: not a base64 token and its rank; the file is damaged") from None
-        if int(rank) != number - 1:
-            raise InputError(f"{path}:{number}: rank {int(rank)} where {number - 1} is due; the file is damaged")
+            rank = b"-1"
+        if int(rank) != number:
+            raise InputError(f"{path}:{number + 1}: not a base64 token and its rank, {number}; the file is damaged")
     return ranks
 
 
@@ -343,11 +342,6 @@ def tokenizer_hash(tokenizer: "PreTrainedTokenizerFast") -> str:
     digest = hashlib.sha256(bare.to_str().encode()).hexdigest()
     added = [[number, repr(token)] for number, token in sorted(backend.get_added_tokens_decoder().items())]
     return content_hash([digest, added, tokenizer.eos_token_id, tokenizer.mask_token_id])
-
-
-def tokenizer_vocab_size(tokenizer: "PreTrainedTokenizerFast") -> int:
-    """Rows that an embedding needs: the highest id and one."""
-    return max(tokenizer.get_vocab().values()) + 1
 
 
 def special_ids(tokenizer: "PreTrainedTokenizerFast") -> list[int]:
