@@ -15,7 +15,6 @@ import tokenizers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import biphase.corpus.prepare as prepare_module
-import biphase.corpus.tokenize as tokenize_module
 from biphase.api.folders import inspect, tell_facts
 from biphase.corpus.prepare import prepare
 from biphase.corpus.shards import ShardSet, check_tokenizer
@@ -221,15 +220,14 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import biphase.corpus.prepare as preparing
-import biphase.corpus.tokenize as making
 
-write_json, written = making.write_json, []
+write_json, written = preparing.write_json, []
 def kill_at_the_second(path, value):
     written.append(path)
     if len(written) == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     write_json(path, value)
-making.write_json = kill_at_the_second
+preparing.write_json = kill_at_the_second
 preparing.prepare([sys.argv[1]], sys.argv[2], Path(sys.argv[3]), workers=1, validation_fraction=0)
 """
 
@@ -312,7 +310,7 @@ def test_a_bad_line_stops_with_its_place_and_keeps_what_is_finished(
 
 def test_no_space_left(corpus: Path, tokenizer_folder: Path, tmp_path: Path, monkeypatch) -> None:
     out = tmp_path / "out"
-    write = tokenize_module.SplitWriter.write
+    write = prepare_module.SplitWriter.write
     calls = []
 
     def fail_at_the_second(self, *arguments) -> None:
@@ -321,7 +319,7 @@ def test_no_space_left(corpus: Path, tokenizer_folder: Path, tmp_path: Path, mon
             raise OSError(errno.ENOSPC, "No space left on device")
         write(self, *arguments)
 
-    monkeypatch.setattr(tokenize_module.SplitWriter, "write", fail_at_the_second)
+    monkeypatch.setattr(prepare_module.SplitWriter, "write", fail_at_the_second)
     with pytest.raises(InputError, match=r"no space left for .*out: finished files are kept"):
         prepare([corpus], tokenizer_folder, out, workers=1, validation_fraction=0)
     before = stamps(out)
@@ -473,8 +471,8 @@ def test_files_of_one_name_are_drawn_together(tokenizer_folder: Path, tmp_path: 
 def test_long_documents_are_encoded_in_pieces_with_the_same_ids(
     tokenizer_folder: Path, tmp_path: Path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(tokenize_module, "PIECE_CHARS", 50)
-    monkeypatch.setattr(tokenize_module, "BATCH_BYTES", 300)
+    monkeypatch.setattr(prepare_module, "PIECE_CHARS", 50)
+    monkeypatch.setattr(prepare_module, "BATCH_BYTES", 300)
     rng = np.random.default_rng(0)
     joints = ["\n", "\n\n", " \n", "\n ", " ", ".\n", "\r\n", "\n\t", "\n\n\n"]
     texts = ["".join(rng.choice(WORDS) + rng.choice(joints) for _ in range(400)) for _ in range(5)]
@@ -485,8 +483,8 @@ def test_long_documents_are_encoded_in_pieces_with_the_same_ids(
     backend.encode_special_tokens = True
     for index, text in enumerate(texts):
         assert shards.document(index)[:-1].tolist() == backend.encode(text, add_special_tokens=False).ids
-    assert len(list(tokenize_module.cut_text(texts[0], True))) > 20
-    assert "".join(piece for piece, _ in tokenize_module.cut_text(texts[0], True)) == texts[0]
+    assert len(list(prepare_module.cut_text(texts[0], True))) > 20
+    assert "".join(piece for piece, _ in prepare_module.cut_text(texts[0], True)) == texts[0]
 
 
 def test_many_small_files_share_shards(tokenizer_folder: Path, tmp_path: Path, monkeypatch) -> None:

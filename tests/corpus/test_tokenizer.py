@@ -86,12 +86,12 @@ def test_training_is_deterministic_and_vowel_signs_stay_in_their_words() -> None
 
 
 def test_too_little_vocabulary_or_text(capsys) -> None:
-    with pytest.raises(InputError, match=r"258 is too small.*259"):
+    with pytest.raises(InputError, match="258 is not from 259, for bytes"):
         train_tokenizer(TEXTS, MIN_VOCAB_SIZE - 1)
-    with pytest.raises(InputError, match="99999999999999 is too large: at most 10,000,000 tokens"):
+    with pytest.raises(InputError, match=r"99999999999999 is not from .* to 10,000,000"):
         train_tokenizer(TEXTS, 99999999999999)
     assert len(train_tokenizer(TEXTS, MIN_VOCAB_SIZE)) == MIN_VOCAB_SIZE
-    with pytest.raises(InputError, match="no text"):
+    with pytest.raises(InputError, match="too little text"):
         train_tokenizer([], 300)
     train_tokenizer(["abababab"], 1000)
     assert "of the 1,000 asked for" in capsys.readouterr().err

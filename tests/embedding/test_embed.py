@@ -507,7 +507,7 @@ def test_prompts_are_those_of_pairs_beside_scored_ones(make: Make) -> None:
             "negatives of its own",
         ),
         (None, ("stages.0.loss=cosent",), "scored pairs"),
-        (None, ("stages.0.loss_settings={hardnes_mode: x}",), "did you mean 'hardness_mode'"),
+        (None, ("stages.0.loss_settings={hardnes_mode: x}",), "loss_settings: .*'hardnes_mode'"),
         (None, ("max_length=100000",), "positions"),
         (None, ("matryoshka=[64]",), "above the 32"),
         (None, ("stages.0.data.0.path=nothing.csv",), "nothing.csv"),

@@ -55,7 +55,7 @@ def test_one_training_gives_a_score_by_name(model_folder: Path, tmp_path: Path) 
 
 def test_a_test_must_be_named(model_folder: Path, tmp_path: Path) -> None:
     task = write_transfer(tmp_path)
-    with pytest.raises(InputError, match=r"has several tests: name one behind its file, such as FILE\.yaml:en"):
+    with pytest.raises(InputError, match=r"has several tests: name one, such as FILE\.yaml:en"):
         fit_cell(str(model_folder), task, FinetuneConfig(), data_dir=tmp_path)
     with pytest.raises(InputError, match="task 'own' has no test 'fr'"):
         find_task(f"{task}:fr")

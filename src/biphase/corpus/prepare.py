@@ -1,17 +1,24 @@
-"""Documents → token shards: each source file is tokenized to a folder of its own, here or in worker processes.
+"""Documents → token shards: each source file is read, split and tokenized to a folder of its own, here or in workers.
 
-A folder appears when it is whole, so a call that was killed goes on where it stopped. The manifest comes last.
+A folder appears when it is whole, so a call that was killed goes on where it stopped. What it holds depends on the
+sources, the tokenizer and the options alone. The manifest comes last.
 """
 
+import array
+import errno
+import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
+import xxhash
 
 from biphase import console
 from biphase.config import parse_config
@@ -21,42 +28,77 @@ from biphase.corpus.shards import (
     Options,
     Shard,
     ShardManifest,
+    ShardPart,
     ShardSplitName,
     SplitTotals,
     count_copies,
     read_shard_manifest,
+    wrong_size,
 )
-from biphase.corpus.text import TextSource, TxtDocuments, find_text_sources
-from biphase.corpus.tokenize import (
-    ShardPlan,
-    find_copies,
-    keep_encoder,
-    tell_full_disk,
-    tokenize_unit,
-)
-from biphase.corpus.tokenizer import (
-    load_tokenizer,
-    save_tokenizer,
-    special_ids,
-    token_byte_lengths,
-    tokenizer_hash,
-)
-from biphase.engine.local import Engine, Unit
+from biphase.corpus.text import TextSource, TxtDocuments, find_text_sources, read_documents
+from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer, special_ids, token_byte_lengths, tokenizer_hash
+from biphase.engine.local import Engine, Unit, report_progress
 from biphase.engine.scheduler import run_units
 from biphase.errors import InputError
-from biphase.files import content_hash, file_hash, locked, read_json_as, refuse_links, write_hashed
+from biphase.files import (
+    content_hash,
+    file_hash,
+    locked,
+    read_json_as,
+    refuse_links,
+    whole_folder,
+    write_hashed,
+    write_json,
+)
 from biphase.machine import num_cores
 
 if TYPE_CHECKING:
+    from tokenizers import Encoding, Tokenizer
     from transformers import PreTrainedTokenizerFast
 
 MAX_SHARDS = 1024
 """More source files than this are tokenized several to a shard, so that a set never has too many files to map."""
 NAMED_BY = 1
 """The way in which folders of shards are named."""
+BATCH_BYTES = 2_000_000
+"""Text handed to `tokenizers` at once, per core: enough to keep the cores busy, little enough to stay in memory."""
+PIECE_CHARS = 200_000
+"""A longer document is encoded in pieces: one call on a whole book would use one core, and about 100 bytes a token."""
 CORES_PER_WORKER = 4
 """As many as one Python process feeds with ease: reading, taking ids out and writing cost it about a tenth of the
 encoding. Fewer, larger workers load the tokenizer less often, and the last file is shared by more cores."""
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """The work behind one shard folder."""
+
+    folder: Path
+    """OUT/shards/NAME, absolute."""
+    sources: tuple[TextSource, ...]
+    split: ShardSplitName | None
+    """The split of all its documents; None draws one for each document."""
+    options: Options
+    tokenizer_hash: str
+    dtype: str
+    eos_id: int
+    copies: tuple[frozenset[int], ...]
+    """The documents to leave out of each source, by their numbers."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its sources on disk; those of the hub count as none."""
+        return sum(source.num_bytes or 0 for source in self.sources)
+
+    @property
+    def is_done(self) -> bool:
+        """True where the folder is whole. Sizes are checked too: a power cut can leave names without their data."""
+        if not (self.folder / "shard.json").exists():
+            return False
+        parts = read_json_as(self.folder / "shard.json", Shard, f"delete {self.folder} and rerun").parts
+        return set(parts) == set(SHARD_SPLITS) and all(
+            wrong_size(self.folder, split, part, self.dtype) is None for split, part in parts.items()
+        )
 
 
 def prepare(
@@ -94,8 +136,8 @@ def prepare(
     chosen |= {"text_field": text_field, "id_field": id_field, "txt_documents": txt_documents}
     options = parse_config(Options, chosen, origin="prepare")
     grouped = find_both(sources, validation_sources, out)
-    given = Path(tokenizer_source).expanduser()
-    folder = given.parent if given.is_file() else given
+    place = Path(tokenizer_source).expanduser()
+    folder = place.parent if place.is_file() else place
     if folder.is_dir() and out.resolve() == folder.resolve() and not (out / "manifest.json").exists():
         raise InputError(f"{out} is the folder of the tokenizer: give the shards another one")
     tokenizer = load_tokenizer(tokenizer_source)
@@ -174,10 +216,8 @@ def check_same_set(out: Path, before: ShardManifest, facts: dict[str, Any]) -> N
     names = ("sources_hash", "tokenizer_hash", "options")
     what = ", ".join(name.removesuffix("_hash") for name in names if getattr(before, name) != facts[name])
     if what:
-        raise InputError(
-            f"{out} holds a finished shard set of other {what}: choose another folder, or delete "
-            f"{out / 'manifest.json'} to make it anew (files that are still the same are not tokenized again)"
-        )
+        remedy = f"choose another folder, or delete {out / 'manifest.json'} to make it anew (equal files stay)"
+        raise InputError(f"{out} holds a finished shard set of other {what}: {remedy}")
 
 
 def mend_set(out: Path, before: ShardManifest, lost: list[ShardPlan]) -> ShardManifest:
@@ -282,10 +322,8 @@ def tokenize_missing(
         with closing(run_units(units, where, folder=missing[0].folder.parent, on_progress=advance)) as outcomes:
             for outcome in outcomes:
                 if outcome.worker_died:
-                    raise InputError(
-                        f"{names[outcome.name]}: {outcome.error}: finished files are kept, run the same command again, "
-                        "with fewer workers if memory is short"
-                    )
+                    remedy = "finished files are kept, run it again, with fewer workers if memory is short"
+                    raise InputError(f"{names[outcome.name]}: {outcome.error}: {remedy}")
                 if outcome.error is not None:
                     raise InputError(outcome.error)
 
@@ -299,3 +337,188 @@ def choose_engine(engine: Engine | None, workers: int | None, num_shards: int) -
         return engine.model_copy(update={"workers": workers, "device": "cpu", "devices_per_worker": cores})
     number = min(num_shards, workers or num_cores() // cores)
     return Engine(workers=number if number > 1 else 0, device="cpu")
+
+
+@contextmanager
+def tell_full_disk(out: Path) -> Iterator[None]:
+    """Raises `InputError` in place of the system's error when there is no space left."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise InputError(f"no space left for {out}: finished files are kept; make room and run it again") from None
+
+
+ENCODERS: dict[str, tuple["Tokenizer", bool]] = {}
+"""The tokenizer of this process, by its hash: loading one takes as long as a few MB of text. With it, whether texts may
+be cut before a letter that begins a line, and its parts be encoded alone."""
+
+
+def keep_encoder(hash: str, backend: "Tokenizer") -> None:
+    """Use a tokenizer that is loaded already, in this process."""
+    backend.encode_special_tokens = True  # a document that spells out `<|mask|>` holds these letters, not the token
+    lines = ["a\n", "b", "B.\n\n", "b ,\r\n", "é \n", "b\t\n \n", "c12\n", "the\n"]
+
+    def ids(text: str) -> list[int]:
+        return backend.encode(text, add_special_tokens=False).ids
+
+    cuts = all(ids(first + then) == ids(first) + ids(then) for first in lines if first != "b" for then in lines)
+    ENCODERS.clear()
+    ENCODERS[hash] = backend, cuts
+
+
+def tokenize_unit(plan: ShardPlan) -> None:
+    """Make a shard folder that is not there yet. Reports bytes read from disk and tokens on the way.
+
+    Its lock is waited for: where the process that started them was killed, workers may live for another moment.
+    """
+    out = plan.folder.parents[1]
+    with tell_full_disk(out), locked(out / ".locks" / plan.folder.name, wait=True):
+        if not plan.is_done:
+            if plan.tokenizer_hash not in ENCODERS:
+                from tokenizers import Tokenizer
+
+                keep_encoder(plan.tokenizer_hash, Tokenizer.from_file(str(out / "tokenizer" / "tokenizer.json")))
+            threads = int(os.environ.get("RAYON_NUM_THREADS") or num_cores())
+            tokenize_shard(plan, threads)
+
+
+TextPiece = tuple[str, ShardSplitName, bool]
+"""A document or a part of a long one, its split, and whether it is the last part."""
+
+
+class SplitWriter:
+    """Appends documents to `SPLIT.tokens`, `SPLIT.ends` and `SPLIT.hashes` of a folder, hashing on the way."""
+
+    kinds = ("tokens", "ends", "hashes")
+
+    def __init__(self, folder: Path, split: ShardSplitName, dtype: str, eos_id: int) -> None:
+        self.files: list[IO[bytes]] = [(folder / f"{split}.{kind}").open("wb") for kind in self.kinds]
+        self.digests = [hashlib.sha256() for _ in self.kinds]
+        self.document = xxhash.xxh3_64()  # of the tokens so far of the document that is being written
+        self.dtype = np.dtype(dtype).newbyteorder("<")
+        self.eos_id = eos_id
+        self.documents = self.tokens = self.text_bytes = self.empty_texts = 0
+
+    def write(self, encoded: list[tuple[TextPiece, "Encoding"]]) -> None:
+        tokens = array.array("I")
+        ends = []  # in `tokens`
+        for (text, _, is_last), encoding in encoded:
+            tokens.fromlist(encoding.ids)
+            if is_last:
+                tokens.append(self.eos_id)
+                ends.append(len(tokens))
+            self.text_bytes += len(text.encode())
+        tokens_T = np.frombuffer(tokens, dtype=np.uint32).astype(self.dtype, copy=False)
+        hashes: list[int] = []
+        for start, end in zip([0, *ends], [*ends, len(tokens)], strict=True):
+            self.document.update(tokens_T[start:end].data)
+            if len(hashes) < len(ends):  # else the document goes on in the next lot
+                hashes.append(self.document.intdigest())
+                self.document.reset()
+        columns = tokens_T, np.array(ends, dtype="<i8") + self.tokens, np.array(hashes, dtype="<u8")
+        for file, digest, values in zip(self.files, self.digests, columns, strict=True):
+            digest.update(values.data)
+            file.write(values.data)
+        self.documents += len(ends)
+        self.tokens += len(tokens)
+
+    def close(self) -> ShardPart:
+        for file in self.files:
+            file.close()
+        hashes = {f"{kind}_sha256": digest.hexdigest() for kind, digest in zip(self.kinds, self.digests, strict=True)}
+        totals = {name: getattr(self, name) for name in SplitTotals.model_fields}
+        return ShardPart.model_validate(totals | hashes)
+
+
+Writers = dict[ShardSplitName, SplitWriter]
+
+
+def tokenize_shard(plan: ShardPlan, threads: int) -> None:
+    """Write the shard's folder. While `tokenizers` works on a batch, the next is read and the last one written."""
+    backend, cuts_at_lines = ENCODERS[plan.tokenizer_hash]
+    with whole_folder(plan.folder) as folder, ExitStack() as stack:
+        writers: Writers = {split: SplitWriter(folder, split, plan.dtype, plan.eos_id) for split in SHARD_SPLITS}
+        for writer in writers.values():
+            stack.callback(writer.close)
+        helper = stack.enter_context(ThreadPoolExecutor(1))
+        before: tuple[list[TextPiece], int, Future] | None = None
+        for pieces, num_bytes in read_batches(plan, cuts_at_lines, writers, BATCH_BYTES * threads):
+            texts = [text for text, _, _ in pieces]
+            encodings = helper.submit(backend.encode_batch_fast, texts, add_special_tokens=False)
+            if before is not None:
+                write_batch(*before, writers)
+            before = pieces, num_bytes, encodings
+        if before is not None:
+            write_batch(*before, writers)
+        names = tuple(source.record_name for source in plan.sources)
+        parts = {split: writer.close() for split, writer in writers.items()}
+        shard = Shard(name=plan.folder.name, sources=names, parts=parts)
+        write_json(folder / "shard.json", shard.model_dump(mode="json"))
+
+
+def read_batches(
+    plan: ShardPlan, cuts_at_lines: bool, writers: Writers, batch_bytes: int
+) -> Iterator[tuple[list[TextPiece], int]]:
+    """Pieces in lots of about `batch_bytes`, each with the bytes read for it. Empty texts are counted here."""
+    pieces: list[TextPiece] = []
+    held = 0
+    for source, copies in zip(plan.sources, plan.copies, strict=True):
+        reported = bytes_read = 0
+        for number, (document, bytes_read) in enumerate(read_documents(source, *plan.options.reading)):
+            if number in copies:
+                continue
+            split = plan.split
+            if split is None:  # a draw that depends on nothing but the seed and the document's id
+                key = f"{plan.options.seed}\0{document.id}".encode("utf-8", "surrogatepass")
+                draw = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()) / 2**64
+                split = "validation" if draw < plan.options.validation_fraction else "train"
+            if not document.text or document.text.isspace():
+                writers[split].empty_texts += 1
+                continue
+            for text, is_last in cut_text(document.text, cuts_at_lines):
+                pieces.append((text, split, is_last))
+                held += len(text)
+                if held >= batch_bytes:
+                    yield pieces, bytes_read - reported
+                    pieces, held, reported = [], 0, bytes_read
+        yield pieces, (source.num_bytes or bytes_read) - reported
+        pieces, held = [], 0
+
+
+def find_copies(sources: Iterable[TextSource], options: Options) -> dict[str, frozenset[int]]:
+    """The numbers of the documents whose text stands earlier in the sources, by the fingerprint of their source."""
+    known: set[int] = set()
+    copies = {}
+    for source in sources:
+        dropped = set()
+        for number, (document, _) in enumerate(read_documents(source, *options.reading)):
+            key = xxhash.xxh3_64_intdigest(document.text.encode("utf-8", "surrogatepass"))
+            if key in known and not document.text.isspace() and document.text:
+                dropped.add(number)
+            known.add(key)
+        copies[source.fingerprint] = frozenset(dropped)
+    console.err.print(f"{sum(map(len, copies.values())):,} documents have the text of an earlier one and are left out")
+    return copies
+
+
+LINE_START = re.compile(r"(?<=\n)(?=[^\W\d_])")
+
+
+def cut_text(text: str, cuts_at_lines: bool) -> Iterator[tuple[str, bool]]:
+    """The text in pieces of at least `PIECE_CHARS` (the last is smaller), each with whether it is the last."""
+    start = 0
+    while cuts_at_lines and (cut := LINE_START.search(text, start + PIECE_CHARS)):
+        yield text[start : cut.start()], False
+        start = cut.start()
+    yield text[start:], True
+
+
+def write_batch(pieces: list[TextPiece], num_bytes: int, encodings: Future, writers: Writers) -> None:
+    encoded = list(zip(pieces, encodings.result(), strict=True))
+    before = sum(writer.tokens for writer in writers.values())
+    for split, writer in writers.items():
+        if chosen := [pair for pair in encoded if pair[0][1] == split]:
+            writer.write(chosen)
+    report_progress((num_bytes, sum(writer.tokens for writer in writers.values()) - before))

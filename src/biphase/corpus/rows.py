@@ -50,9 +50,7 @@ def read_text_lines(path: Path) -> Iterator[tuple[int, str, int]]:
             lines = iter(partial(io.BufferedReader(stream, BUFFER_BYTES).readline, MAX_LINE_BYTES + 1), b"")
             for number, line in enumerate(lines, start=1):
                 if len(line) > MAX_LINE_BYTES:
-                    raise InputError(
-                        f"{path}:{number}: the line has more than {MAX_LINE_BYTES:,} bytes; split it, or leave it out"
-                    )
+                    raise InputError(f"{path}:{number}: the line has more than {MAX_LINE_BYTES:,} bytes; split it")
                 if number == 1:
                     line = line.removeprefix(BYTE_ORDER_MARK)
                 try:
@@ -62,10 +60,8 @@ def read_text_lines(path: Path) -> Iterator[tuple[int, str, int]]:
                     form = "cp1252"
                     if number == 1 and line.startswith(UTF_16_MARKS):
                         what, form = "UTF-16, Excel's Unicode text", "utf-16"
-                    raise InputError(
-                        f"{path}:{number}: not UTF-8 ({what}); convert the file, for example with iconv -f {form} "
-                        "-t utf-8"
-                    ) from None
+                    told = f"not UTF-8 ({what}); convert it: iconv -f {form} -t utf-8"
+                    raise InputError(f"{path}:{number}: {told}") from None
                 yield number, text, file.tell()
     except FileNotFoundError:
         raise InputError(f"{path} does not exist") from None
@@ -125,10 +121,8 @@ def check_text(place: str, name: str, value: Any) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise InputError(
-            f"{place}: column '{name}' has half of a surrogate pair at character {error.start}, "
-            "which is no Unicode: take it out"
-        ) from None
+        told = f"half of a surrogate pair at character {error.start}, which is no Unicode"
+        raise InputError(f"{place}: column '{name}' has {told}: take it out") from None
     return value
 
 

@@ -130,9 +130,7 @@ def read_shard_manifest(folder: Path) -> ShardManifest:
     """The manifest of the set in a folder. Raises `InputError` where there is none, or one that is not as made."""
     path = folder / "manifest.json"
     if not path.exists():
-        raise InputError(
-            f"{folder} is no shard set, or one that was not finished ({path.name} is missing): run biphase prepare"
-        )
+        raise InputError(f"{folder} is no shard set, or not finished ({path.name} is missing): run biphase prepare")
     stored = read_json(path)
     version = stored.get("format_version") if isinstance(stored, dict) else None
     if version != FORMAT_VERSION:
@@ -284,9 +282,7 @@ class ShardSet:
         path = self.folder / "token_bytes.npy"
         data = path.read_bytes() if path.is_file() else b""
         if hashlib.sha256(data).hexdigest() != self.manifest.token_bytes_sha256:
-            raise InputError(
-                f"{path} is damaged or missing: delete it and run its biphase prepare again, with the same sources"
-            )
+            raise InputError(f"{path} is damaged or missing: delete it and run the same biphase prepare again")
         return np.load(BytesIO(data), allow_pickle=False)
 
     def verify(self) -> None:

@@ -88,13 +88,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokeniz
     """
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-    if vocab_size < MIN_VOCAB_SIZE:
-        raise InputError(
-            f"vocab_size {vocab_size} is too small: 256 bytes and {len(TRAINED_SPECIALS)} special tokens "
-            f"need {MIN_VOCAB_SIZE}"
-        )
-    if vocab_size > MAX_VOCAB_SIZE:
-        raise InputError(f"vocab_size {vocab_size} is too large: at most {MAX_VOCAB_SIZE:,} tokens")
+    if not MIN_VOCAB_SIZE <= vocab_size <= MAX_VOCAB_SIZE:
+        limits = f"{MIN_VOCAB_SIZE}, for bytes and special tokens, to {MAX_VOCAB_SIZE:,}"
+        raise InputError(f"vocab_size {vocab_size} is not from {limits}")
     backend = byte_level(Tokenizer(models.BPE()), TRAINED_SPLIT)
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -105,9 +101,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokeniz
     backend.train_from_iterator(texts, trainer)
     reached = backend.get_vocab_size()
     if reached == MIN_VOCAB_SIZE < vocab_size:
-        raise InputError(
-            "there is no text, or too little of it, to train a tokenizer on: no pair of bytes was seen twice"
-        )
+        raise InputError("there is too little text to train a tokenizer on: no pair of bytes was seen twice")
     if reached < vocab_size:
         console.err.print(
             f"tokenizer: the texts give {reached:,} tokens of the {vocab_size:,} asked for; more text gives more"
@@ -161,9 +155,7 @@ def load_tokenizer_file(path: Path) -> "PreTrainedTokenizerFast":
     if is_tiktoken_file(path):
         return load_llama3(path)
     if path.suffix != ".json":
-        raise InputError(
-            f"{path} is neither a tokenizer.json nor a Llama 3 tokenizer.model (base64 and a rank per line)"
-        )
+        raise InputError(f"{path} is neither a tokenizer.json nor a Llama 3 tokenizer.model (base64 and a rank a line)")
     if (path.parent / "tokenizer_config.json").exists() and path.name == "tokenizer.json":
         return load_tokenizer(path.parent)
     from tokenizers import Tokenizer
@@ -185,9 +177,8 @@ def load_pretrained_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
 
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise InputError(
-            f"tokenizer {folder} is a {type(tokenizer).__name__}, which has no fast version (tokenizer.json)"
-        )
+        kind = type(tokenizer).__name__
+        raise InputError(f"tokenizer {folder} is a {kind}, which has no fast version (tokenizer.json)")
     return tokenizer
 
 
@@ -269,7 +260,7 @@ def load_llama3(path: Path) -> "PreTrainedTokenizerFast":
     ranks = read_ranks(path)
     if len(ranks) != LLAMA3_RANKS:
         raise InputError(
-            f"{path} holds {len(ranks):,} ranks; of tiktoken files only Llama 3's ({LLAMA3_RANKS:,}) is known"
+            f"{path} holds {len(ranks):,} ranks, not the {LLAMA3_RANKS:,} of Llama 3, which alone are known"
         )
     letters = bytes_to_unicode()
     spelled = {token: "".join(letters[byte] for byte in token) for token in ranks}

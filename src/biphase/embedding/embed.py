@@ -130,11 +130,10 @@ def open_models(recipe: EmbeddingRecipe) -> tuple[Any, Any]:
     model: Any = new_embedder(recipe)
     misread_as = misreading_class(before[0].tokenizer, before[0].network.config)
     if misread_as:
-        raise InputError(
-            f"{recipe.model}: sentence-transformers would take {misread_as} for its type "
-            f"'{before[0].network.config.model_type}', which splits texts otherwise than its tokenizer.json: no folder "
-            "could be written; take another network, or one with the tokenizer of its type"
+        told = (
+            f"would take {misread_as} for its type '{before[0].network.config.model_type}', and split texts otherwise"
         )
+        raise InputError(f"{recipe.model}: sentence-transformers {told}: take another network, or its tokenizer")
     if recipe.token_embedding_rms is not None:
         scale_token_embeddings(model[0], recipe.token_embedding_rms, whiten=recipe.whiten_token_embeddings)
     return before, model
@@ -180,10 +179,8 @@ def read_sources(recipe: EmbeddingRecipe, model: SentenceTransformer) -> dict[st
             make_loss(model, stage, kind, recipe.matryoshka)
         own = next((pairs.name for pairs in found if len(pairs.columns) > 2), None)
         if stage.hard_negatives is not None and own is not None:
-            raise InputError(
-                f"stage {stage.name}: hard_negatives are mined for pairs alone, and {own} has scores or negatives of "
-                "its own: leave hard_negatives out, or name two of its columns"
-            )
+            told = f"hard_negatives are mined for pairs alone, and {own} has scores or negatives of its own"
+            raise InputError(f"stage {stage.name}: {told}: leave hard_negatives out, or name two of its columns")
         for pairs in found:
             console.err.print(f"stage {stage.name}: {pairs.name}: {pairs.made}", markup=False)
     return sources

@@ -140,10 +140,8 @@ def scale_token_embeddings(packed: PackedTransformer, rms: float, *, whiten: boo
     packed(features)
     hook.remove()
     if not torch.allclose(factor * inputs[0], inputs[1], rtol=1e-3):
-        raise InputError(
-            f"token_embedding_rms: {type(packed.network).__name__} normalises token embeddings, or adds positions to "
-            "them, before its first layer; leave it out"
-        )
+        told = f"{type(packed.network).__name__} changes token embeddings before its first layer"
+        raise InputError(f"token_embedding_rms: {told}; leave it out")
     if whiten:
         table.copy_(whitened(table))
         table.mul_(rms / table.square().mean().sqrt())
@@ -181,10 +179,8 @@ def make_embedder(
     """
     encoder = load_encoder(model)
     if max_seq_length is not None and max_seq_length > encoder.max_length:
-        raise InputError(
-            f"max_length {max_seq_length} is above the {encoder.max_length} tokens that {model} has positions for; "
-            "leave it out to take those"
-        )
+        told = f"the {encoder.max_length} tokens that {model} has positions for"
+        raise InputError(f"max_length {max_seq_length} is above {told}; leave it out to take those")
     shared: Any = encoder.backbone
     tokenizer = copy.deepcopy(encoder.tokenizer.pretrained)
     close_texts(tokenizer)

@@ -93,10 +93,8 @@ def read_pairs(source: PairSource, seed: int) -> Pairs:
         table = to_arrow(checked, names)
     scores = table["score"].unique().to_pylist() if is_scored else []
     if scores and not source.columns and columns[2] == "label" and all(score % 1 == 0 for score in scores):
-        raise InputError(
-            f"{source.path}: is 'label' a score or a class? Name columns: [{', '.join(columns)}] where it is a score, "
-            "or two columns with texts"
-        )
+        remedy = f"name columns: [{', '.join(columns)}] where it is a score, or two columns with texts"
+        raise InputError(f"{source.path}: is 'label' a score or a class? {remedy}")
     if len(scores) == 1:
         raise InputError(f"{source.path}: all scores are {scores[0]}, from which nothing can be learnt")
     told = f"{len(table):,} {'scored pairs' if is_scored else 'rows'} of {', '.join(columns)}"
@@ -142,10 +140,8 @@ def open_pairs(source: PairSource) -> tuple[Iterator[PlacedRow], tuple[str, ...]
     columns = source.columns or guess_columns(source.path, first[1])
     missing = [column for column in columns if column not in first[1]]
     if missing or len(columns) < 2:
-        raise InputError(
-            f"{source.path}: no column '{missing[0] if missing else '?'}'; it has {', '.join(first[1])}: name two or "
-            "more with columns"
-        )
+        told = f"no column '{missing[0] if missing else '?'}'; it has {', '.join(first[1])}"
+        raise InputError(f"{source.path}: {told}: name two or more with columns")
     may_be_scored = len(columns) == 3 and not columns[2].startswith("negative")
     is_scored = may_be_scored and (columns[2] in SCORES or is_number(first[1][columns[2]]))
     return chain([first], rows), columns, is_scored

@@ -181,9 +181,7 @@ class EmbeddingRecipe(Grown):
         if len(set(names)) < len(names):
             raise ValueError("stages: two have the same name")
         if self.merge and self.token_embedding_rms is not None:
-            raise ValueError(
-                "merge and token_embedding_rms: the network before has token embeddings of another size; leave one out"
-            )
+            raise ValueError("merge and token_embedding_rms: token embeddings before had another size; leave one out")
         if self.merge and self.dense:
             raise ValueError("merge and dense: the network before had no such map; leave one out")
         if self.whiten_token_embeddings and self.token_embedding_rms is None:

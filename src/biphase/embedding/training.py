@@ -43,7 +43,7 @@ from biphase.embedding.model import (
 )
 from biphase.embedding.pairs import PIECE_ROWS, Pairs, to_arrow
 from biphase.embedding.recipe import LOSSES, EmbeddingRecipe, EmbeddingStage, HardNegatives
-from biphase.errors import InputError, StoppedError, first_line, nearest
+from biphase.errors import InputError, StoppedError, first_line
 from biphase.files import MARK, content_hash, make_once, refuse_damaged, write_mark
 from biphase.finetuning.families.retrieval import find_nearest, in_pieces
 from biphase.machine import stop_signals
@@ -62,15 +62,12 @@ def load_teacher(stage: EmbeddingStage, width: int) -> SentenceTransformer | Non
     try:
         teacher = open_teacher(stage.teacher, hash_embedder(stage.teacher))
     except (OSError, ValueError) as error:
-        raise InputError(
-            f"stage {stage.name}: teacher {stage.teacher} cannot be loaded ({first_line(error)})"
-        ) from None
+        told = f"teacher {stage.teacher} cannot be loaded ({first_line(error)})"
+        raise InputError(f"stage {stage.name}: {told}") from None
     dimension = teacher.get_embedding_dimension()
     if dimension != width and not stage.projection:
-        raise InputError(
-            f"stage {stage.name}: teacher {stage.teacher} has {dimension} dimensions, the model {width}: say "
-            "projection: true, or take another teacher"
-        )
+        told = f"teacher {stage.teacher} has {dimension} dimensions, the model {width}"
+        raise InputError(f"stage {stage.name}: {told}: say projection: true, or take another teacher")
     return teacher
 
 
@@ -117,9 +114,8 @@ def loss_name(stage: EmbeddingStage, kind: str) -> str:
         return "cosent" if kind == "scored" else "mnrl" if stage.orthogonal_weight else "cached_mnrl"
     is_scored = stage.loss == "cosent"
     if stage.loss != "distill" and is_scored != (kind == "scored"):
-        raise InputError(
-            f"stage {stage.name}: loss {stage.loss} needs {'scored pairs' if is_scored else 'pairs without scores'}"
-        )
+        needed = "scored pairs" if is_scored else "pairs without scores"
+        raise InputError(f"stage {stage.name}: loss {stage.loss} needs {needed}")
     return stage.loss
 
 
@@ -134,11 +130,6 @@ def make_loss(
     make = getattr(losses, LOSSES[name])
     known = inspect.signature(make).parameters
     settings = dict(stage.loss_settings)
-    for key in settings:
-        if key not in known or key == "model":
-            raise InputError(
-                f"stage {stage.name}: loss_settings: unknown key '{key}'{nearest(key, set(known) - {'model'})}"
-            )
     if "scale" in known:
         settings.setdefault("scale", 1 / stage.temperature)
     if "mini_batch_num_tokens" in known:

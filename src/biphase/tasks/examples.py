@@ -100,22 +100,18 @@ def score_number(place: str, name: str, value: Any) -> float:
 
 def label_numbers(task: Task, place: str, value: Any) -> tuple[int, ...]:
     """The numbers of the classes in a list of labels, ascending."""
-    labels = list_labels(value)
+    labels, told = list_labels(value), f"{place}: '{task.label}' is {shown(value)}"
     if labels is None:
-        raise InputError(f"{place}: '{task.label}' is {shown(value)}, not a list of labels (empty for none)")
-    is_multi_hot = len(labels) == len(task.classes) and all(str(one).lower() in MULTI_HOT for one in labels)
+        raise InputError(f"{told}, not a list of labels (empty for none)")
+    is_multi_hot = len(labels) == len(task.classes) and all(str(label).lower() in MULTI_HOT for label in labels)
     if is_multi_hot if task.multi_hot is None else task.multi_hot and not is_multi_hot:
-        told = f"'{task.label}' is {shown(value)}, and task '{task.name}' has {len(task.classes)} classes"
         remedy = "say `multi_hot: true` where lists have a 0 or 1 for each class, `false` where they name classes"
-        raise InputError(f"{place}: {told}; {remedy}")
+        raise InputError(f"{told}, and task '{task.name}' has {len(task.classes)} classes; {remedy}")
     if task.multi_hot:
-        return tuple(number for number, one in enumerate(labels) if MULTI_HOT[str(one).lower()])
-    numbers = sorted(label_number(task, place, one) for one in labels)
+        return tuple(number for number, label in enumerate(labels) if MULTI_HOT[str(label).lower()])
+    numbers = sorted(label_number(task, place, label) for label in labels)
     if len(set(numbers)) < len(numbers):
-        raise InputError(
-            f"{place}: '{task.label}' is {shown(value)}, which has a class twice: name each once, or "
-            "give every row a 0 or 1 for each class and say `multi_hot: true`"
-        )
+        raise InputError(f"{told}, which has a class twice: name each once, or say `multi_hot: true` of 0s and 1s")
     return tuple(numbers)
 
 
@@ -307,25 +303,21 @@ def load_examples(source: TaskSource, judged_only: bool) -> TaskData[Any] | Coll
 def draw_missing_splits(source: TaskSource, examples: dict[TaskSplit, list[AnyExample]]) -> None:
     """Hold the splits that the source does not have out of train. Raises `InputError` where that is too small, and
     where texts to train on all have one label, or one number stands for a correlation."""
+    task, train_of = source.task, f"task '{source.task.name}': the train split in {source.name}"
     shares: dict[TaskSplit, float] = {"test": 1 - TEST_SHARE, "validation": TRAIN_SHARE}
     drawn = [split for split in shares if split not in examples]
     for split in drawn:
         if len(examples["train"]) < 2:
-            raise InputError(
-                f"task '{source.task.name}': the train split in {source.name} is too small to hold out a {split}"
-            )
-        classes = [classes_of(example) for example in examples["train"]]
-        strata = np.array(classes)[:, 0] if source.task.stratified else None
+            raise InputError(f"{train_of} is too small to hold out a {split}")
+        strata = np.array([classes_of(example)[0] for example in examples["train"]]) if task.stratified else None
         examples["train"], examples[split] = hold_out(examples["train"], shares[split], strata)
-    for split in TASK_SPLITS if source.task.problem_type == "regression" else TASK_SPLITS[:1]:
+    for split in TASK_SPLITS if task.problem_type == "regression" else TASK_SPLITS[:1]:
         labels = {example.label for example in examples[split] if isinstance(example, LabelledText)}
         if len(labels) == 1 and len(examples[split]) > 1:
-            raise InputError(
-                f"task '{source.task.name}': all {len(examples[split]):,} examples of {split} in {source.name} have "
-                "the same label: nothing can be learnt or told from them"
-            )
+            count = f"all {len(examples[split]):,} examples of {split} in {source.name}"
+            raise InputError(f"task '{task.name}': {count} have the same label, from which nothing can be learnt")
     if drawn:
-        tell_absent_classes(source.task, examples, ["train", *drawn])
+        tell_absent_classes(task, examples, ["train", *drawn])
 
 
 def tell_absent_classes(task: Task, examples: dict[TaskSplit, list[AnyExample]], splits: Sequence[TaskSplit]) -> None:

@@ -113,9 +113,7 @@ def find_source(task: Task, data_dir: Path | None) -> TaskSource:
             whose commit cannot be found out.
     """
     if tests := test_names(task):
-        raise InputError(
-            f"task '{task.name}' has several tests: name one behind its file, such as FILE.yaml:{tests[0]}"
-        )
+        raise InputError(f"task '{task.name}' has several tests: name one, such as FILE.yaml:{tests[0]}")
     if data_dir is not None and data_dir != HUB:
         if not data_dir.is_dir():
             raise InputError(f"{data_dir} is not a folder with the data of task '{task.name}'")
@@ -222,11 +220,9 @@ def check_distinct(source: TaskSource) -> None:
     """Raises `InputError` where validation and test are the same bytes: the rate would be chosen on the test."""
     hashes = {part: [hash_part(path) for path in paths] for part, paths in source.files.items()}
     if "validation" in hashes and hashes["validation"] == hashes.get("test"):
-        raise InputError(
-            f"task '{source.task.name}': validation and test in {source.name} are the same data "
-            f"({source.files['validation'][0].name}, {source.files['test'][0].name}), so the learning rate would be "
-            "chosen on the test; leave validation out: a part of train takes its place"
-        )
+        files = f"{source.files['validation'][0].name}, {source.files['test'][0].name}"
+        told = f"task '{source.task.name}': validation and test in {source.name} are the same data ({files})"
+        raise InputError(f"{told}: leave validation out, and a part of train takes its place")
 
 
 def hash_part(path: Path) -> str:
@@ -387,9 +383,8 @@ def read_separated(path: Path, layout: FileLayout, *, is_csv: bool) -> Iterator[
                 continue
         fits = len(fields) == len(header)
         # Of a text with line ends or tabs in quotes, a part alone stands here.
-        if is_guessed and any(
-            len(field) > 1 and field[0] == QUOTE and (field[-1] == QUOTE or not fits) for field in fields
-        ):
+        quoted = (field for field in fields if len(field) > 1 and field[0] == QUOTE)
+        if is_guessed and any(field[-1] == QUOTE or not fits for field in quoted):
             raise InputError(
                 f"{place}: a field in quotes: say `quotes: true` beside its name if they only enclose it (as pandas "
                 "and Excel write them), `quotes: false` if they belong to the text; rows to predict are better a .csv"
@@ -499,9 +494,7 @@ def read_json_rows(path: Path) -> Iterator[PlacedRow]:
         return read_squad(path, content)
     for id, row in named.items():
         if not isinstance(row, dict):
-            raise InputError(
-                f"{path}: row {id} is no object: a list of objects, objects by their id, or SQuAD's form is needed"
-            )
+            raise InputError(f"{path}: row {id} is no object: give a list of objects, objects by id, or SQuAD's form")
     return ((f"{path}: row {id}", row) for id, row in named.items())
 
 
@@ -545,6 +538,6 @@ def read_record(path: Path) -> Iterator[PlacedRow]:
             ]
         except (KeyError, TypeError):
             raise InputError(
-                f"{place}: not SuperGLUE's form of ReCoRD, passage (text, entities), qas (query, answers, idx) and idx"
+                f"{place}: not SuperGLUE's form of ReCoRD: passage, idx, qas (query, answers, idx)"
             ) from None
         yield from ((place, row) for row in rows)

@@ -202,9 +202,7 @@ class Task(Grown):
         if not isinstance(names, list | tuple):
             return names
         if any(isinstance(name, bool) or name is None for name in names):
-            raise ValueError(
-                'yes, no, on, off, true, false and null mean something else in YAML: quote them, as in ["yes", "no"]'
-            )
+            raise ValueError('yes, no, on, off, true, false and null are no texts in YAML: quote them, as in ["yes"]')
         return [str(name) if isinstance(name, int | float) else name for name in names]
 
     @model_validator(mode="after")

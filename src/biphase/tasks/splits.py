@@ -96,10 +96,8 @@ def draw_queries(source: TaskSource, judged: dict[TaskSplit, Judgements]) -> dic
     for split, end in ends.items():
         chosen = set(ids[begin:end])
         if not chosen:
-            raise InputError(
-                f"task '{source.task.name}': the {drawn_from} split in {source.name} has too few queries "
-                f"({num_ids}) to draw a {split} split from it"
-            )
+            told = f"task '{source.task.name}': the {drawn_from} split in {source.name}"
+            raise InputError(f"{told} has too few queries ({num_ids}) to draw a {split} split from it")
         splits[split] = {query: grades for query, grades in judged[drawn_from].items() if query in chosen}
         begin = end
     return splits
@@ -185,9 +183,8 @@ def read_judged_texts(
     documents = read_texts(source, "corpus", named if judged_only else None)
     for kind, judged_ids, texts in (("query", wanted, queries), ("document", named, documents)):
         if missing := judged_ids - texts.keys():
-            raise InputError(
-                f"task '{source.task.name}': a judgement of {kind} '{min(missing)}', which {source.name} does not have"
-            )
+            told = f"a judgement of {kind} '{min(missing)}', which {source.name} does not have"
+            raise InputError(f"task '{source.task.name}': {told}")
     return queries, documents
 
 
