@@ -46,35 +46,38 @@ import numpy as np
 from biphase.errors import InputError
 from biphase.recipe import Optimizer, Phase
 
-PEAK_FLOPS = {
-    "GB200": 2500e12,
-    "B200": 2250e12,
-    "GH200": 989e12,
-    "H200": 989e12,
-    "H200 NVL": 835e12,
-    "H100": 989e12,
-    "H100 NVL": 835e12,
-    "H100 PCIe": 756e12,
-    "A100": 312e12,
-    "MI300X": 1307e12,
-    "MI250X": 191.5e12,
-    "MI250": 181e12,
-    "L40S": 362e12,
-    "L40": 181e12,
-    "L4": 121e12,
-    "A10": 125e12,
-    "A10G": 70e12,
-    "V100": 125e12,
-    "V100 PCIe": 112e12,
-    "T4": 65e12,
-    "RTX 4090": 165e12,
-    "RTX 3090": 71e12,
-    "CPU": 64e9,
+DEVICES = {
+    "GB200": (2500e12, 186),
+    "B200": (2250e12, 180),
+    "GH200": (989e12, 96),
+    "H200": (989e12, 141),
+    "H200 NVL": (835e12, 141),
+    "H100": (989e12, 80),
+    "H100 NVL": (835e12, 94),
+    "H100 PCIe": (756e12, 80),
+    "A100": (312e12, 40),
+    "MI300X": (1307e12, 192),
+    "MI250X": (191.5e12, 64),
+    "MI250": (181e12, 64),
+    "L40S": (362e12, 48),
+    "L40": (181e12, 48),
+    "L4": (121e12, 24),
+    "A10": (125e12, 24),
+    "A10G": (70e12, 24),
+    "V100": (125e12, 16),
+    "V100 PCIe": (112e12, 16),
+    "T4": (65e12, 16),
+    "RTX 4090": (165e12, 24),
+    "RTX 3090": (71e12, 24),
+    "CPU": (64e9, 0),
 }
-"""Peak FLOP/s of one device: dense bf16 (V100 and T4: fp16) with sums in fp32, by the vendors' data sheets, and for the
-RTX cards by NVIDIA's whitepapers of Ada (165.2) and GA102 (71); half of what a sheet states "with sparsity". MI250 and
-MI250X: one of their two dies, each a device to programs. CPU: one core, fp32 with AVX2 as measured on an EPYC (one with
-bf16 matrix units reaches 20 times that)."""
+"""Peak FLOP/s and GiB of memory of one device. The peak is that of dense bf16 (V100 and T4: fp16) with sums in fp32, by
+the vendors' data sheets, and for the RTX cards by NVIDIA's whitepapers of Ada (165.2) and GA102 (71); half of what a
+sheet states "with sparsity". MI250 and MI250X: one of their two dies, each a device to programs. CPU: one core, fp32
+with AVX2 as measured on an EPYC (one with bf16 matrix units reaches 20 times that); its memory is the machine's. Of
+devices that are sold with two sizes of memory it is the smaller."""
+
+PEAK_FLOPS = {name: peak for name, (peak, _) in DEVICES.items()}
 
 
 VARIANT = re.compile(r"\b(laptop|mobile|max-q|mig|super|ti|d)\b", re.IGNORECASE)

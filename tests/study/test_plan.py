@@ -24,7 +24,6 @@ from biphase.study.trunks import (
     phases_between,
     place_on_trunk,
     run_that_trains,
-    start_from,
     stored_steps,
     trunk_key,
 )
@@ -133,7 +132,6 @@ def test_a_trunk_is_shared_until_objective_or_decay_differ() -> None:
     assert branch.init.checkpoint == "1m-clm-200@60" and branch.init.carry_optimizer
     assert (branch.schedule.warmup_steps, branch.schedule.decay_steps) == (0, 20)
     assert plan.steps == 200 + 20 + 100 and plan.steps_alone == 460 and plan.longest_chain == 300
-    assert start_from(plan.runs["1m-60-100-160"], "runs/x-1@60").init.checkpoint == "runs/x-1@60"
 
 
 def test_the_drawing_in_trunks_is_of_these_arms() -> None:
@@ -335,7 +333,10 @@ def test_runs_give_the_weights_of_the_arms_trained_alone(tiny_recipe: Any, tmp_p
     assert plan.runs["net-6-clm-8-mlm50-20-3-mlm-17"].first == 12, "both fall alike until the first one's decay"
     folders: dict[str, Path] = {}
     for name, run in plan.runs.items():
-        recipe = start_from(run, f"{folders[run.parent]}@{run.first}") if run.parent else run.recipe
+        recipe = run.recipe
+        if run.parent:
+            init = recipe.init.model_copy(update={"checkpoint": f"{folders[run.parent]}@{run.first}"})
+            recipe = recipe.model_copy(update={"init": init})
         folders[name] = train(recipe, tmp_path / "shared").path
     for name, arm in plan.arms.items():
         alone = arm.recipe

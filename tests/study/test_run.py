@@ -39,7 +39,6 @@ from biphase.study.run import (
     estimate_costs,
     measure_units,
     run_study,
-    seed_progress,
     status,
     study_units,
 )
@@ -137,13 +136,13 @@ def test_more_pretraining_seeds_train_nothing_anew(plan: Plan, finished: StudyFo
     assert second == [f"{name}-seed1" for name in plan.arms]
     before = {path: path.stat().st_mtime_ns for path in place.path.rglob("model.safetensors")}
     done = read_state(grown, place).done
-    assert done == read_state(plan, place).done and seed_progress(read_state(grown, place)) == [
+    assert done == read_state(plan, place).done and status(read_state(grown, place))["seeds"] == [
         "pretraining seed 0: done",
         "pretraining seed 1: 0 of 25 units",
     ]
     assert not run_study(grown, place, HERE)
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert seed_progress(read_state(grown, place)) == ["pretraining seed 0: done", "pretraining seed 1: done"]
+    assert status(read_state(grown, place))["seeds"] == ["pretraining seed 0: done", "pretraining seed 1: done"]
     child = grown.runs["tiny-clm-12-then-mlm40-6-seed1"]
     assert child.parent == "tiny-clm-12-seed1" and child.recipe.seed == plan.arms["tiny-clm-12"].recipe.seed + 1
     hashes = {file_hash(path) for path in place.runs.glob("tiny-clm-12-*/steps/12/model/model.safetensors")}

@@ -14,7 +14,7 @@ from biphase.recipe import Recipe
 from biphase.report.formats import show_estimate, show_list
 from biphase.study.plan import Plan, StudyCell
 from biphase.study.sizes import TYPICAL_SIZES, Machine, Sizes, measure_sizes, task_size
-from biphase.study.spec import EMBED, EmbedEvaluation, Evaluation, Published, trainings
+from biphase.study.spec import EMBED, EmbedEvaluation, Published, trainings
 from biphase.tasks.spec import find_task
 
 
@@ -25,50 +25,33 @@ def list_assumptions(plan: Plan, sizes: Sizes, machine: Machine | None) -> Itera
         yield f"{machine.name}: {machine.speed}"
     evaluation = plan.study.evaluation
     if evaluation is not None:
-        yield f"fine-tuning: {tell_task_sizes(evaluation)}, at the same efficiency"
+        names = {name for trained, tests in trainings(evaluation).items() for name in (trained, *tests)}
+        has_size = {task.name: task.size is not None for task in map(find_task, sorted(names))}
+        told = []
+        if published := [name for name, is_published in has_size.items() if is_published]:
+            told.append(f"rounded sizes of the published data of {show_list(published)}")
+        if typical := [name for name, is_published in has_size.items() if not is_published]:
+            told.append(f"typical sizes, guessed, of {show_list(typical)}")
+        yield f"fine-tuning: {'; '.join(told) or 'the sizes of typical data'}, at the same efficiency"
         if evaluation.embed is not None and count_embedded(evaluation.embed) is None:
             yield "embedding: 1,000 updates a stage, for want of its max_steps, or limit of its sources"
-    yield from dict.fromkeys(list_memory(plan, sizes, machine))
 
 
-def tell_task_sizes(evaluation: Evaluation) -> str:
-    """Where the sizes of tasks are from."""
-    published, typical = dict[str, None](), dict[str, None]()
-    for name in sorted({name for trained, tests in trainings(evaluation).items() for name in (trained, *tests)}):
-        task = find_task(name)
-        (published if task.size else typical)[task.name] = None
-    told = []
-    if published:
-        told.append(f"rounded sizes of the published data of {show_list([*published])}")
-    if typical:
-        told.append(f"typical sizes, guessed, of {show_list([*typical])}")
-    return "; ".join(told) or "the sizes of typical data"
-
-
-def list_memory(plan: Plan, sizes: Sizes, machine: Machine | None) -> Iterator[str]:
-    """For each network and way to train it, the memory that it needs, at most: on a CPU, or on a GPU alone, and as one
-    of 8 and of 64."""
-    is_on_cpu = machine is not None and machine.name == "CPU"
-    for run in plan.runs.values():
-        shape = sizes.shapes[run.name]
-        if shape is not None:
-            told = tell_cpu_memory(shape, run.recipe) if is_on_cpu else tell_gpu_memory(shape, run.recipe)
-            yield f"{run.model}: {told} (microbatches of {run.recipe.compute.microbatch_tokens:,} tokens)"
-
-
-def tell_cpu_memory(shape: Shape, recipe: Recipe) -> str:
-    needed, here = memory_of(shape, recipe, 1, on_cpu=True), total_memory()
-    told = f"at most {show_gib(needed)} of memory in each process on a CPU, Python's own aside"
-    return f"{told}, which is more than the {show_gib(here)} of this machine" if 0 < here < needed else told
-
-
-def tell_gpu_memory(shape: Shape, recipe: Recipe) -> str:
-    told = f"at most {show_gib(memory_of(shape, recipe, 1))} on one GPU"
-    told += f", {show_gib(memory_of(shape, recipe, 8, parallel='ddp'))} on each of 8 under DDP"
-    if recipe.optimizer.name == "muon":  # which needs whole matrices
-        return told
-    eight, many = memory_of(shape, recipe, 8), memory_of(shape, recipe, 64)
-    return f"{told}, {show_gib(eight)} on each of 8 and {show_gib(many)} of 64 under FSDP"
+def tell_memory(model: str, shape: Shape, recipe: Recipe, is_on_cpu: bool) -> str:
+    """The memory that a network needs as a recipe trains it, at most: on a CPU, or on a GPU alone, and as one of 8 and
+    of 64."""
+    if is_on_cpu:
+        needed, here = memory_of(shape, recipe, 1, on_cpu=True), total_memory()
+        told = f"at most {show_gib(needed)} of memory in each process on a CPU, Python's own aside"
+        if 0 < here < needed:
+            told += f", which is more than the {show_gib(here)} of this machine"
+    else:
+        told = f"at most {show_gib(memory_of(shape, recipe, 1))} on one GPU"
+        told += f", {show_gib(memory_of(shape, recipe, 8, parallel='ddp'))} on each of 8 under DDP"
+        if recipe.optimizer.name != "muon":  # which needs whole matrices
+            eight, many = memory_of(shape, recipe, 8), memory_of(shape, recipe, 64)
+            told += f", {show_gib(eight)} on each of 8 and {show_gib(many)} of 64 under FSDP"
+    return f"{model}: {told} (microbatches of {recipe.compute.microbatch_tokens:,} tokens)"
 
 
 def memory_of(
@@ -116,16 +99,11 @@ def fit_memory(shape: Shape, recipe: Recipe, machine: Machine) -> Recipe | None:
     return None
 
 
-def list_misfits(plan: Plan, sizes: Sizes, machine: Machine | None) -> Iterator[str]:
-    """The networks that do not fit into one of a machine's GPUs as the study trains them, and what would help."""
-    for run in plan.runs.values():
-        shape, recipe = sizes.shapes[run.name], run.recipe
-        if machine is not None and machine.name != "CPU" and shape is not None and not fits(shape, recipe, machine):
-            yield tell_misfit(run.model, shape, recipe, machine)
-
-
 def tell_misfit(model: str, shape: Shape, recipe: Recipe, machine: Machine) -> str:
-    """What one GPU lacks, the first change with which it or several are enough, and the largest preset that fits."""
+    """What one GPU lacks, the first change with which it or several are enough, and the largest preset that fits; empty
+    where the network fits as it is trained."""
+    if fits(shape, recipe, machine):
+        return ""
     ways = []
     for devices in (1, 2, 4, 8):
         fitted = fit_memory(shape, recipe, replace(machine, devices=devices))
@@ -198,44 +176,45 @@ class Estimate:
 def estimate(plan: Plan, machine: Machine | None = None) -> Estimate:
     """What a plan costs on a machine. Raises `InputError` where the vocabulary is not known."""
     sizes = measure_sizes(plan)
-    published = {entry.group: entry for entry in plan.study.published}
+    spent = {name: sizes.flops(run) for name, run in plan.runs.items()}
+    by_objective: dict[str, float] = {}
+    for objectives in spent.values():
+        for objective, flops in objectives.items():
+            by_objective[objective] = by_objective.get(objective, 0.0) + flops
     groups = dict.fromkeys(arm.group for arm in plan.arms.values())
+    published = {entry.group: entry for entry in plan.study.published}
     for group in published:
         if group not in (*groups, "evaluation"):
             raise InputError(f"published: unknown group '{group}'{nearest(group, [*groups, 'evaluation'])}")
-    spent: dict[str, float] = {}
-    for run in plan.runs.values():
-        for objective, flops in sizes.flops(run).items():
-            spent[objective] = spent.get(objective, 0.0) + flops
-    rows = [group_cost(plan, group, sizes, machine, published.get(group)) for group in groups]
+    rows = []
+    for group in groups:
+        arms = [arm for arm in plan.arms.values() if arm.group == group]
+        runs = [run for run in plan.runs.values() if run.group == group]
+        flops = float(sum(each for run in runs for each in spent[run.name].values()))
+        steps, alone = sum(run.steps for run in runs), sum(arm.recipe.num_steps for arm in arms)
+        hours = machine.device_hours(flops) if machine else None
+        tokens = float(sum(run.tokens for run in runs))
+        rows.append(GroupCost(group, len(arms), alone, steps, tokens, flops, hours, published.get(group)))
     if plan.cells:
         steps, tokens, flops = map(sum, zip(*cell_costs(plan, sizes), strict=True))
         hours = machine.device_hours(flops) if machine else None
-        rows.append(
-            GroupCost("evaluation", len(plan.models), steps, steps, tokens, flops, hours, published.get("evaluation"))
-        )
+        group = "evaluation"
+        rows.append(GroupCost(group, len(plan.models), steps, steps, tokens, flops, hours, published.get(group)))
+    networks = [(run.model, shape, run.recipe) for name, run in plan.runs.items() if (shape := sizes.shapes[name])]
+    is_on_cpu = machine is not None and machine.name == "CPU"
+    memory = [tell_memory(*network, is_on_cpu) for network in networks]
+    misfits = [tell_misfit(*network, machine) for network in networks] if machine and not is_on_cpu else []
     return Estimate(
         machine=machine,
         groups=tuple(rows),
         first_seed_flops=estimate(plan.of_first_seed).flops if plan.num_seeds > 1 else None,
-        flops_by_objective=spent,
+        flops_by_objective=by_objective,
         disk=count_disk(plan, sizes),
         unknown=tuple(name for name, shape in sizes.shapes.items() if shape is None),
-        misfits=tuple(dict.fromkeys(list_misfits(plan, sizes, machine))),
-        assumptions=tuple(list_assumptions(plan, sizes, machine)),
+        misfits=tuple(dict.fromkeys(filter(None, misfits))),
+        assumptions=tuple(dict.fromkeys([*list_assumptions(plan, sizes, machine), *memory])),
         published_on=known_device(plan.study.planning.device or ""),
     )
-
-
-def group_cost(plan: Plan, group: str, sizes: Sizes, machine: Machine | None, published: Published | None) -> GroupCost:
-    """The row of a group of arms: what its runs train, beside what its arms would need alone."""
-    arms = [arm for arm in plan.arms.values() if arm.group == group]
-    runs = [run for run in plan.runs.values() if run.group == group]
-    flops = sum(each for run in runs for each in sizes.flops(run).values())
-    steps, steps_alone = sum(run.steps for run in runs), sum(arm.recipe.num_steps for arm in arms)
-    tokens = float(sum(run.tokens for run in runs))
-    hours = machine.device_hours(flops) if machine else None
-    return GroupCost(group, len(arms), steps_alone, steps, tokens, float(flops), hours, published)
 
 
 def cell_costs(plan: Plan, sizes: Sizes | None) -> Iterator[tuple[int, float, float]]:
@@ -312,16 +291,12 @@ def count_disk(plan: Plan, sizes: Sizes) -> dict[str, float]:
         shape = sizes.shapes[checkpoint.run]
         if shape is None:
             continue
+        # AdamW keeps two moments of a weight, Muon one of the matrices inside the blocks.
+        has_muon = plan.runs[checkpoint.run].recipe.optimizer.name == "muon"
         weights = float(BYTES_PER_WEIGHT * shape.parameters)
-        moments = moment_bytes(shape, plan.runs[checkpoint.run].recipe)
+        moments = 2 * weights - (BYTES_PER_WEIGHT * shape.block_weights if has_muon else 0)
         disk["everything"] += weights + moments
         disk["models"] += weights if checkpoint.models else 0.0
         disk["needed"] += weights if checkpoint.models or checkpoint.needed_by else 0.0
         disk["needed"] += moments if checkpoint.moments_needed_by else 0.0
     return disk
-
-
-def moment_bytes(shape: Shape, recipe: Recipe) -> float:
-    """The optimizer's share: AdamW keeps two numbers for a weight, Muon one for the matrices inside the blocks."""
-    single = shape.block_weights if recipe.optimizer.name == "muon" else 0
-    return float(BYTES_PER_WEIGHT * (2 * shape.parameters - single))

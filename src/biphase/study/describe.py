@@ -3,7 +3,6 @@
 In the picture steps go to the right; each run has a lane; objectives have colours, and the height is the rate.
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -60,7 +59,18 @@ def draw_plan(plan: Plan, path: Path) -> None:
         figure = Figure(figsize=(10, 1.3 + LANE_INCHES * len(plan.runs)), layout="constrained")
         axes = figure.subplots()
         plot_runs(plan, axes)
-        place_key(plan, axes)
+        used = dict.fromkeys(segment.phase.objective for segment in plan.segments)
+        key: list[Artist] = [Patch(label=NAMES[name], **look(name)) for name in used]
+        marker: dict[str, Any] = {"marker": "o", "linestyle": "none", "markeredgecolor": "black", "markersize": 4}
+        key.append(Line2D([], [], markerfacecolor="black", label="final model", **marker))
+        if any(model.kind == "intermediate" for model in plan.models):
+            key.append(Line2D([], [], markerfacecolor="white", label="evaluated on the way", **marker))
+        key.append(Line2D([], [], linestyle="none", label="height of a bar: learning rate"))
+        axes.set_title(f"{plan.study.title or plan.study.name}\n", loc="left", fontsize=10)
+        # Above the lanes, outside of the axes.
+        place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (-0.01, 1.0), "ncols": len(key)}
+        sizes: dict[str, Any] = {"fontsize": 8, "handlelength": 1.6, "columnspacing": 1.4, "borderaxespad": 0.1}
+        axes.legend(handles=key, frameon=False, **place, **sizes)
         figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
@@ -75,13 +85,11 @@ def plot_runs(plan: Plan, axes: Axes) -> None:
         axes.axhline(lane, color="0.93", linewidth=0.6, zorder=0)
         draw_run(plan, run, lane, axes)
         axes.annotate(name, (run.last, lane), (7, 0), textcoords="offset points", va="center", fontsize=8, color="0.15")
+    marker: dict[str, Any] = {"markersize": 4, "markeredgecolor": "black", "zorder": 4}
     for model in plan.models:
-        if model.kind == "random":
-            continue
-        face = "black" if model.kind == "final" else "white"
-        axes.plot(
-            model.step, lanes[model.run], "o", markersize=4, markerfacecolor=face, markeredgecolor="black", zorder=4
-        )
+        if model.kind != "random":
+            face = "black" if model.kind == "final" else "white"
+            axes.plot(model.step, lanes[model.run], "o", markerfacecolor=face, **marker)
     axes.set_ylim(len(lanes) - 0.4, -0.6)
     axes.set_yticks([])
     ticks = [tick for tick in axes.get_xticks() if 0 <= tick <= end]
@@ -91,19 +99,14 @@ def plot_runs(plan: Plan, axes: Axes) -> None:
     axes.spines[["left", "right", "top"]].set_visible(False)
 
 
-def order_lanes(plan: Plan) -> Iterator[str]:
+def order_lanes(plan: Plan, parent: str | None = None) -> Iterator[str]:
     """Each run under its parent, the latest branch first: then no connecting line crosses a bar."""
-    children: dict[str | None, list[PlannedRun]] = {}
-    for run in plan.runs.values():
-        children.setdefault(run.parent, []).append(run)
-
-    def below(name: str | None) -> Iterator[str]:
-        found = children.get(name, [])
-        for run in found if name is None else sorted(found, key=lambda run: -run.first):
-            yield run.name
-            yield from below(run.name)
-
-    return below(None)
+    branches = [run for run in plan.runs.values() if run.parent == parent]
+    if parent is not None:
+        branches.sort(key=lambda run: -run.first)
+    for run in branches:
+        yield run.name
+        yield from order_lanes(plan, run.name)
 
 
 def draw_run(plan: Plan, run: PlannedRun, lane: int, axes: Axes) -> None:
@@ -120,17 +123,9 @@ def draw_run(plan: Plan, run: PlannedRun, lane: int, axes: Axes) -> None:
         free = sorted({steps[0], *(mark for mark in marks if steps[0] < mark < steps[-1]), steps[-1]})
         first, last = max(pairwise(free), key=lambda piece: piece[1] - piece[0])
         if last - first > 0.017 * axes.get_xlim()[1] * len(text):
-            axes.text(
-                (first + last) / 2,
-                lane,
-                text,
-                ha="center",
-                va="center_baseline",
-                fontsize=7.5,
-                color="white",
-                path_effects=[withStroke(linewidth=4, foreground=COLORS[objective])],
-                zorder=3,
-            )
+            centered: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": 7.5, "color": "white"}
+            halo = [withStroke(linewidth=4, foreground=COLORS[objective])]
+            axes.text((first + last) / 2, lane, text, path_effects=halo, zorder=3, **centered)
 
 
 def look(objective: str) -> dict[str, Any]:
@@ -147,87 +142,58 @@ def half_height(run: PlannedRun, step: int) -> float:
     return HEIGHT * min(climbing, falling, 1.0)
 
 
-def place_key(plan: Plan, axes: Axes) -> None:
-    """Above the lanes, outside of the axes."""
-    used = dict.fromkeys(segment.phase.objective for segment in plan.segments)
-    key: list[Artist] = [Patch(label=NAMES[name], **look(name)) for name in used]
-    marker: dict[str, Any] = {"marker": "o", "linestyle": "none", "markeredgecolor": "black", "markersize": 4}
-    key.append(Line2D([], [], markerfacecolor="black", label="final model", **marker))
-    if any(model.kind == "intermediate" for model in plan.models):
-        key.append(Line2D([], [], markerfacecolor="white", label="evaluated on the way", **marker))
-    key.append(Line2D([], [], linestyle="none", label="height of a bar: learning rate"))
-    axes.set_title(f"{plan.study.title or plan.study.name}\n", loc="left", fontsize=10)
-    axes.legend(
-        handles=key,
-        loc="lower left",
-        bbox_to_anchor=(-0.01, 1.0),
-        ncols=len(key),
-        frameon=False,
-        fontsize=8,
-        handlelength=1.6,
-        columnspacing=1.4,
-        borderaxespad=0.1,
-    )
-
-
 def list_spans(plan: Plan) -> list[Segment]:
     """Segments without the cuts of the schedule: warm-up, constant and decay are one unless a step between is kept."""
     spans: list[Segment] = []
     for segment in plan.segments:
-        if spans:
-            last = spans[-1]
-            is_kept = last.last in plan.runs[last.run].kept
-            if last.run == segment.run and are_alike(last.phase, segment.phase) and not is_kept:
-                spans[-1] = replace(last, last=segment.last)
-                continue
-        spans.append(segment)
+        last = spans[-1] if spans and spans[-1].run == segment.run else None
+        if last and are_alike(last.phase, segment.phase) and last.last not in plan.runs[last.run].kept:
+            spans[-1] = replace(last, last=segment.last)
+        else:
+            spans.append(segment)
     return spans
 
 
 def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
     """What the study trains, in what order, what sharing saves, and what it costs."""
+    study, evaluation = plan.study, plan.study.evaluation
     kinds = Counter(model.kind for model in plan.models)
     between = f" and {show_count(kinds['intermediate'], 'intermediate checkpoint')}" if kinds["intermediate"] else ""
     controls = f", and {kinds['random']} from random weights" if kinds["random"] else ""
-    saved = 1 - plan.steps / plan.steps_alone
-    lines: list[RenderableType] = [Text(printable(plan.study.title or plan.study.name), style="bold")]
-    if plan.study.question:
-        lines.append(plan.study.question)
     order = "one order of the data" if plan.has_one_order else "each with an order of the data"
     repeated = f", with {plan.num_seeds} pretraining seeds, {order}" if plan.num_seeds > 1 else ""
+    saved = 1 - plan.steps / plan.steps_alone
     shared = f"; each arm alone would need {plan.steps_alone:,}, so sharing saves {saved:.0%}" if saved else ""
+    lines: list[RenderableType] = [Text(printable(study.title or study.name), style="bold")]
+    lines += [study.question] if study.question else []
     lines += [
         "",
         f"{show_count(kinds['final'], 'final model')}{repeated}{between}{controls}",
         f"{show_count(len(plan.runs), 'run')}: {plan.steps:,} steps{shared}",
         f"longest chain of runs: {plan.longest_chain:,} steps",
     ]
-    if plan.study.evaluation is not None:
-        lines += [*describe_cells(plan, plan.study.evaluation), *describe_power(plan, plan.study.evaluation)]
-    if plan.study.hypotheses:
-        names = [hypothesis.name for hypothesis in plan.study.hypotheses]
-        count = show_count(len(plan.study.hypotheses), "hypothesis", "hypotheses")
-        told = f"{count} (hash {hypotheses_hash(plan)}): {', '.join(names)}"
-        lines.append(Text(printable(told)))
+    if evaluation is not None:
+        models, seeds = show_count(len(plan.models), "model"), show_count(len(evaluation.seeds), "seed")
+        fitted = [cell for cell in plan.cells if not cell.task.startswith(EMBED)]
+        if evaluation.tasks:
+            tasks, scores, num_trainings = show_count(len(evaluation.tasks), "task"), "", len(trainings(evaluation))
+            if num_trainings < len(evaluation.tasks):
+                tasks = f"{show_count(num_trainings, 'training')} ({tasks})"
+                scores = f" → {show_count(sum(len(cell.evaluates) for cell in fitted), 'score')}"
+            rates = show_count(len(evaluation.learning_rates), "rate")
+            lines.append(f"{show_count(len(fitted), 'fine-tuning')}: {models} × {tasks} × {rates} × {seeds}{scores}")
+        if evaluation.embed is not None:
+            embedded = show_count(len(plan.cells) - len(fitted), "embedding model")
+            data = ", ".join(map(set_name, evaluation.embed.data))
+            lines.append(f"{embedded} by one recipe: {models} × {seeds}, zero-shot on {data}")
+        lines += describe_power(plan, evaluation)
+    if study.hypotheses:
+        names = ", ".join(hypothesis.name for hypothesis in study.hypotheses)
+        count = show_count(len(study.hypotheses), "hypothesis", "hypotheses")
+        lines.append(Text(printable(f"{count} (hash {hypotheses_hash(plan)}): {names}")))
     return Group(
         *lines, "", run_tree(plan), "", *describe_steps(estimate), "", cost_table(estimate), *cost_lines(estimate)
     )
-
-
-def describe_cells(plan: Plan, evaluation: Evaluation) -> Iterator[str]:
-    fitted = [cell for cell in plan.cells if not cell.task.startswith(EMBED)]
-    models, seeds = show_count(len(plan.models), "model"), show_count(len(evaluation.seeds), "seed")
-    if evaluation.tasks:
-        tasks, scores = show_count(len(evaluation.tasks), "task"), ""
-        if len(trainings(evaluation)) < len(evaluation.tasks):
-            tasks = f"{show_count(len(trainings(evaluation)), 'training')} ({tasks})"
-            scores = f" → {show_count(sum(len(cell.evaluates) for cell in fitted), 'score')}"
-        rates = show_count(len(evaluation.learning_rates), "rate")
-        yield f"{show_count(len(fitted), 'fine-tuning')}: {models} × {tasks} × {rates} × {seeds}{scores}"
-    if evaluation.embed is not None:
-        embedded = show_count(len(plan.cells) - len(fitted), "embedding model")
-        data = ", ".join(map(set_name, evaluation.embed.data))
-        yield f"{embedded} by one recipe: {models} × {seeds}, zero-shot on {data}"
 
 
 def describe_power(plan: Plan, evaluation: Evaluation) -> Iterator[str]:
@@ -236,19 +202,19 @@ def describe_power(plan: Plan, evaluation: Evaluation) -> Iterator[str]:
     if max(seeds) < 2:
         yield "one seed each: no difference will be told from noise"
         return
-    counts, examples = dict[str, int](), dict[str, str]()
+    tests = []
     for name in sorted(evaluation.tasks):
         task, size = find_task(name), task_size(name)
         if task.family != "retrieval":  # whose tokens are those of documents
-            num = size.evaluated_tokens / 2 / max(size.example_tokens, 1)
-            counts[task.name] = max(int(float(f"{num:.2g}")), 1)
-            examples[task.name] = f"{counts[task.name]:,} examples" + ("" if task.size else ", a guess")
-    ends = sorted({*counts}, key=counts.__getitem__)[:: max(len(counts) - 1, 1)]  # the first and the last
+            num = max(int(float(f"{size.evaluated_tokens / 2 / max(size.example_tokens, 1):.2g}")), 1)
+            tests.append((num, task.name, f"{num:,} examples" + ("" if task.size else ", a guess")))
+    tests.sort(key=lambda test: test[0])
+    ends = tests[:: max(len(tests) - 1, 1)]  # the first and the last
     for who, noise in USUAL_NOISE.items() if ends else ():
         told = []
-        for name in ends:
-            points = 100 * smallest_difference(*seeds, counts[name], noise)
-            told.append(f"{points:.1f} points on {name} ({examples[name]})")
+        for num, name, examples in ends:
+            points = 100 * smallest_difference(*seeds, num, noise)
+            told.append(f"{points:.1f} points on {name} ({examples})")
         moved = f"{100 * noise[0]:g} points between pretraining seeds and {100 * noise[1]:g} between fine-tuning seeds"
         yield f"finds differences of about {show_list(told)} ({POWER:.0%} power) if scores vary by {moved}, as of {who}"
     if plan.num_seeds == 2:
@@ -279,12 +245,11 @@ def run_tree(plan: Plan) -> Tree:
 def describe_steps(estimate: Estimate) -> list[RenderableType]:
     """A table of models, steps and tokens of each group of arms, and how they differ from published steps."""
     rows = [row for row in estimate.groups if row.group != "evaluation"]
-    columns = {
-        "models": ([f"{row.models:,}" for row in rows], f"{sum(row.models for row in rows):,}"),
-        "steps\nalone": ([f"{row.steps_alone:,}" for row in rows], f"{sum(row.steps_alone for row in rows):,}"),
-        "steps\nshared": ([f"{row.steps:,}" for row in rows], f"{sum(row.steps for row in rows):,}"),
-        "tokens": ([f"{row.tokens:.3g}" for row in rows], f"{sum(row.tokens for row in rows):.3g}"),
-    }
+    columns = {}
+    for header, field in (("models", "models"), ("steps\nalone", "steps_alone"), ("steps\nshared", "steps")):
+        counts = [getattr(row, field) for row in rows]
+        columns[header] = ([f"{count:,}" for count in counts], f"{sum(counts):,}")
+    columns["tokens"] = ([f"{row.tokens:.3g}" for row in rows], f"{sum(row.tokens for row in rows):.3g}")
     lines, published = [], {}
     for row in estimate.groups:
         if row.published and row.published.steps is not None:
@@ -318,14 +283,13 @@ def cost_table(estimate: Estimate) -> Table:
     hours = [(row.published.gpu_hours if row.published else None) or 0.0 for row in rows]
     if any(hours):
         on = f"\n{estimate.published_on} hours" if estimate.published_on else ""
-        told = [f"{value:,.10g}" if value else "" for value in hours]
-        columns[f"published{on}"] = (told, f"{sum(hours):,.10g}")
+        columns[f"published{on}"] = ([f"{value:,.10g}" if value else "" for value in hours], f"{sum(hours):,.10g}")
     # What was published was measured on the device of the study file: on another one it is a share of no peak.
     if any(hours) and machine and machine.name == estimate.published_on:
-        shares = [
-            row.flops / (value or math.inf) / 3600 / machine.peak_flops for row, value in zip(rows, hours, strict=True)
-        ]
-        columns["which is\nof peak"] = ([f"{share:.1%}" if share else "" for share in shares], "")
+        shares = []
+        for row, value in zip(rows, hours, strict=True):
+            shares.append(f"{row.flops / value / 3600 / machine.peak_flops:.1%}" if value else "")
+        columns["which is\nof peak"] = (shares, "")
     return number_table("Cost", "", [row.group for row in rows], columns)
 
 
@@ -337,11 +301,12 @@ def describe_hours(value: float) -> str:
 def cost_lines(estimate: Estimate) -> list[str]:
     """FLOPs by objective, the time with all devices at work, bytes on disk, and what all of it assumes."""
     spent = sum(estimate.flops_by_objective.values())
-    shares = [
-        f"{name} {flops:.3g} ({flops / spent:.0%})" for name, flops in estimate.flops_by_objective.items() if flops
-    ]
+    shares = []
+    for name, flops in estimate.flops_by_objective.items():
+        if flops:
+            shares.append(f"{name} {flops:.3g} ({flops / spent:.0%})")
     lines = ["FLOPs of pretraining, the head only where a loss is: " + ", ".join(shares)]
-    machine = estimate.machine
+    machine, disk = estimate.machine, {what: format_bytes(size) for what, size in estimate.disk.items()}
     if machine and machine.devices > 1:
         hours = sum(row.device_hours or 0.0 for row in estimate.groups) / machine.devices
         lines.append(f"on all {machine.devices} (planning.devices of the study), all busy: {describe_hours(hours)}")
@@ -351,9 +316,10 @@ def cost_lines(estimate: Estimate) -> list[str]:
             hours = machine.device_hours(estimate.first_seed_flops) / machine.devices
             first += f", {describe_hours(hours)} with all devices busy"
         lines.append(f"the first pretraining seed alone, with its fine-tunings: {first}")
-    models, needed, everything = (format_bytes(estimate.disk[what]) for what in ("models", "needed", "everything"))
-    disk = f"{models} for the models' weights, {needed} with what branches need, {everything} when nothing is dropped"
-    lines.append(f"disk: {disk}")
+    lines.append(
+        f"disk: {disk['models']} for the models' weights, {disk['needed']} with what branches need, "
+        f"{disk['everything']} when nothing is dropped"
+    )
     lines += [*estimate.misfits, *compare_published(estimate)]
     lines += [f"assumed: {line}" for line in estimate.assumptions]
     if estimate.unknown:
@@ -363,11 +329,13 @@ def cost_lines(estimate: Estimate) -> list[str]:
 
 def compare_published(estimate: Estimate) -> Iterator[str]:
     """A warning where less of the device's peak was reached than is assumed, by the hours that were published."""
-    machine, groups = estimate.machine, [row for row in estimate.groups if row.published and row.published.gpu_hours]
-    hours = sum(row.published.gpu_hours or 0.0 for row in groups if row.published)
+    machine, flops, hours = estimate.machine, 0.0, 0.0
+    for row in estimate.groups:
+        if row.published and row.published.gpu_hours:
+            flops, hours = flops + row.flops, hours + row.published.gpu_hours
     if machine is None or not hours or estimate.published_on is None:
         return
-    share = sum(row.flops for row in groups) / hours / 3600 / PEAK_FLOPS[estimate.published_on]
+    share = flops / hours / 3600 / PEAK_FLOPS[estimate.published_on]
     if share < machine.efficiency and machine.source == "assumed":
         yield (
             f"the published hours are {share:.0%} of {estimate.published_on}'s peak, and {machine.efficiency:.0%} is "
@@ -449,7 +417,7 @@ def plan_graph(plan: Plan) -> str:
 
 
 def describe_advice(advice: Advice) -> RenderableType:
-    """The best use of the budget, the choices with their reasons, what other sizes would give, and what to keep in
+    """The best use of the budget, the choices with their reasons, what each preset would get, and what to keep in
     mind."""
     choices = Table(title=f"The recipe: {advice.recipe.name}", show_lines=True)
     for name in ("what", "choice", "reason", "source"):
@@ -458,29 +426,23 @@ def describe_advice(advice: Advice) -> RenderableType:
         choices.add_row(choice.what, choice.value, choice.reason, choice.source)
     told: list[RenderableType] = [Text(advice.best_use, style="bold"), "", choices, ""]
     if any(not item.is_guess for item in advice.candidates):
-        told += [describe_sizes(advice), ""]
+        sizes = Table(title="What the budget buys by size")
+        for name in ("preset", "tokens", "per parameter", "epochs", "loss by the law"):
+            sizes.add_column(name, justify="left" if name == "preset" else "right")
+        for item in advice.candidates:
+            if item.tokens < LEAST_TOKENS:
+                sizes.add_row(item.name, f"{item.tokens:.2g}", "", "", "too few tokens")
+                continue
+            mark = "  ← chosen" if item == advice.chosen else ""
+            epochs = show_estimate(item.epochs) if advice.text else ""
+            loss, each = "nothing learned" if item.is_guess else f"{item.loss:.2f}", item.tokens / item.parameters
+            sizes.add_row(item.name + mark, f"{item.tokens:.2g}", show_estimate(each), epochs, loss)
+        told += [sizes, ""]
     cost = f"cost: {advice.flops:.3g} FLOPs"
-    if advice.machine:
-        machine = advice.machine
+    if machine := advice.machine:
         hours = machine.device_hours(advice.flops) / machine.devices
         cost += f", {describe_hours(hours)} on {machine.devices} × {machine.name} ({machine.speed})"
     return Group(*told, cost, *(f"note: {caveat}" for caveat in advice.caveats))
-
-
-def describe_sizes(advice: Advice) -> Table:
-    """What each preset would get of the budget."""
-    sizes = Table(title="What the budget buys by size")
-    for name in ("preset", "tokens", "per parameter", "epochs", "loss by the law"):
-        sizes.add_column(name, justify="left" if name == "preset" else "right")
-    for item in advice.candidates:
-        if item.tokens < LEAST_TOKENS:
-            sizes.add_row(item.name, f"{item.tokens:.2g}", "", "", "too few tokens")
-            continue
-        mark = "  ← chosen" if item == advice.chosen else ""
-        epochs = show_estimate(item.epochs) if advice.text else ""
-        loss = "nothing learned" if item.is_guess else f"{item.loss:.2f}"
-        sizes.add_row(item.name + mark, f"{item.tokens:.2g}", show_estimate(item.tokens_per_parameter), epochs, loss)
-    return sizes
 
 
 def recipe_yaml(advice: Advice, has_reasons: bool = True) -> str:

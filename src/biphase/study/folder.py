@@ -72,17 +72,16 @@ def keep_order(study: Study, path: Path) -> Study:
     before = read_yaml(path / "study.yaml") if (path / "study.yaml").exists() else {}
     begun = {group["group"]: group.get("pretraining_seeds") for group in before.get("arms", ())}
 
-    def settle(seeds: PretrainingSeeds | None, known: dict[str, Any] | None) -> PretrainingSeeds | None:
+    def settle(part: Any, known: dict[str, Any] | None) -> Any:
+        """The study, or a group of its arms, whose seeds a folder knows."""
+        seeds = part.pretraining_seeds
         if seeds is None or "order" in seeds.model_fields_set or not known or known["count"] < 2:
-            return seeds
-        return PretrainingSeeds(count=seeds.count, order=known["order"])
+            return part
+        kept = PretrainingSeeds(count=seeds.count, order=known["order"])
+        return part.model_copy(update={"pretraining_seeds": kept})
 
-    arms = [
-        group.model_copy(update={"pretraining_seeds": settle(group.pretraining_seeds, begun.get(group.group))})
-        for group in study.arms
-    ]
-    seeds = settle(study.pretraining_seeds, before.get("pretraining_seeds"))
-    return study.model_copy(update={"arms": tuple(arms), "pretraining_seeds": seeds})
+    arms = tuple(settle(group, begun.get(group.group)) for group in study.arms)
+    return settle(study, before.get("pretraining_seeds")).model_copy(update={"arms": arms})
 
 
 def study_text(study: Study) -> str:
@@ -125,20 +124,19 @@ def find_record(folder: StudyFolder, run: PlannedRun) -> TrainedRecord | None:
 def find_step(folder: StudyFolder, run: PlannedRun, step: int) -> str | None:
     """`FOLDER@STEP` of a run that was trained as the plan wants it; None where there is no such checkpoint."""
     record = find_record(folder, run)
-    if record is None or step not in whole_steps(Run(folder.runs / record.folder)):
-        return None
-    return f"{(folder.runs / record.folder).resolve()}@{step}"
+    path = folder.runs / record.folder if record else None
+    return f"{path.resolve()}@{step}" if path and step in whole_steps(Run(path)) else None
 
 
 def reach_step(folder: StudyFolder, run: PlannedRun, step: int) -> str:
     """As `find_step`. Raises `BusyError` while another process is at the run, `InputError` where none is."""
-    reference = find_step(folder, run, step)
-    if reference is not None:
-        return reference
-    is_busy = any(map(is_locked, [folder.lock(run.name), *folder.runs.glob(f"{run.name}-????????/.lock")]))
-    reference = find_step(folder, run, step)  # what was finished meanwhile
-    if reference is not None:
-        return reference
+    is_busy = False
+    for _ in range(2):  # what was finished while the locks were looked at is there
+        if reference := find_step(folder, run, step):
+            return reference
+        is_busy = is_busy or any(
+            map(is_locked, [folder.lock(run.name), *folder.runs.glob(f"{run.name}-????????/.lock")])
+        )
     if is_busy:
         raise BusyError(f"another process makes {run.name}@{step}")
     raise InputError(f"{run.name}@{step} is no longer there; the same command makes it again")
@@ -164,13 +162,6 @@ def is_needed(plan: Plan, folder: StudyFolder, checkpoint: Checkpoint) -> bool:
 
 
 # What is scored
-
-
-def logged_steps(folder: StudyFolder, run: str) -> int:
-    """Steps of a run that is not finished, by its log; 0 when it has not begun."""
-    folders = [path for path in folder.runs.glob(f"{run}-????????") if (path / "config.yaml").exists()]
-    records = [read_metrics(open_run(path), "train") for path in folders]
-    return max((rows[-1]["step"] for rows in records if rows), default=0)
 
 
 @dataclass(frozen=True)
@@ -229,8 +220,10 @@ def read_state(plan: Plan, folder: StudyFolder) -> StudyState:
             records[name] = record
         if is_complete(plan, folder, run):
             trained.add(name)
-        elif steps := logged_steps(folder, name):
-            begun[name] = steps
+            continue
+        for path in folder.runs.glob(f"{name}-????????"):
+            if (path / "config.yaml").exists() and (rows := read_metrics(open_run(path), "train")):
+                begun[name] = max(rows[-1]["step"], begun.get(name, 0))
     return StudyState(plan, folder, scores, records, trained, scored, begun)
 
 
@@ -269,10 +262,9 @@ def refuse_other_text(state: StudyState) -> None:
     fingerprints: dict[str, str] = {}
     for name, record in state.records.items():
         for path, content in zip(list_sets(state.plan.runs[name].recipe.data), record.text or (), strict=False):
-            if path not in fingerprints:
-                is_there = (Path(path) / "manifest.json").exists()
-                fingerprints[path] = read_shard_manifest(Path(path)).fingerprint if is_there else ""
-            if fingerprints[path] and content != fingerprints[path]:
+            if path not in fingerprints and (Path(path) / "manifest.json").exists():
+                fingerprints[path] = read_shard_manifest(Path(path)).fingerprint
+            if content != fingerprints.get(path, content):
                 raise InputError(
                     f"run {name} was trained on other text ({content[:8]}) than {path} holds now "
                     f"({fingerprints[path][:8]}): put that text back, or choose another folder for the study"

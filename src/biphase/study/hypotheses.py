@@ -33,26 +33,27 @@ def list_ladders(plan: Plan) -> dict[str, Ladder]:
     """What names in a hypothesis stand for: an arm, an arm without its budget, a curriculum, a group, a model on the
     way or with random weights, which `random` is of every network."""
     plan = plan.of_first_seed
-    found: dict[str, dict[Spot, dict[str, str]]] = {}
-    for arm in plan.arms.values():
-        found[arm.name] = {Spot(arm.model, arm.recipe.num_steps): {arm.name: arm.name}}
+    ladders: dict[str, dict[Spot, dict[str, str]]] = {}
+    spots = {name: Spot(arm.model, arm.recipe.num_steps) for name, arm in plan.arms.items()}
+    for name, spot in spots.items():
+        ladders[name] = {spot: {name: name}}
     for model in plan.models:
         if model.kind != "final":
-            found[model.name] = {Spot(plan.arms[model.arm].model, model.step): {model.name: model.name}}
-    taken = set(found)
+            ladders[model.name] = {Spot(plan.arms[model.arm].model, model.step): {model.name: model.name}}
+    taken = set(ladders)
     for arm in plan.arms.values():
         # The names that it shares with the same arm at other budgets; and what it is called there at every place.
-        short = arm.name.removesuffix(f"-{write_steps(arm.recipe.num_steps)}")
+        short, spot = arm.name.removesuffix(f"-{write_steps(arm.recipe.num_steps)}"), spots[arm.name]
         names = [short, arm.group]
         if arm.parent is None and not arm.settings:
             names.append(arm.curriculum)
-        for name in dict.fromkeys(name for name in names if name not in taken):
-            members = found.setdefault(name, {}).setdefault(Spot(arm.model, arm.recipe.num_steps), {})
-            members[short.removeprefix(f"{arm.model}-")] = arm.name
+        for name in names:
+            if name in taken:
+                continue
+            ladders.setdefault(name, {}).setdefault(spot, {})[short.removeprefix(f"{arm.model}-")] = arm.name
         if f"{arm.model}-random" in taken and "random" not in taken:
-            spot = Spot(arm.model, arm.recipe.num_steps)
-            found.setdefault("random", {})[spot] = {"random": f"{arm.model}-random"}
-    return dict(found)
+            ladders.setdefault("random", {})[spot] = {"random": f"{arm.model}-random"}
+    return dict(ladders)
 
 
 @dataclass(frozen=True)
@@ -72,21 +73,19 @@ def ask(plan: Plan) -> dict[str, list[AskedLine]]:
     refuse_doubles("hypotheses:", [hypothesis.name for hypothesis in study.hypotheses])
     if study.hypotheses and study.evaluation is None:
         raise InputError("hypotheses are about scores: the study needs an evaluation")
-    families = task_families(study.evaluation)
-    ladders = list_ladders(plan)
-    known = read_findings()["findings"]
+    families, ladders, findings = task_families(study.evaluation), list_ladders(plan), read_findings()["findings"]
     asked: dict[str, list[AskedLine]] = {}
     for hypothesis in study.hypotheses:
         lines = asked.setdefault(hypothesis.name, [])
         try:
             for line in hypothesis.holds:
                 cited = CITED.fullmatch(line.strip())
-                if cited and cited[1] not in known:
-                    raise InputError(f"'{line}': the paper's findings are {', '.join(known)}")
-                if cited:
+                if cited is None:
+                    lines.append(AskedLine(tuple(bind(parse_inequality(line), ladders, families))))
+                elif cited[1] in findings:
                     lines.append(AskedLine(finding=cited[1]))
                 else:
-                    lines.append(AskedLine(tuple(bind(parse_inequality(line), ladders, families))))
+                    raise InputError(f"'{line}': the paper's findings are {', '.join(findings)}")
         except InputError as error:
             raise InputError(f"hypothesis '{hypothesis.name}': {error}") from None
     return asked
@@ -140,18 +139,17 @@ def hypotheses_hash(plan: Plan) -> str:
     which tasks. A line of the paper is about all of them."""
     families = task_families(plan.study.evaluation)
 
-    def about(one: AskedInequality) -> list[Any]:
-        terms = [
-            (term.arms, [name for name, family in families.items() if term.task in (name, family, MEAN_OF_FAMILIES)])
-            for term in one.terms
-        ]
-        return [one.label, terms, one.ladder, [about(rival) for rival in one.rivals]]
+    def about(inequality: AskedInequality) -> list[Any]:
+        terms = []
+        for term in inequality.terms:
+            own = [name for name, family in families.items() if term.task in (name, family, MEAN_OF_FAMILIES)]
+            terms.append((term.arms, own))
+        return [inequality.label, terms, inequality.ladder, [about(rival) for rival in inequality.rivals]]
 
     everything = [list(plan.of_first_seed.arms), list(families)]
-    bound = [
-        [everything if line.finding else [about(one) for one in line.inequalities] for line in lines]
-        for lines in ask(plan).values()
-    ]
+    bound = []
+    for lines in ask(plan).values():
+        bound.append([everything if line.finding else list(map(about, line.inequalities)) for line in lines])
     return content_hash([text_hash(plan.study), bound])[:8]
 
 
@@ -178,25 +176,22 @@ def describe_declaration(plan: Plan, folder: Path) -> str:
     declared, current = read_declared(folder), hypotheses_hash(plan)
     if not declared:
         return f"Hypotheses {current}: not declared, for the study has not run with them."
-    last = declared[-1]
-    if last["hash"] not in (current, text_hash(plan.study)):
-        told = "said or are about"
-        return f"Hypotheses {current}: what they {told} changed since the study last ran; it ran with {last['hash']}."
+    last, is_later = declared[-1], declared[-1]["units_done"]
     when = f"declared {last['when']}"
-    when += f", when {last['units_done']} units were done" if last["units_done"] else ", before anything was trained"
-    worded = [one for one in declared if "text" not in one]
-    if last in worded:
-        return (
-            f"Hypotheses {current}: the same words were {when}; which arms and tasks they were about is not recorded."
-        )
-    if worded and {one.get("text", one["hash"]) for one in declared} == {last["text"]}:
-        return (
-            f"Hypotheses {current}: {when}; the same words stood there since {worded[0]['when']}, about arms and tasks "
-            "that were not recorded."
-        )
-    if len(declared) > 1:
-        return f"Hypotheses {current}: changed {len(declared) - 1} times since the first run; these were {when}."
-    return f"Hypotheses {current}: {when}; unchanged since, in words, arms, budgets and tasks."
+    when += f", when {is_later} units were done" if is_later else ", before anything was trained"
+    worded = [entry for entry in declared if "text" not in entry]
+    if last["hash"] not in (current, text_hash(plan.study)):
+        told = f"what they said or are about changed since the study last ran; it ran with {last['hash']}"
+    elif last in worded:
+        told = f"the same words were {when}; which arms and tasks they were about is not recorded"
+    elif worded and {entry.get("text", entry["hash"]) for entry in declared} == {last["text"]}:
+        since = f"the same words stood there since {worded[0]['when']}"
+        told = f"{when}; {since}, about arms and tasks that were not recorded"
+    elif len(declared) > 1:
+        told = f"changed {len(declared) - 1} times since the first run; these were {when}"
+    else:
+        told = f"{when}; unchanged since, in words, arms, budgets and tasks"
+    return f"Hypotheses {current}: {told}."
 
 
 def tell_findings(findings: Sequence[Finding], plan: Plan, folder: Path) -> Iterator[str]:

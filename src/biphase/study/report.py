@@ -1,6 +1,7 @@
 """A plan's scores become results in the paper's terms, and a study's folder, finished or not, becomes its report."""
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -43,7 +44,6 @@ from biphase.study.plan import EvaluatedModel, Plan, history, plan_study
 from biphase.study.run import status
 from biphase.study.sizes import Sizes, measure_sizes
 from biphase.study.spec import load_study, task_families
-from biphase.study.trunks import PlannedRun
 
 PAPER_METRICS = {"SC": "accuracy", "TC": "paper_f1", "QA": "paper_f1", "IR": "paper_ndcg_at_10"}
 
@@ -88,8 +88,8 @@ def refuse_mixtures(scores: Mapping[str, ScoreSet]) -> None:
         of_model: dict[str, list[Score]] = {}
         for score in model_scores.scores:
             of_model.setdefault(score.task, []).append(score)
-            by_task.setdefault(score.task, []).append(score)
-        for first, *others in of_model.values():
+        for task, (first, *others) in of_model.items():
+            by_task.setdefault(task, []).extend([first, *others])
             for other in others:
                 if (other.model, other.model_hash) != (first.model, first.model_hash):
                     raise InputError(
@@ -157,12 +157,6 @@ def collect_model(
             )
 
 
-def find_bm25(scores: dict[str, ScoreSet]) -> dict[str, float]:
-    """What BM25 scores on the tasks that search, by their names."""
-    cells = [score for found in scores.values() for score in found.scores]
-    return {score.task: score.metrics["test"][BM25] for score in cells if BM25 in score.metrics.get("test", {})}
-
-
 def read_evidence(folder: Path) -> list[Evidence]:
     """What the study in a folder says of curricula. Raises `InputError` when it says nothing yet."""
     if not (folder / "study.yaml").exists():
@@ -209,70 +203,48 @@ def weigh_evidence(curricula: Mapping[str, Terms]) -> list[Evidence]:
 def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Sizes) -> ReportArm:
     """A model as the paper would describe it; the pretraining seeds of one arm are described alike."""
     arm = plan.arms[model.arm]
-    above = None if arm.parent is None else plan.arms[arm.parent].pooled_name
     if model.kind == "random":
         return ReportArm(model.name, "control", arm.model, "none", None, pretrain_steps=0, clm_steps=0, mlm_steps=0)
-    phases = history(plan, model)
-    parent = None if arm.parent is None else next(other for other in plan.models if other.name == arm.parent)
-    before = () if parent is None else history(plan, parent)
+    phases, before, above = history(plan, model), tuple[Phase, ...](), None
+    if arm.parent is not None:
+        above = plan.arms[arm.parent].pooled_name
+        before = history(plan, next(other for other in plan.models if other.name == arm.parent))
     pretraining, rest = before or phases, arm.recipe.curriculum if before else ()
-    clm, mlm = count_steps(pretraining)
+    # Mixed batches count by their shares; what is no CLM is MLM to the paper.
+    steps, parts = sum(phase.steps for phase in pretraining), [part for phase in pretraining for part in phase.parts]
+    clm = round(sum(part.steps * share for part, share in parts if part.objective == "clm"))
     masks = [phase.mask_at(1) for phase in phases if phase.objective != "clm"]
-    is_intermediate = model.kind == "intermediate"
     # The paper has CLM, MLM, or CLM and then MLM; and MLM that continues one of these.
-    kinds, later_kinds = list_objectives(pretraining), list_objectives(rest)
+    kinds, later_kinds = [part.objective for part, _ in parts], [part.objective for p in rest for part, _ in p.parts]
     is_constant = all(not phase.is_ramped and phase.mask_passes == 1 for phase in phases)
     is_as_usual = is_constant and isinstance(arm.recipe.batch_tokens, int) and not arm.settings
     has_usual_recipe = arm.recipe_key == plan.usual_recipes.get((arm.model, arm.parent is not None))
     is_of_the_paper = kinds in (["clm"], ["mlm"], ["clm", "mlm"]) and later_kinds in ([], ["mlm"]) and is_as_usual
+    # All training from the beginning to its step, its parents' included. A parent may have had other batches.
+    tokens, flops = 0.0, 0.0
+    name: str | None = model.run
+    end = model.step
+    while name is not None:
+        run = plan.runs[name]
+        tokens += run.recipe.tokens_before(end) - run.recipe.tokens_before(run.first)
+        flops += sum(sizes.flops(run, end).values()) or math.nan  # that of a shape that is not known
+        name, end = run.parent, run.first
+    is_intermediate = model.kind == "intermediate"
     return ReportArm(
         name=model.pooled_name,
         setup="efficiency" if is_intermediate else "objective" if is_of_the_paper else "other",
         size=arm.model,
-        objective="clm" if not mlm else "mlm" if not clm else "clm+mlm",
+        objective="clm" if clm == steps else "clm+mlm" if clm else "mlm",
         mask_percent=round(100 * masks[-1]) if masks else None,
-        pretrain_steps=clm + mlm,
+        pretrain_steps=steps,
         clm_steps=clm,
-        mlm_steps=mlm,
-        cpt_steps=sum(phase.steps for phase in phases) - sum(phase.steps for phase in before) if before else 0,
+        mlm_steps=steps - clm,
+        cpt_steps=sum(phase.steps for phase in phases) - steps if before else 0,
         parent=arm.pooled_name if is_intermediate else above,
         is_plain=is_of_the_paper and has_usual_recipe,
-        flops=sum_runs(plan, model, lambda run, end: sum(sizes.flops(run, end).values())),
-        tokens=sum_runs(plan, model, count_tokens),
+        flops=None if math.isnan(flops) else flops,
+        tokens=tokens,
     )
-
-
-def count_steps(phases: Iterable[Phase]) -> tuple[int, int]:
-    """The steps of CLM and of all else, mixed batches by their shares."""
-    clm_steps, total = 0.0, 0
-    for phase in phases:
-        total += phase.steps
-        clm_steps += sum(phase.steps * share for part, share in phase.parts if part.objective == "clm")
-    return round(clm_steps), total - round(clm_steps)
-
-
-def list_objectives(phases: Iterable[Phase]) -> list[str]:
-    return [part.objective for phase in phases for part, _ in phase.parts]
-
-
-def count_tokens(run: PlannedRun, end: int) -> float:
-    """The tokens of its own steps up to `end`: its parent may have had other batches."""
-    return float(run.recipe.tokens_before(end) - run.recipe.tokens_before(run.first))
-
-
-def sum_runs(plan: Plan, model: EvaluatedModel, cost: Callable[[PlannedRun, int], float | None]) -> float | None:
-    """What all training of a model cost, from the beginning to its step, its parents' included; None where the cost of
-    a run up to a step is not known."""
-    total, name, end = 0.0, model.run, model.step
-    while True:
-        run = plan.runs[name]
-        spent = cost(run, end)
-        if not spent:
-            return None
-        total += spent
-        if run.parent is None:
-            return total
-        name, end = run.parent, run.first
 
 
 DTYPES = {"bf16": "bfloat16", "fp32": "float32", "auto": ""}
@@ -290,19 +262,14 @@ def list_notes(state: StudyState) -> Iterator[str]:
         precision = environment.get("precision", DTYPES[read_recipe(run).compute.precision])
         trained.append((name, {"precision": precision, "device": environment.get("device", "")}))
     yield from tell_unlike("trained", trained)
-    by_task: dict[str, list[tuple[str, Score]]] = {}
-    for model, found in state.scores.items():
-        for score in found.scores:
-            by_task.setdefault(score.task, []).append((model, score))
-    settings = dict[str, None]()
-    for scores in by_task.values():
-        settings |= dict.fromkeys(tell_unlike("fine-tuned", [(model, tuned_with(score)) for model, score in scores]))
-    yield from settings
-
-
-def tuned_with(score: Score) -> dict[str, str]:
-    own = {key: value for key, value in settings_of(score).items() if key not in {*TASK_SETTINGS, "weights"}}
-    return own | {"device": str(score.machine.get("device", ""))}
+    by_task: dict[str, list[tuple[str, dict[str, str]]]] = {}
+    for model, scores in state.scores.items():
+        for score in scores.scores:
+            facts = settings_of(score) | {"device": str(score.machine.get("device", ""))}
+            for key in (*TASK_SETTINGS, "weights"):
+                facts.pop(key, None)
+            by_task.setdefault(score.task, []).append((model, facts))
+    yield from dict.fromkeys(line for tuned in by_task.values() for line in tell_unlike("fine-tuned", tuned))
 
 
 def tell_unlike(how: str, facts: Sequence[tuple[str, Mapping[str, str]]]) -> Iterator[str]:
@@ -332,12 +299,15 @@ def report_study(
     with figure_pool() as pool:
         picture = pool.submit(plan_svg, replace(plan, cells=()))  # beside the scores, which take longest to read
         state = read_state(plan, place)
-        scores = state.scores
-        results = with_averages(collect_results(plan, scores))
+        results = with_averages(collect_results(plan, state.scores))
         hypotheses = judge_hypotheses(plan, results) if plan.study.hypotheses else ()
-        files = {"scores.csv": cells_csv(scores)}
+        files = {"scores.csv": cells_csv(state.scores)}
         if hypotheses:
             files["hypotheses.json"] = hypotheses_json(plan, place.path, hypotheses)
+        bm25 = {}
+        for score in (score for scores in state.scores.values() for score in scores.scores):
+            if BM25 in (tested := score.metrics.get("test", {})):
+                bm25[score.task] = tested[BM25]
         told = Told(
             title=plan.study.title or f"The study {plan.study.name}",
             question=plan.study.question,
@@ -347,7 +317,7 @@ def report_study(
             notes=list(list_notes(state)),
             costs=list_costs(state),
             commands=[*tell_texts(state), *commands],
-            bm25=find_bm25(scores),
+            bm25=bm25,
             plan_svg=picture.result(),
             losses=read_losses(state),
             files=files,
@@ -359,8 +329,11 @@ def report_study(
 
 def tell_texts(state: StudyState) -> Iterator[str]:
     """A comment on each shard set that runs were trained on; its size, where the set is still there."""
-    trained = ((list_sets(state.plan.runs[name].recipe.data), one.text or ()) for name, one in state.records.items())
-    for path, content in dict.fromkeys(pair for pairs in trained for pair in zip(*pairs, strict=False)):
+    texts: dict[tuple[str, str], None] = {}
+    for name, record in state.records.items():
+        sets = list_sets(state.plan.runs[name].recipe.data)
+        texts |= dict.fromkeys(zip(sets, record.text or (), strict=False))
+    for path, content in texts:
         size = ""
         if (Path(path) / "manifest.json").exists():
             text = read_shard_manifest(Path(path)).splits["train"]
@@ -394,13 +367,14 @@ def read_losses(state: StudyState) -> dict[str, list[dict[str, Any]]]:
 def cells_csv(scores: dict[str, ScoreSet]) -> str:
     """Every cell as it was measured: a row for each model, task, rate and seed, in shares; empty where it diverged."""
     rows: list[dict[str, object]] = []
-    for model, found in scores.items():
-        for score in sorted(found.scores, key=lambda s: (s.task, s.config.learning_rate, s.config.seed)):
+    for model, score_set in scores.items():
+        for score in sorted(score_set.scores, key=lambda s: (s.task, s.config.learning_rate, s.config.seed)):
             config, seconds = score.config, round(sum(score.seconds.values()), 1)
             own = (model, score.task, config.learning_rate, config.seed, score.metric, score.num_steps, seconds)
-            rows.append(dict(zip(CELL_COLUMNS, own, strict=True)))
+            row: dict[str, object] = dict(zip(CELL_COLUMNS, own, strict=True))
             for split, values in score.metrics.items():
-                rows[-1] |= {f"{split} {metric}": f"{value:.6f}" for metric, value in values.items()}
+                row |= {f"{split} {metric}": f"{value:.6f}" for metric, value in values.items()}
+            rows.append(row)
     columns = (*CELL_COLUMNS, *sorted({key for row in rows for key in row}.difference(CELL_COLUMNS)))
     return csv_text([columns, *([row.get(column, "") for column in columns] for row in rows)])
 
@@ -431,10 +405,10 @@ def list_missing(state: StudyState) -> Iterator[str]:
             yield f"{line.total - line.done} of {line.total} {what} are not finished."
     for failure in progress["failed"]:
         yield f"Failed: {failure.unit}: {failure.reason}"
-    for found in state.scores.values():
-        for path, reason in found.broken.items():
+    for scores in state.scores.values():
+        for path, reason in scores.broken.items():
             yield f"Left out, because it is damaged: {path}: {reason}"
-        diverged = [score for score in found.scores if score.diverged]
+        diverged = [score for score in scores.scores if score.diverged]
         if diverged:
             points = ", ".join(f"{s.task} at {s.config.learning_rate:g} seed {s.config.seed}" for s in diverged)
             yield f"{diverged[0].model}: training diverged on {points}."

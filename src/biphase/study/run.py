@@ -53,7 +53,7 @@ from biphase.study.hypotheses import declare
 from biphase.study.plan import Plan, StudyCell
 from biphase.study.sizes import measure_sizes
 from biphase.study.spec import EMBED, EmbedEvaluation, find_data_dirs, scored_as
-from biphase.study.trunks import PlannedRun, start_from
+from biphase.study.trunks import PlannedRun
 from biphase.tasks.sources import HUB, dir_of, find_source
 from biphase.tasks.spec import find_task
 
@@ -70,52 +70,43 @@ def train_unit(plan: Plan, run: str, folder: StudyFolder, processes: int) -> lis
     with locked(folder.lock(run), busy=f"another process is at {name}"):
         if is_complete(plan, folder, planned):
             return [f"{name}: done by another process"]
-        recipe = planned.recipe
+        recipe, keep = planned.recipe, needed_steps(plan, folder, planned)
+        changes: dict[str, Any] = {"keep": tuple(step - planned.first for step in keep)}
+        changes = {"checkpoints": recipe.checkpoints.model_copy(update=changes)}
         if planned.parent is not None:
-            recipe = start_from(planned, reach_step(folder, plan.runs[planned.parent], planned.first))
-        keep = tuple(step - planned.first for step in needed_steps(plan, folder, planned))
-        recipe = recipe.model_copy(update={"checkpoints": recipe.checkpoints.model_copy(update={"keep": keep})})
-        before = read_clock(folder, planned)
+            checkpoint = reach_step(folder, plan.runs[planned.parent], planned.first)
+            changes["init"] = recipe.init.model_copy(update={"checkpoint": checkpoint})
+        recipe = recipe.model_copy(update=changes)
+        # What training has taken before: by its clock, else by its record. A folder that has neither is untimed, and
+        # what a clock says of a run whose folder was removed counts no more.
+        begun = tuple(sorted(path.name for path in folder.runs.glob(f"{run}-????????")))
+        before = read_json_as(clock, TrainedRecord) if clock.exists() and begun else None
+        if before is None or before.key != planned.key:
+            before = find_record(folder, planned) or TrainedRecord("", planned.key, 0.0, untimed=begun)
         with keep_time(clock, before) as so_far:
             path = train_here(recipe, folder) if processes == 1 else train_by_torchrun(recipe, folder, processes)
-        record = replace(so_far(), folder=path.name, text=read_text(Run(path)))
+        from biphase.pretraining.checkpoint import read_checkpoint_manifest
+
+        # The fingerprints of the shard sets that it was trained on, as its last checkpoint says them.
+        steps = whole_steps(Run(path))
+        manifest = read_checkpoint_manifest(Run(path).steps / str(steps[-1]), check_files=False) if steps else None
+        text = manifest.data_history[-1][1] if manifest and manifest.data_history else None
+        record = replace(so_far(), folder=path.name, text=text)
         write_json(clock, asdict(record))
         clock.replace(folder.record(run))
     last = f", {duration(record.seconds - before.seconds)} of it since it went on" if before.seconds else ""
     return [f"{name}: {recipe.num_steps:,} steps in {duration(record.seconds)}{last}"]
 
 
-def read_text(run: Run) -> tuple[str, ...] | None:
-    """The fingerprints of the shard sets that a run was trained on, as its last checkpoint says them."""
-    from biphase.pretraining.checkpoint import read_checkpoint_manifest
-
-    steps = whole_steps(run)
-    history = read_checkpoint_manifest(run.steps / str(steps[-1]), check_files=False).data_history if steps else []
-    return history[-1][1] if history else None
-
-
-def read_clock(folder: StudyFolder, run: PlannedRun) -> TrainedRecord:
-    """What training has taken before: by its clock, else by its record. A folder that has neither is untimed, and what
-    a clock says of a run whose folder was removed counts no more."""
-    begun = tuple(sorted(path.name for path in folder.runs.glob(f"{run.name}-????????")))
-    clock = folder.clock(run.name)
-    kept = read_json_as(clock, TrainedRecord) if clock.exists() and begun else None
-    if kept is None or kept.key != run.key:
-        kept = find_record(folder, run)
-    return kept or TrainedRecord("", run.key, 0.0, untimed=begun)
-
-
 @contextmanager
 def keep_time(clock: Path, before: TrainedRecord) -> Iterator[Callable[[], TrainedRecord]]:
     """Add the time of the block to `before` in the file `clock`, every few seconds, for a kill gives no notice; the
-    function says what it is so far, and after the block in all."""
+    function says what it is so far."""
     started = time.perf_counter()
-    ended: list[float] = []
     over = threading.Event()
 
     def so_far() -> TrainedRecord:
-        seconds = (ended or [time.perf_counter()])[0] - started
-        return replace(before, seconds=round(before.seconds + seconds, 1))
+        return replace(before, seconds=round(before.seconds + time.perf_counter() - started, 1))
 
     def note() -> None:
         with suppress(OSError):  # a full disk ends the training itself, and its error is to be seen
@@ -131,7 +122,6 @@ def keep_time(clock: Path, before: TrainedRecord) -> Iterator[Callable[[], Train
     try:
         yield so_far
     finally:
-        ended.append(time.perf_counter())
         over.set()
         thread.join()
         note()
@@ -147,11 +137,10 @@ def train_by_torchrun(recipe: Recipe, folder: StudyFolder, processes: int) -> Pa
     """The same as `biphase pretrain` under torchrun; what it prints goes to runs/NAME.log. SIGTERM is passed on, and
     raises `StoppedError` when all its processes have ended."""
     folder.runs.mkdir(parents=True, exist_ok=True)
-    recipe_file = folder.runs / f"{recipe.name}.yaml"
+    recipe_file, log = folder.runs / f"{recipe.name}.yaml", folder.runs / f"{recipe.name}.log"
     write_text(recipe_file, yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
     command = [sys.executable, "-m", "biphase.distributed", "--standalone", f"--nproc-per-node={processes}"]
     command += ["-m", "biphase", "pretrain", str(recipe_file), "--runs", str(folder.runs)]
-    log = folder.runs / f"{recipe.name}.log"
     signals: list[int] = []
     with open(log, "ab") as file:
         begin = file.tell()
@@ -222,30 +211,28 @@ def run_study(
     `refuse_other_text` and `choose_units` do, and for shards and folders of models that are not there.
     """
     # 1. All units of the plan, and which of them are done.
-    everything = {unit.name: unit for unit in study_units(plan, folder, processes)}
-    costs = {name: unit.cost for name, unit in everything.items()}
+    units = {unit.name: unit for unit in study_units(plan, folder, processes)}
+    costs = {name: unit.cost for name, unit in units.items()}
     state = read_state(plan, folder)
     done = state.done
     if plan.study.hypotheses:
         declare(plan, folder.path, len(done))
     refuse_other_text(state)
     # 2. Before hours of training: is the data of all tasks here, and is there what is asked for?
-    if only != TRAINING and everything.keys() - done:
+    if only != TRAINING and units.keys() - done:
         look_for_data(plan)
     if only is not None:
-        everything = choose_units(everything, only, done)
+        units = choose_units(units, only, done)
     # 3. What is left: without needs that are done, and a run that has begun at the cost of its steps to come.
     drop_checkpoints(plan, folder)  # also what a killed process was just removing
-    to_do = costs_left(state, costs)
     left = []
-    for unit in everything.values():
-        if unit.name in to_do:
-            left.append(replace(unit, needs=tuple(set(unit.needs) - done), cost=to_do[unit.name]))
-    names = {unit.name for unit in left}
-    trained = [run.recipe for name, run in plan.runs.items() if train_name(name) in names]
-    for path in {path for recipe in trained for path in list_sets(recipe.data)}:
+    for name, cost in costs_left(state, costs).items():
+        if name in units:
+            left.append(replace(units[name], needs=tuple(set(units[name].needs) - done), cost=cost))
+    recipes = [plan.runs[unit.arguments["run"]].recipe for unit in left if unit.kind == TRAINING]
+    for path in {path for recipe in recipes for path in list_sets(recipe.data)}:
         read_shard_manifest(Path(path))
-    for model in {recipe.init.model for recipe in trained if recipe.init.model is not None}:
+    for model in {recipe.init.model for recipe in recipes if recipe.init.model is not None}:
         refuse_missing(model)
     # 4. The engine does it, and checkpoints go as soon as nobody needs them.
     return run_batch(
@@ -254,7 +241,7 @@ def run_study(
         folder.path,
         label="study",
         things="units",
-        num_done=len(everything) - len(left),
+        num_done=len(units) - len(left),
         waits_for_busy=True,
         on_done=lambda unit: drop_checkpoints(plan, folder) if unit.kind == TRAINING else None,
         spent=measure_units(state, costs),
@@ -285,29 +272,28 @@ def choose_units(units: Mapping[str, Unit], only: str, done: Set[str]) -> dict[s
 def measure_units(state: StudyState, costs: Mapping[str, float]) -> dict[str, tuple[float, float]]:
     """Seconds and costs of what is done, by the kind of the units: what tells how long the rest takes, from the first
     unit of a sitting on."""
-    timed = [name for name in state.trained if state.records[name].is_timed]
-    seconds = sum(state.records[name].seconds for name in timed)
-    spent = {TRAINING: (seconds, sum(costs[train_name(name)] for name in timed))}
-    scored: dict[str, list[float]] = {}
+    timed = {name: state.records[name].seconds for name in state.trained if state.records[name].is_timed}
+    spent = {TRAINING: (sum(timed.values()), sum(costs[train_name(name)] for name in timed))}
+    costs_of_tasks: dict[str, list[float]] = {}
     for cell in state.plan.cells:
         if cell.name in state.scored:
-            scored.setdefault(cell.task, []).append(costs[cell.name])
+            costs_of_tasks.setdefault(cell.task, []).append(costs[cell.name])
     measured = measure_trainings(score for scores in state.scores.values() for score in scores.scores)
-    for task, costs_of_task in scored.items():
+    for task, of_task in costs_of_tasks.items():
         if (name := scored_as(task)) in measured:
             num, _, seconds = measured[name]
-            spent[task] = (seconds / num * len(costs_of_task), sum(costs_of_task))
+            spent[task] = (seconds / num * len(of_task), sum(of_task))
     return {kind: values for kind, values in spent.items() if values[1]}
 
 
 def costs_left(state: StudyState, costs: Mapping[str, float]) -> dict[str, float]:
-    """What the units that are not done have yet to compute, by their names."""
-    left = {cell.name: costs[cell.name] for cell in state.plan.cells if cell.name not in state.scored}
+    """What the units that are not done have yet to compute, by their names, in the order of the plan."""
+    left = {}
     for run in state.plan.runs.values():
         if run.name not in state.trained:  # one step at least, where only a checkpoint is to be made
             steps = max(run.steps - state.begun.get(run.name, 0), 1)
             left[train_name(run.name)] = costs[train_name(run.name)] * steps / run.steps
-    return left
+    return left | {cell.name: costs[cell.name] for cell in state.plan.cells if cell.name not in state.scored}
 
 
 @dataclass(frozen=True)
@@ -326,16 +312,16 @@ class StatusLine:
 
 def status(state: StudyState) -> dict[str, Any]:
     """How far a study is (`OpenStudy.progress`)."""
-    plan = state.plan
+    plan, done_units = state.plan, state.done
     kinds = {train_name(name): TRAINING for name in plan.runs} | {cell.name: cell.task for cell in plan.cells}
     # What failed as another version of the study file had it may be done as this one has it, or not asked for.
-    failures = [failure for failure in read_failures(state.folder.path) if failure.unit in kinds.keys() - state.done]
+    failures = [failure for failure in read_failures(state.folder.path) if failure.unit in kinds.keys() - done_units]
     costs = estimate_costs(plan)
     forecast = Forecast((), measure_units(state, costs))
     for name, cost in costs_left(state, costs).items():
         forecast.left[kinds[name]] += cost
     seconds_left, lines, notes = forecast.seconds_by_kind, [], []
-    done = Counter(kinds[name] for name in state.done)
+    done = Counter(kinds[name] for name in done_units)
     failed = Counter(kinds[name] for name in {failure.unit for failure in failures})
     for kind, total in Counter(kinds.values()).items():
         left = None if seconds_left is None else seconds_left.get(kind, 0.0)
@@ -344,27 +330,24 @@ def status(state: StudyState) -> dict[str, Any]:
         lines.append(StatusLine(name, done[kind], running, failed[kind], total, left))
         if kind != TRAINING and not kind.startswith(EMBED) and not done[kind] and find_task(kind).size is None:
             notes.append(f"how long {name} takes is a guess until its first cell is done")
-    causes = [failure for failure in failures if not failure.is_blocked]
-    told = {"lines": lines, "seeds": seed_progress(state), "notes": sorted(notes)}
-    return told | {"failed": causes, "num_waiting": len(failures) - len(causes)}
-
-
-def seed_progress(state: StudyState) -> list[str]:
-    """How far each pretraining seed is, a line for each; none where there is only one."""
-    plan = state.plan
-    if plan.num_seeds == 1:
-        return []
-    units: list[set[str]] = [set() for _ in range(plan.num_seeds)]
+    units_of_seeds: list[set[str]] = [set() for _ in range(plan.num_seeds)]
     for name in plan.runs:
-        units[plan.arms[name].seed].add(train_name(name))
-    seeds = {model.name: model.seed for model in plan.models}
+        units_of_seeds[plan.arms[name].seed].add(train_name(name))
+    seed_of = {model.name: model.seed for model in plan.models}
     for cell in plan.cells:
-        units[seeds[cell.model]].add(cell.name)
-    lines = []
-    for seed, names in enumerate(units):
-        done = len(names & state.done)
-        lines.append(f"pretraining seed {seed}: " + ("done" if done == len(names) else f"{done} of {len(names)} units"))
-    return lines
+        units_of_seeds[seed_of[cell.model]].add(cell.name)
+    seeds = []
+    for seed, units in enumerate(units_of_seeds):
+        told = "done" if units <= done_units else f"{len(units & done_units)} of {len(units)} units"
+        seeds.append(f"pretraining seed {seed}: {told}")
+    causes = [failure for failure in failures if not failure.is_blocked]
+    return {
+        "lines": lines,
+        "seeds": seeds if plan.num_seeds > 1 else [],
+        "notes": sorted(notes),
+        "failed": causes,
+        "num_waiting": len(failures) - len(causes),
+    }
 
 
 def study_units(plan: Plan, folder: StudyFolder, processes: int = 1) -> list[Unit]:
@@ -372,7 +355,7 @@ def study_units(plan: Plan, folder: StudyFolder, processes: int = 1) -> list[Uni
 
     Each pretraining seed is a wave: a study that is stopped has whole seeds, as far as it came.
     """
-    costs = estimate_costs(plan)
+    costs, evaluation = estimate_costs(plan), plan.study.evaluation
     trained = replace(plan, cells=())
     units = []
     for run in plan.runs.values():
@@ -380,23 +363,16 @@ def study_units(plan: Plan, folder: StudyFolder, processes: int = 1) -> list[Uni
         arguments = {"plan": trained, "run": run.name, "folder": folder, "processes": processes}
         needs = (train_name(run.parent),) if run.parent else ()
         units.append(Unit(name, train_unit, arguments, needs=needs, kind=TRAINING, cost=costs[name], wave=wave))
+    if evaluation is None:
+        return units
     models = {model.name: model for model in plan.models}
     is_there = {name: find_step(folder, plan.runs[model.run], model.step) for name, model in models.items()}
-    data_dirs = {} if plan.study.evaluation is None else find_data_dirs(plan.study.evaluation)
-    embed = None if plan.study.evaluation is None else plan.study.evaluation.embed
+    shared = {"folder": folder, "data_dirs": find_data_dirs(evaluation)}
     for cell in plan.cells:
-        model = models[cell.model]
-        arguments = {
-            "cell": cell,
-            "run": plan.runs[model.run],
-            "step": model.step,
-            "folder": folder,
-            "data_dirs": data_dirs,
-            "embed": embed if embed is not None and cell.task == embed.name else None,
-        }
+        model, embed = models[cell.model], evaluation.embed if cell.task.startswith(EMBED) else None
+        arguments = {"cell": cell, "run": plan.runs[model.run], "step": model.step, "embed": embed, **shared}
         needs = () if is_there[model.name] else (train_name(model.run),)
-        affinity = f"{cell.model} {cell.task}"
-        cost = costs[cell.name]
+        affinity, cost = f"{cell.model} {cell.task}", costs[cell.name]
         units.append(Unit(cell.name, score_unit, arguments, affinity, needs, cell.task, cost, wave=model.seed))
     return units
 

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from biphase.config import MAX_COUNT
+from biphase.corpus.shards import read_shard_manifest
 from biphase.encoder.presets import shape_of
 from biphase.errors import InputError, clipped, nearest
 from biphase.files import read_json, read_json_as
 from biphase.flops import (
+    DEVICES,
     LLAMA_SHAPED,
     PEAK_FLOPS,
     SHAPE_KEYS,
@@ -38,33 +40,6 @@ ASSUMED_EFFICIENCY = 0.4
 """The same for other devices: a round figure for well-run bf16 training, not a measurement."""
 
 
-DEVICE_GIB = {
-    "GB200": 186,
-    "B200": 180,
-    "GH200": 96,
-    "H200": 141,
-    "H200 NVL": 141,
-    "H100": 80,
-    "H100 NVL": 94,
-    "H100 PCIe": 80,
-    "A100": 40,
-    "MI300X": 192,
-    "MI250X": 64,
-    "MI250": 64,
-    "L40S": 48,
-    "L40": 48,
-    "L4": 24,
-    "A10": 24,
-    "A10G": 24,
-    "V100": 16,
-    "V100 PCIe": 16,
-    "T4": 16,
-    "RTX 4090": 24,
-    "RTX 3090": 24,
-}
-"""The memory of one device, by the same data sheets; of those that are sold with two sizes, the smaller."""
-
-
 @dataclass(frozen=True)
 class Machine:
     """What trains: so many devices of one kind. A device is a GPU, or a core of a CPU."""
@@ -86,7 +61,9 @@ class Machine:
     @property
     def memory(self) -> float:
         """Bytes of one device, of a CPU those of this machine; 0 where that is not known."""
-        return float(total_memory() if self.name == "CPU" else DEVICE_GIB.get(known_device(self.name) or "", 0) * 2**30)
+        if self.name == "CPU":
+            return float(total_memory())
+        return DEVICES[key][1] * 2.0**30 if (key := known_device(self.name)) else 0.0
 
     def device_hours(self, flops: float) -> float:
         """The hours that one device needs for so many FLOPs."""
@@ -98,9 +75,11 @@ class Machine:
 
 
 def find_machine(name: str, devices: int = 1, efficiency: float | None = None) -> Machine:
-    """A device of the table, by a name that it is part of, or what the folder of a run measures (`measure_machine`).
+    """A device of the table, by a name that it is part of, or the devices of the run in a folder, as fast as they were:
+    by the median of its steps, without the first few.
 
-    Raises `InputError` for unknown ones, none of them, an efficiency that is no share, and one beside a run.
+    Raises `InputError` for unknown ones, none of them, an efficiency that is no share, one beside a run, and a run that
+    has logged no more than its first steps.
     """
     if devices < 1:
         raise InputError(f"{devices} devices compute nothing; give a number from 1 on")
@@ -109,30 +88,21 @@ def find_machine(name: str, devices: int = 1, efficiency: float | None = None) -
     if (Path(name) / "config.yaml").exists():
         if efficiency is not None:
             raise InputError(f"{name} is a run, which measures what is reached; leave the efficiency out")
-        return measure_machine(Path(name), devices)
+        run = open_run(Path(name))
+        records = read_metrics(run, "train")
+        speeds = [record["flops_per_second"] for record in records[len(records) // 10 + 1 :]]
+        if not speeds:
+            raise InputError(f"{name} has logged too few steps to measure a device by; let it train for longer")
+        environment = read_json(run.path / "environment.json")
+        is_cpu = environment["device"] == "cpu"
+        used = environment["processes"] * (environment["threads"] if is_cpu else 1)
+        measured = "CPU" if is_cpu else environment["device"]
+        return Machine(measured, devices, median(speeds) / used, 1.0, f"as measured in {name}")
     key = known_device(name)
     if key is None:
         raise InputError(f"unknown device or run '{name}'{nearest(name, PEAK_FLOPS)}")
-    if efficiency is None:
-        return Machine(key, devices, PEAK_FLOPS[key], EFFICIENCY.get(key, ASSUMED_EFFICIENCY), "assumed")
-    return Machine(key, devices, PEAK_FLOPS[key], efficiency, "stated")
-
-
-def measure_machine(path: Path, devices: int) -> Machine:
-    """The devices that a run had, as fast as it was: the median of its steps, without the first few.
-
-    Raises `InputError` when the run has logged no more than its first steps.
-    """
-    run = open_run(path)
-    records = read_metrics(run, "train")
-    speeds = [record["flops_per_second"] for record in records[len(records) // 10 + 1 :]]
-    if not speeds:
-        raise InputError(f"{path} has logged too few steps to measure a device by; let it train for longer")
-    environment = read_json(run.path / "environment.json")
-    is_cpu = environment["device"] == "cpu"
-    used = environment["processes"] * (environment["threads"] if is_cpu else 1)
-    name = "CPU" if is_cpu else environment["device"]
-    return Machine(name, devices, median(speeds) / used, 1.0, f"as measured in {path}")
+    source, usual = "stated" if efficiency else "assumed", EFFICIENCY.get(key, ASSUMED_EFFICIENCY)
+    return Machine(key, devices, PEAK_FLOPS[key], efficiency or usual, source)
 
 
 def study_machine(study: Study, device: str | None = None, efficiency: float | None = None) -> Machine | None:
@@ -141,14 +111,13 @@ def study_machine(study: Study, device: str | None = None, efficiency: float | N
     What the file says of the efficiency is said of its own device. Raises `InputError` for an efficiency of none.
     """
     planning = study.planning
-    if device is None:
-        device = planning.device
-        efficiency = planning.efficiency if efficiency is None else efficiency
-    if device is None:
-        if efficiency is not None:
-            raise InputError("an efficiency is that of a device, and none is named; give one, such as H100")
-        return None
-    return find_machine(device, planning.devices, efficiency)
+    if device is None and planning.device is not None:
+        device, efficiency = planning.device, planning.efficiency if efficiency is None else efficiency
+    if device is not None:
+        return find_machine(device, planning.devices, efficiency)
+    if efficiency is not None:
+        raise InputError("an efficiency is that of a device, and none is named; give one, such as H100")
+    return None
 
 
 SAMPLED_SAMPLES = 100_000
@@ -184,12 +153,8 @@ def find_lengths(data: Data, planning: Planning) -> SampleLengths:
 
 def find_vocab_size(data: Data, planning: Planning) -> int:
     """The vocabulary of the shards where they are here, else as the study says. Raises `InputError` without either."""
-    manifest = Path(data.shards) / "manifest.json"
-    if manifest.exists():
-        vocab_size: int = read_json_as(manifest, dict[str, Any]).get("vocab_size", 0)
-        if not isinstance(vocab_size, int) or vocab_size < 1:
-            raise InputError(f"{manifest} is damaged (vocab_size is {vocab_size!r}); prepare the shards anew")
-        return vocab_size
+    if (Path(data.shards) / "manifest.json").exists():
+        return read_shard_manifest(Path(data.shards)).vocab_size
     if planning.vocab_size is None:
         raise InputError(f"the shards {data.shards} are not here yet: give planning.vocab_size, such as 32768")
     return planning.vocab_size

@@ -71,7 +71,7 @@ class PlannedRun:
     kept: tuple[int, ...]
     """The steps of which another run or an evaluation needs the checkpoint, the last one included."""
     recipe: Recipe
-    """The recipe that is trained; its `init.checkpoint` is PARENT@STEP, and `start_from` puts a folder in its place."""
+    """The recipe that is trained; its `init.checkpoint` is PARENT@STEP, where the unit that trains puts a folder."""
     key: str
     """A hash of everything that decides its weights: its recipe, and the keys of the runs behind it."""
 
@@ -257,11 +257,6 @@ def phases_between(phases: tuple[Phase, ...], first: int, last: int) -> tuple[Ph
     """The part of a training between two of its steps: clm 60, mlm 100 between 20 and 150 → clm 40, mlm 90."""
     pieces = cut_phases(phases, (first, last))
     return tuple(phase for begin, end, phase in pieces if first <= begin and end <= last)
-
-
-def start_from(run: PlannedRun, checkpoint: str) -> Recipe:
-    """The recipe of a run once the folder is known, as FOLDER@STEP, in which it begins."""
-    return run.recipe.model_copy(update={"init": run.recipe.init.model_copy(update={"checkpoint": checkpoint})})
 
 
 def cut_segments(runs: Mapping[str, PlannedRun]) -> Iterator[Segment]:
