@@ -70,7 +70,7 @@ def test_a_recipe_loads_and_stays_within_its_budget(budget: dict[str, Any], tmp_
     trained = advice.recipe.num_steps * advice.recipe.batch_tokens
     assert trained == pytest.approx(advice.chosen.tokens, rel=0.01)
     assert [phase.objective for phase in advice.recipe.curriculum] == ["clm", "mlm"]
-    share = 2 if advice.chosen.is_small else 4
+    share = 2 if advice.chosen.kind == "small network" else 4
     causal = min(1 / share, 16 / (advice.chosen.epochs or 1))
     assert advice.recipe.curriculum[0].steps == pytest.approx(causal * advice.recipe.num_steps, rel=0.01)
     assert all(choice.reason and choice.source for choice in advice.choices)
@@ -141,7 +141,7 @@ def test_the_first_line_is_the_best_use_and_the_recipe_is_its(
     advice = advise(text, **budget)
     assert advice.chosen.name == start == (advice.recipe.init.model or advice.recipe.init.preset)
     assert words in advice.best_use and recipe_yaml(advice).startswith(f"# {advice.best_use}\n")
-    if advice.chosen.is_continued:
+    if advice.chosen.kind == "continued":
         written = recipe_yaml(advice, has_reasons=False)
         assert [phase.objective for phase in advice.recipe.curriculum] == ["mlm"]
         assert f"biphase tokenizer from {start} --out" in written and f"--out {advice.recipe.data.shards}\n" in written

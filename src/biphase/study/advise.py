@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from biphase.corpus.shards import ShardSet
-from biphase.corpus.text import CODE, find_language, find_text_sources, read_documents, spread
+from biphase.corpus.text import find_language, find_text_sources, read_documents, spread
 from biphase.encoder.presets import PRESETS, shape_of
 from biphase.errors import InputError
 from biphase.files import parse_yaml
@@ -26,7 +26,6 @@ from biphase.study.cost import fit_memory
 from biphase.study.sizes import Machine
 from biphase.study.spec import curriculum_label, fill_budget, read_curriculum, write_steps
 
-PAPER_SIZES = ("210m", "610m", "1b")
 FRESH_EPOCHS, MOST_EPOCHS = 4, 40
 """By the law below, text repeated up to the first is nearly as good as new, and beyond the second worth nothing."""
 CLM_EPOCHS = 16
@@ -47,8 +46,8 @@ class Choice:
 
 @cache
 def read_rules() -> dict[str, Any]:
-    """`best_use` and its `languages`; `rules`: what is chosen → its cases, with value, reason and source; `caveats`;
-    `sources` by short names."""
+    """`encoders` to continue, by language; `presets` and what they are trained with; `best_use` and its `languages`;
+    `rules`: what is chosen → its cases, with value, reason and source; `caveats`; `sources` by short names."""
     return parse_yaml((resources.files("biphase.study") / "rules.yaml").read_text(encoding="utf-8"))
 
 
@@ -164,10 +163,6 @@ def is_judged(number: int, num_judged: int) -> bool:
     return num_judged**2 <= JUDGED_TEXTS * number
 
 
-USUAL_VOCABULARIES = {"1m": 8192, "3m": 8192, "11m": 32_768, "36m": 32_768}
-USUAL_CONTEXTS = {"1m": 256, "3m": 256, "11m": 512, "36m": 1024}
-PAPER_VOCABULARY, PAPER_CONTEXT = 128_256, 2048
-"""Tokens of a vocabulary, and of the longest sample: ours below the paper's sizes, and the paper's."""
 LEAST_TOKENS = 100_000
 """With fewer tokens of training a network learns nothing worth having."""
 LEAST_CONTINUED = 1_000_000
@@ -192,19 +187,6 @@ class PublicEncoder:
     def flops(self) -> float:
         """About what its training took."""
         return self.tokens * self.shape.flops.token(CONTINUED_CONTEXT, CONTINUED_MASK)
-
-
-MODERN_BERT_SHAPE = Shape(22, 768, 1152, 12, 12, 64, 50_368, True)
-MM_BERT_SHAPE = Shape(22, 768, 1152, 12, 12, 64, 256_000, True)
-EURO_BERT_SHAPE = Shape(12, 768, 3072, 12, 12, 64, 128_256)
-MM_BERT = PublicEncoder("jhu-clsp/mmBERT-base", MM_BERT_SHAPE, 3e12, "1,833 languages", "arXiv 2509.06888")
-OF_LANGUAGE = {
-    "en": PublicEncoder("answerdotai/ModernBERT-base", MODERN_BERT_SHAPE, 2e12, "English", "arXiv 2412.13663"),
-    CODE: PublicEncoder(
-        "EuroBERT/EuroBERT-210m", EURO_BERT_SHAPE, 5e12, "15 languages and program code", "arXiv 2503.05500"
-    ),
-}
-"""The encoders to continue for a language as `corpus.text` names it; `MM_BERT` is that of all others."""
 
 
 @dataclass(frozen=True)
@@ -242,25 +224,19 @@ class Candidate:
         return self.loss >= math.log(self.shape.vocab_size)
 
     @property
-    def is_continued(self) -> bool:
-        return self.name not in PRESETS
-
-    @property
     def kind(self) -> str:
-        """The case of the rules that holds for it."""
-        return "continued" if self.is_continued else "small network" if self.is_small else "the paper's size"
-
-    @property
-    def is_small(self) -> bool:
-        """Whether nothing is published about networks of this size that are trained from random weights."""
-        return self.name not in PAPER_SIZES and not self.is_continued
+        """The case of the rules that holds for it: `continued`, `the paper's size`, or `small network`, where nothing
+        is published about random weights of its size."""
+        preset = read_rules()["presets"].get(self.name)
+        return str(preset["kind"]) if preset else "continued"
 
 
-def make_candidate(preset: str, text: TextAmount | None, budget: float, curriculum: str) -> Candidate:
-    """What the budget, or all of the text, trains of a preset."""
-    vocab_size = (text.vocab_size if text else None) or USUAL_VOCABULARIES.get(preset, PAPER_VOCABULARY)
-    shape, context = shape_of(preset, {}, vocab_size), USUAL_CONTEXTS.get(preset, PAPER_CONTEXT)
-    made = spend(preset, shape, text, budget, curriculum, context, mask=0.3 if preset == "210m" else 0.4)
+def make_candidate(preset: str, text: TextAmount | None, budget: float, curriculum: str | None) -> Candidate:
+    """What the budget, or all of the text, trains of a preset; by the curriculum that is usual for it unless given."""
+    usual = read_rules()["presets"][preset]
+    vocab_size = (text.vocab_size if text else None) or usual["vocab_size"]
+    shape = shape_of(preset, {}, vocab_size)
+    made = spend(preset, shape, text, budget, curriculum or usual["curriculum"], usual["context"], usual["mask"])
     # The law knows no vocabulary; a network that has learned nothing spreads its guess over all of it.
     unique = text.unique_tokens(vocab_size) if text else math.inf
     return replace(made, loss=min(predict_loss(made.parameters, made.tokens, unique), math.log(vocab_size)))
@@ -279,13 +255,13 @@ def spend(
 def choose_candidate(candidates: Sequence[Candidate], budget: float) -> Candidate:
     """The smallest of those that the law cannot tell from the best; they stand from large to small. Where it expects
     nothing of any, what differs is their vocabulary alone."""
-    possible = [item for item in candidates if item.tokens >= LEAST_TOKENS]
+    possible, smallest = [item for item in candidates if item.tokens >= LEAST_TOKENS], candidates[-1]
     if not possible:
-        tokens, epochs = candidates[-1].tokens, candidates[-1].epochs
-        given = f" and the text given, read {epochs:.2g} times," if epochs else ""
+        given = f" and the text given, read {smallest.epochs:.2g} times," if smallest.epochs else ""
+        least = smallest.flops / smallest.tokens * LEAST_TOKENS
         raise InputError(
-            f"{budget:.3g} FLOPs{given} are {tokens:,.0f} tokens for the smallest preset, too few to learn from; "
-            f"{LEAST_TOKENS:,} are the least, which cost {candidates[-1].flops / tokens * LEAST_TOKENS:.2g} FLOPs"
+            f"{budget:.3g} FLOPs{given} are {smallest.tokens:,.0f} tokens for the smallest preset, too few to learn "
+            f"from; {LEAST_TOKENS:,} are the least, which cost {least:.2g} FLOPs"
         )
     if all(item.is_guess for item in possible):
         return possible[-1]
@@ -300,14 +276,14 @@ def scale_curriculum(curriculum: str, mask: float, steps: int, epochs: float = 0
     """
     templates = read_curriculum(curriculum, {}, mask)
     total = sum(phase.steps for phase, _ in templates)
-    shares = [share or Fraction(phase.steps, total) for phase, share in templates]
-    phases = [phase for phase, _ in templates]
-    causal = sum(share for phase, share in zip(phases, shares, strict=True) if phase.objective == "clm")
-    if causal * epochs > CLM_EPOCHS and phases[-1].objective != "clm":
-        for at, phase in enumerate(phases):
-            shares[at] *= Fraction(CLM_EPOCHS / epochs) / causal if phase.objective == "clm" else 1
-        shares[-1] += 1 - sum(shares)
-    return fill_budget(tuple(zip(phases, shares, strict=True)), steps, f"curriculum '{curriculum}'")
+    parts = [(phase, share or Fraction(phase.steps, total)) for phase, share in templates]
+    causal = sum(share for phase, share in parts if phase.objective == "clm")
+    last, _ = parts[-1]
+    if causal * epochs > CLM_EPOCHS and last.objective != "clm":
+        less = Fraction(CLM_EPOCHS / epochs) / causal
+        parts = [(phase, share * less if phase.objective == "clm" else share) for phase, share in parts]
+        parts[-1] = last, 1 - sum(share for _, share in parts[:-1])
+    return fill_budget(tuple(parts), steps, f"curriculum '{curriculum}'")
 
 
 def mean_token_flops(shape: Shape, phases: Sequence[Phase], context: int) -> float:
@@ -388,21 +364,17 @@ def advise(
     Raises:
         InputError: no budget or two, hours without a machine, or a budget too small to train anything.
     """
-    budget = count_budget(flops, hours, machine)
-    encoder = OF_LANGUAGE.get((text.language if text else None) or "", MM_BERT)
+    budget, rules, language = count_budget(flops, hours, machine), read_rules(), text.language if text else None
+    facts = rules["encoders"].get(language, rules["encoders"]["other"])
+    encoder = PublicEncoder(**facts | {"shape": Shape(**facts["shape"])})
     continued = spend(encoder.name, encoder.shape, text, budget, "mlm", CONTINUED_CONTEXT, CONTINUED_MASK)
     own = choose_curriculum(evidence)
-    candidates = tuple(
-        make_candidate(preset, text, budget, own.value if own else "25/75" if preset in PAPER_SIZES else "50/50")
-        for preset in PRESETS
-    )
+    candidates = tuple(make_candidate(preset, text, budget, own.value if own else None) for preset in PRESETS)
     unfit = list[str]()
-    while True:
-        chosen = choose_candidate([item for item in candidates if item.name not in unfit], budget)
-        recipe = write_recipe(chosen, machine, text)
-        if recipe is not None:
-            break
+    chosen = choose_candidate(candidates, budget)
+    while (recipe := write_recipe(chosen, machine, text)) is None:
         unfit.append(chosen.name)
+        chosen = choose_candidate([item for item in candidates if item.name not in unfit], budget)
     case, times = "continued", (encoder.flops + continued.flops) / chosen.flops
     if chosen.flops >= encoder.flops:
         case, times = "random weights", chosen.flops / encoder.flops
@@ -414,15 +386,22 @@ def advise(
         case = "unfit"
     else:
         chosen, recipe, candidates, unfit = continued, own_recipe, (), []
-    facts: dict[str, Any] = {"chosen": chosen, "encoder": encoder, "machine": machine, "least": LEAST_CONTINUED}
-    facts["option"] = "--study" if evidence else "--from-scratch"
-    facts["times"] = show_estimate(times) if times < 1000 else "over 1,000"
-    facts |= {"tokens": show_estimate(continued.tokens), "language": tell_language(text)}
+    told = rules["languages"].get(language or "none", rules["languages"]["other"])
+    best_use = rules["best_use"][case].format(
+        chosen=chosen,
+        encoder=encoder,
+        machine=machine,
+        least=LEAST_CONTINUED,
+        option="--study" if evidence else "--from-scratch",
+        times=show_estimate(times) if times < 1000 else "over 1,000",
+        tokens=show_estimate(continued.tokens),
+        language=told.format(code=language),
+    )
     tokens = recipe.tokens_before(recipe.num_steps)
     spent = tokens * mean_token_flops(chosen.shape, recipe.curriculum, chosen.context)
     by_size = apply_rule("curriculum", chosen.kind, curriculum=chosen.curriculum)
     return Advice(
-        best_use=read_rules()["best_use"][case].format(**facts),
+        best_use=best_use,
         recipe=recipe,
         vocab_size=chosen.shape.vocab_size,
         flops=spent,
@@ -435,12 +414,6 @@ def advise(
     )
 
 
-def tell_language(text: TextAmount | None) -> str:
-    """A sentence on the language of a text, as far as it is known."""
-    code, sentences = text.language if text else None, read_rules()["languages"]
-    return str(sentences.get(code or "none", sentences["other"]).format(code=code))
-
-
 def list_caveats(
     chosen: Candidate,
     budget: float,
@@ -451,13 +424,14 @@ def list_caveats(
     machine: Machine | None = None,
 ) -> Iterator[str]:
     """What to keep in mind, a sentence each; `unfit` are presets without the memory that they need."""
-    is_new, tested = not chosen.is_continued, max((item.tokens for item in evidence), default=0.0)
+    is_new, is_small = chosen.kind != "continued", chosen.kind == "small network"
+    tested = max((item.tokens for item in evidence), default=0.0)
     holds = {
         "random weights": not is_new,
         "other presets": bool(unfit),
-        "extrapolated": is_new and not evidence and (chosen.is_small or chosen.tokens < PAPER_LEAST_TOKENS),
+        "extrapolated": is_new and not evidence and (is_small or chosen.tokens < PAPER_LEAST_TOKENS),
         "beyond your study": 0 < 2 * tested < chosen.tokens,
-        "beyond the law": is_new and (chosen.is_small or chosen.tokens_per_parameter < 20),
+        "beyond the law": is_new and (is_small or chosen.tokens_per_parameter < 20),
         "tokens guessed": text is not None and text.tokens is None,
         "budget left": text is not None and spent < 0.8 * budget,
         "decoders": is_new,
@@ -506,45 +480,45 @@ def choose_curriculum(evidence: Sequence[Evidence]) -> Choice | None:
     encoders = [item for item in ranked if item.objectives[-1] != "clm"]
     if not encoders:
         return None
-    best = encoders[0]
+    best, *others = encoders
     # The paper's best split first, if the study has it, and then its other splits from the best to the worst.
     splits = [item for item in encoders if item.objectives == ["clm", "mlm"]]
-    for item in sorted(splits, key=lambda item: item.curriculum != "25/75"):
-        if item is best:
-            break
-        if not item.is_behind:
-            facts = {"curriculum": item.curriculum, "best": best, "preferred": item}
-            return apply_rule("curriculum", "not told apart", **facts)
-    num_close = sum(not item.is_behind for item in encoders[1:])
-    close = f", {num_close} of the others within noise of it" if num_close else ""
-    facts = {"curriculum": best.curriculum, "best": best, "num_compared": len(evidence), "close": close}
-    return apply_rule("curriculum", "best" if best is ranked[0] else "no encoder", ahead=ranked[0], **facts)
+    splits.sort(key=lambda item: item.curriculum != "25/75")
+    preferred = next((item for item in splits if item is best or not item.is_behind), best)
+    facts = {"curriculum": preferred.curriculum, "best": best, "preferred": preferred}
+    if preferred is not best:
+        return apply_rule("curriculum", "not told apart", **facts)
+    num_close = sum(not item.is_behind for item in others)
+    facts["close"] = f", {num_close} of the others within noise of it" if num_close else ""
+    case = "best" if best is ranked[0] else "no encoder"
+    return apply_rule("curriculum", case, ahead=ranked[0], num_compared=len(evidence), **facts)
 
 
 def write_recipe(chosen: Candidate, machine: Machine | None, text: TextAmount | None) -> Recipe | None:
     """The recipe by the rules that `rules.yaml` tells of, for the shards that are there or those that are to be
     prepared. None where its network fits into no device in any way."""
-    context, is_small, shape = chosen.context, chosen.is_small, chosen.shape
+    context, shape = chosen.context, chosen.shape
+    is_small, is_continued = chosen.kind == "small network", chosen.kind == "continued"
     steps, batch = choose_steps(chosen.tokens, context)
     # The paper's rate at a width of 768 and more, up to four times that below; Muon takes half as much again.
     rate = min(5e-4 * max(1.0, 768 / shape.width), 2e-3) * (1.5 if is_small else 1)
     # 2,000 steps up and down, if they are no more than 5 % and 20 % of all; the decay has 10 % at least.
     warmup = min(2000, math.ceil(0.05 * steps))
     decay = max(min(2000, round(0.2 * steps)), round(0.1 * steps))
-    on_cpu = machine is not None and machine.name == "CPU"
     short, shards = chosen.name.rpartition("/")[2], text.shards if text else None
-    if chosen.is_continued and (text is None or text.vocab_size != shape.vocab_size):
+    if is_continued and (text is None or text.vocab_size != shape.vocab_size):
         shards = f"shards-{short}"  # of its own tokenizer
     phases = scale_curriculum(chosen.curriculum, chosen.mask, steps, chosen.epochs)
     is_cut = phases != scale_curriculum(chosen.curriculum, chosen.mask, steps)
     label = "-".join(phase.objective for phase in phases) if is_cut else curriculum_label(chosen.curriculum)
+    least_tokens = 4096 if machine is not None and machine.name == "CPU" else 32_768
     recipe = Recipe(
         name=f"{short}-{label}-{write_steps(steps)}",
-        init=Init(model=chosen.name) if chosen.is_continued else Init(preset=chosen.name),
+        init=Init(model=chosen.name) if is_continued else Init(preset=chosen.name),
         data=Data(shards=shards or "shards", max_sample_tokens=context),
         curriculum=phases,
         schedule=Schedule(
-            peak_lr=CONTINUED_RATE if chosen.is_continued else float(f"{rate:.1g}"),
+            peak_lr=CONTINUED_RATE if is_continued else float(f"{rate:.1g}"),
             warmup_steps=warmup,
             decay_steps=min(steps - warmup, decay),
         ),
@@ -552,7 +526,7 @@ def write_recipe(chosen: Candidate, machine: Machine | None, text: TextAmount | 
         optimizer=Optimizer(name="muon", eps=1e-8) if is_small else Optimizer(),
         validation=Validation(every_steps=max(1, steps // 20)),
         checkpoints=Checkpoints(every_steps=max(1, steps // 20)),
-        compute=ComputeConfig(microbatch_tokens=min(batch, max(context, 4096 if on_cpu else 32_768))),
+        compute=ComputeConfig(microbatch_tokens=min(batch, max(context, least_tokens))),
     )
     return recipe if machine is None else fit_memory(shape, recipe, machine)
 
@@ -561,37 +535,34 @@ def explain_choices(
     chosen: Candidate, candidates: Sequence[Candidate], recipe: Recipe, curriculum: Choice, text: TextAmount | None
 ) -> Iterator[Choice]:
     """The rule that holds for each thing that is chosen, in their order."""
-    possible = [item for item in candidates if item.tokens >= LEAST_TOKENS]
-    kind = chosen.kind
-    others = ", ".join(f"{item.name} {item.loss:.2f}" for item in possible if item != chosen and not item.is_guess)
-    if chosen.is_continued:
-        size = kind
-    elif len(possible) == 1:
-        size = "one"
-    elif chosen.is_guess:
-        size = "beyond the law"
-    else:
-        size = "lowest" if chosen.loss == min(item.loss for item in possible) else "near the lowest"
+    possible, kind = [item for item in candidates if item.tokens >= LEAST_TOKENS], chosen.kind
+    cases = {"schedule": "any"}
+    if len(possible) == 1:
+        cases["size"] = "one"
+    elif possible and chosen.is_guess:
+        cases["size"] = "beyond the law"
+    elif possible:
+        cases["size"] = "lowest" if chosen.loss == min(item.loss for item in possible) else "near the lowest"
     if text is None:
-        tokens = "any text"
+        cases["tokens"] = "any text"
     elif chosen.epochs >= MOST_EPOCHS:
-        tokens = "used up"
+        cases["tokens"] = "used up"
     else:
-        tokens = "repeated" if chosen.epochs > FRESH_EPOCHS else "fresh"
-    masking = "MLM alone" if curriculum.value == "mlm" else "after CLM"
-    is_given = text is not None and text.vocab_size is not None and not chosen.is_continued
-    cases = {
-        "size": size,
-        "tokens": tokens,
-        "masking": masking if kind == "the paper's size" else kind,
-        "schedule": "any",
-        "vocabulary": "of the shards" if is_given else kind,
-    }
-    millions, blocks = (show_estimate(each / 1e6) for each in (chosen.parameters, chosen.shape.block_weights))
-    sizes = {"millions": millions, "blocks": blocks, "others": others}
+        cases["tokens"] = "repeated" if chosen.epochs > FRESH_EPOCHS else "fresh"
+    if kind == "the paper's size":
+        cases["masking"] = "MLM alone" if curriculum.value == "mlm" else "after CLM"
+    if text is not None and text.vocab_size is not None and kind != "continued":
+        cases["vocabulary"] = "of the shards"
     if recipe.curriculum != scale_curriculum(chosen.curriculum, chosen.mask, recipe.num_steps):
         phases = " + ".join(f"{phase.steps} {phase.objective}" for phase in recipe.curriculum)
         curriculum = apply_rule("curriculum", "cut", before=curriculum, phases=phases, most_clm=CLM_EPOCHS)
+    sizes = {
+        "millions": show_estimate(chosen.parameters / 1e6),
+        "blocks": show_estimate(chosen.shape.block_weights / 1e6),
+        "others": ", ".join(
+            f"{item.name} {item.loss:.2f}" for item in possible if item != chosen and not item.is_guess
+        ),
+    }
     for what in read_rules()["rules"]:
         if what == "curriculum":
             yield curriculum

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, product
+from itertools import product
 from string import Formatter
 from typing import Any
 
@@ -89,27 +89,26 @@ def expand_arms(study: Study) -> dict[str, Arm]:
     """
     models = starting_models(study)
     unresolved: dict[str, UnresolvedArm] = {}
-    for one in list_combinations(study, models):
-        if one.name in unresolved:
-            first, second = unresolved[one.name].group.group, one.group.group
+    for arm in list_combinations(study, models):
+        first = unresolved.setdefault(arm.name, arm)
+        if first is not arm:
             raise InputError(
-                f"two arms are named '{one.name}' (groups '{first}' and '{second}'); give one group a name of its "
-                "own, such as name: '{model}-{curriculum}-{budget}-x'"
+                f"two arms are named '{arm.name}' (groups '{first.group.group}' and '{arm.group.group}'); give one "
+                "group a name of its own, such as name: '{model}-{curriculum}-{budget}-x'"
             )
-        unresolved[one.name] = one
-    lineages = [find_lineage(one, unresolved) for one in unresolved.values()]
+    lineages = [find_lineage(arm, unresolved) for arm in unresolved.values()]
     arms: dict[str, Arm] = {}
     for seed in range(max((lineage[-1].seeds.count for lineage in lineages), default=0)):
-        for arm in chain.from_iterable(lineage for lineage in lineages if seed < lineage[-1].seeds.count):
-            name = seeded_name(arm.name, seed)
-            if name in arms:
-                continue
-            if name in unresolved and seed:
-                raise InputError(
-                    f"arm '{name}' has the name of another arm's pretraining seed; give its group another name"
-                )
-            model = arms[seeded_name(arm.source, seed)].model if arm.group.parents else arm.source
-            arms[name] = write_arm(study, arm, models[model], seed)
+        for lineage in lineages:
+            model = models[lineage[0].source]  # of the oldest, and so of all that continue it
+            for arm in lineage if seed < lineage[-1].seeds.count else ():
+                name = seeded_name(arm.name, seed)
+                if seed and name in unresolved:
+                    raise InputError(
+                        f"arm '{name}' has the name of another arm's pretraining seed; give its group another name"
+                    )
+                if name not in arms:
+                    arms[name] = write_arm(study, arm, model, seed)
     return arms
 
 
@@ -127,10 +126,9 @@ def find_lineage(arm: UnresolvedArm, unresolved: Mapping[str, UnresolvedArm]) ->
                 f"arm '{arm.name}' has {arm.seeds.count} pretraining seeds and continues '{arm.source}', which has "
                 f"{parent.seeds.count}; give arms '{parent.group.group}' pretraining_seeds: {arm.seeds.count}"
             )
-        names = [one.name for one in reversed(lineage)]
-        if parent.name in names:
-            circle = " → ".join([*names[names.index(parent.name) :], parent.name])
-            raise InputError(f"arms '{parent.group.group}': a circle of parents: {circle}")
+        if parent in lineage:
+            circle = [arm.name for arm in reversed(lineage[: lineage.index(parent) + 1])]
+            raise InputError(f"arms '{parent.group.group}': a circle of parents: {' → '.join([*circle, parent.name])}")
         lineage.insert(0, parent)
         arm = parent
     return lineage
@@ -207,29 +205,30 @@ def name_arm(group: ArmGroup, source: str, curriculum: str, steps: int, swept: S
 def write_arm(study: Study, arm: UnresolvedArm, model: StartingModel, seed: int) -> Arm:
     """The arm with its recipe: the study's, changed by that of the model and then by that of the group.
 
-    The recipe's own seeds are those of the first pretraining seed; the others count on from there.
+    The recipe's own seeds are those of the first pretraining seed; the others count on from there. Raises `InputError`
+    where another seed would train the same model.
     """
-    settings = settle_recipe(study, arm, model)
-    parent = arm.source if arm.group.parents else None
-    if parent is not None:
-        init = {"checkpoint": seeded_name(parent, seed), "carry_optimizer": arm.group.carry_optimizer}
+    name, settings = seeded_name(arm.name, seed), settle_recipe(study, arm, model)
+    if arm.group.parents:
+        parent = seeded_name(arm.source, seed)
+        settings["init"] = {"checkpoint": parent, "carry_optimizer": arm.group.carry_optimizer}
     else:
-        init = model.model_dump(include={"preset", "architecture", "model", "revision"})
-    settings["name"], settings["init"] = seeded_name(arm.name, seed), init
-    settings["curriculum"] = [phase.model_dump() for phase in arm.phases]
+        settings["init"] = model.model_dump(include={"preset", "architecture", "model", "revision"})
+    settings |= {"name": name, "curriculum": [phase.model_dump() for phase in arm.phases]}
     recipe = parse_config(Recipe, settings, origin=f"arm '{arm.name}'")
     if seed:
-        recipe = with_seed(recipe, seed, arm.seeds.order)
-    return Arm(
-        name=recipe.name,
-        group=arm.group.group,
-        model=model.name,
-        parent=recipe.init.checkpoint,
-        curriculum=arm.curriculum,
-        recipe=recipe,
-        seed=seed,
-        settings="-".join(label_settings(arm.swept)),
-    )
+        draws = recipe.init.model is None or any(phase.objective != "clm" for phase in recipe.curriculum)
+        if not draws and not arm.seeds.order:
+            raise InputError(
+                f"arm '{name}': nothing of it is drawn, for its weights are given and CLM masks nothing: all its "
+                "pretraining seeds would be one model; give its group pretraining_seeds: 1, or let the order of the "
+                "data differ: leave out order: false"
+            )
+        order_seed = recipe.data.order_seed + (seed if arm.seeds.order else 0)
+        data = recipe.data.model_copy(update={"order_seed": order_seed})
+        recipe = recipe.model_copy(update={"seed": recipe.seed + seed, "data": data})
+    sweep = "-".join(label_settings(arm.swept))
+    return Arm(name, arm.group.group, model.name, recipe.init.checkpoint, arm.curriculum, recipe, seed, sweep)
 
 
 def settle_recipe(study: Study, arm: UnresolvedArm, model: StartingModel) -> dict[str, Any]:
@@ -253,19 +252,6 @@ def settle_recipe(study: Study, arm: UnresolvedArm, model: StartingModel) -> dic
             "intermediate"
         )
     return settings
-
-
-def with_seed(recipe: Recipe, seed: int, order: bool) -> Recipe:
-    """A recipe for another pretraining seed than the first. Raises `InputError` where it would train the same model."""
-    draws = recipe.init.model is None or any(phase.objective != "clm" for phase in recipe.curriculum)
-    if not draws and not order:
-        raise InputError(
-            f"arm '{recipe.name}': nothing of it is drawn, for its weights are given and CLM masks nothing: all its "
-            "pretraining seeds would be one model; give its group pretraining_seeds: 1, or let the order of the data "
-            "differ: leave out order: false"
-        )
-    data = recipe.data.model_copy(update={"order_seed": recipe.data.order_seed + seed}) if order else recipe.data
-    return recipe.model_copy(update={"seed": recipe.seed + seed, "data": data})
 
 
 def merge_settings(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -435,7 +435,7 @@ def describe_advice(advice: Advice) -> RenderableType:
                 continue
             mark = "  ← chosen" if item == advice.chosen else ""
             epochs = show_estimate(item.epochs) if advice.text else ""
-            loss, each = "nothing learned" if item.is_guess else f"{item.loss:.2f}", item.tokens / item.parameters
+            loss, each = "nothing learned" if item.is_guess else f"{item.loss:.2f}", item.tokens_per_parameter
             sizes.add_row(item.name + mark, f"{item.tokens:.2g}", show_estimate(each), epochs, loss)
         told += [sizes, ""]
     cost = f"cost: {advice.flops:.3g} FLOPs"
@@ -453,7 +453,7 @@ def recipe_yaml(advice: Advice, has_reasons: bool = True) -> str:
     lines = lines if has_reasons else []
     if advice.text is None or advice.text.shards != recipe.data.shards:
         tokenizer = f"train TEXT --vocab-size {advice.vocab_size} --out tokenizer"
-        if advice.chosen.is_continued:
+        if advice.chosen.kind == "continued":
             tokenizer = f"from {advice.chosen.name} --out tokenizer"
         lines.append(f"#   biphase tokenizer {tokenizer}")
         lines.append(f"#   biphase prepare TEXT --tokenizer tokenizer --out {recipe.data.shards}")

@@ -1,9 +1,10 @@
 """A study → its plan: runs that share their trunks (`study.trunks`), what they pass on, what is evaluated, and how."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from typing import Literal
 
 from biphase.errors import InputError, nearest
@@ -11,7 +12,6 @@ from biphase.finetuning.config import FinetuneConfig
 from biphase.recipe import Phase
 from biphase.study.arms import Arm, expand_arms, seeded_name
 from biphase.study.spec import (
-    Evaluation,
     Study,
     check_evaluation,
     embed_configs,
@@ -194,23 +194,17 @@ def list_models(study: Study, paths: Mapping[str, ArmPath]) -> tuple[EvaluatedMo
     # By name, for a checkpoint that is named twice is one model.
     before_decay: dict[str, EvaluatedModel] = {}
     for intermediate in study.intermediate:
-        chosen: list[ArmPath] = []
-        for name in intermediate.arms:
-            seeds = [path for path in paths.values() if path.arm.pooled_name == name]
+        for pooled_name in intermediate.arms:
+            seeds = [path for path in paths.values() if path.arm.pooled_name == pooled_name]
             if not seeds:
-                pooled = {path.arm.pooled_name for path in paths.values()}
-                raise InputError(f"intermediate: unknown arm '{name}'{nearest(name, pooled)}")
-            chosen += seeds
-        for path in chosen:
-            name = path.arm.name
-            for count in intermediate.steps:
-                step = path.origin + count
-                if step > path.flat_end:
-                    begin = path.flat_end - path.origin
-                    raise InputError(f"intermediate: arm '{name}' decays from step {begin} on, before step {count}")
-                run = run_that_trains(step, name, paths)
-                own = f"{name}@{count}"
-                before_decay[own] = EvaluatedModel(own, name, "intermediate", run, step, path.arm.seed)
+                hint = nearest(pooled_name, {path.arm.pooled_name for path in paths.values()})
+                raise InputError(f"intermediate: unknown arm '{pooled_name}'{hint}")
+            for path, count in product(seeds, intermediate.steps):
+                arm, step, flat_end = path.arm.name, path.origin + count, path.flat_end - path.origin
+                if count > flat_end:
+                    raise InputError(f"intermediate: arm '{arm}' decays from step {flat_end} on, before step {count}")
+                run, name = run_that_trains(step, arm, paths), f"{arm}@{count}"
+                before_decay[name] = EvaluatedModel(name, arm, "intermediate", run, step, path.arm.seed)
     controls: dict[str, EvaluatedModel] = {}
     if study.evaluation is not None and study.evaluation.random_weights:
         # The first final model of each network lends its checkpoint for the network and the tokenizer.
@@ -248,30 +242,25 @@ def list_cells(study: Study, models: tuple[EvaluatedModel, ...]) -> Iterator[Stu
     evaluation = study.evaluation
     if evaluation is None:
         return
-    trained = trainings(evaluation)
     # The control is trained as often as an arm is pretrained, where need be with further seeds: both have an interval.
     num_pretrained = 1 + max(model.seed for model in models)
     further = [seed for seed in range(num_pretrained) if seed not in evaluation.seeds]
-    seeds = (*evaluation.seeds, *further[: max(0, num_pretrained - len(evaluation.seeds))])
-    configs = {
-        False: list_configs(evaluation, tuple(trained), "pretrained"),
-        True: list_configs(evaluation.model_copy(update={"seeds": seeds}), tuple(trained), "random"),
-    }
+    further = further[: max(0, num_pretrained - len(evaluation.seeds))]
+    evaluated, configs = trainings(evaluation), dict[tuple[str, str], list[FinetuneConfig]]()
     if evaluation.embed is not None:
-        trained |= {evaluation.embed.name: tuple(evaluation.embed.tasks)}
+        evaluated[evaluation.embed.name] = tuple(evaluation.embed.tasks)
+    for weights, seeds in (("pretrained", evaluation.seeds), ("random", (*evaluation.seeds, *further))):
+        for task in evaluated:
+            if evaluation.embed is not None and task == evaluation.embed.name:
+                grid = embed_configs(evaluation.embed, seeds)
+            else:
+                points = product(evaluation.learning_rates, seeds)
+                grid = [finetune_config(evaluation, task, rate, seed) for rate, seed in points]
+            configs[weights, task] = [config.model_copy(update={"weights": weights}) for config in grid]
     for model in models:
-        for task, evaluates in trained.items():
-            for config in configs[model.kind == "random"][task]:
+        for task, evaluates in evaluated.items():
+            for config in configs["random" if model.kind == "random" else "pretrained", task]:
                 yield StudyCell(model.name, task, evaluates, config)
-
-
-def list_configs(evaluation: Evaluation, tasks: Sequence[str], weights: str) -> dict[str, list[FinetuneConfig]]:
-    """The settings of a model's cells by what they train on: every rate with every seed, and what embedding has."""
-    grid = [(rate, seed) for rate in evaluation.learning_rates for seed in evaluation.seeds]
-    found = {task: [finetune_config(evaluation, task, rate, seed) for rate, seed in grid] for task in tasks}
-    if evaluation.embed is not None:
-        found[evaluation.embed.name] = embed_configs(evaluation)
-    return {name: [config.model_copy(update={"weights": weights}) for config in some] for name, some in found.items()}
 
 
 def history(plan: Plan, model: EvaluatedModel) -> tuple[Phase, ...]:

@@ -46,8 +46,6 @@ SHORT_OBJECTIVES = ("clm", "mlm", "mntp")
 """The words for objectives in the short forms: those of a recipe's phase."""
 
 NUMBER = r"\d+(?:\.\d+)?"
-SPLIT_IN_SHARES = re.compile(rf"({NUMBER})/({NUMBER})")
-SPLIT_IN_STEPS = re.compile(rf"({NUMBER}k?)\+({NUMBER}k?)")
 SHORT_PHASE = re.compile(
     rf"(?:(?P<amount>{NUMBER})(?P<unit>k|%|)\s+)?(?P<objective>[a-z]+)(?P<percent>{NUMBER})?(?:(?<=\d)-(?P<to>{NUMBER}))?"
 )
@@ -118,11 +116,9 @@ def read_curriculum(
 
 def read_short_form(text: str, named: Iterable[str]) -> Iterator[dict[str, Any]]:
     """The phases of a short form, as a named curriculum has them. `named` are what else could have been meant."""
-    long_form, where = text, f"curriculum '{text}'"
-    if split := SPLIT_IN_SHARES.fullmatch(text):
-        long_form = f"{split[1]}% clm + {split[2]}% mlm"
-    elif split := SPLIT_IN_STEPS.fullmatch(text):
-        long_form = f"{split[1]} clm + {split[2]} mlm"
+    where = f"curriculum '{text}'"
+    long_form = re.sub(rf"^({NUMBER})/({NUMBER})$", r"\1% clm + \2% mlm", text)
+    long_form = re.sub(rf"^({NUMBER}k?)\+({NUMBER}k?)$", r"\1 clm + \2 mlm", long_form)
     for piece in long_form.split("+"):
         match = SHORT_PHASE.fullmatch(piece.strip())
         if match is None or match["objective"] not in SHORT_OBJECTIVES:
@@ -168,10 +164,9 @@ def fill_budget(templates: tuple[PhaseTemplate, ...], budget: int | None, where:
             raise InputError(f"{where} has {sum(steps)} steps, which is not the budget of {budget}; leave budgets out")
     if min(steps) < 1:
         raise InputError(f"{where} gives one of its phases less than a step of {budget}")
-    phases = []
-    for (phase, _), count in zip(templates, steps, strict=True):
-        phases.append(phase.model_copy(update={"steps": count}))
-    return join_phases(phases)
+    return join_phases(
+        phase.model_copy(update={"steps": count}) for (phase, _), count in zip(templates, steps, strict=True)
+    )
 
 
 def join_phases(phases: Iterable[Phase]) -> tuple[Phase, ...]:
@@ -203,15 +198,11 @@ ARCHITECTURE = "architecture."
 Steps = Annotated[PositiveCount, BeforeValidator(read_steps)]
 
 
-def read_seeds(value: Any) -> Any:
-    if not isinstance(value, int):
-        return value
-    if value > MOST_REPEATS:
-        raise ValueError(f"{value} seeds are more than {MOST_REPEATS:,}, the most that are planned")
-    return tuple(range(value))
-
-
-Seeds = Annotated[tuple[Count, ...], BeforeValidator(read_seeds), Field(min_length=1)]
+Seeds = Annotated[
+    tuple[Count, ...],
+    BeforeValidator(lambda value: tuple(range(min(value, MOST_REPEATS + 1))) if isinstance(value, int) else value),
+    Field(min_length=1, max_length=MOST_REPEATS),
+]
 """A list, or how many: 5 means 0 to 4."""
 
 
@@ -424,16 +415,15 @@ def load_study(given: Path | dict[str, Any], overrides: Sequence[str] = ()) -> S
     tree = read_yaml(path) if isinstance(given, Path) else given
     for override in overrides:
         tree = apply_override(tree, override)
-    named = tree.get("hypotheses")
-    if named == "paper":
+    source = tree.get("hypotheses")
+    if source == "paper":
         from biphase.report.paper import read_findings
 
-        tree["hypotheses"] = [
-            {"name": key, "says": one["says"], "holds": f"{key} of the paper"}
-            for key, one in read_findings()["findings"].items()
-        ]
-    elif isinstance(named, str):
-        tree["hypotheses"] = read_yaml(path.parent / named).get("hypotheses")
+        tree["hypotheses"] = []
+        for key, finding in read_findings()["findings"].items():
+            tree["hypotheses"].append({"name": key, "says": finding["says"], "holds": f"{key} of the paper"})
+    elif isinstance(source, str):
+        tree["hypotheses"] = read_yaml(path.parent / source).get("hypotheses")
     return parse_config(Study, tree, origin=str(path))
 
 
@@ -442,14 +432,10 @@ def trainings(evaluation: Evaluation) -> dict[str, tuple[str, ...]]:
     tests of one file share its training)."""
     trained: dict[str, tuple[str, ...]] = {}
     for task in evaluation.tasks:
-        name = training_name(task)
+        known = find_task(task)
+        name = split_name(task)[0] if known.part_of else known.trained_on or task
         trained[name] = (*trained.get(name, ()), task)
     return trained
-
-
-def training_name(task: str) -> str:
-    found = find_task(task)
-    return split_name(task)[0] if found.part_of else found.trained_on or task
 
 
 def scored_as(training: str) -> str:
@@ -479,10 +465,12 @@ def check_evaluation(evaluation: Evaluation) -> None:
     for task in trained:
         finetune_config(evaluation, task, evaluation.learning_rates[0], evaluation.seeds[0])
     for task in evaluation.per_task:
-        if task in evaluation.tasks and task not in trained:
-            raise InputError(f"evaluation.per_task: '{task}' is trained as '{training_name(task)}'; name that")
         if task not in trained:
-            raise InputError(f"evaluation.per_task: '{task}' is none of the tasks{nearest(task, trained)}")
+            told = f"is none of the tasks{nearest(task, trained)}"
+            for name, tests in trained.items():
+                if task in tests:
+                    told = f"is trained as '{name}'; name that"
+            raise InputError(f"evaluation.per_task: '{task}' {told}")
     find_data_dirs(evaluation)
     if evaluation.embed is not None:
         evaluation.embed.settle()
@@ -503,14 +491,9 @@ def finetune_config(evaluation: Evaluation, task: str, learning_rate: float, see
     return parse_config(FinetuneConfig, tree, origin=f"evaluation of '{task}'")
 
 
-def embed_configs(evaluation: Evaluation) -> list[FinetuneConfig]:
+def embed_configs(embed: EmbedEvaluation, seeds: Sequence[int]) -> list[FinetuneConfig]:
     """How cells say what `embed` trains, one for each seed: its last rate, and its steps as far as they are known."""
-    assert evaluation.embed is not None
-    recipe = evaluation.embed.settle()
-    last, known = recipe.stages[-1], FinetuneConfig()
-    said = {
-        "learning_rate": last.learning_rate,
-        "batch_size": last.batch_size,
-        "max_steps": sum(stage.max_steps or known.max_steps for stage in recipe.stages),
-    }
-    return [known.model_copy(update={**said, "seed": seed}) for seed in evaluation.seeds]
+    stages, usual = embed.settle().stages, FinetuneConfig()
+    steps = sum(stage.max_steps or usual.max_steps for stage in stages)
+    said = {"learning_rate": stages[-1].learning_rate, "batch_size": stages[-1].batch_size, "max_steps": steps}
+    return [usual.model_copy(update={**said, "seed": seed}) for seed in seeds]
