@@ -101,6 +101,8 @@ class UnitQueue:
         self.holders: Counter[str] = Counter()
         """How many workers had a unit of an affinity last."""
         self.postponed: deque[tuple[float, Unit]] = deque()
+        self.chains = dict.fromkeys(self.units, 0)
+        """The length of the longest chain of units that wait for each unit."""
         if len(self.units) < len(units):
             raise ValueError(f"two units are named '{Counter(unit.name for unit in units).most_common(1)[0][0]}'")
         for unit in units:
@@ -108,7 +110,13 @@ class UnitQueue:
                 if need not in self.units:
                     raise ValueError(f"unit '{unit.name}' needs '{need}', which is not among the units")
                 self.dependents[need].append(unit.name)
-        self.chains = longest_chains(self.units)
+        try:
+            order = [*TopologicalSorter(self.missing).static_order()]
+        except CycleError as error:
+            raise ValueError(f"units need each other in a circle: {' → '.join(error.args[1])}") from None
+        for name in reversed(order):
+            for need in self.units[name].needs:
+                self.chains[need] = max(self.chains[need], self.chains[name] + 1)
         for unit in units:
             if not unit.needs:
                 self.add(unit)
@@ -170,19 +178,6 @@ class UnitQueue:
                     self.add(self.units[name])
         self.num_left -= len(over)
         return over
-
-
-def longest_chains(units: dict[str, Unit]) -> dict[str, int]:
-    """For each unit, the length of the longest chain of units that wait for it."""
-    try:
-        order = list(TopologicalSorter({unit.name: unit.needs for unit in units.values()}).static_order())
-    except CycleError as error:
-        raise ValueError(f"units need each other in a circle: {' → '.join(error.args[1])}") from None
-    chains = dict.fromkeys(order, 0)
-    for name in reversed(order):
-        for need in units[name].needs:
-            chains[need] = max(chains[need], chains[name] + 1)
-    return chains
 
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
@@ -262,14 +257,13 @@ def describe_error(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, InputError):
         return text
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
-    ours = [frame for frame in frames if Path(frame.filename).is_relative_to(PACKAGE)]
-    place = ""
+    told = type(error).__name__ + (f": {text}" if text else "")
+    frames = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    frames = [(path, line) for path, line in frames if path != Path(__file__)]
+    ours = [(path.relative_to(PACKAGE), line) for path, line in frames if path.is_relative_to(PACKAGE)]
     if ours:
-        place = f" ({Path(ours[-1].filename).relative_to(PACKAGE)}:{ours[-1].lineno})"
-    elif frames:
-        place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})"
-    return type(error).__name__ + (f": {text}" if text else "") + place
+        return f"{told} ({ours[-1][0]}:{ours[-1][1]})"
+    return f"{told} ({frames[-1][0].name}:{frames[-1][1]})" if frames else told
 
 
 # Worker processes
@@ -335,19 +329,6 @@ class WorkerProcess:
             error = f"worker was killed (signal {-code}{names.get(-code, '')}{memory})"
         return pickle.dumps(("ended", Outcome("", None, error, 0.0, worker_died=True)))
 
-    def last_words(self) -> str:
-        """How its unit was stopped, where it has said so and nobody has heard it yet."""
-        message: Message = ("ready", None)
-        with suppress(EOFError, OSError):
-            while self.popen.poll() is not None and self.connection.poll():
-                message = pickle.loads(self.connection.recv_bytes())
-        return (message[1].error or "") if message[0] == "ended" else ""
-
-    def say_no_more(self) -> None:
-        """Let it end where it waits for a unit, also if it has heard SIGTERM as that to the last one."""
-        with suppress(OSError), socket.socket(fileno=os.dup(self.connection.fileno())) as ours:
-            ours.shutdown(socket.SHUT_WR)
-
     def signal_group(self, number: int) -> None:
         """Send a signal to the worker and all that it started, as far as they are left."""
         with suppress(ProcessLookupError, PermissionError):  # the latter is macOS's word for one that is ending
@@ -362,34 +343,37 @@ def share_threads(share: int, given: str) -> str:
 
 def end_processes(processes: Sequence[WorkerProcess]) -> None:
     """Ask them to end, wait, kill what they leave behind; a Ctrl-C meanwhile kills at once."""
-    started, told = time.monotonic(), False
+    started, is_told = time.monotonic(), False
     try:
         for process in processes:
             process.signal_group(signal.SIGTERM)
-            process.say_no_more()
+            # One that waits for a unit ends too, also if it has heard SIGTERM as that to the last one.
+            with suppress(OSError), socket.socket(fileno=os.dup(process.connection.fileno())) as ours:
+                ours.shutdown(socket.SHUT_WR)
         while left := sum(process.popen.poll() is None for process in processes):
             waited = time.monotonic() - started
             if waited > grace():
                 line = f"{left} workers had not saved their state in {grace():.0f} s; {GRACE} gives them longer"
                 err.print(line, markup=False)
                 break
-            if waited > 1 and not told:
+            if waited > 1 and not is_told:
                 line = f"waiting up to {grace():.0f} s for {left} workers to save their state; Ctrl-C kills them"
                 err.print(line, markup=False)
-                told = True
+                is_told = True
             time.sleep(0.01)
-        for words in filter(None, (process.last_words() for process in processes)):
-            err.print(words, markup=False)
+        for process in processes:
+            # How its unit was stopped, where it has said so and nobody has heard it yet.
+            message: Message = ("ready", None)
+            with suppress(EOFError, OSError):
+                while process.popen.poll() is not None and process.connection.poll():
+                    message = pickle.loads(process.connection.recv_bytes())
+            if message[0] == "ended" and message[1].error:
+                err.print(message[1].error, markup=False)
     finally:
         for process in processes:
             process.signal_group(signal.SIGKILL)
             process.popen.wait()
             process.connection.close()
-
-
-def find_gpus(engine: Engine) -> list[str]:
-    """The GPUs of this machine that units may have."""
-    return visible_gpus() if engine.device != "cpu" else []
 
 
 def count_workers(engine: Engine) -> int:
@@ -398,16 +382,16 @@ def count_workers(engine: Engine) -> int:
         return max(engine.workers, 1)
     if engine.kind == "ray":
         return 0
-    places = engine.workers_per_gpu * len(find_gpus(engine)) or num_cores()
-    return max(1, places // engine.devices_per_worker)
+    gpus = visible_gpus() if engine.device != "cpu" else []
+    return max(1, (engine.workers_per_gpu * len(gpus) or num_cores()) // engine.devices_per_worker)
 
 
 class LocalPool:
     """Worker processes on this machine, each known by the number of its place, from 0 to `limit` - 1."""
 
     def __init__(self, engine: Engine, num_units: int) -> None:
-        self.gpus = find_gpus(engine)
         self.hides_gpus = engine.device == "cpu"
+        self.gpus = [] if self.hides_gpus else visible_gpus()
         if engine.device == "cuda" and not self.gpus:
             raise InputError("device is cuda, but PyTorch sees no CUDA device; use cpu")
         self.gpus_each = engine.devices_per_worker

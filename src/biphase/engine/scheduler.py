@@ -181,11 +181,6 @@ class Failure:
         """Whether it did not begin, because something that it needs failed."""
         return self.reason.startswith("blocked: ")
 
-    @property
-    def lines(self) -> list[str]:
-        """What is told of it: nothing where it is blocked, since one bad file may block hundreds."""
-        return [] if self.is_blocked else [f"{self.unit}: {self.reason}"]
-
 
 def failure_path(folder: Path, unit: Unit) -> Path:
     """Where it is recorded that a unit failed."""
@@ -205,10 +200,10 @@ def record_failure(path: Path, known: int | None, unit: Unit, outcome: Outcome) 
         path.unlink(missing_ok=True)
         return None
     failure = Failure(unit.name, outcome.error, outcome.traceback)
-    if changed_at(path) not in (None, known):
-        with suppress(InputError):
-            if (theirs := read_failure(path)) and theirs.reason == failure.reason:
-                return theirs
+    with suppress(InputError):
+        theirs = read_news(path, known)
+        if theirs is not None and theirs.reason == failure.reason:
+            return theirs
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, asdict(failure))
     return failure
@@ -238,22 +233,20 @@ def changed_at(path: Path) -> int | None:
         return None
 
 
+def read_news(path: Path, known: int | None) -> Failure | None:
+    """A record that another process has written since it was `known`."""
+    return read_failure(path) if changed_at(path) not in (None, known) else None
+
+
 def unless_failed(function: Callable[..., Any], arguments: dict[str, Any], record: Path, known: int | None) -> Any:
     """What a unit does, unless another process has failed at it since its record was `known`: that is told again.
 
     The processes that wait for a unit would else repeat it one by one, for hours and to the same end.
     """
-    if changed_at(record) not in (None, known):
-        failure = read_failure(record)
-        if failure is not None and failure.traceback:  # else it was blocked, or its worker died: here it may not
-            raise InputError(failure.reason)
+    failure = read_news(record, known)
+    if failure is not None and failure.traceback:  # else it was blocked, or its worker died: here it may not
+        raise InputError(failure.reason)
     return function(**arguments)
-
-
-def guard(unit: Unit, record: Path, known: int | None) -> Unit:
-    """A unit that is done as `unless_failed` says."""
-    arguments = {"function": unit.function, "arguments": unit.arguments, "record": record, "known": known}
-    return replace(unit, function=unless_failed, arguments=arguments)
 
 
 LEAST_SHARE = 0.1
@@ -309,8 +302,8 @@ class Forecast:
 
     @property
     def seconds_left(self) -> float | None:
-        found = self.seconds_by_kind
-        return None if found is None else sum(found.values()) / self.num_running
+        by_kind = self.seconds_by_kind
+        return None if by_kind is None else sum(by_kind.values()) / self.num_running
 
 
 def run_batch(
@@ -334,7 +327,12 @@ def run_batch(
     """
     by_name = {unit.name: unit for unit in units}
     records = {unit.name: (path := failure_path(folder, unit), changed_at(path)) for unit in units}
-    tried = [guard(unit, *records[unit.name]) for unit in units] if waits_for_busy else units
+    tried = list(units)
+    if waits_for_busy:
+        for number, unit in enumerate(units):
+            record, known = records[unit.name]
+            given = {"function": unit.function, "arguments": unit.arguments, "record": record, "known": known}
+            tried[number] = replace(unit, function=unless_failed, arguments=given)
     forecast, failures, told_busy = Forecast(units, spent), list[Failure](), set[str]()
 
     def note_advance(name: str, advance: console.Advance) -> None:
@@ -355,10 +353,12 @@ def run_batch(
             forecast.note(unit, outcome)
             progress.advance(unit.size, unit.name, seconds_left=forecast.seconds_left)
             failure = record_failure(*records[unit.name], unit, outcome)
-            for line in outcome.value if failure is None else failure.lines:
-                progress.say(line)
             if failure is None:
+                for line in outcome.value:
+                    progress.say(line)
                 on_done(unit)
-            else:
-                failures.append(failure)
+                continue
+            failures.append(failure)
+            if not failure.is_blocked:  # one bad file may block hundreds
+                progress.say(f"{failure.unit}: {failure.reason}")
     return failures
