@@ -12,9 +12,9 @@ from biphase.report.contrasts import with_averages
 from biphase.report.page import Told, answer_sentences, list_means, print_results, tell_answer
 from biphase.report.paper import judge_paper, place_arms
 from biphase.report.results import ReportArm, ResultSet, measured
+from biphase.study.cost import measure_sizes
 from biphase.study.plan import plan_study
 from biphase.study.report import arm_of_model
-from biphase.study.sizes import measure_sizes
 from biphase.study.spec import load_study, task_families
 
 CONTROL = ReportArm("1m-random", "control", "1m", "none", None, 0, 0, 0)

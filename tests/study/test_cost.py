@@ -15,17 +15,18 @@ from biphase.errors import InputError
 from biphase.flops import SHAPE_KEYS, Shape
 from biphase.recipe import Data
 from biphase.study import cost
-from biphase.study.cost import cell_cost, estimate
-from biphase.study.describe import compare_published
-from biphase.study.plan import Plan, StudyCell, plan_study
-from biphase.study.sizes import (
+from biphase.study.cost import (
     TYPICAL_SIZES,
+    cell_cost,
+    estimate,
     find_lengths,
     find_machine,
     measure_sizes,
     model_shape,
     study_machine,
 )
+from biphase.study.describe import compare_published
+from biphase.study.plan import Plan, StudyCell, plan_study
 from biphase.study.spec import Planning, StartingModel, Study, finetune_config, load_study
 from biphase.tasks.spec import task_table
 
@@ -51,7 +52,7 @@ def test_the_stream_packers_lengths_are_those_of_its_samples() -> None:
 def test_lengths_and_vocabulary_are_read_from_shards_that_are_here(corpus: Any) -> None:
     from biphase.corpus.packing import DocumentSamples
     from biphase.corpus.shards import ShardSet
-    from biphase.study.sizes import find_vocab_size
+    from biphase.study.cost import find_vocab_size
 
     data = Data(shards=str(corpus.shards), max_sample_tokens=64)
     text = find_lengths(data, Planning(mean_sample_tokens=3))

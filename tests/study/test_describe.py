@@ -13,10 +13,9 @@ from rich.console import Console
 from biphase.config import BUNDLED, parse_config
 from biphase.errors import InputError
 from biphase.report.formats import format_bytes
-from biphase.study.cost import estimate
+from biphase.study.cost import estimate, study_machine
 from biphase.study.describe import describe_plan, draw_plan, list_spans, order_lanes, plan_graph, plan_json, plot_runs
 from biphase.study.plan import Plan, plan_study
-from biphase.study.sizes import study_machine
 from biphase.study.spec import Study, load_study
 
 STUDIES = BUNDLED / "studies"

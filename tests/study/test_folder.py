@@ -22,6 +22,7 @@ from biphase.finetuning.scores import ScoreSet, read_score
 from biphase.report.contrasts import difference
 from biphase.study import folder
 from biphase.study import run as worker
+from biphase.study.cost import measure_sizes
 from biphase.study.folder import (
     StudyFolder,
     StudyState,
@@ -34,7 +35,6 @@ from biphase.study.folder import (
 )
 from biphase.study.plan import Plan, StudyCell, plan_study
 from biphase.study.report import arm_of_model, collect_results, list_costs, list_notes, refuse_mixtures
-from biphase.study.sizes import measure_sizes
 from biphase.study.spec import Study
 from biphase.tasks.spec import find_task
 

@@ -395,7 +395,7 @@ def test_planning_starts_fast_and_needs_no_torch() -> None:
     code = (
         "import sys; from pathlib import Path; from biphase.study.spec import load_study\n"
         "from biphase.study.plan import plan_study; from biphase.study.cost import estimate\n"
-        "from biphase.study.sizes import study_machine\n"
+        "from biphase.study.cost import study_machine\n"
         "import biphase.study.advise\n"
         f"plan = plan_study(load_study(Path({str(STUDIES / 'paper.yaml')!r})))\n"
         "estimate(plan, study_machine(plan.study))\n"

@@ -23,6 +23,7 @@ from biphase.finetuning.config import PROTOCOL
 from biphase.recipe import Checkpoints
 from biphase.run import Run
 from biphase.study import run as worker
+from biphase.study.cost import measure_sizes
 from biphase.study.folder import (
     StudyFolder,
     claim_study_folder,
@@ -42,7 +43,6 @@ from biphase.study.run import (
     status,
     study_units,
 )
-from biphase.study.sizes import measure_sizes
 from biphase.study.spec import Study
 
 HERE = Engine(workers=0)

@@ -13,7 +13,7 @@ from biphase.encoder.packed import PackedModel, count_flops
 from biphase.pretraining.optimizer import autocast, make_optimizers
 from biphase.recipe import Optimizer
 from biphase.report.formats import show_count
-from biphase.study.sizes import Machine
+from biphase.study.cost import Machine
 
 MEASURED = "3m"
 """The preset that a CPU is measured with: small enough for a few steps on a slow or busy one."""

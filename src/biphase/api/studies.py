@@ -78,8 +78,7 @@ class OpenStudy:
         return shlex.join(["biphase", "study", verb, *self.words, *self.options])
 
     def estimate(self, device: str | None = None, efficiency: float | None = None) -> "Estimate":
-        from biphase.study.cost import estimate
-        from biphase.study.sizes import study_machine
+        from biphase.study.cost import estimate, study_machine
 
         return estimate(self.planned, study_machine(self.planned.study, device, efficiency))
 

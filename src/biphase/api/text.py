@@ -172,7 +172,7 @@ def advise(
         text_field: the JSON field or the column with the text.
     """
     check_numbers(hours=hours, devices=devices, efficiency=efficiency, flops=flops)
-    from biphase.study import sizes as machines
+    from biphase.study import cost as machines
     from biphase.study.advise import advise as choose
     from biphase.study.report import read_evidence
 

@@ -22,8 +22,7 @@ from biphase.files import parse_yaml
 from biphase.flops import SampleLengths, Shape, flops_per_token
 from biphase.recipe import Checkpoints, ComputeConfig, Data, Init, Optimizer, Phase, Recipe, Schedule, Validation
 from biphase.report.formats import format_bytes, show_estimate, show_list
-from biphase.study.cost import fit_memory
-from biphase.study.sizes import Machine
+from biphase.study.cost import Machine, fit_memory
 from biphase.study.spec import curriculum_label, fill_budget, read_curriculum, write_steps
 
 FRESH_EPOCHS, MOST_EPOCHS = 4, 40
@@ -168,25 +167,6 @@ LEAST_TOKENS = 100_000
 LEAST_CONTINUED = 1_000_000
 """Fewer tokens of a text change nothing in a public encoder."""
 CONTINUED_CONTEXT, CONTINUED_MASK = 1024, 0.3
-
-
-@dataclass(frozen=True)
-class PublicEncoder:
-    """A public encoder to continue."""
-
-    name: str
-    """On the Hugging Face hub."""
-    shape: Shape
-    tokens: float
-    """What it was trained on."""
-    knows: str
-    """What its text was, for people."""
-    source: str
-
-    @property
-    def flops(self) -> float:
-        """About what its training took."""
-        return self.tokens * self.shape.flops.token(CONTINUED_CONTEXT, CONTINUED_MASK)
 
 
 @dataclass(frozen=True)
@@ -365,9 +345,10 @@ def advise(
         InputError: no budget or two, hours without a machine, or a budget too small to train anything.
     """
     budget, rules, language = count_budget(flops, hours, machine), read_rules(), text.language if text else None
-    facts = rules["encoders"].get(language, rules["encoders"]["other"])
-    encoder = PublicEncoder(**facts | {"shape": Shape(**facts["shape"])})
-    continued = spend(encoder.name, encoder.shape, text, budget, "mlm", CONTINUED_CONTEXT, CONTINUED_MASK)
+    encoder = rules["encoders"].get(language, rules["encoders"]["other"])
+    shape = Shape(**encoder["shape"])
+    encoder_flops = encoder["tokens"] * shape.flops.token(CONTINUED_CONTEXT, CONTINUED_MASK)  # about what it took
+    continued = spend(encoder["name"], shape, text, budget, "mlm", CONTINUED_CONTEXT, CONTINUED_MASK)
     own = choose_curriculum(evidence)
     candidates = tuple(make_candidate(preset, text, budget, own.value if own else None) for preset in PRESETS)
     unfit = list[str]()
@@ -375,9 +356,9 @@ def advise(
     while (recipe := write_recipe(chosen, machine, text)) is None:
         unfit.append(chosen.name)
         chosen = choose_candidate([item for item in candidates if item.name not in unfit], budget)
-    case, times = "continued", (encoder.flops + continued.flops) / chosen.flops
-    if chosen.flops >= encoder.flops:
-        case, times = "random weights", chosen.flops / encoder.flops
+    case, times = "continued", (encoder_flops + continued.flops) / chosen.flops
+    if chosen.flops >= encoder_flops:
+        case, times = "random weights", chosen.flops / encoder_flops
     elif from_scratch or evidence:
         case = "asked"
     elif continued.tokens < LEAST_CONTINUED:
@@ -454,13 +435,10 @@ def count_budget(flops: float | None, hours: float | None, machine: Machine | No
         raise InputError("give a budget, either in FLOPs or in hours on a device")
     if hours is not None and machine is None:
         raise InputError("hours need a device, such as H100")
-    if hours is not None and not 0 < hours < math.inf:
-        raise InputError(f"{hours:g} hours are no budget; give a number above 0")
     budget = machine.flops_in(hours) if machine and hours is not None else flops or 0.0
-    if budget > MOST_FLOPS:
-        raise InputError(f"a budget of {budget:.3g} FLOPs is more than anybody has; {MOST_FLOPS:.0e} are the most")
-    if not (math.isfinite(budget) and budget > 0):
-        raise InputError(f"a budget of {budget:g} FLOPs buys nothing; give a number above 0")
+    if not 0 < budget <= MOST_FLOPS:
+        given = f"{hours:g} hours" if hours is not None else f"{flops:.3g} FLOPs"
+        raise InputError(f"{given} are no budget; it is above 0 and up to {MOST_FLOPS:.0e} FLOPs")
     return budget
 
 

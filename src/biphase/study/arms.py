@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from string import Formatter
 from typing import Any
 
 from biphase.config import parse_config
@@ -192,14 +191,12 @@ def name_arm(group: ArmGroup, source: str, curriculum: str, steps: int, swept: S
     values |= {key.rpartition(".")[2]: str(value) for key, value in swept}
     template = group.name or "-".join([f"{{{kind}}}-{{curriculum}}-{{budget}}", *label_settings(swept)])
     try:
-        fields = [field for _, field, _, _ in Formatter().parse(template)]
-        unknown = next((field for field in fields if field is not None and field not in values), None)
-        name = template.format(**values) if unknown is None else ""
-    except ValueError as error:
+        return template.format(**values)
+    except KeyError as error:
+        hint = nearest(error.args[0], values)
+        raise InputError(f"arms '{group.group}': unknown field '{{{error.args[0]}}}' in name{hint}") from None
+    except (ValueError, IndexError, AttributeError) as error:
         raise InputError(f"arms '{group.group}': name '{template}' is not a template ({error})") from None
-    if unknown is not None:
-        raise InputError(f"arms '{group.group}': unknown field '{{{unknown}}}' in name{nearest(unknown, values)}")
-    return name
 
 
 def write_arm(study: Study, arm: UnresolvedArm, model: StartingModel, seed: int) -> Arm:

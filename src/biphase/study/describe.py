@@ -32,10 +32,9 @@ from biphase.report.contrasts import POWER, USUAL_NOISE, smallest_difference
 from biphase.report.formats import format_bytes, show_count, show_estimate, show_list
 from biphase.report.tables import PLAIN
 from biphase.study.advise import LEAST_TOKENS, Advice
-from biphase.study.cost import Estimate
+from biphase.study.cost import Estimate, task_size
 from biphase.study.hypotheses import hypotheses_hash
 from biphase.study.plan import Plan, history
-from biphase.study.sizes import task_size
 from biphase.study.spec import EMBED, Evaluation, are_alike, trainings, write_steps
 from biphase.study.trunks import PlannedRun, Segment
 from biphase.style import COLORS

@@ -32,6 +32,7 @@ from biphase.report.paper import judge_paper, place_arms
 from biphase.report.results import ReportArm, Result, ResultSet, measured, pool
 from biphase.run import Run, read_metrics, read_recipe
 from biphase.study.advise import Evidence
+from biphase.study.cost import Sizes, measure_sizes
 from biphase.study.folder import StudyFolder, StudyState, list_sets, read_state
 from biphase.study.hypotheses import (
     describe_declaration,
@@ -42,7 +43,6 @@ from biphase.study.hypotheses import (
 )
 from biphase.study.plan import EvaluatedModel, Plan, history, plan_study
 from biphase.study.run import status
-from biphase.study.sizes import Sizes, measure_sizes
 from biphase.study.spec import load_study, task_families
 
 PAPER_METRICS = {"SC": "accuracy", "TC": "paper_f1", "QA": "paper_f1", "IR": "paper_ndcg_at_10"}

@@ -32,7 +32,7 @@ from biphase.hub import refuse_missing
 from biphase.machine import grace, stop_signals
 from biphase.recipe import Recipe
 from biphase.run import Run, drop_step, open_run, whole_steps
-from biphase.study.cost import cell_costs
+from biphase.study.cost import cell_costs, measure_sizes
 from biphase.study.folder import (
     StudyFolder,
     StudyState,
@@ -51,7 +51,6 @@ from biphase.study.folder import (
 )
 from biphase.study.hypotheses import declare
 from biphase.study.plan import Plan, StudyCell
-from biphase.study.sizes import measure_sizes
 from biphase.study.spec import EMBED, EmbedEvaluation, find_data_dirs, scored_as
 from biphase.study.trunks import PlannedRun
 from biphase.tasks.sources import HUB, dir_of, find_source
