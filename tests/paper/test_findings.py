@@ -15,7 +15,7 @@ from biphase.errors import InputError
 from biphase.report.claims import Finding, Inequality, count_tested, name_noise, tell_verdict, together
 from biphase.report.contrasts import Contrast, difference, jackknife
 from biphase.report.grammar import Operand
-from biphase.report.hypotheses import AskedTerm, contrast_spreads, weigh_arms
+from biphase.report.hypotheses import contrast_spreads, weigh_arms
 from biphase.report.paper import answer, judge_findings, read_findings, read_reference
 from biphase.report.results import ReportArm, Result, ResultSet, measured
 from biphase.report.statistics import SIGNIFICANCE, holm, rate_spread
@@ -261,20 +261,20 @@ def test_seeds_needed_have_the_power_they_promise() -> None:
 def test_trend_is_the_line_of_least_squares() -> None:
     """0.50, 0.56, 0.54 at 20, 30, 50 %: the line rises by 0.03/1400·… from 20 to 50."""
     arms = [arm("objective", "1m", 0, 100, mask) for mask in (20, 30, 50)]
-    over = Operand(1.0, "masking", function="trend", axis="mask")
     scores = dict(zip((20, 30, 50), (0.50, 0.56, 0.54), strict=True))
     names = {each.name: each for each in arms}
-    weighed = weigh_arms([AskedTerm(over, tuple(names))], names)
+    over = Operand(1.0, "masking", function="trend", axis="mask", arms=tuple(names))
+    weighed = weigh_arms([over], names)
     line = stats.linregress(list(scores), list(scores.values()))
     assert sum(weight * scores[each.mask_percent] for weight, each, _ in weighed) == pytest.approx(30 * line.slope)  # type: ignore[index]
     with pytest.raises(InputError, match="too few arms over mask"):
-        weigh_arms([AskedTerm(over, (arms[0].name,))], names)
+        weigh_arms([replace(over, arms=(arms[0].name,))], names)
 
 
 def spread_gap(results: ResultSet, wide: ReportArm, narrow: ReportArm) -> tuple[Contrast, list[float]]:
     """The spread over rates of one arm less that of another."""
     terms = [
-        AskedTerm(Operand(sign, "", function="spread", axis="rate"), (each.name,), task="average")
+        Operand(sign, "", function="spread", axis="rate", arms=(each.name,), task="average")
         for sign, each in ((1.0, wide), (-1.0, narrow))
     ]
     return contrast_spreads(terms, {each.name: each for each in (wide, narrow)}, results)

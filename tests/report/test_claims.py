@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from biphase.report.claims import Claim, Finding, Inequality, judge_claims, make_inequality, name_noise, strongest
+from biphase.report.claims import Claim, Finding, Inequality, judge_claims, name_noise, strongest
 from biphase.report.contrasts import Contrast
 
 
 def seen(estimate: float, error: float = 0.005, bound: float = 0.0, **more: int) -> Inequality:
     """Five seeds, four degrees of freedom."""
-    return make_inequality("one", Contrast(estimate, error, 4, 0.8, "paired t", 5, **more), bound)
+    return Inequality("one", Contrast(estimate, error, 4, 0.8, "paired t", 5, **more), bound)
 
 
 def p_value(distance: float, error: float = 0.005) -> float:

@@ -25,7 +25,7 @@ def asked(line: str) -> list[tuple[str, str]]:
     """Each inequality as a sum of arm@task, and its label."""
     found = []
     for one in bind(parse_inequality(line), LADDERS, TASKS):
-        terms = " ".join(f"{term.operand.weight:+g}·{'&'.join(term.arms)}@{term.task}" for term in one.terms)
+        terms = " ".join(f"{term.weight:+g}·{'&'.join(term.arms)}@{term.task}" for term in one.terms)
         found.append((terms, one.label))
     return found
 

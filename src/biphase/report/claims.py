@@ -9,13 +9,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal, get_args
 
 import numpy as np
 
 from biphase.report.contrasts import Contrast, Noise, is_significant, what_decides
 from biphase.report.formats import show_list, show_noise
-from biphase.report.statistics import SIGNIFICANCE, holm
+from biphase.report.statistics import SIGNIFICANCE, Interval, holm
 
 ClaimVerdict = Literal["supported", "contradicted", "undecided"]
 
@@ -30,13 +31,12 @@ class Inequality:
     label: str
     contrast: Contrast
     bound: float
-    low: float
-    high: float
-    """Ends of the 95 % interval of the estimate, not corrected."""
-    p_value: float
-    """The two-sided p-value of "the estimate equals the bound"; nan where it cannot be tested."""
+    lacks_above: tuple[str, ...] = ()
+    """What must be there before the estimate can be called above the bound, whatever the test says."""
+    lacks_below: tuple[str, ...] = ()
+    """The same for below."""
     num_asked: int = 1
-    """The inequality is the best of so many: its p-value is multiplied by them (Bonferroni)."""
+    """The inequality is the best of so many."""
     p_contrary: float = math.nan
     """The p-value of the contrary, where this is not the other side of the same test."""
     adjusted: float = math.nan
@@ -44,14 +44,20 @@ class Inequality:
     verdict: ClaimVerdict = "undecided"
     needs: str = ""
     """What would decide it, if it is undecided."""
-    lacks_above: tuple[str, ...] = ()
-    """What must be there before the estimate can be called above the bound, whatever the test says."""
-    lacks_below: tuple[str, ...] = ()
-    """The same for below."""
 
     @property
     def estimate(self) -> float:
         return self.contrast.estimate
+
+    @cached_property
+    def interval(self) -> Interval:
+        """The 95 % interval of the estimate, not corrected, and the test of "the estimate equals the bound"."""
+        return self.contrast.against(self.bound)
+
+    @property
+    def p_value(self) -> float:
+        """The two-sided one of that test, times how many were asked (Bonferroni); nan where it cannot be tested."""
+        return min(self.interval.p_value * self.num_asked, 1.0)
 
     @property
     def sides(self) -> tuple[float, float]:
@@ -146,12 +152,10 @@ def judge_claims(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     judged = []
     for at, finding in enumerate(findings):
         others = p_values[:at] + p_values[at + 1 :]
-        claims = [
-            replace(
-                claim, inequalities=tuple(decide(one, others, finding.num_tests or 1) for one in claim.inequalities)
-            )
-            for claim in finding.claims
-        ]
+        claims = []
+        for claim in finding.claims:
+            decided = [decide(inequality, others, finding.num_tests or 1) for inequality in claim.inequalities]
+            claims.append(replace(claim, inequalities=tuple(decided)))
         judged.append(replace(finding, claims=tuple(claims)))
     return tuple(judged)
 
@@ -227,15 +231,6 @@ def tell_verdict(verdict: ClaimVerdict, inequalities: Iterable[Inequality]) -> s
     return f"{verdict} for these checkpoints" if is_of_checkpoints else verdict
 
 
-def make_inequality(
-    label: str, seen: Contrast, bound: float, lacks_above: tuple[str, ...] = (), lacks_below: tuple[str, ...] = ()
-) -> Inequality:
-    tested = seen.against(bound)
-    return Inequality(
-        label, seen, bound, tested.low, tested.high, tested.p_value, lacks_above=lacks_above, lacks_below=lacks_below
-    )
-
-
 def strongest(rivals: Sequence[Inequality]) -> Inequality:
     """That at least one of these inequalities of one bound holds: the one with the strongest evidence, Bonferroni's
     correction for having chosen it, and the contrary, that none is more than `ON_PAR` above the bound.
@@ -260,7 +255,6 @@ def strongest(rivals: Sequence[Inequality]) -> Inequality:
     is_tested_N = ~np.isnan(contrary_N)
     return replace(
         best,
-        p_value=min(best.p_value * len(rivals), 1.0),
         num_asked=len(rivals),
         lacks_below=tuple(lack for rival in rivals for lack in rival.lacks_below),
         p_contrary=float(np.where(is_tested_N, contrary_N, 1.0).max()) if is_tested_N.any() else math.nan,

@@ -20,7 +20,7 @@ from scipy import special
 
 from biphase.finetuning.choosing import Selection
 from biphase.report.formats import show_points, show_share
-from biphase.report.results import AVERAGE, NORMAL_QUANTILE, Result, ResultSet, measured
+from biphase.report.results import AVERAGE, NORMAL_QUANTILE, ReportArm, Result, ResultSet, measured
 from biphase.report.statistics import ROUNDING, SIGNIFICANCE, TAILS, Interval, repetitions
 
 Noise = Literal[
@@ -345,15 +345,17 @@ def with_averages(results: Iterable[Result]) -> ResultSet:
     """Add the average over the datasets of each family, where an arm has all of those that any arm has; averages that
     are there stay."""
     given = ResultSet(tuple(results))
-    made = []
-    for metric in given.metrics:
-        for family in given.families:
-            for arm in given.arms(family=family, metric=metric):
-                cells = [cell for cell in given.find_all(arm, family, metric) if cell is not None]
-                is_whole = len(cells) == len(given.datasets(family, metric))
-                if is_whole and given.find(arm, family, AVERAGE, metric) is None:
-                    made.append(average(cells))
-    return ResultSet((*given.results, *made))
+    groups: dict[tuple[ReportArm, str, str], dict[str, Result]] = {}
+    for result in given.results:
+        cells = groups.setdefault((result.arm, result.family, result.metric), {})
+        assert result.dataset not in cells, "a cell is there twice"
+        cells[result.dataset] = result
+    averages = []
+    for (_, family, metric), cells in groups.items():
+        names = given.datasets(family, metric)
+        if AVERAGE not in cells and len(cells) == len(names):
+            averages.append(average([cells[name] for name in names]))
+    return ResultSet((*given.results, *averages))
 
 
 def average(cells: Sequence[Result]) -> Result:

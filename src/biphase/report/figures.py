@@ -383,7 +383,7 @@ def list_series(row: FigureRow, shown: Sequence[Arms]) -> list[tuple[str, Look, 
 
 def mark_score(results: ResultSet, family: str, x: float, size: float, shown: Arms) -> list[Mark]:
     """An arm's score on a family, or the difference of two arms; nothing where a score is missing."""
-    scores = [score for arm in shown if (score := results.find_average(arm, family))]
+    scores = [score for arm in shown if (score := results.score(arm, family))]
     if len(scores) < len(shown):
         return []
     if len(scores) == 1:

@@ -33,14 +33,14 @@ from typing import NoReturn
 from biphase.errors import InputError, clipped
 
 MEAN_OF_FAMILIES = "average"
-KEYWORDS = ("on", "at", "for", "and")
+NO_NAMES = ("", "(", ")", ",", "*", "<", ">", "+", "-", "on", "at", "for", "and")
 QUANTIFIERS = ("every", "some")
 FUNCTIONS = ("mean", "trend", "spread")
 RATE = "rate"
 GROUP_AXES = ("budget", "mask", "share", RATE)
 EQUIVALENT = "compute_equivalent"
 """The share of a baseline's FLOPs at which an arm reaches its score (`report.equivalents`)."""
-TOKEN = re.compile(r"\s*(?:'([^']*)'|\"([^\"]*)\"|([(),*<>])|([^\s(),*<>'\"]+))")
+TOKEN = re.compile(r"'[^']*'|\"[^\"]*\"|[(),*<>]|[^\s(),*<>'\"]+")
 MOST_BRACKETS, LARGEST_NUMBER = 50, 1e15
 NUMBER_FORM = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 
@@ -66,7 +66,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Operand:
-    """A name with its weight in the sum."""
+    """A name with its weight in the sum; once it is bound, the arms of a study that it stands for."""
 
     weight: float
     name: str
@@ -75,6 +75,12 @@ class Operand:
     """`every` or `some` of the arms that the name stands for."""
     function: str = ""
     axis: str = ""
+    arms: tuple[str, ...] = ()
+    """The arm, or all arms that the function is over."""
+    kind: str = ""
+    """What the arm is called in its group."""
+    task: str = ""
+    """A task, a family, or the average over families."""
 
 
 @dataclass(frozen=True)
@@ -106,53 +112,45 @@ class Parser:
     """One line of text, read from left to right."""
 
     def __init__(self, text: str) -> None:
-        self.text = text
-        self.tokens: list[tuple[str, bool]] = []
-        """Words and signs, and whether each was quoted: a quoted one is a name."""
         if text.count("(") > MOST_BRACKETS:
             raise InputError(f"more than {MOST_BRACKETS} brackets")
-        at = 0
-        text = text.rstrip()
-        while at < len(text):
-            match = TOKEN.match(text, at)
-            if match is None:
-                raise InputError("a quote is not closed")
-            quoted = match[1] if match[1] is not None else match[2]
-            self.tokens.append((quoted if quoted is not None else match[3] or match[4], quoted is not None))
-            at = match.end()
+        if TOKEN.sub("", text).strip():
+            raise InputError("a quote is not closed")
+        self.text = text
+        self.tokens = TOKEN.findall(text)
+        """Words, signs, and names with their quotes: a word in quotes is a name."""
         self.at = 0
         self.trailing = Place()
         """The place behind the last term."""
 
     @property
     def next(self) -> str:
-        """The next word or sign; empty at the end, and for a quoted name, which is neither."""
-        return "" if self.at == len(self.tokens) or self.tokens[self.at][1] else self.tokens[self.at][0]
+        """The next token; empty at the end."""
+        return self.tokens[self.at] if self.at < len(self.tokens) else ""
 
     def refuse(self, wanted: str) -> NoReturn:
-        next_token = f"'{self.tokens[self.at][0]}'" if self.at < len(self.tokens) else "the end"
+        next_token = f"'{unquoted(self.next)}'" if self.next else "the end"
         raise InputError(f"{wanted} is wanted where {next_token} stands")
 
     def take(self, *wanted: str) -> str:
-        """The next word, if it is one of these."""
-        if self.next not in wanted or not self.next:
+        """The next token, if it is one of these."""
+        if self.next not in wanted:
             self.refuse(" or ".join(f"'{word}'" for word in wanted))
         self.at += 1
-        return self.tokens[self.at - 1][0]
+        return self.tokens[self.at - 1]
 
     def has(self, *words: str) -> bool:
         """Whether these come next; they are taken then."""
-        tokens = tuple(token for token, is_quoted in self.tokens[self.at : self.at + len(words)] if not is_quoted)
-        if tokens != words:
+        if tuple(self.tokens[self.at : self.at + len(words)]) != words:
             return False
         self.at += len(words)
         return True
 
     def name(self, what: str) -> str:
-        if self.at == len(self.tokens) or self.next in ("(", ")", ",", "*", "<", ">", "+", "-", *KEYWORDS):
+        if self.next in NO_NAMES:
             self.refuse(what)
         self.at += 1
-        return self.tokens[self.at - 1][0]
+        return unquoted(self.tokens[self.at - 1])
 
     def number(self) -> float | None:
         """The next word as a number; None where it is none, or where it is a name such as 25/75."""
@@ -231,27 +229,26 @@ class Parser:
 
     def place(self) -> Place:
         place = Place()
-        while self.next in ("on", "at", "for"):
+        while True:
             if self.has("on"):
                 tasks = [self.task()]
                 while self.has("and"):
                     tasks.append(self.task())
                 place = replace(place, tasks=tuple(tasks))
             elif self.has("at"):
-                place = replace(place, budget=self.budget())
+                place = replace(place, budget=self.quantified("budget") or self.steps())
             elif self.has("for"):
                 place = replace(place, model=self.quantified("model") or self.name("a model"))
-        return place
+            else:
+                return place
 
     def task(self) -> str:
-        for word, what in itertools.product(QUANTIFIERS, ("family", "task")):
-            if self.has(word, what):
-                return f"{word} {what}"
+        for word, noun in itertools.product(QUANTIFIERS, ("family", "task")):
+            if self.has(word, noun):
+                return f"{word} {noun}"
         return self.name("a task or a family")
 
-    def budget(self) -> str | int:
-        if chosen := self.quantified("budget"):
-            return chosen
+    def steps(self) -> int:
         steps = self.number()
         if steps is None or not self.has("steps"):
             self.refuse("'every budget', 'the largest' or 'the smallest budget', or a number of steps, as 400 steps,")
@@ -262,6 +259,10 @@ class Parser:
             if self.has("the", which, noun):
                 return which
         return next((word for word in QUANTIFIERS if self.has(word, noun)), None)
+
+
+def unquoted(token: str) -> str:
+    return token[1:-1] if token[:1] in ("'", '"') else token
 
 
 def filled(near: Place, far: Place) -> Place:

@@ -15,14 +15,14 @@ seed at a time (`contrasts.jackknife`). Letters: A operands, V values of the axi
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from biphase.errors import InputError, clipped, nearest
-from biphase.report.claims import Claim, Inequality, make_inequality, strongest
+from biphase.report.claims import Claim, Inequality, strongest
 from biphase.report.contrasts import Contrast, contrast, jackknife
 from biphase.report.equivalents import contrast_at_share, refuse_gaps
 from biphase.report.formats import show_count, show_list
@@ -54,24 +54,13 @@ them, each under what it is called at every place."""
 
 
 @dataclass(frozen=True)
-class AskedTerm:
-    """An operand with its arm at a spot, or all arms that its function is over."""
-
-    operand: Operand
-    arms: tuple[str, ...]
-    kind: str = ""
-    """What the arm is called in its group."""
-    task: str = ""
-    """A task, a family, or the average over families."""
-
-
-@dataclass(frozen=True)
 class AskedInequality:
     """An inequality at one place, over arms that the study has."""
 
     line: ParsedInequality
     label: str
-    terms: tuple[AskedTerm, ...]
+    terms: tuple[Operand, ...]
+    """The operands that are placed, each with its arms and its task."""
     ladder: tuple[str, ...] = ()
     """For a compute equivalent: the arms of the baseline, smallest budget first."""
     rivals: tuple["AskedInequality", ...] = ()
@@ -79,52 +68,47 @@ class AskedInequality:
 
 
 def line_up(arms: Sequence[ReportArm], axis: str) -> dict[float, ReportArm]:
-    """Arms by their values on an axis; none without an axis. Raises `InputError` where one has no value, or that of
-    another."""
+    """Arms by their values on an axis; without an axis, the one arm by 0. Raises `InputError` where an arm has no
+    value, or that of another one."""
     by_value: dict[float, ReportArm] = {}
-    for arm in arms if axis else ():
-        places = {"budget": arm.budget, "mask": arm.mask_percent}
-        value = places.get(axis, arm.clm_share)
+    for arm in arms:
+        value = {"": 0, "budget": arm.budget, "mask": arm.mask_percent}.get(axis, arm.clm_share)
         if value is None or value in by_value:
             raise InputError(f"'{arm.name}' has no place of its own on the axis '{axis}'")
         by_value[value] = arm
     return by_value
 
 
-def weigh_arms(terms: Sequence[AskedTerm], arms: Mapping[str, ReportArm]) -> list[tuple[float, ReportArm, str]]:
+def weigh_arms(terms: Sequence[Operand], arms: Mapping[str, ReportArm]) -> list[tuple[float, ReportArm, str]]:
     """The terms as a weighted sum of arms, each with the task it is asked about. Raises `InputError` where an axis has
     too few values for a function over it."""
-    lines = [line_up([arms[name] for name in term.arms], term.operand.axis) for term in terms]
+    lines = [line_up([arms[name] for name in term.arms], term.axis) for term in terms]
     weighed = []
     for term, line in zip(terms, lines, strict=True):
-        operand = term.operand
-        if not operand.axis:
-            weighed.append((operand.weight, arms[term.arms[0]], term.task))
-            continue
         shared = set(line)
         for other, other_line in zip(terms, lines, strict=True):
-            if other.operand.axis == operand.axis:
+            if other.axis == term.axis:
                 shared &= set(other_line)
         values = np.array(sorted(shared), dtype=float)
-        if len(values) < (2 if operand.function == "trend" else 1):
-            raise InputError(f"too few arms over {operand.axis}")
+        if len(values) < (2 if term.function == "trend" else 1):
+            raise InputError(f"too few arms over {term.axis}")
         weights = np.full(len(values), 1 / len(values))
-        if operand.function == "trend":
+        if term.function == "trend":
             # Least squares gives the line's slope as a weighted sum of scores; times the range of values it is the
             # change along the line. Values 20, 30, 50: weights −0.86, −0.21, 1.07 (they add up to nothing).
             centred = values - values.mean()
             weights = centred / (centred**2).sum() * np.ptp(values)
         for weight, value in zip(weights.tolist(), values.tolist(), strict=True):
-            weighed.append((operand.weight * weight, line[value], term.task))
+            weighed.append((term.weight * weight, line[value], term.task))
     return weighed
 
 
 def contrast_spreads(
-    terms: Sequence[AskedTerm], arms: Mapping[str, ReportArm], results: ResultSet
+    terms: Sequence[Operand], arms: Mapping[str, ReportArm], results: ResultSet
 ) -> tuple[Contrast, list[float]]:
     """The weighted sum of spreads, mean over datasets, and the values of the axis that they are over. Raises
     `InputError` where not every seed has a score at two values or more."""
-    axis, weights_A = terms[0].operand.axis, np.array([term.operand.weight for term in terms])
+    axis, weights_A = terms[0].axis, np.array([term.weight for term in terms])
     tables, used, repeated = [], set[float](), set[tuple[int, ...]]()
     for dataset in list_datasets(terms[0].task, results):
         lines = [read_line(axis, [arms[name] for name in term.arms], dataset, results) for term in terms]
@@ -164,16 +148,14 @@ def read_line(
 ) -> dict[float, tuple[Sequence[float], tuple[int, ...]]]:
     """The scores of all seeds on a dataset at every value of an axis, and their pretraining seeds; () where all are of
     one pretraining."""
-    if axis == RATE:
-        score = results.scores_of(arms[0]).get(dataset)
-        by_value = {} if score is None or score.by_rate is None else {r: (s, score) for r, s in score.by_rate.items()}
-    else:
-        scores = {value: results.scores_of(arm).get(dataset) for value, arm in line_up(arms, axis).items()}
-        by_value = {value: (score.samples, score) for value, score in scores.items() if score is not None}
-    return {
-        value: (samples, score.pretraining_seeds if score.num_pretrainings > 1 else ())
-        for value, (samples, score) in by_value.items()
-    }
+    line = {}
+    for value, arm in line_up(arms, "" if axis == RATE else axis).items():
+        score = results.score(arm, dataset)
+        if score is not None:
+            seeds = score.pretraining_seeds if score.num_pretrainings > 1 else ()
+            by_value = score.by_rate or {} if axis == RATE else {value: score.samples}
+            line |= {place: (samples, seeds) for place, samples in by_value.items()}
+    return line
 
 
 QUANTIFIED = re.compile(r"\b(?:every|some)\s+(?:'[^']*'|\"[^\"]*\"|[^\s()'\"]+)")
@@ -190,7 +172,11 @@ def bind(line: ParsedInequality, ladders: Mapping[str, Ladder], tasks: Mapping[s
     names are nowhere there together.
     """
     try:
-        asked = place_inequality(line, ladders, tasks)
+        check_names(line, ladders)
+        asked = list(place_inequality(line, ladders, tasks).values())
+        if not asked:
+            told = "a second model or budget is needed, for here all names are one arm"
+            raise InputError(told + whole_names(line, ladders))
     except InputError as error:
         raise InputError(f"'{clipped(line.text)}': {error}") from None
     return [replace(first, rivals=tuple(rest)) for first, *rest in asked]
@@ -198,39 +184,29 @@ def bind(line: ParsedInequality, ladders: Mapping[str, Ladder], tasks: Mapping[s
 
 def place_inequality(
     line: ParsedInequality, ladders: Mapping[str, Ladder], tasks: Mapping[str, str]
-) -> list[list[AskedInequality]]:
-    """The inequality at every place; of each list one is enough."""
-    check_names(line, ladders)
-    spots = list(find_spots(line, ladders))
-    if not spots:
-        names = " and ".join(dict.fromkeys(f"'{operand.name}'" for operand in line.operands))
-        known = []
-        for name in dict.fromkeys(operand.name for operand in line.placed):
-            known.append(f"{name} for {'; '.join(map(str, sorted(ladders[name])))}")
-        told = f"{names} share no model and budget there; known: {', '.join(known)}"
-        raise InputError(told + whole_names(line, ladders))
+) -> dict[tuple[object, ...], list[AskedInequality]]:
+    """The inequality at every place, by what is `every` there: of each list one is enough."""
     asked: dict[tuple[object, ...], list[AskedInequality]] = {}
+    spots = find_spots(line, ladders)
     for task in expand_tasks(line.place.tasks or (MEAN_OF_FAMILIES,), tasks):
         for spot, choices in spots:
             for chosen in itertools.product(*choices):
                 terms, weights = [], defaultdict[object, float](float)
                 for term in chosen:
-                    (own,) = expand_tasks(term.operand.place.tasks or (task,), tasks)
-                    terms.append(replace(term, task=own))
-                    weights[term.operand.function, term.operand.axis, term.arms, own] += term.operand.weight
+                    (term_task,) = expand_tasks(term.place.tasks or (task,), tasks)
+                    terms.append(replace(term, task=term_task))
+                    weights[term.function, term.axis, term.arms, term_task] += term.weight
                 if not any(weights.values()):  # it compares an arm with itself
                     continue
-                label = label_choice(line, terms, task, spot)
-                one = AskedInequality(line, label, tuple(terms), baseline_ladder(line, ladders, spot))
+                inequality = AskedInequality(
+                    line, label_choice(line, terms, task, spot), tuple(terms), baseline_ladder(line, ladders, spot)
+                )
                 # Of those that differ in no `every` and in no named place, one is enough.
                 at = zip(line.place.quantifiers, (task, spot.budget, spot.model), strict=True)
-                kinds = [term.kind for term in terms if term.operand.quantifier == "every"]
+                kinds = [term.kind for term in terms if term.quantifier == "every"]
                 key = (*(value for word, value in at if word != "some"), *kinds)
-                asked.setdefault(key, []).append(one)
-    if not asked:
-        told = "a second model or budget is needed, for here all names are one arm"
-        raise InputError(told + whole_names(line, ladders))
-    return list(asked.values())
+                asked.setdefault(key, []).append(inequality)
+    return asked
 
 
 def whole_names(line: ParsedInequality, ladders: Mapping[str, Ladder]) -> str:
@@ -256,9 +232,9 @@ def check_names(line: ParsedInequality, ladders: Mapping[str, Ladder]) -> None:
             )
 
 
-def label_choice(line: ParsedInequality, terms: Sequence[AskedTerm], task: str, spot: Spot) -> str:
+def label_choice(line: ParsedInequality, terms: Sequence[Operand], task: str, spot: Spot) -> str:
     """The left side with the names of the arms that stand for `every` and `some`, and the place."""
-    kinds = iter([term.kind for term in terms if term.operand.quantifier])
+    kinds = iter([term.kind for term in terms if term.quantifier])
     left_side = re.split(r"[<>]", line.text, maxsplit=1)[0].strip()
     named = QUANTIFIED.sub(lambda match: next(kinds, match[0]), left_side)
     is_open = any(operand.place.tasks is None for operand in line.placed)
@@ -286,11 +262,12 @@ def expand_tasks(wanted: Sequence[str], tasks: Mapping[str, str]) -> list[str]:
     return list(dict.fromkeys(expanded))
 
 
-def find_spots(line: ParsedInequality, ladders: Mapping[str, Ladder]) -> Iterator[tuple[Spot, list[list[AskedTerm]]]]:
+def find_spots(line: ParsedInequality, ladders: Mapping[str, Ladder]) -> list[tuple[Spot, list[list[Operand]]]]:
     """Where the inequality is to hold, and the choices of each operand there: models and budgets at which every operand
-    is there, or once, where each operand is a single arm or has places of its own."""
-    known = [spot for operand in line.placed for spot in ladders[operand.name]]
-    models = sorted(dict.fromkeys(model for model, _ in known), key=num_parameters)
+    is there, or once, where each operand is a single arm or has places of its own. Raises `InputError` for an unknown
+    model and where there is no such place."""
+    spots = [spot for operand in line.placed for spot in ladders[operand.name]]
+    models = sorted(dict.fromkeys(model for model, _ in spots), key=num_parameters)
     if line.place.model not in (None, *QUANTIFIERS, "largest", "smallest", *models):
         raise InputError(f"unknown model '{line.place.model}'; known: {', '.join(models)}")
     varied = [operand for operand in line.placed if not is_one_arm(operand, ladders[operand.name])]
@@ -298,30 +275,37 @@ def find_spots(line: ParsedInequality, ladders: Mapping[str, Ladder]) -> Iterato
     is_for_models = any(operand.place.model is None for operand in varied)
     candidates = [Spot()]
     if is_at_budgets or is_for_models:
-        budgets = sorted({budget for _, budget in known}) if is_at_budgets else [0]
+        budgets = sorted({budget for _, budget in spots}) if is_at_budgets else [0]
         candidates = [Spot(model, budget) for model, budget in itertools.product(models, budgets)]
     # What `the largest` on a term is chosen among.
-    shared = set(known).intersection(*(ladders[operand.name] for operand in varied)) or set(known)
+    shared = set(spots).intersection(*(ladders[operand.name] for operand in varied)) or set(spots)
     # Where all operands are the same arms as at an earlier place, nothing new is asked.
-    there: dict[Spot, list[list[AskedTerm]]] = {}
+    there: dict[Spot, list[list[Operand]]] = {}
     for spot in candidates:
-        choices = [find_arms(operand, ladders[operand.name], spot, shared) for operand in line.placed]
+        choices = [bind_operand(operand, ladders[operand.name], spot, shared) for operand in line.placed]
         if all(choices) and choices not in there.values():
             there[spot] = choices
-    whole = [model for model in models if any(model == own for own, _ in there)]
+    model = choose_among(line.place.model, [model for model in models if any(spot.model == model for spot in there)])
+    chosen = []
     for spot, choices in there.items():
-        budgets = sorted(budget for model, budget in there if model == spot.model)
-        is_model = line.place.model in (None, *QUANTIFIERS) or choose_among(line.place.model, whole) == spot.model
-        is_budget = line.place.budget in (None, *QUANTIFIERS) or choose_among(line.place.budget, budgets) == spot.budget
-        if is_model and is_budget:
-            yield spot, choices
+        budgets = sorted(budget for of_model, budget in there if of_model == spot.model)
+        if model in (None, spot.model) and choose_among(line.place.budget, budgets) in (None, spot.budget):
+            chosen.append((spot, choices))
+    if not chosen:
+        names = " and ".join(dict.fromkeys(f"'{operand.name}'" for operand in line.operands))
+        known = []
+        for name in dict.fromkeys(operand.name for operand in line.placed):
+            known.append(f"{name} for {'; '.join(map(str, sorted(ladders[name])))}")
+        told = f"{names} share no model and budget there; known: {', '.join(known)}"
+        raise InputError(told + whole_names(line, ladders))
+    return chosen
 
 
 def choose_among(wanted: Any, known: Sequence[Any]) -> Any:
-    """`largest` or `smallest` of what is known, in its order; what is named otherwise is itself."""
-    if wanted not in ("largest", "smallest"):
-        return wanted
-    return (known[-1] if wanted == "largest" else known[0]) if known else None
+    """`largest` or `smallest` of what is known, in its order; what is named otherwise is itself; None for each."""
+    if wanted in ("largest", "smallest") and known:
+        return known[-1] if wanted == "largest" else known[0]
+    return None if wanted in QUANTIFIERS else wanted
 
 
 def is_one_arm(operand: Operand, ladder: Ladder) -> bool:
@@ -329,7 +313,7 @@ def is_one_arm(operand: Operand, ladder: Ladder) -> bool:
     return len(ladder) == 1 and operand.name in next(iter(ladder.values())).values()
 
 
-def find_arms(operand: Operand, ladder: Ladder, spot: Spot, shared: Set[Spot]) -> list[AskedTerm]:
+def bind_operand(operand: Operand, ladder: Ladder, spot: Spot, shared: Set[Spot]) -> list[Operand]:
     """What an operand may be at a place: its arm, each of its group, or all that its function is over; empty where
     it is not there."""
     (model, budget), place = spot, operand.place
@@ -337,27 +321,27 @@ def find_arms(operand: Operand, ladder: Ladder, spot: Spot, shared: Set[Spot]) -
         (arms,) = ladder.values()
     else:
         if place.model is not None:
-            model = choose_among(place.model, sorted({own for own, _ in shared}, key=num_parameters))
-        if place.budget is not None and (own := sorted(b for m, b in shared if m == model)):
-            budget = choose_among(place.budget, own)
+            model = choose_among(place.model, sorted({of_shared for of_shared, _ in shared}, key=num_parameters))
+        if place.budget is not None and (budgets := sorted(b for m, b in shared if m == model)):
+            budget = choose_among(place.budget, budgets)
         arms = ladder.get(Spot(model, budget), {})
         if operand.axis == "budget":
-            of_model = [some.values() for (own, _), some in sorted(ladder.items()) if own == model]
-            arms = {arm: arm for some in of_model for arm in some}
+            of_model = [ladder[spot].values() for spot in sorted(ladder) if spot.model == model]
+            arms = {arm: arm for members in of_model for arm in members}
     if operand.function:
-        return [AskedTerm(operand, tuple(arms.values()))] if arms else []
-    return [AskedTerm(operand, (arm,), kind) for kind, arm in arms.items()]
+        return [replace(operand, arms=tuple(arms.values()))] if arms else []
+    return [replace(operand, arms=(arm,), kind=kind) for kind, arm in arms.items()]
 
 
 def baseline_ladder(line: ParsedInequality, ladders: Mapping[str, Ladder], spot: Spot) -> tuple[str, ...]:
     """The arms of the baseline of a compute equivalent for the model at hand, smallest budget first."""
     if not line.is_equivalent:
         return ()
-    ladder = ladders[line.operands[1].name]
-    own = {budget: arms for (model, budget), arms in ladder.items() if model == spot[0] or not spot[0]}
-    rungs = [(budget, arm) for budget in sorted(own) for arm in own[budget].values()]
+    name = line.operands[1].name
+    by_budget = {place.budget: arms for place, arms in ladders[name].items() if spot.model in ("", place.model)}
+    rungs = [(budget, arm) for budget in sorted(by_budget) for arm in by_budget[budget].values()]
     if len(rungs) < 2:
-        raise InputError(f"'{line.operands[1].name}' has one budget; a baseline's ladder has two or more")
+        raise InputError(f"'{name}' has one budget; a baseline's ladder has two or more")
     refuse_gaps(rungs)
     return tuple(arm for _, arm in rungs)
 
@@ -381,19 +365,18 @@ def make_line(asked: Sequence[AskedInequality], results: ResultSet, planned: Ask
     contrary; that a compute equivalent, in FLOPs, is below 0.6, that the arm is above the baseline's line at 1 / 0.6 of
     the arm's compute."""
     line, arms = asked[0].line, {arm.name: arm for arm in results.arms()}
-    bound = 0.0 if line.is_equivalent or not line.bound else line.sign * line.bound
     inequalities, untested = [], []
-    for one in asked:
-        seen, lacks = [], []
-        for way in (one, *one.rivals):
+    for first in asked:
+        measured, lacks = [], []
+        for rival in (first, *first.rivals):
             try:
-                seen.append(measure(way, results, arms, planned, bound))
+                measured.append(measure(rival, results, arms, planned))
             except InputError as error:
-                lacks.append(f"{way.label} ({error})")
-        if not seen:
+                lacks.append(f"{rival.label} ({error})")
+        if not measured:
             untested.append(lacks[0])
         else:
-            best = strongest(seen) if line.has_some else seen[0]
+            best = strongest(measured) if line.has_some else measured[0]
             # That none holds is not known of those without scores.
             lacks_below = (*best.lacks_below, *(f"not tested: {lack}" for lack in lacks))
             inequalities.append(replace(best, lacks_below=lacks_below))
@@ -401,34 +384,39 @@ def make_line(asked: Sequence[AskedInequality], results: ResultSet, planned: Ask
 
 
 def measure(
-    asked: AskedInequality, results: ResultSet, arms: Mapping[str, ReportArm], planned: AskedScores, bound: float
+    asked: AskedInequality, results: ResultSet, arms: Mapping[str, ReportArm], planned: AskedScores
 ) -> Inequality:
-    """What is to lie above the bound, tested. Raises `InputError` with what is lacking where it is not known."""
+    """The sum that is to lie above the bound, measured. Raises `InputError` with what is lacking where it is not
+    known."""
     refuse_lacking(asked, results, arms, planned)
     line, first = asked.line, asked.terms[0]
     label = asked.label if line.sign > 0 else f"−({asked.label})"
-    seen: Contrast | None = None
+    measured: Contrast | None = None
     if line.is_equivalent:
         arm, ladder, share = arms[first.arms[0]], [arms[name] for name in asked.ladder], line.bound
-        wanted = None if first.task == MEAN_OF_FAMILIES else list_datasets(first.task, results)
-        seen = contrast_at_share(results, arm, ladder, share, datasets=wanted)
-        seen = replace(seen, estimate=-line.sign * seen.estimate)
+        datasets = None if first.task == MEAN_OF_FAMILIES else list_datasets(first.task, results)
+        measured = contrast_at_share(results, arm, ladder, share, datasets)
+        sides = [(-line.sign, arm, first.task), *((line.sign, rung, first.task) for rung in ladder)]
         which = ("the arm’s", "the baseline’s")[:: -int(line.sign)]
         label = f"{asked.label}: {' score minus '.join(which)}, the baseline with {1 / share:.2g} times the arm’s FLOPs"
-        sides = [(-line.sign, arm, first.task), *((line.sign, rung, first.task) for rung in ladder)]
-    elif first.operand.function == "spread":
-        seen, values = contrast_spreads(asked.terms, arms, results)
-        seen = replace(seen, estimate=line.sign * seen.estimate)
-        label = f"{label} ({first.operand.axis} {', '.join(f'{value:g}' for value in values)})"
+        measured = replace(measured, estimate=-line.sign * measured.estimate)
+    elif first.function == "spread":
+        measured, values = contrast_spreads(asked.terms, arms, results)
+        measured = replace(measured, estimate=line.sign * measured.estimate)
+        label = f"{label} ({first.axis} {', '.join(f'{value:g}' for value in values)})"
         # A spread is over what did not diverge, by its definition: that counts on neither side.
         sides = [(0.0, arms[name], term.task) for term in asked.terms for name in term.arms]
     else:
         sides = [(line.sign * weight, arm, task) for weight, arm, task in weigh_arms(asked.terms, arms)]
     weighted: list[tuple[float, Result]] = []
     for weight, arm, task in sides:
-        scores = find_scores(arm, task, results)
+        parts = [results.score(arm, part) for part in (results.families if task == MEAN_OF_FAMILIES else [task])]
+        scores = [score for score in parts if score is not None]
+        if not scores or len(scores) < len(parts):
+            raise InputError("no scores")
         weighted += [(weight / len(scores), score) for score in scores]
-    return make_inequality(label, seen or contrast(weighted), bound, *find_lacks(weighted, planned))
+    bound = 0.0 if line.is_equivalent or not line.bound else line.sign * line.bound
+    return Inequality(label, measured or contrast(weighted), bound, *find_lacks(weighted, planned))
 
 
 def refuse_lacking(
@@ -439,9 +427,9 @@ def refuse_lacking(
         for name in (*term.arms, *asked.ladder):
             if name not in arms:
                 raise InputError("no scores")
-            known = results.scores_of(arms[name])
-            due = [one for one, family in planned.families.items() if term.task in (one, family, MEAN_OF_FAMILIES)]
-            if lost := [one for one in due if one not in known]:
+            scores = results.scores_of(arms[name])
+            due = [task for task, family in planned.families.items() if term.task in (task, family, MEAN_OF_FAMILIES)]
+            if lost := [task for task in due if task not in scores]:
                 raise InputError(f"no scores of {name} on {', '.join(lost)}")
 
 
@@ -449,20 +437,19 @@ def find_lacks(terms: Sequence[tuple[float, Result]], planned: AskedScores) -> t
     """What a weighted sum of scores lacks to be called above a bound, and what to be called below it: on both sides
     fine-tunings that are not there, as another rate or seed may change the score; on the side that a score speaks for,
     the seeds that diverged, as the mean is that of those that survived."""
-    above, below = list[str](), list[str]()
-    for weight, one in terms:
-        for score in one.cells or (one,):
+    above, below = dict[str, None](), dict[str, None]()
+    for weight, mean in terms:
+        for score in mean.cells or (mean,):
             where = f"{score.arm.name} on {score.dataset}"
             num_planned = planned.num_runs.get((score.arm.name, score.dataset), 0)
             if score.num_runs is not None and score.num_runs < num_planned:
                 told = f"all fine-tunings of {where}: its score is by {score.num_runs} of {num_planned}"
-                above.append(told)
-                below.append(told)
+                above[told] = below[told] = None
             if score.num_diverged and weight:
                 num_seeds = show_count(score.num_diverged + score.num, "seed")
                 told = f"a score of {where} without divergence: it lost {score.num_diverged} of {num_seeds}"
-                (above if weight > 0 else below).append(told)
-    return tuple(dict.fromkeys(above)), tuple(dict.fromkeys(below))
+                (above if weight > 0 else below)[told] = None
+    return tuple(above), tuple(below)
 
 
 def list_datasets(task: str, results: ResultSet) -> list[str]:
@@ -471,14 +458,3 @@ def list_datasets(task: str, results: ResultSet) -> list[str]:
         return [task]
     families = results.families if task == MEAN_OF_FAMILIES else [task]
     return [name for family in families for name in results.datasets(family, results.primary_metric)]
-
-
-def find_scores(arm: ReportArm, task: str, results: ResultSet) -> list[Result]:
-    """The score on a task, the average of a family, or the averages of all. Raises `InputError` where one lacks."""
-    families = results.families if task == MEAN_OF_FAMILIES else [task]
-    is_family = families != [task] or task in FAMILY_NAMES
-    scores = [results.find_average(arm, one) if is_family else results.scores_of(arm).get(task) for one in families]
-    known = [score for score in scores if score is not None]
-    if not known or len(known) < len(scores):
-        raise InputError("no scores")
-    return known

@@ -169,8 +169,7 @@ MOST_COLUMNS = 5
 
 def list_means(results: ResultSet) -> list[Result]:
     """The mean over all tasks of every model that has them all."""
-    by_model = scores_by_model(results, results.primary_metric).values()
-    return [own["", ALL_TASKS] for own in by_model if ("", ALL_TASKS) in own]
+    return [scores["", ALL_TASKS] for scores in scores_by_model(results).values() if ("", ALL_TASKS) in scores]
 
 
 def rivals(arm: ReportArm) -> tuple[str | int, ...]:
@@ -178,19 +177,18 @@ def rivals(arm: ReportArm) -> tuple[str | int, ...]:
     return arm.size, arm.pretrain_steps + arm.cpt_steps, "undecayed" if arm.setup == "efficiency" else ""
 
 
-def scores_by_model(results: ResultSet, metric: str) -> dict[str, dict[tuple[str, str], Result]]:
-    """Name of a model → (family, dataset) → its score; and ("", ALL_TASKS) → its mean over all tasks, where it has all
-    that any model has."""
-    names = [(family, dataset) for family in results.families for dataset in results.datasets(family, metric)]
+def scores_by_model(results: ResultSet) -> dict[str, dict[tuple[str, str], Result]]:
+    """Those of `by_model`, and ("", ALL_TASKS) → the mean over all tasks of a model that has all that any model has."""
+    places = [
+        (family, name) for family in results.families for name in results.datasets(family, results.primary_metric)
+    ]
     by_model = {}
-    for name, cells in results.by_model.items():
-        own: dict[tuple[str, str], Result] = {
-            (one.family, one.dataset): one for one in cells.values() if one.metric == metric
-        }
-        known = [own[place] for place in names if place in own]
-        if known and len(known) == len(names):
-            own["", ALL_TASKS] = average(known) if len(known) > 1 else replace(known[0], dataset=AVERAGE)
-        by_model[name] = own
+    for model, scores in results.by_model.items():
+        cells = [scores[place] for place in places if place in scores]
+        by_model[model] = dict(scores)
+        if cells and len(cells) == len(places):
+            mean = average(cells) if len(cells) > 1 else replace(cells[0], dataset=AVERAGE)
+            by_model[model]["", ALL_TASKS] = mean
     return by_model
 
 
@@ -198,7 +196,7 @@ def wide_table(results: ResultSet, metric: str) -> Table:
     """A row for every model; columns are the mean over all tasks, then each family's tasks and, of several
     families, its mean."""
     results = results.select(metric=metric)
-    scores = scores_by_model(results, metric)
+    scores = scores_by_model(results)
     names_of = {family: results.datasets(family, metric) for family in results.families}
     num_tasks = sum(map(len, names_of.values()))
     has_all = num_tasks > 1 and any(("", ALL_TASKS) in own for own in scores.values())
@@ -428,12 +426,15 @@ def describe_results(results: ResultSet) -> list[str]:
 def bars_of(claim: Claim) -> list[dict[str, float] | None]:
     """The inequalities of a claim on one scale, which has zero, every bound and every interval on it: places in pixels
     from the left; None without an interval."""
-    known = [one for one in claim.inequalities if not math.isnan(one.low)]
-    place = scale([0.0, *(value for one in known for value in (one.low, one.high, one.bound))], BAR_WIDTH)
-    bars: list[dict[str, float] | None] = []
+    rows = []
     for one in claim.inequalities:
-        values = {"zero": 0.0, "bound": one.bound, "low": one.low, "high": one.high, "estimate": one.estimate}
-        bars.append(None if math.isnan(one.low) else {name: place(value) for name, value in values.items()})
+        ends = one.interval.low, one.interval.high
+        rows.append({"zero": 0.0, "bound": one.bound, "low": ends[0], "high": ends[1], "estimate": one.estimate})
+    known = [row for row in rows if not math.isnan(row["low"])]
+    place = scale([0.0, *(row[name] for row in known for name in ("low", "high", "bound"))], BAR_WIDTH)
+    bars: list[dict[str, float] | None] = []
+    for row in rows:
+        bars.append({name: place(value) for name, value in row.items()} if row in known else None)
     return bars
 
 

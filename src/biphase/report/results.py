@@ -154,24 +154,25 @@ class ResultSet:
 
     @cached_property
     def cells(self) -> dict[tuple[str, str, str, str, str], Result]:
-        cells = {(one.arm.setup, one.arm.name, one.family, one.dataset, one.metric): one for one in self.results}
-        assert len(cells) == len(self.results), "a cell is there twice"
-        return cells  # type: ignore[return-value]
+        """(setup, arm, family, dataset, metric) → its result."""
+        return {(one.arm.setup, one.arm.name, one.family, one.dataset, one.metric): one for one in self.results}
 
     @cached_property
-    def by_model(self) -> dict[str, dict[tuple[str, str, str], Result]]:
-        """Name of a model → (family, dataset, metric) → its result, with the arm of the first of its comparisons."""
-        by_model: dict[str, dict[tuple[str, str, str], Result]] = {}
-        for one in self.results:
-            own = by_model.setdefault(one.arm.name, {})
-            arm = next(iter(own.values()), one).arm
-            own.setdefault((one.family, one.dataset, one.metric), replace(one, arm=arm))
+    def by_model(self) -> dict[str, dict[tuple[str, str], Result]]:
+        """Name of a model → (family, dataset) → its result by the primary metric, with the arm of the first of its
+        comparisons."""
+        by_model: dict[str, dict[tuple[str, str], Result]] = {}
+        for result in self.results:
+            if result.metric == self.primary_metric:
+                scores = by_model.setdefault(result.arm.name, {})
+                arm = next(iter(scores.values()), result).arm
+                scores.setdefault((result.family, result.dataset), replace(result, arm=arm))
         return by_model
 
     @property
     def models(self) -> list[ReportArm]:
         """Every model once: one that stands in several comparisons is given for the first of them."""
-        return [next(iter(own.values())).arm for own in self.by_model.values()]
+        return [next(iter(scores.values())).arm for scores in self.by_model.values()]
 
     @cached_property
     def dataset_names(self) -> dict[tuple[str, str], list[str]]:
@@ -217,18 +218,16 @@ class ResultSet:
     def find(self, arm: ReportArm, family: str, dataset: str, metric: str) -> Result | None:
         return self.cells.get((arm.setup, arm.name, family, dataset, metric))
 
-    def find_average(self, arm: ReportArm, family: str) -> Result | None:
-        """The score of an arm on a family: its average by the primary metric."""
-        return self.find(arm, family, AVERAGE, self.primary_metric)
-
     def scores_of(self, arm: ReportArm) -> dict[str, Result]:
         """The scores of an arm on each dataset by the primary metric, whichever of its comparisons they are from."""
-        own = self.by_model.get(arm.name, {}).values()
-        return {one.dataset: one for one in own if one.metric == self.primary_metric and one.dataset != AVERAGE}
+        scores = self.by_model.get(arm.name, {})
+        return {dataset: result for (_, dataset), result in scores.items() if dataset != AVERAGE}
 
-    def find_all(self, arm: ReportArm, family: str, metric: str) -> list[Result | None]:
-        """The results of an arm on every dataset of a family; None where one is missing."""
-        return [self.find(arm, family, name, metric) for name in self.datasets(family, metric)]
+    def score(self, arm: ReportArm, task: str) -> Result | None:
+        """One of these; of a family its average."""
+        if task in FAMILY_NAMES:
+            return self.by_model.get(arm.name, {}).get((task, AVERAGE))
+        return self.scores_of(arm).get(task)
 
 
 def measured(
@@ -247,13 +246,13 @@ def measured(
     fine-tuning seeds are 0, 1, … unless given. Results of an arm that was pretrained several times are made one by one
     and then joined by `pool`.
     """
-    seeds = tuple(facts.pop("seeds", range(len(samples))))
-    pretraining_seeds = tuple(facts.pop("pretraining_seeds", ()))
-    interval = mean_interval(repetitions(samples, pretraining_seeds))
+    facts["seeds"] = tuple(facts.get("seeds", range(len(samples))))
+    facts["pretraining_seeds"] = tuple(facts.get("pretraining_seeds", ()))
+    interval = mean_interval(repetitions(samples, facts["pretraining_seeds"]))
+    facts |= {"mean": interval.value, "half_width": interval.half_width, "num": len(samples)}
     if by_rate is not None:
         by_rate = {rate: tuple(by_rate[rate]) for rate in sorted(by_rate)}
-    summary = (interval.value, interval.half_width, tuple(samples), by_rate, len(samples))
-    return Result(arm, family, dataset, metric, *summary, seeds, pretraining_seeds, **facts)
+    return Result(arm, family, dataset, metric, samples=tuple(samples), by_rate=by_rate, **facts)
 
 
 def pool(results: Sequence[Result]) -> Result:
@@ -262,26 +261,27 @@ def pool(results: Sequence[Result]) -> Result:
     if len(results) == 1:
         return first
     assert all(len(one.pretraining_seeds) == len(one.samples) > 0 for one in results)
-    tables = [one.by_rate for one in results if one.by_rate is not None]
+    tables = [result.by_rate for result in results if result.by_rate is not None]
     by_rate = None
     if len(tables) == len(results) and all(table.keys() == tables[0].keys() for table in tables):
         by_rate = {rate: list(chain(*(table[rate] for table in tables))) for rate in tables[0]}
-    kept = [one.examples for one in results if one.examples]
-    scores = tuple(chain(*(one.scores for one in kept)))
+    examples = [result.examples for result in results if result.examples]
+    scores = tuple(chain(*(one.scores for one in examples)))
     return measured(
         first.arm,
         first.family,
         first.dataset,
         first.metric,
-        list(chain(*(one.samples for one in results))),
+        list(chain(*(result.samples for result in results))),
         by_rate,
-        seeds=chain(*(one.seeds for one in results)),
-        pretraining_seeds=chain(*(one.pretraining_seeds for one in results)),
-        examples=KeptExamples(scores) if len(kept) == len(results) else None,
-        num_runs=sum(one.num_runs or 0 for one in results) or None,
-        num_diverged=sum(one.num_diverged for one in results),
+        seeds=chain(*(result.seeds for result in results)),
+        pretraining_seeds=chain(*(result.pretraining_seeds for result in results)),
+        examples=KeptExamples(scores) if len(examples) == len(results) else None,
+        num_runs=sum(result.num_runs or 0 for result in results) or None,
+        num_diverged=sum(result.num_diverged for result in results),
         measure=first.measure,
-        choice=first.choice if all(one.num == 1 for one in results) else None,  # theirs is one, as they chose together
+        # Where each pretraining seed has one fine-tuning seed they chose together, and the choice of all is one.
+        choice=first.choice if all(result.num == 1 for result in results) else None,
     )
 
 
@@ -330,7 +330,8 @@ def check_averages(results: ResultSet) -> list[str]:
     lines = []
     averages = results.select(dataset=AVERAGE).results
     for result in averages:
-        cells = results.find_all(result.arm, result.family, result.metric)
+        names = results.datasets(result.family, result.metric)
+        cells = [results.find(result.arm, result.family, name, result.metric) for name in names]
         means = [cell.mean for cell in cells if cell is not None]
         recomputed = float(np.mean(means)) if len(means) == len(cells) else result.mean
         if abs(recomputed - result.mean) > PUBLISHED_DIGIT * (1 + 1e-9):

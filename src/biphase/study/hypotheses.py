@@ -209,7 +209,8 @@ def hypotheses_json(plan: Plan, folder: Path, findings: Sequence[Finding]) -> st
     for hypothesis, finding in zip(plan.study.hypotheses, findings, strict=True):
         inequalities = []
         for claim in finding.inequalities:
-            numbers = {"estimate": claim.estimate, "low": claim.low, "high": claim.high, "bound": claim.bound}
+            interval = claim.interval
+            numbers = {"estimate": claim.estimate, "low": interval.low, "high": interval.high, "bound": claim.bound}
             numbers |= {"p": claim.p_value, "adjusted_p": claim.adjusted}
             shown = {key: None if math.isnan(value) else value for key, value in numbers.items()}  # nan is no JSON
             inequalities.append({"label": claim.label, **shown, "verdict": claim.verdict})
