@@ -1,8 +1,8 @@
 """Results → figures, each as SVG and PDF: those for which there are scores, and what the others lack.
 
-A figure is a row of `FIGURES`: which arms it shows, what its lines are, and where on the axis an arm stands. It has a
-panel for each family, as data: series of marks with their intervals. The figures are those of the paper (its figures 2
-to 12), for any study in which these comparisons were made.
+A figure is a row of `FIGURES`: which arms it shows, what its lines are, and where on the axis an arm stands; its words
+stand in `figures.yaml`. It has a panel for each family, as data: series of marks with their intervals. The figures are
+those of the paper (its figures 2 to 12), for any study in which these comparisons were made.
 """
 
 import math
@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from biphase.files import parse_yaml
 from biphase.machine import end_with_parent, grace, num_cores
 from biphase.report.contrasts import difference
 from biphase.report.formats import label_measures
@@ -111,6 +113,7 @@ UNDECAYED = Axis(
 )
 BUDGETS = Axis("pretraining steps", lambda arm: arm.pretrain_steps, short_steps, has_names=True)
 CONTINUED = Axis("steps of MLM continued", lambda arm: arm.cpt_steps, short_steps)
+PARENTS = replace(CONTINUED, has_names=True)
 FLOPS = Axis("training FLOPs", lambda arm: arm.flops, is_logarithmic=True)
 
 
@@ -118,16 +121,14 @@ FLOPS = Axis("training FLOPs", lambda arm: arm.flops, is_logarithmic=True)
 class FigureRow:
     """What a figure shows."""
 
-    title: str
-    needs: str
     choose: Callable[[ResultSet], Iterable[Arms]]
     """What it shows, in the order of the legend."""
     series: Callable[[ReportArm], str]
     """The name of the series of an arm, to which `by_size` adds the size where there are several."""
     axis: Axis
+    kind: PanelKind = "lines"
     y_label: str = ""
     """By default it is what the family's score measures: `accuracy (%)`."""
-    kind: PanelKind = "lines"
     by_size: bool = False
     look: str = "objective"
     """The field of an arm by which its series has the look of an objective; empty where looks take turns."""
@@ -193,93 +194,41 @@ def name_objective(arm: ReportArm) -> str:
     return {"clm+mlm": "CLM, then MLM"}.get(arm.whole_objective, arm.whole_objective.upper())
 
 
+def name_masked(arm: ReportArm) -> str:
+    return f"MLM {arm.mask_percent} %" if arm.mask_percent else "CLM"
+
+
+def name_share(arm: ReportArm) -> str:
+    return f"{clm_percent(arm)} % CLM, then MLM"
+
+
 def name_split(arm: ReportArm) -> str:
     return f"{short_steps(arm.clm_steps)} CLM, then {short_steps(arm.mlm_steps)} MLM" if arm.clm_steps else "MLM"
 
 
+def name_gap(arm: ReportArm) -> str:
+    return f"{arm.size}, from CLM − from MLM"
+
+
+def name_parent(arm: ReportArm) -> str:
+    return f"from {arm.objective.upper()}"
+
+
+choose_ratios = partial(choose_arms, setup="objective", objective="mlm")
+choose_undecayed, choose_cpt = partial(choose_arms, setup="efficiency"), partial(choose_arms, setup="cpt")
+
 FIGURES: dict[str, FigureRow] = {
-    "objective-by-size": FigureRow(
-        "Objective by size",
-        "CLM and MLM of the same size and steps",
-        choose_objectives,
-        lambda arm: f"MLM {arm.mask_percent} %" if arm.mask_percent else "CLM",
-        SIZES,
-    ),
-    "masking-ratio": FigureRow(
-        "Masking ratio",
-        "MLM alone at two masking ratios or more",
-        partial(choose_arms, setup="objective", objective="mlm"),
-        lambda arm: arm.size,
-        MASKS,
-        look="",
-    ),
-    "score-by-steps": FigureRow(
-        "Score against steps",
-        "undecayed checkpoints at two steps or more",
-        partial(choose_arms, setup="efficiency"),
-        name_objective,
-        UNDECAYED,
-        by_size=True,
-    ),
-    "rate-spread": FigureRow(
-        "Spread over fine-tuning rates",
-        "test scores at every fine-tuning rate and seed",
-        choose_objectives,
-        name_objective,
-        SIZES,
-        "spread (points)",
-        kind="points",
-    ),
-    "splits": FigureRow(
-        "CLM then MLM at a fixed budget",
-        "CLM then MLM, and MLM alone, at one budget",
-        choose_splits,
-        lambda arm: f"{clm_percent(arm)} % CLM, then MLM",
-        BUDGETS,
-        "ahead of MLM alone (points)",
-        by_size=True,
-        look="",
-        kind="bars",
-    ),
-    "masking-after-clm": FigureRow(
-        "Masking ratio after CLM",
-        "MLM after CLM at two masking ratios or more",
-        choose_masks_after_clm,
-        name_split,
-        MASKS,
-        by_size=True,
-    ),
-    "continued": FigureRow(
-        "Continued pretraining: which parent?",
-        "MLM continued from CLM and from MLM",
-        choose_continued,
-        lambda arm: f"{arm.size}, from CLM − from MLM",
-        replace(CONTINUED, has_names=True),
-        "CLM parent ahead (points)",
-        look="",
-        kind="bars",
-    ),
-    "continued-steps": FigureRow(
-        "Continued pretraining over its steps",
-        "continued pretraining at two numbers of steps or more",
-        partial(choose_arms, setup="cpt"),
-        lambda arm: f"from {arm.objective.upper()}",
-        CONTINUED,
-        by_size=True,
-    ),
-    "score-by-flops": FigureRow(
-        "Score against FLOPs",
-        "FLOPs of two arms or more",
-        choose_priced,
-        name_objective,
-        FLOPS,
-        look="whole_objective",
-        kind="rings",
-    ),
+    "objective-by-size": FigureRow(choose_objectives, name_masked, SIZES),
+    "masking-ratio": FigureRow(choose_ratios, lambda arm: arm.size, MASKS, look=""),
+    "score-by-steps": FigureRow(choose_undecayed, name_objective, UNDECAYED, by_size=True),
+    "rate-spread": FigureRow(choose_objectives, name_objective, SIZES, "points", "spread (points)"),
+    "splits": FigureRow(choose_splits, name_share, BUDGETS, "bars", "ahead of MLM alone (points)", True, ""),
+    "masking-after-clm": FigureRow(choose_masks_after_clm, name_split, MASKS, by_size=True),
+    "continued": FigureRow(choose_continued, name_gap, PARENTS, "bars", "CLM parent ahead (points)", look=""),
+    "continued-steps": FigureRow(choose_cpt, name_parent, CONTINUED, by_size=True),
+    "score-by-flops": FigureRow(choose_priced, name_objective, FLOPS, "rings", look="whole_objective"),
 }
 """By the name of its files. Loss curves are no results, and drawn by themselves."""
-
-LOSS_FIGURE = ("losses", "Loss curves")
 
 
 def figure_pool() -> Executor:
@@ -302,31 +251,23 @@ def list_figures(
     results: ResultSet,
     losses: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
     ladders: Sequence[Panel] = (),
-) -> tuple[list[Picture], list[tuple[str, str]], list[str]]:
+) -> tuple[list[Picture], dict[str, dict[str, str]], list[str]]:
     """Every figure for which there are scores.
 
     `losses`: run → records as in metrics.jsonl. `ladders`: panels that stand beside what they tell.
 
     Returns:
-        The pictures to be drawn; name and title of those that stand by themselves; and what the others lack.
+        The pictures to be drawn; the words of those that stand by themselves, by name; and what the others lack.
     """
-    shown, missing, pictures = [], [], list[Picture]()
+    plots = {name: [partial(plot_panel, panel) for panel in fill_panels(row, results)] for name, row in FIGURES.items()}
+    plots["losses"] = list(share_out_curves(losses or {}))
+    pictures = [Picture(name, drawn) for name, drawn in plots.items() if drawn]
     if ladders:
-        pictures.append(
-            Picture("compute-equivalents", [partial(plot_panel, one) for one in ladders], ladders[0].height)
-        )
-    for name, row in FIGURES.items():
-        if panels := fill_panels(row, results):
-            pictures.append(Picture(name, [partial(plot_panel, panel) for panel in panels]))
-            shown.append((name, row.title))
-        else:
-            missing.append(f"{row.title}: needs {row.needs}")
-    if curves := list(share_out_curves(losses or {})):
-        pictures.append(Picture(LOSS_FIGURE[0], curves))
-        shown.append(LOSS_FIGURE)
-    else:
-        missing.append(f"{LOSS_FIGURE[1]}: needs the metrics.jsonl of the runs")
-    return pictures, shown, missing
+        drawn = [partial(plot_panel, panel) for panel in ladders]
+        pictures.insert(0, Picture("compute-equivalents", drawn, ladders[0].height))
+    words = parse_yaml((resources.files("biphase.report") / "figures.yaml").read_text("utf-8"))
+    missing = [f"{words[name]['title']}: needs {words[name]['needs']}" for name, drawn in plots.items() if not drawn]
+    return pictures, {name: words[name] for name, drawn in plots.items() if drawn}, missing
 
 
 def fill_panels(row: FigureRow, results: ResultSet) -> list[Panel]:
