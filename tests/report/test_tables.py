@@ -11,10 +11,14 @@ from biphase.report.figures import FIGURES, fill_panels
 from biphase.report.page import wide_table
 from biphase.report.paper import read_reference
 from biphase.report.results import Family, ReportArm, Result, ResultSet, measured
-from biphase.report.tables import CSV_COLUMNS, Table, make_tables, table_files, to_csv, to_latex, to_markdown
+from biphase.report.tables import CSV_COLUMNS, Table, make_tables, table_files, to_latex, to_markdown
 
 CLM = ReportArm("clm", "objective", "1m", "clm", None, 1000, 1000, 0)
 MLM = ReportArm("mlm", "objective", "1m", "mlm", 40, 1000, 0, 1000)
+
+
+def to_csv(table: Table) -> str:
+    return table_files([table])[f"tables/{table.name}.csv"]
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """Results → figures, each as SVG and PDF: those for which there are scores, and what the others lack.
 
 A figure is a row of `FIGURES`: which arms it shows, what its lines are, and where on the axis an arm stands; its words
-stand in `figures.yaml`. It has a panel for each family, as data: series of marks with their intervals. The figures are
+stand in `words.yaml`. It has a panel for each family, as data: series of marks with their intervals. The figures are
 those of the paper (its figures 2 to 12), for any study in which these comparisons were made.
 """
 
@@ -14,16 +14,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from biphase.files import parse_yaml
 from biphase.machine import end_with_parent, grace, num_cores
 from biphase.report.contrasts import difference
-from biphase.report.formats import label_measures
+from biphase.report.formats import label_measures, read_words
 from biphase.report.results import (
     FAMILY_NAMES,
     ReportArm,
@@ -265,7 +263,7 @@ def list_figures(
     if ladders:
         drawn = [partial(plot_panel, panel) for panel in ladders]
         pictures.insert(0, Picture("compute-equivalents", drawn, ladders[0].height))
-    words = parse_yaml((resources.files("biphase.report") / "figures.yaml").read_text("utf-8"))
+    words = read_words()["figures"]
     missing = [f"{words[name]['title']}: needs {words[name]['needs']}" for name, drawn in plots.items() if not drawn]
     return pictures, {name: words[name] for name, drawn in plots.items() if drawn}, missing
 

@@ -4,7 +4,11 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib import resources
+from typing import Any
 
+from biphase.files import parse_yaml
 from biphase.report.results import AVERAGE, ResultSet
 from biphase.report.statistics import SIGNIFICANCE, Interval
 
@@ -77,53 +81,24 @@ def csv_text(rows: Iterable[Sequence[object]]) -> str:
     return file.getvalue()
 
 
-MEASURE_NAMES: dict[str, dict[str, str]] = {
-    "SC": {
-        "accuracy": "accuracy",
-        "macro_f1": "macro-F1",
-        "micro_f1": "micro-F1",
-        "f1": "F1 of the second class",
-        "mcc": "Matthews correlation",
-        "spearman": "Spearman correlation",
-        "pearson": "Pearson correlation",
-    },
-    "TC": {
-        "f1": "F1 of entities",
-        "strict_f1": "strict F1 of entities",
-        "accuracy": "accuracy of tags",
-        "macro_f1": "macro-F1 of tags",
-    },
-    "QA": {"f1": "F1 of answers", "exact": "exact match"},
-    "IR": {
-        "ndcg_at_10": "nDCG@10",
-        "map_at_100": "MAP@100",
-        "mrr_at_10": "MRR@10",
-        "recall_at_100": "recall@100",
-    },
-    "EM": {"ndcg_at_10": "nDCG@10, zero-shot", "spearman": "rank correlation, zero-shot"},
-}
-"""Family → the standard metrics of its tasks, the usual one first, in words."""
-
-PAPER_MEASURES = {
-    "SC": "accuracy",
-    "TC": "macro-F1 per sentence, O included",
-    "QA": "F1 of token positions, first answer",
-    "IR": "nDCG@10, ideal order over the retrieved",
-}
+@cache
+def read_words() -> dict[str, Any]:
+    """The words of figures and of measures, as `words.yaml` has them."""
+    return parse_yaml((resources.files("biphase.report") / "words.yaml").read_text("utf-8"))
 
 
 def group_measures(results: ResultSet, family: str, metric: str) -> dict[str, list[str]]:
     """What the scores of a family measure, in words → the datasets whose scores do; the usual metric where it is not
     known by which they are."""
-    names = MEASURE_NAMES[family]
-    usual = next(iter(names))
+    words = read_words()
+    names = words["measures"][family]
     datasets: dict[str, dict[str, None]] = {}
-    for one in results.select(family, metric=metric).results:
-        if one.dataset != AVERAGE:
-            measure = one.measure or usual
-            words = PAPER_MEASURES[family] if metric == "paper" else names.get(measure, measure)
-            datasets.setdefault(words, {})[one.dataset] = None
-    return {words: list(own) for words, own in datasets.items()}
+    for result in results.select(family, metric=metric).results:
+        if result.dataset != AVERAGE:
+            measure = result.measure or next(iter(names))
+            told = words["paper_measures"][family] if metric == "paper" else names.get(measure, measure)
+            datasets.setdefault(told, {})[result.dataset] = None
+    return {told: list(names) for told, names in datasets.items()}
 
 
 def tell_measures(results: ResultSet, family: str, metric: str) -> str:
@@ -131,7 +106,8 @@ def tell_measures(results: ResultSet, family: str, metric: str) -> str:
     groups = group_measures(results, family, metric)
     if len(groups) == 1:
         return next(iter(groups))
-    return f"{show_list([f'{words} on {show_list(own)}' for words, own in groups.items()])}, which averages mix"
+    told = [f"{words} on {show_list(names)}" for words, names in groups.items()]
+    return f"{show_list(told)}, which averages mix"
 
 
 def label_measures(results: ResultSet, family: str, metric: str) -> str:

@@ -439,7 +439,7 @@ def find_lacks(terms: Sequence[tuple[float, Result]], planned: AskedScores) -> t
     the seeds that diverged, as the mean is that of those that survived."""
     above, below = dict[str, None](), dict[str, None]()
     for weight, mean in terms:
-        for score in mean.cells or (mean,):
+        for score in mean.parts:
             where = f"{score.arm.name} on {score.dataset}"
             num_planned = planned.num_runs.get((score.arm.name, score.dataset), 0)
             if score.num_runs is not None and score.num_runs < num_planned:

@@ -57,7 +57,6 @@ from biphase.report.tables import (
     OBJECTIVE_NAMES,
     Table,
     fill_rows,
-    is_degenerate,
     make_score_table,
     make_tables,
     percent,
@@ -267,7 +266,7 @@ def compare_in_words(best: Result, other: Result, where: str, num_models: int) -
     `best` is the best of so many models: its p-value is multiplied by how many it could have been beside `other`
     (Bonferroni), for the best of many equally good ones is ahead of any of them.
     """
-    if is_degenerate(best) and is_degenerate(other):
+    if all(part.num_degenerate == part.num for part in (*best.parts, *other.parts)):
         told = "both predict one and the same for all examples, as networks do that were trained too little"
         return f"{best.arm.name} cannot be told from {other.arm.name} {where}: {told}."
     seen = difference(best, other)
@@ -481,6 +480,6 @@ def first_number(text: str) -> str:
 def print_results(results: ResultSet) -> None:
     """The table of all models and tasks, and the answer to the study's question, as its page has them."""
     title = "Test scores in %, mean over seeds ± half of the 95 % interval"
-    print_table(replace(wide_table(results, results.primary_metric), title=title))
+    print_table(replace(wide_table(results, results.primary_metric), title=title, signals=()))
     for sentence in answer_sentences(results, list_means(results)):
         terminal.print(sentence, markup=False)

@@ -132,11 +132,19 @@ class Result:
     """What an average is the mean of: results on datasets, where these were measured."""
 
     @property
+    def parts(self) -> tuple["Result", ...]:
+        """The results on datasets that it stands for, as far as they are known."""
+        return self.cells or (self,)
+
+    @property
     def num_pretrainings(self) -> int:
         """An average has those of the dataset that has the fewest."""
-        if self.cells:
-            return min(cell.num_pretrainings for cell in self.cells)
-        return len(set(self.pretraining_seeds)) or 1
+        return min(len(set(part.pretraining_seeds)) or 1 for part in self.parts)
+
+    @property
+    def num_degenerate(self) -> int:
+        """With how many seeds the same is predicted for all examples, as far as predictions were kept."""
+        return self.examples.table.num_degenerate if self.examples and self.examples.table else 0
 
     @property
     def std(self) -> float:

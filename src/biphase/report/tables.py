@@ -6,7 +6,9 @@ One table for each comparison, family and metric: arms in rows, datasets and the
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from rich import box
 from rich.measure import Measurement
@@ -18,6 +20,9 @@ from biphase.report.contrasts import Signal, difference, measure_signal
 from biphase.report.formats import MISSING, csv_text, show_share, tell_measures
 from biphase.report.results import ALL_TASKS, AVERAGE, FAMILY_NAMES, SETUPS, ReportArm, Result, ResultSet
 
+if TYPE_CHECKING:
+    from jinja2 import Template
+
 RULE = (
     "Bold: the best of its block. "
     "=: within noise of it, as the 95 % interval of the difference includes zero or cannot be told; over seeds and, "
@@ -27,6 +32,9 @@ RULE = (
 )
 
 OBJECTIVE_NAMES = {"clm": "CLM", "mlm": "MLM", "clm+mlm": "CLM → MLM", "none": "random"}
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -115,6 +123,7 @@ def make_tables(results: ResultSet) -> list[Table]:
         stub, num_block = FORMS[setup]
         stubs = {arm: tuple(STUBS[head](arm) for head in stub) for arm in part.arms()}
         blocks = {arm: words[:num_block] for arm, words in stubs.items()}
+        trained = [arm for arm in stubs if arm.objective != "none"]
         for family in part.families:
             names = part.datasets(family, metric)
             columns = [*names, AVERAGE] if len(names) != 1 else names
@@ -126,8 +135,7 @@ def make_tables(results: ResultSet) -> list[Table]:
                 title, name = f"{title}, in the form of the paper's table {number}", f"{number:02d}-{name}"
             title, name = title[0].upper() + title[1:], f"table-{name}-{metric}"
             rows = fill_rows(stubs, blocks, columns, scores)
-            trained = [arm.name for arm in stubs if arm.objective != "none"]
-            signals = [measure_signal(scores[arm, column] for arm in trained) for column in columns]
+            signals = [measure_signal(scores[arm.name, column] for arm in trained) for column in columns]
             tables.append(make_score_table(name, title, stub, columns, rows, signals))
     return tables
 
@@ -149,18 +157,20 @@ def fill_rows(
 
 
 def mark_column(scores: Sequence[Result | None]) -> list[Cell]:
-    """The best of the scores, and those that are not shown to be different from it. A score alone is neither."""
+    """The best of the scores, and those that are not shown to be different from it. A score alone is neither. `†`
+    stands at one from predictions that say nothing about their examples, with any seed."""
     known = [score for score in scores if score is not None]
     best = max(known, key=lambda score: score.mean, default=None)
     cells = []
     for score in scores:
-        if score is None:
+        if score is None or best is None:
             cells.append(Cell(MISSING))
             continue
         mark: Literal["best", "tied", ""] = ""
-        if best and len(known) > 1:
+        if len(known) > 1:
             mark = "best" if score is best else "" if difference(best, score).side == "above" else "tied"
-        cells.append(Cell(show_share(score.mean) + degenerate_mark(score), show_share(score.half_width), mark, score))
+        sign = "†" if any(part.num_degenerate for part in score.parts) else ""
+        cells.append(Cell(show_share(score.mean) + sign, show_share(score.half_width), mark, score))
     return cells
 
 
@@ -211,21 +221,6 @@ CSV_COLUMNS = (
 apply."""
 
 
-def degenerate_mark(result: Result) -> str:
-    """`†` where a score comes from predictions that say nothing about their examples, with any seed."""
-    return "†" if any(map(num_degenerate, result.cells or (result,))) else ""
-
-
-def is_degenerate(result: Result) -> bool:
-    """Whether all of its predictions say nothing about their examples, as far as these were kept."""
-    return all(num_degenerate(cell) == cell.num for cell in result.cells or (result,))
-
-
-def num_degenerate(cell: Result) -> int:
-    """With how many seeds the same is predicted for all examples."""
-    return cell.examples.table.num_degenerate if cell.examples and cell.examples.table else 0
-
-
 def show_signal(signal: Signal | None) -> str:
     """`3.1`; `(0.9)` where nothing is decided."""
     if signal is None:
@@ -236,9 +231,9 @@ def show_signal(signal: Signal | None) -> str:
 # A table's files, and its lines in a terminal
 
 
-def show_rows(table: Table, show: Callable[[Cell], str], escape: Callable[[str], str]) -> list[tuple[str, ...] | None]:
-    """The rows of a table as text, the last one with the signals of its columns; None between blocks."""
-    rows: list[tuple[str, ...] | None] = []
+def show_rows(table: Table, show: Callable[[Cell], T], escape: Callable[[str], T]) -> list[tuple[T, ...] | None]:
+    """The rows of a table as they are shown, the last one with the signals of its columns; None between blocks."""
+    rows: list[tuple[T, ...] | None] = []
     for previous, row in zip((None, *table.rows), table.rows, strict=False):
         if previous is not None and previous.block != row.block:
             rows.append(None)
@@ -269,26 +264,16 @@ def to_latex(table: Table) -> str:
         sign = "$^{=}$" if cell.mark == "tied" else ""
         return text + sign + (rf" {{\scriptsize($\pm$\,{reach})}}" if reach else "")
 
-    lines = [r"\midrule" if row is None else " & ".join(row) + r" \\" for row in show_rows(table, show, escape_latex)]
-    return "\n".join(
-        [
-            r"\begin{table}",
-            r"\centering\small",
-            rf"\caption{{{escape_latex(f'{table.title}. {table.notes[0]}')}}}",
-            rf"\label{{tab:{table.name}}}",
-            rf"\begin{{tabular}}{{{'l' * len(table.stub)}{'r' * len(table.columns)}}}",
-            r"\toprule",
-            " & ".join(map(escape_latex, (*table.stub, *table.columns))) + r" \\",
-            *(r"\midrule", *lines, r"\bottomrule"),
-            r"\end{tabular}",
-            r"\end{table}",
-            "",
-        ]
-    )
+    return latex_template().render(table=table, rows=show_rows(table, show, escape_latex))
 
 
-def to_csv(table: Table) -> str:
-    return csv_text(table.records)
+@cache
+def latex_template() -> "Template":
+    from jinja2 import Environment
+
+    environment = Environment(trim_blocks=True, keep_trailing_newline=True)
+    environment.filters["latex"] = escape_latex
+    return environment.from_string((resources.files("biphase.report") / "table.tex.j2").read_text("utf-8"))
 
 
 def table_files(tables: Iterable[Table]) -> dict[str, str]:
@@ -298,7 +283,7 @@ def table_files(tables: Iterable[Table]) -> dict[str, str]:
         files[f"tables/{table.name}.md"] = to_markdown(table)
         files[f"tables/{table.name}.tex"] = to_latex(table)
         if table.records:
-            files[f"tables/{table.name}.csv"] = to_csv(table)
+            files[f"tables/{table.name}.csv"] = csv_text(table.records)
     return files
 
 
@@ -308,38 +293,29 @@ PLAIN: dict[str, Any] = {"box": box.SIMPLE_HEAD, "pad_edge": False, "padding": (
 
 def print_table(table: Table) -> None:
     """The first words and the cells of each row; not wider than a terminal, and in a file as wide as it needs to be."""
+
+    def show(cell: Cell) -> Text:
+        text = f"{cell.text} ± {cell.reach:>4}" if cell.reach else cell.text
+        return Text(printable(text), style="bold" if cell.mark == "best" else "")
+
     shown = RichTable(title=table.title, **PLAIN)
     shown.add_column(table.stub[0], overflow="fold")
     for column in table.columns:
         shown.add_column(column, justify="right", no_wrap=True)
-    for previous, row in zip((None, *table.rows), table.rows, strict=False):
-        if previous is not None and previous.block != row.block:
+    for row in show_rows(table, show, lambda text: Text(printable(text))):
+        if row is None:
             shown.add_section()
-        texts = []
-        for cell in row.cells:
-            text = f"{cell.text} ± {cell.reach:>4}" if cell.reach else cell.text
-            texts.append(Text(printable(text), style="bold" if cell.mark == "best" else ""))
-        shown.add_row(Text(printable(row.stub[0])), *texts)
+        else:
+            shown.add_row(row[0], *row[len(table.stub) :])
     if not out.is_terminal:
         shown.width = Measurement.get(out, out.options.update_width(200), shown).maximum
     out.print(shown)
 
 
-LATEX = {
-    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "±": r"$\pm$",
-    "→": r"$\to$",
-    "–": "--",
-    "†": r"$\dagger$",
-    "÷": r"$\div$",
-    "…": r"\ldots{}",
-    "“": "``",
-    "”": "''",
-}
+LATEX = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
+LATEX |= {"^": r"\textasciicircum{}", "±": r"$\pm$", "→": r"$\to$", "–": "--", "†": r"$\dagger$", "÷": r"$\div$"}
+LATEX |= {"…": r"\ldots{}", "“": "``", "”": "''"}
 
 
 def escape_latex(text: str) -> str:
-    return "".join(LATEX.get(sign, sign) for sign in text)
+    return text.translate(str.maketrans(LATEX))
