@@ -99,8 +99,7 @@ def compute_equivalent(
         InputError: fewer than two budgets, two that are too far apart, compute that is not known, or no data set in
             common.
     """
-    names = shared_datasets(results, (arm, *baseline), datasets)
-    ladder, rung = make_ladder(results, baseline, axis, names), make_rung(results, arm, axis, names)
+    rung, ladder, names = make_ladder(results, arm, baseline, axis, datasets)
     heights = optimize.isotonic_regression([one.score.mean for one in ladder]).x
     log, beyond = read_off(np.log([one.compute for one in ladder]), heights, rung.score.mean)
     interval = find_interval(rung, ladder) if is_tested else (math.nan, math.nan, ())
@@ -117,8 +116,7 @@ def contrast_at_share(
 ) -> Contrast:
     """The arm's score minus the baseline's at the FLOPs of which the arm has this share: above zero, if the arm's
     equivalent is less than `share`. Raises `InputError` where the ladder does not reach there."""
-    names = shared_datasets(results, (arm, *baseline), datasets)
-    ladder, rung = make_ladder(results, baseline, "flops", names), make_rung(results, arm, "flops", names)
+    rung, ladder, _ = make_ladder(results, arm, baseline, "flops", datasets)
     spent = rung.compute / share
     if not ladder[0].compute <= spent <= ladder[-1].compute:
         raise InputError(f"the baseline's ladder does not reach {1 / share:.2g} of its compute")
@@ -137,24 +135,24 @@ def shared_datasets(results: ResultSet, arms: Sequence[ReportArm], wanted: Seque
     return names
 
 
-def make_rung(results: ResultSet, arm: ReportArm, axis: Compute, datasets: Sequence[str]) -> Rung:
-    """Raises `InputError` where the arm's compute is not known."""
-    compute: float | None = getattr(arm, axis)
-    if not compute:
-        raise InputError(f"the {AXES[axis]} of {arm.name} are not known; choose another axis")
-    scores = [score for name, score in results.scores_of(arm).items() if name in datasets]
-    return Rung(compute, average(scores), [(1 / len(scores), score) for score in scores])
-
-
 def make_ladder(
-    results: ResultSet, baseline: Sequence[ReportArm], axis: Compute, datasets: Sequence[str]
-) -> list[Rung]:
-    """Raises `InputError` with fewer than two budgets, or as `refuse_gaps`."""
-    ladder = [make_rung(results, arm, axis, datasets) for arm in baseline]
-    refuse_gaps([(rung.compute, rung.score.arm.name) for rung in ladder])
-    if len({rung.compute for rung in ladder}) < max(2, len(ladder)):
+    results: ResultSet, arm: ReportArm, baseline: Sequence[ReportArm], axis: Compute, datasets: Sequence[str] | None
+) -> tuple[Rung, list[Rung], tuple[str, ...]]:
+    """An arm, the ladder of a baseline, least compute first, and the data sets by whose mean they are placed. Raises
+    `InputError` as `compute_equivalent`."""
+    names = shared_datasets(results, (arm, *baseline), datasets)
+    rungs = []
+    for placed in (*baseline, arm):
+        compute: float | None = getattr(placed, axis)
+        if not compute:
+            raise InputError(f"the {AXES[axis]} of {placed.name} are not known; choose another axis")
+        scores = [score for name, score in results.scores_of(placed).items() if name in names]
+        rungs.append(Rung(compute, average(scores), [(1 / len(scores), score) for score in scores]))
+    *ladder, rung = rungs
+    refuse_gaps([(step.compute, step.score.arm.name) for step in ladder])
+    if len({step.compute for step in ladder}) < max(2, len(ladder)):
         raise InputError("a ladder needs two budgets of the baseline or more, each once")
-    return sorted(ladder, key=lambda rung: rung.compute)
+    return rung, sorted(ladder, key=lambda step: step.compute), names
 
 
 def refuse_gaps(rungs: Sequence[tuple[float, str]]) -> None:
@@ -286,11 +284,6 @@ class PriceList:
         return f"MLM {self.baseline[0].mask_percent} %"
 
     @property
-    def title(self) -> str:
-        budgets = ", ".join(short_steps(arm.pretrain_steps) for arm in self.baseline)
-        return f"Compute-equivalents, {self.size}: baseline {self.label} alone with {budgets} steps"
-
-    @property
     def rule(self) -> str:
         noise = self.prices[0].mean[0].noise
         over = f", over {show_noise(noise)}" if noise else ""
@@ -329,25 +322,22 @@ def list_prices(
     Args:
         declared: arms that hypotheses hold against a ladder → the arms of that.
     """
-    if not results.results:
-        return [], []
-    decayed = [arm for arm in results.models if arm.setup != "efficiency"]
-    trained = [arm for arm in decayed if arm.objective != "none" and not arm.cpt_steps]
+    trained = [arm for arm in results.models if arm.setup != "efficiency" and arm.objective != "none"]
+    trained = [arm for arm in trained if not arm.cpt_steps]
     lists, lacking = [], []
     for size in sizes_of(trained):
-        own = [arm for arm in trained if arm.size == size]
-        baseline = choose_baseline(own)
-        others = [arm for arm in own if arm not in baseline]
+        arms = [arm for arm in trained if arm.size == size]
+        baseline = choose_baseline(arms)
+        others = [arm for arm in arms if arm not in baseline]
         try:
-            listed = list_network(results, baseline, others) if baseline else None
+            prices, datasets = price_arms(results, baseline, others) if baseline else ([], ())
         except InputError as error:
             lacking.append(f"No compute-equivalents of {size}: {error}")
             continue
-        if listed:
-            names = {arm.name for arm in baseline}
-            asked = tuple(arm for arm, ladder in (declared or {}).items() if names.issuperset(ladder))
-            there = [price.arm.name for price in listed.prices]
-            lists.append(replace(listed, declared=tuple(name for name in asked if name in there)))
+        rungs, names = {arm.name for arm in baseline}, [price.arm.name for price in prices]
+        asked = [name for name, ladder in (declared or {}).items() if name in names and rungs.issuperset(ladder)]
+        if prices:
+            lists.append(PriceList(baseline, tuple(prices), datasets, tuple(asked)))
     return lists, lacking
 
 
@@ -366,9 +356,11 @@ def choose_baseline(arms: Sequence[ReportArm]) -> tuple[ReportArm, ...]:
     return () if best is None or len(ladders[best]) < LEAST_RUNGS else ladders[best]
 
 
-def list_network(results: ResultSet, baseline: Sequence[ReportArm], others: Sequence[ReportArm]) -> PriceList | None:
-    """The prices of one network; None without an arm that is known as well as the baseline. Raises `InputError` where
-    the baseline has no data set in common, or a gap."""
+def price_arms(
+    results: ResultSet, baseline: Sequence[ReportArm], others: Sequence[ReportArm]
+) -> tuple[list[Price], tuple[str, ...]]:
+    """The prices of those arms of a network that are known as well as its baseline, and the data sets of that. Raises
+    `InputError` where the baseline has no data set in common, or a gap."""
     axes = []
     for axis in AXES:
         spent = [0.0, *(getattr(arm, axis) or 0.0 for arm in baseline)]
@@ -383,14 +375,14 @@ def list_network(results: ResultSet, baseline: Sequence[ReportArm], others: Sequ
             price_on = partial(compute_equivalent, results, arm, baseline)
             mean = tuple(price_on(axis, datasets) for axis in known)
             by_part = {part: price_on(known[0], names) for part, names in parts.items()}
-            rest = {name: [one for one in datasets if one != name] for name in datasets if len(datasets) > 1}
+            rest = {name: [other for other in datasets if other != name] for name in datasets if len(datasets) > 1}
             without = {name: price_on(known[0], names, is_tested=False) for name, names in rest.items()}
             prices.append(Price(mean, by_part, without))
     # Above all of the ladder costs less than it says, below all of it more.
     ranks = {"above": 0, "": 1, "below": 2}
     prices.sort(key=lambda p: (ranks[p.mean[0].beyond], p.mean[0].share, -p.mean[0].rung.score.mean))
     prices.sort(key=lambda p: -p.arm.pretrain_steps)
-    return PriceList(tuple(baseline), tuple(prices), datasets) if prices else None
+    return prices, datasets
 
 
 def list_parts(results: ResultSet, arm: ReportArm, datasets: Sequence[str]) -> dict[str, list[str]]:
@@ -410,15 +402,16 @@ def list_parts(results: ResultSet, arm: ReportArm, datasets: Sequence[str]) -> d
 def price_sentence(listed: PriceList) -> str:
     """`A reaches the score of MLM alone (40 % masked) at 0.71 [0.62, 0.83] of its FLOPs, on average over 3 tasks.`
 
-    Of several arms none is chosen by its share, which would flatter it: the sentence has the range.
+    Of several arms none is chosen by its share, which would flatter it: the sentence has the range. Behind it stands
+    the share of the first without the task that it rests on most, and whether more than half of it (by its logarithm)
+    goes with that: ` Without genre, A has 0.93.`
     """
     chosen, alone = listed.headline, f"MLM alone ({listed.baseline[0].mask_percent} % masked)"
     first, last = chosen[0].mean[0], chosen[-1].mean[0]
     unit, ends = f"of its {AXES[first.axis]}", show_ends(first)
     where = f"on average over {len(first.datasets)} tasks" if len(first.datasets) > 1 else f"on {first.datasets[0]}"
-    notes = [f"interval over {show_noise(first.noise)}"] if first.noise else ["no interval: one seed"]
-    if listed.declared:
-        notes.insert(0, "declared in the study's hypotheses")
+    notes = ["declared in the study's hypotheses"] if listed.declared else []
+    notes.append(f"interval over {show_noise(first.noise)}" if first.noise else "no interval: one seed")
     if "pretraining seeds" not in first.noise:
         notes.append("each model was pretrained once")
     if len(chosen) > 1:
@@ -431,18 +424,14 @@ def price_sentence(listed: PriceList) -> str:
         told = f"{first.arm.name} reaches the score of {alone} at {show_multiple(first)} {unit}"
     if len(chosen) == 1 and first.low <= 1 <= first.high:
         told += ", which is not shown to be cheaper" if first.share < 1 else ", which is not shown to cost more"
-    return f"{told}, {where} ({'; '.join(notes)}).{tell_rest(chosen[0])}"
-
-
-def tell_rest(price: Price) -> str:
-    """` Without genre it is 0.93.`: the share of an arm without the task that it rests on most, and whether more than
-    half of it (by its logarithm) goes with that."""
-    if not price.without:
-        return ""
-    whole = math.log(price.mean[0].share)
-    task, rest = min(price.without.items(), key=lambda item: math.copysign(1, whole) * math.log(item[1].share))
+    told += f", {where} ({'; '.join(notes)})."
+    if not chosen[0].without:
+        return told
+    whole = math.log(first.share)
+    task, rest = min(chosen[0].without.items(), key=lambda item: math.copysign(1, whole) * math.log(item[1].share))
     has_one = abs(whole) > LEAST_SAVING and math.log(rest.share) / whole < 0.5
-    return f" {'One task carries this: w' if has_one else 'W'}ithout {task}, {price.arm.name} has {show_point(rest)}."
+    without = f"{'One task carries this: w' if has_one else 'W'}ithout {task}"
+    return f"{told} {without}, {first.arm.name} has {show_point(rest)}."
 
 
 def ladder_panel(listed: PriceList) -> Panel:
@@ -485,10 +474,11 @@ def price_tables(listed: PriceList) -> list[Table]:
             ends = [f"{end:.4f}" if 0 < end < math.inf else "" for end in (equivalent.low, equivalent.high)]
             records.append((*facts, *score_and_reach, *share, *ends, "; ".join(equivalent.noise)))
     heads = ("steps", "score (%)", *(f"share of {AXES[axis]}" for axis in shared))
-    tables = [Table(listed.name, listed.title, ("model",), heads, tuple(rows), (listed.rule,), records)]
+    budgets = ", ".join(short_steps(arm.pretrain_steps) for arm in listed.baseline)
+    title = f"Compute-equivalents, {listed.size}: baseline {listed.label} alone with {budgets} steps"
+    tables = [Table(listed.name, title, ("model",), heads, tuple(rows), (listed.rule,), records)]
     if parts:
-        title = f"{listed.title}. Share of {AXES[shared[0]]} by task"
-        heads = ("steps", *parts)
+        title, heads = f"{title}. Share of {AXES[shared[0]]} by task", ("steps", *parts)
         tables.append(Table(f"{listed.name}-by-task", title, ("model",), heads, tuple(by_part), (listed.rule,)))
     return tables
 

@@ -8,7 +8,7 @@ colours; where the page is narrow, its panels stack.
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element, fromstring, tostring
 
-import numpy as np
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
@@ -290,7 +289,6 @@ SIGNS = {"supported": "✓", "contradicted": "✕", "undecided": "?"}
 """Beside the word, so that a verdict does not depend on its colour."""
 
 BAR_WIDTH, MEAN_WIDTH, BAR_HEIGHT = 170.0, 90.0, 18.0
-GENERATOR = "biphase report"
 
 
 @dataclass(frozen=True)
@@ -337,7 +335,7 @@ def write_report(results: ResultSet, out: Path, told: Told, pool: Executor | Non
         drawn = drawing.map(partial(save_figure, folder=folder / "figures"), pictures)  # beside the tables
         wide, tables = [wide_table(results, metric) for metric in results.metrics], make_tables(results)
         priced = [price_tables(listed) for listed in prices]
-        write_texts(folder, {**told.files, **table_files([*wide, *tables, *chain(*priced)])})
+        texts = {**told.files, **table_files([*wide, *tables, *chain(*priced)])}
         lacks = [*missing_cells(results), *missing_examples(results), *(f"No figure: {line}" for line in lacking)]
         parts = vars(told) | {"missing": [*told.missing, *unpriced, *lacks]}
         html = render(
@@ -347,10 +345,12 @@ def write_report(results: ResultSet, out: Path, told: Told, pool: Executor | Non
             prices=[*zip(prices, priced, strict=True)],
             figures=figures,
             tables=tables,
-            **inline_pictures(sorted(drawn), told.plan_svg),
+            svgs={file.stem: file.read_text("utf-8") for file in sorted(drawn)},
             **parts,
         )
-        write_texts(folder, {"index.html": html})
+        for name, text in {**texts, "index.html": html}.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(text, encoding="utf-8")
     return out / "index.html"
 
 
@@ -368,41 +368,31 @@ def tell_answer(results: ResultSet, prices: Iterable[PriceList], told: Told) -> 
         yield told.verdicts[1]
 
 
-def write_texts(folder: Path, texts: Mapping[str, str]) -> None:
-    """Write files that `own_folder` keeps whole."""
-    for name, text in texts.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(text, encoding="utf-8")
-
-
-def inline_pictures(files: Sequence[Path], plan_svg: str) -> dict[str, dict[str, Any]]:
-    """Figures, as SVG files, and the plan as parts of a page, by name; and the page's classes for them."""
-    texts = {file.stem: file.read_text(encoding="utf-8") for file in files}
-    texts |= {"plan": plan_svg} if plan_svg else {}
+def render(svgs: Mapping[str, str], plan_svg: str, **parts: Any) -> str:
+    """The page; `svgs` are the figures by name."""
     styles = dict[str, str]()
-    return {"pictures": {name: inline_svg(text, name, styles) for name, text in texts.items()}, "styles": styles}
-
-
-def render(**parts: Any) -> str:
+    drawn = {**svgs, "plan": plan_svg} if plan_svg else svgs
+    pictures = {name: inline_svg(text, name, styles) for name, text in drawn.items()}
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    for function in (bars_of, check_averages, count_tested, describe_results, first_number, mean_bars, show_count):
+        environment.globals[function.__name__] = function
+    for function in (price_sentence, show_p_value, show_points, show_share, show_signal, sort_value, tell_verdict):
+        environment.globals[function.__name__] = function
     here = resources.files("biphase.report")
-    css, js, page = ((here / name).read_text("utf-8") for name in ("page.css", "page.js", "page.html.j2"))
-    shown: tuple[Callable[..., object], ...] = (
-        bars_of,
-        check_averages,
-        count_tested,
-        describe_results,
-        first_number,
-        mean_bars,
-        show_count,
-        show_p_value,
+    return environment.from_string((here / "page.html.j2").read_text("utf-8")).render(
+        parts,
+        pictures=pictures,
+        styles=styles,
+        style=Markup((here / "page.css").read_text("utf-8")),
+        script=Markup((here / "page.js").read_text("utf-8")),
+        signs=SIGNS,
+        objectives=OBJECTIVE_NAMES,
+        families=FAMILY_NAMES,
+        bar=(BAR_WIDTH, BAR_HEIGHT),
+        mean_width=MEAN_WIDTH,
+        significance=f"{100 * SIGNIFICANCE:g}",
+        version=__version__,
     )
-    shown = (*shown, price_sentence, show_points, show_share, show_signal, sort_value, tell_verdict)
-    environment.globals |= {function.__name__: function for function in shown}
-    sizes = {"bar": (BAR_WIDTH, BAR_HEIGHT), "mean_width": MEAN_WIDTH, "significance": f"{100 * SIGNIFICANCE:g}"}
-    words = {"signs": SIGNS, "objectives": OBJECTIVE_NAMES, "families": FAMILY_NAMES, "version": __version__}
-    parts |= {**sizes, **words, "style": Markup(css), "script": Markup(js), "generator": GENERATOR}
-    return environment.from_string(page).render(**parts)
 
 
 def describe_results(results: ResultSet) -> list[str]:
@@ -425,39 +415,39 @@ def describe_results(results: ResultSet) -> list[str]:
 def bars_of(claim: Claim) -> list[dict[str, float] | None]:
     """The inequalities of a claim on one scale, which has zero, every bound and every interval on it: places in pixels
     from the left; None without an interval."""
-    rows = []
+    rows: list[dict[str, float] | None] = []
     for one in claim.inequalities:
-        ends = one.interval.low, one.interval.high
-        rows.append({"zero": 0.0, "bound": one.bound, "low": ends[0], "high": ends[1], "estimate": one.estimate})
-    known = [row for row in rows if not math.isnan(row["low"])]
-    place = scale([0.0, *(row[name] for row in known for name in ("low", "high", "bound"))], BAR_WIDTH)
-    bars: list[dict[str, float] | None] = []
-    for row in rows:
-        bars.append({name: place(value) for name, value in row.items()} if row in known else None)
-    return bars
+        low, high = one.interval.low, one.interval.high
+        values = {"zero": 0.0, "bound": one.bound, "low": low, "high": high, "estimate": one.estimate}
+        rows.append(None if math.isnan(low) else values)
+    return scale(rows, BAR_WIDTH)
 
 
 def mean_bars(table: Table) -> tuple[list[dict[str, float] | None], tuple[float, float]]:
     """The first score of every row with its interval on one scale, likewise, and the ends of that scale; no bar for a
     score that lacks, and none where there are not two."""
-    scores = [row.cells[0].score for row in table.rows]
-    known = [one for one in scores if one]
-    reach = {id(one): np.nan_to_num(one.half_width) for one in known}
-    edges = [one.mean + side * reach[id(one)] for one in known for side in (-1, 1)]
+    rows: list[dict[str, float] | None] = []
+    for score in [row.cells[0].score for row in table.rows]:
+        if score is None:
+            rows.append(None)
+        else:
+            reach = 0.0 if math.isnan(score.half_width) else score.half_width
+            rows.append({"low": score.mean - reach, "estimate": score.mean, "high": score.mean + reach})
+    known = [row for row in rows if row]
     if len(known) < 2:
-        return [None for _ in scores], (math.nan, math.nan)
-    place, sides = scale(edges, MEAN_WIDTH), {"low": -1, "estimate": 0, "high": 1}
-    bars = [
-        None if one is None else {name: place(one.mean + side * reach[id(one)]) for name, side in sides.items()}
-        for one in scores
-    ]
-    return bars, (min(edges), max(edges))
+        return [None for _ in rows], (math.nan, math.nan)
+    return scale(rows, MEAN_WIDTH), (min(row["low"] for row in known), max(row["high"] for row in known))
 
 
-def scale(values: Iterable[float], width: float) -> Callable[[float], float]:
-    """Values → places in pixels from the left of a bar of this width that has all of them."""
-    low, high, margin = min(values), max(values), 6.0
-    return lambda value: round(margin + (value - low) / ((high - low) or 1.0) * (width - 2 * margin), 1)
+def scale(rows: Sequence[dict[str, float] | None], width: float) -> list[dict[str, float] | None]:
+    """Rows of values → the same as places in pixels from the left of a bar of this width that has all of them."""
+    values = [value for row in rows if row for value in row.values()]
+    low, high, margin = min(values, default=0.0), max(values, default=0.0), 6.0
+
+    def place(value: float) -> float:
+        return round(margin + (value - low) / ((high - low) or 1.0) * (width - 2 * margin), 1)
+
+    return [None if row is None else {name: place(value) for name, value in row.items()} for row in rows]
 
 
 def sort_value(text: str) -> str:
