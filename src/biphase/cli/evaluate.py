@@ -17,7 +17,9 @@ from biphase.tasks.examples import (
     ChoiceTexts,
     LabelledText,
     Question,
+    TaggedWords,
     TaskData,
+    classes_of,
     count_shared,
     input_of,
     load_examples,
@@ -43,14 +45,24 @@ def check_task(task: str, data_dir: Path | None = None) -> dict[str, Any]:
     """
     source = find_source(find_task(task), data_dir)
     data = load_examples(source, judged_only=False)
+    drawn: list[str] = []
+    labels: dict[str, dict[str, int]] = {}
+    if isinstance(data, Collection):
+        rows = collection_rows(data)
+    else:
+        rows = examples_rows(data)
+        drawn = [split for split in data.splits if split not in source.splits]
+        for split, examples in data.splits.items():
+            counts = Counter(label for example in examples for label in labels_of(example, data.task.classes))
+            labels[split] = dict(counts.most_common())
     return {
         "task": data.task.name,
         "family": data.task.family,
         "source": data.source,
         "files": {part: [str(path) for path in paths] for part, paths in source.files.items()},
-        "drawn": [] if isinstance(data, Collection) else [split for split in data.splits if split not in source.splits],
-        "rows": collection_rows(data) if isinstance(data, Collection) else examples_rows(data),
-        "labels": {} if isinstance(data, Collection) else count_labels(data),
+        "drawn": drawn,
+        "rows": rows,
+        "labels": labels,
         "classes": list(data.task.classes),
         "left_out": data.left_out,
         "also_in_train": count_shared(data),
@@ -92,20 +104,11 @@ def show_task(facts: dict[str, Any]) -> None:
             out.prose(f"{told}: the scores on {part} may be too high{remedy}")
 
 
-def count_labels(data: TaskData[Any]) -> dict[str, dict[str, int]]:
-    """How often each label, tag or kind of question occurs in each split, the most frequent ones first."""
-    counts: dict[str, dict[str, int]] = {}
-    for split, examples in data.splits.items():
-        labels = (label for example in examples for label in labels_of(example, data.task.classes))
-        counts[split] = dict(Counter(labels).most_common())
-    return counts
-
-
 def examples_rows(data: TaskData[Any]) -> list[dict[str, Any]]:
     rows = []
     for split, examples in data.splits.items():
         num_copies = len(examples) - len({input_of(example) for example in examples})
-        sizes = lengths([size_of(one) for one in examples])
+        sizes = lengths([size_of(example) for example in examples])
         rows.append({"part": split, "examples": len(examples), "copies_within": num_copies, **sizes})
     return rows
 
@@ -129,29 +132,20 @@ def lengths(sizes: Sequence[int]) -> dict[str, float | None]:
 
 
 def size_of(example: AnyExample) -> int:
-    match example:
-        case LabelledText():
-            return len(example.text)
-        case Question():
-            return len(example.question) + len(example.context)
-        case ChoiceTexts():
-            return sum(len(choice.text) for choice in example.choices)
-    return len(" ".join(example.words))
+    text = " ".join(example.words) if isinstance(example, TaggedWords) else input_of(example)
+    return len(text) if isinstance(text, str) else sum(map(len, text))
 
 
 def labels_of(example: AnyExample, classes: Sequence[str]) -> list[str]:
+    """The labels, tags or the kind of question of an example."""
     match example:
-        case LabelledText(label=tuple() as numbers):
-            return [classes[number] for number in numbers]
-        case LabelledText(label=int() as number):
-            return [classes[number]]
-        case LabelledText():
+        case LabelledText(label=float()):
             return ["numbers"]
         case Question():
             return ["answerable" if example.answers else "unanswerable"]
         case ChoiceTexts():
             return [classes[example.right]]
-    return [classes[tag] for tag in example.tags]
+    return [classes[number] for number in classes_of(example)]
 
 
 def tell_labels(counts: dict[str, int], classes: Sequence[str]) -> str:

@@ -2,15 +2,15 @@
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import yaml
 from cyclopts import Parameter
 from rich.prompt import Prompt
 
-from biphase.api.own_task import by_commas, write_value
+from biphase.api.own_task import EXAMPLES, by_commas, describe_data, write_value
 from biphase.cli.evaluate import parse_data_dirs
 from biphase.config import BUNDLED, find_yaml, parse_config
 from biphase.console import err
@@ -24,18 +24,18 @@ from biphase.run import find_checkpoint, name_run, split_reference
 from biphase.tasks.sources import name_data_dirs
 from biphase.tasks.spec import Task
 
-if TYPE_CHECKING:
-    from biphase.study.spec import Study
-
 
 def names_of(kind: str) -> list[str]:
     return sorted(path.stem for path in (BUNDLED / kind).glob("*.yaml"))
 
 
 SHARDS_QUESTION = "Shards (what `biphase prepare` wrote)"
-SCALED_KEYS = (
-    *(("schedule", "warmup_steps"), ("schedule", "decay_steps"), ("batch_tokens", "steps")),
-    *(("validation", "every_steps"), ("checkpoints", "every_steps")),
+COUNTED_IN_STEPS = (
+    "schedule.warmup_steps",
+    "schedule.decay_steps",
+    "batch_tokens.steps",
+    "validation.every_steps",
+    "checkpoints.every_steps",
 )
 """What of a recipe is counted in updates, beside its phases."""
 
@@ -62,23 +62,21 @@ def init_recipe(
     name = name or {"model": "adapt", "checkpoint": "branch"}.get(next(iter(origin)), "tiny")
     text = starting_text("recipes", name)
     tree = parse_yaml(text)
-    is_embedding = "stages" in tree
-    if model:
-        text = with_value(text, *(("model", model) if is_embedding else ("init", origin)))
-    if not is_embedding:
-        shards = asked(shards, SHARDS_QUESTION, tree["data"]["shards"])
-    elif shards:
-        raise InputError(f"--shards: {name} trains on pairs or plain text, not shards; name them in its stages")
-    if shards:
-        text = with_value(text, "data.shards", shards)
-    if steps is not None and is_embedding:
-        raise InputError(f"--steps: {name} counts epochs, not steps; change its stages in the file")
-    if steps is not None:
-        text = with_steps(text, tree, steps)
-    text = with_value(text, "name", out.stem)
-    parse_config(EmbeddingRecipe if is_embedding else Recipe, parse_yaml(text), origin=str(out))
-    verb = "embed" if is_embedding else "pretrain"
-    write_start(out, f"recipes/{name}.yaml", text, [f"biphase {verb} {out}"])
+    changes: dict[str, Any] = {"name": out.stem}
+    if "stages" in tree:
+        kind, verb = EmbeddingRecipe, "embed"
+        if shards or steps is not None:
+            option = "--shards" if shards else "--steps"
+            raise InputError(f"{option}: {name} trains on pairs or plain text, not shards; change its stages instead")
+        changes |= {"model": model} if model else {}
+    else:
+        kind, verb = Recipe, "pretrain"
+        changes |= {"init": origin} if origin else {}
+        changes["data.shards"] = asked(shards, SHARDS_QUESTION, tree["data"]["shards"])
+        changes |= scale_steps(tree, steps) if steps is not None else {}
+    text = with_values(text, changes)
+    parse_config(kind, parse_yaml(text), origin=str(out))
+    write_start(out, f"recipes/{name}.yaml", text, f"biphase {verb} {out}")
 
 
 def init_study(
@@ -105,22 +103,32 @@ def init_study(
 
     refuse_existing(out)
     text = starting_text("studies", name)
-    study = parse_config(Study, parse_yaml(text), origin=name)
+    tree = parse_yaml(text)
+    study = parse_config(Study, tree, origin=name)
     shards = asked(shards, SHARDS_QUESTION, study.recipe["data"]["shards"])
-    text = with_value(text, "recipe.data.shards", shards)
+    changes: dict[str, Any] = {"name": out.stem, "title": out.stem, "recipe.data.shards": shards}
     if model and any(group.parents for group in study.arms):
         raise InputError(f"{name} has arms that continue others by name; change the model in the file")
-    if model:
-        for at, group in enumerate(study.arms):
-            if group.models:
-                text = with_value(text, f"arms.{at}.models", [model])
-    if tasks:
-        text = with_tasks(text, study, by_commas(tasks))
-    text = with_data(text, data_dir or (), shards)
-    text = with_value(with_value(text, "name", out.stem), "title", out.stem)
+    for at, group in enumerate(study.arms):
+        if model and group.models:
+            changes[f"arms.{at}.models"] = [model]
+    names = list(study.evaluation.tasks) if study.evaluation else []
+    if tasks and study.evaluation:
+        names = changes["evaluation.tasks"] = by_commas(tasks)
+        if study.evaluation.per_task:
+            settings = study.evaluation.per_task
+            changes["evaluation.per_task"] = {task: settings[task] for task in settings if task in names}
+    if shards and (Path(shards) / "manifest.json").exists() and "planning" in tree:  # which says the vocabulary's size
+        changes["planning"] = {key: value for key, value in tree["planning"].items() if key != "vocab_size"}
+    text = with_values(text, changes)
+    pairs = parse_data_dirs(data_dir or ())
+    name_data_dirs(pairs, names, "--data-dir")
+    if pairs:
+        folders = write_value(dict(pairs))
+        text = re.sub(r"(?m)^( +)tasks: .*\n", lambda line: f"{line[0]}{line[1]}data_dirs: {folders}\n", text)
     ask(plan_study(parse_config(Study, parse_yaml(text), origin=str(out))))
     commands = [f"biphase study {verb} {out}" for verb in ("plan", "run", "report")]
-    write_start(out, f"studies/{name}.yaml", text, commands)
+    write_start(out, f"studies/{name}.yaml", text, *commands)
 
 
 def init_task(
@@ -134,24 +142,20 @@ def init_task(
         family: the kind of task, where the data does not tell: sequence_classification, regression, …
         out: the file to write.
     """
-    from biphase.api.own_task import EXAMPLES, describe_data
-
     refuse_existing(out)
     if family is not None and family not in EXAMPLES:
         raise InputError(f"--family: unknown family '{family}'{nearest(family, EXAMPLES)}")
-    found: dict[str, Any] = {"family": family or "sequence_classification"}
+    keys: dict[str, Any] = {"family": family or "sequence_classification"}
     if data is not None:
-        found = describe_data(data, label, family)
-        if family not in (None, found.get("problem_type", found["family"])):
-            raise InputError(f"{data} looks like {found['family']}, not {family}; leave --family out")
-    own_family = found.pop("family")
-    example = EXAMPLES[found.pop("problem_type", own_family)]
-    text = starting_text("tasks", example)
-    for key, value in {**found, "name": out.stem}.items():
-        text = with_value(text, key, value)
+        keys = describe_data(data, label, family)
+        if family not in (None, keys.get("problem_type", keys["family"])):
+            raise InputError(f"{data} looks like {keys['family']}, not {family}; leave --family out")
+    own_family = keys.pop("family")
+    example = EXAMPLES[keys.pop("problem_type", own_family)]
+    text = with_values(starting_text("tasks", example), {**keys, "name": out.stem})
     parse_config(Task, parse_yaml(text), origin=str(out))
     folder = "DATA" if data is None else str(data if data.is_dir() else data.parent)
-    write_start(out, f"tasks/{example}.yaml", text, [f"biphase task check {out} --data-dir {folder}"])
+    write_start(out, f"tasks/{example}.yaml", text, f"biphase task check {out} --data-dir {folder}")
 
 
 def init_origin(model: str, is_run: bool) -> dict[str, str]:
@@ -185,72 +189,47 @@ def starting_text(kind: str, name: str) -> str:
     if name not in known:
         remedy = "; the file to write is --out" if name.endswith((".yaml", ".yml")) else nearest(name, known)
         raise InputError(f"'{name}' is none of the {kind} that come with biphase{remedy}")
-    lines = find_yaml(Path(kind) / f"{name}.yaml").read_text(encoding="utf-8").splitlines(keepends=True)
-    return "".join(lines[next(at for at, line in enumerate(lines) if not line.startswith("#")) :])
+    return re.sub(r"\A(#.*\n)+", "", find_yaml(Path(kind) / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
-def with_value(text: str, key: str, value: Any) -> str:
-    """YAML text in which the value at `arms.0.models` is another one; all else, comments too, stays as it is."""
-    node: Any = yaml.compose(text, yaml.SafeLoader)
-    for part in key.split("."):
-        found = (
-            dict(enumerate(node.value)).get(int(part))
-            if isinstance(node, yaml.SequenceNode)
-            else next((inner for name, inner in node.value if name.value == part), None)
-        )
-        if found is None:
-            raise InputError(f"what is started from has no '{key}'; start from another, or add it in the file")
-        node = found
-    old = text[node.start_mark.index : node.end_mark.index]
-    space = old[len(old.rstrip()) :]  # a block reaches to the next key
-    return f"{text[: node.start_mark.index].rstrip()} {write_value(value)}{space}{text[node.end_mark.index :]}"
+def with_values(text: str, changes: Mapping[str, Any]) -> str:
+    """YAML text in which the values at keys such as `arms.0.models` are others; all else, comments too, stays."""
+    for key, value in changes.items():
+        node: Any = yaml.compose(text, yaml.SafeLoader)
+        for part in key.split("."):
+            if isinstance(node, yaml.SequenceNode):
+                node = node.value[int(part)]
+                continue
+            inner = {name.value: child for name, child in node.value}
+            if part not in inner:
+                raise InputError(f"what is started from has no '{key}'; start from another, or add it in the file")
+            node = inner[part]
+        begin, end = node.start_mark.index, node.end_mark.index
+        space = text[len(text[:end].rstrip()) : end]  # a block reaches to the next key
+        text = f"{text[:begin].rstrip()} {write_value(value)}{space}{text[end:]}"
+    return text
 
 
-def with_steps(text: str, recipe: dict[str, Any], steps: int) -> str:
-    """A recipe of so many steps in all: what is counted in steps has its share, at least one, and the longest phase the
-    rest. An interval never grows: what a kill costs stays small."""
+def scale_steps(recipe: dict[str, Any], steps: int) -> dict[str, int]:
+    """The keys of a recipe of so many steps in all: what is counted in steps has its share, at least one, and the
+    longest phase the rest. An interval never grows: what a kill costs stays small."""
     phases = [phase["steps"] for phase in recipe["curriculum"]]
     if steps < len(phases):
         raise InputError(f"--steps: {steps} are fewer than the {len(phases)} phases")
-    shared = [max(1, steps * own // sum(phases)) for own in phases]
-    shared[phases.index(max(phases))] += steps - sum(shared)
-    for at, number in enumerate(shared):
-        text = with_value(text, f"curriculum.{at}.steps", number)
-    for section, key in SCALED_KEYS:
+    shares = [max(1, steps * length // sum(phases)) for length in phases]
+    shares[phases.index(max(phases))] += steps - sum(shares)
+    changes = {f"curriculum.{at}.steps": share for at, share in enumerate(shares)}
+    for key in COUNTED_IN_STEPS:
+        section, _, name = key.partition(".")
         settings = recipe.get(section)
-        if isinstance(settings, Mapping) and (own := settings.get(key)):
-            scaled = max(0 if section == "schedule" else 1, steps * own // sum(phases))
-            text = with_value(text, f"{section}.{key}", min(own, scaled) if key == "every_steps" else scaled)
-    return text
+        length = settings.get(name) if isinstance(settings, Mapping) else None
+        if length:
+            scaled = max(0 if section == "schedule" else 1, steps * length // sum(phases))
+            changes[key] = min(length, scaled) if name == "every_steps" else scaled
+    return changes
 
 
-def with_tasks(text: str, study: "Study", tasks: list[str]) -> str:
-    """A study that is judged on these tasks; what it says of some of them stays."""
-    if study.evaluation is None:
-        return text
-    text = with_value(text, "evaluation.tasks", tasks)
-    if study.evaluation.per_task:
-        kept = {task: own for task, own in study.evaluation.per_task.items() if task in tasks}
-        text = with_value(text, "evaluation.per_task", kept)
-    return text
-
-
-def with_data(text: str, data_dirs: Sequence[str], shards: str | None) -> str:
-    """A study with the folders of its tasks' data, and without the size of a vocabulary that the shards say."""
-    study = parse_yaml(text)
-    tasks = study.get("evaluation", {}).get("tasks", ())
-    pairs = parse_data_dirs(data_dirs)
-    name_data_dirs(pairs, tasks, "--data-dir")
-    if pairs:
-        folders = write_value(dict(pairs))
-        text = re.sub(r"(?m)^( +)tasks: .*\n", lambda line: f"{line[0]}{line[1]}data_dirs: {folders}\n", text)
-    if shards and (Path(shards) / "manifest.json").exists() and "planning" in study:
-        own = {key: value for key, value in study["planning"].items() if key != "vocab_size"}
-        text = with_value(text, "planning", own)
-    return text
-
-
-def write_start(path: Path, origin: str, text: str, commands: Sequence[str]) -> None:
+def write_start(path: Path, origin: str, text: str, *commands: str) -> None:
     """Write the file, never over another one, and say what comes next."""
     head = [f"# Made from {origin}, which comes with biphase.", *(f"#   {command}" for command in commands)]
     with open(path, "x", encoding="utf-8") as file:
