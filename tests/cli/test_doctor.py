@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 from biphase.cli import doctor
 from biphase.cli.doctor import describe_hub, describe_locks, examine, file_system, show
@@ -48,17 +49,19 @@ def test_locks_that_are_given_twice_and_locks_that_do_not_work(tmp_path: Path, m
     assert describe_locks(tmp_path, "lustre", set()).startswith("! flock does not work here (Function not implemented)")
 
 
-def test_the_hub_by_what_it_answers() -> None:
+def test_the_hub_by_what_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "HF_HUB_OFFLINE is set" in describe_hub()[constants.ENDPOINT]
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     with socket.socket() as server:  # bound, but nobody listens
         server.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        assert describe_hub({"HF_ENDPOINT": url})[url].startswith("! not reachable (")
-    assert "HF_HUB_OFFLINE is set" in describe_hub({"HF_HUB_OFFLINE": "1"})["https://huggingface.co"]
-    assert describe_hub({"HF_ENDPOINT": "file:///etc"})["file:///etc"].startswith("! ")
+        for url in (f"http://127.0.0.1:{server.getsockname()[1]}", "file:///etc"):
+            monkeypatch.setattr(constants, "ENDPOINT", url)
+            assert describe_hub()[url].startswith("! not reachable (")
 
 
 def test_all_facts_on_one_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setenv("HF_TOKEN", "secret")
     facts = examine(tmp_path / "not" / "yet")
     assert list(facts) == ["versions", "machine", "computing", "environment", "files", "hub"]

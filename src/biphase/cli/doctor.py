@@ -9,29 +9,17 @@ import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
 
 from biphase.api.grids import to_json
+from biphase.errors import first_line
 from biphase.machine import num_cores, total_memory
 
 PACKAGES = ("biphase", "torch", "transformers", "tokenizers", "datasets", "safetensors", "numpy", "ray")
 VARIABLES = (
-    "CUDA_VISIBLE_DEVICES",
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "OMP_NUM_THREADS",
-    "OMP_WAIT_POLICY",
-    "GOMP_SPINCOUNT",
-    "HF_HOME",
-    "HF_HUB_CACHE",
-    "HF_ENDPOINT",
-    "HF_HUB_OFFLINE",
-    "XDG_CACHE_HOME",
-    "BIPHASE_CACHE",
+    *("CUDA_VISIBLE_DEVICES", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "OMP_NUM_THREADS", "OMP_WAIT_POLICY"),
+    *("GOMP_SPINCOUNT", "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "XDG_CACHE_HOME", "BIPHASE_CACHE"),
 )
 """Environment variables that change what runs, how fast, or where from. None holds a secret."""
 HUB_SECONDS = 5.0
@@ -48,13 +36,27 @@ def examine(folder: Path = Path()) -> Facts:
     Args:
         folder: where you mean to work: its disk and its locks are looked at.
     """
+    from biphase.device import processor_name
+
+    versions = {"python": f"{platform.python_version()} ({sys.executable})"}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "not installed"
+    memory = total_memory()
+    machine = {
+        "system": platform.platform(),
+        "processor": f"{processor_name()}, {num_cores()} of {os.cpu_count()} cores for this process",
+        "memory": f"{memory / GIB:,.1f} GiB" if memory else "unknown",
+    }
     return {
-        "versions": describe_versions(),
-        "machine": describe_cores(),
+        "versions": versions,
+        "machine": machine,
         "computing": describe_computing(),
         "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
         "files": describe_files(folder),
-        "hub": describe_hub(os.environ),
+        "hub": describe_hub(),
     }
 
 
@@ -69,31 +71,6 @@ def show(facts: Facts, as_json: bool = False) -> str:
     return "\n".join(lines)
 
 
-def describe_versions() -> dict[str, str]:
-    found = {"python": f"{platform.python_version()} ({sys.executable})"}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
-
-
-def describe_cores() -> dict[str, str]:
-    from biphase.device import processor_name
-
-    memory = total_memory()
-    libc = " ".join(platform.libc_ver()).strip() or "unknown C library"
-    is_glibc = platform.libc_ver()[0] == "glibc"
-    kept = "freed memory is kept (glibc's thresholds)" if is_glibc else "the C library's own (set for glibc alone)"
-    return {
-        "system": platform.platform(),
-        "processor": f"{processor_name()}, {num_cores()} of {os.cpu_count()} cores for this process",
-        "memory": f"{memory / GIB:,.1f} GiB" if memory else "unknown",
-        "heap": f"{libc}: {kept}",
-    }
-
-
 def describe_computing() -> dict[str, str]:
     """Devices, and what `auto` chooses on the first of them, with the reasons."""
     import torch
@@ -103,23 +80,24 @@ def describe_computing() -> dict[str, str]:
     from biphase.pretraining.optimizer import COMPILE_PAYS_AFTER_FLOPS, decide_compile
     from biphase.recipe import ComputeConfig
 
-    found = {}
+    facts = {}
     for number in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(number)
         capability = f"compute capability {properties.major}.{properties.minor}"
-        found[f"cuda:{number}"] = f"{properties.name}, {properties.total_memory / GIB:,.0f} GiB, {capability}"
-    if not found:
+        facts[f"cuda:{number}"] = f"{properties.name}, {properties.total_memory / GIB:,.0f} GiB, {capability}"
+    if not facts:
         built = torch.version.cuda or torch.version.hip
         reason = f"built for {built}, but no device is seen" if built else "this PyTorch is built without CUDA"
-        found["GPUs"] = f"none: {reason}"
+        facts["GPUs"] = f"none: {reason}"
     device = choose_device("auto")
     dtype = choose_dtype("auto", device)
-    long_run = 2 * COMPILE_PAYS_AFTER_FLOPS
-    found["precision"] = explain_dtype("auto", device)
-    found["attention"] = explain_backend(device, dtype)
-    found["compile"] = f"in long runs {decide_compile(ComputeConfig(), device, dtype, long_run)[1]}"
-    found["torch.compile"] = missing_for_compile(device) or "works here"
-    return found
+    _, compiles = decide_compile(ComputeConfig(), device, dtype, 2 * COMPILE_PAYS_AFTER_FLOPS)
+    return facts | {
+        "precision": explain_dtype("auto", device),
+        "attention": explain_backend(device, dtype),
+        "compile": f"in long runs {compiles}",
+        "torch.compile": missing_for_compile(device) or "works here",
+    }
 
 
 def describe_files(folder: Path) -> dict[str, str]:
@@ -130,11 +108,11 @@ def describe_files(folder: Path) -> dict[str, str]:
 
     existing = nearest_existing(folder)
     kind, options = file_system(existing)
-    caches = {"hub's cache": Path(HF_HUB_CACHE), "our cache": cache_folder()}
     return {
         "folder": f"{folder.resolve()}: {room(existing)}, {kind}",
         "locks": describe_locks(existing, kind, options),
-        **{name: f"{place}: {room(nearest_existing(place))}" for name, place in caches.items()},
+        "hub's cache": f"{HF_HUB_CACHE}: {room(nearest_existing(Path(HF_HUB_CACHE)))}",
+        "our cache": f"{cache_folder()}: {room(nearest_existing(cache_folder()))}",
     }
 
 
@@ -151,16 +129,12 @@ def room(folder: Path) -> str:
 
 def file_system(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> tuple[str, set[str]]:
     """The kind of the file system that a folder is on, and its mount options; where the system tells."""
-    if not mounts.exists():
-        return "unknown file system", set()
-    found = ("unknown file system", set[str]())
-    longest = -1
-    for line in mounts.read_text(encoding="utf-8").splitlines():
+    mounted: dict[str, tuple[str, set[str]]] = {}
+    for line in mounts.read_text(encoding="utf-8").splitlines() if mounts.exists() else ():
         _, place, kind, options, *_ = line.split()
-        place = place.replace("\\040", " ")  # how a space is written there
-        if folder.is_relative_to(place) and len(place) >= longest:
-            longest, found = len(place), (kind, set(options.split(",")))
-    return found
+        mounted[place.replace("\\040", " ")] = kind, set(options.split(","))  # how a space is written there
+    around = [path for path in (folder, *folder.parents) if str(path) in mounted]
+    return mounted[str(around[0])] if around else ("unknown file system", set())
 
 
 def describe_locks(folder: Path, kind: str, options: set[str]) -> str:
@@ -177,25 +151,23 @@ def describe_locks(folder: Path, kind: str, options: set[str]) -> str:
     except OSError as error:
         return f"! flock does not work here ({error.strerror}): runs cannot be claimed; use another file system"
     if local := LOCAL_LOCKS & options:
-        return (
-            f"! flock works on this machine only ({kind}, {', '.join(sorted(local))}): keep to one machine per folder"
-        )
+        names = ", ".join(sorted(local))
+        return f"! flock works on this machine only ({kind}, {names}): keep to one machine per folder"
     if kind.startswith("nfs") or kind == "lustre":
         return f"flock works here, and between machines as {kind} is mounted"
     return "flock works"
 
 
-def describe_hub(environment: Mapping[str, str]) -> dict[str, str]:
-    endpoint = environment.get("HF_ENDPOINT", "https://huggingface.co")
-    if environment.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
-        return {endpoint: "not asked: HF_HUB_OFFLINE is set, only what is in the cache is used"}
-    if not endpoint.startswith(("https://", "http://")):
-        return {endpoint: "! HF_ENDPOINT is no web address"}
-    try:
-        with urlopen(Request(endpoint, method="HEAD"), timeout=HUB_SECONDS):
-            return {endpoint: "reachable"}
-    except HTTPError as error:
-        return {endpoint: f"reachable (it answers {error.code})"}
-    except (URLError, OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        return {endpoint: f"! not reachable ({reason}): use local folders, or what is in the cache"}
+def describe_hub() -> dict[str, str]:
+    """Whether the hub answers."""
+    from huggingface_hub import constants, get_session
+    from huggingface_hub.errors import HTTPError
+
+    told = "not asked: HF_HUB_OFFLINE is set, only what is in the cache is used"
+    if not constants.HF_HUB_OFFLINE:
+        try:
+            answer = get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
+            told = f"reachable (it answers {answer.status_code})"
+        except (OSError, ValueError, HTTPError) as error:
+            told = f"! not reachable ({first_line(error)}): use local folders, or what is in the cache"
+    return {constants.ENDPOINT: told}
