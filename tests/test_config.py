@@ -91,7 +91,6 @@ def test_yaml_reads_on_and_off_as_booleans(text: str, value: str) -> None:
         ("lr=1", "unknown key 'lr'; did you mean 'schedule.peak_lr'?"),
         ("learning_rate=1", "did you mean 'schedule.peak_lr'?"),
         ("steps=30", "did you mean 'curriculum.0.steps'?"),
-        ("tensorboard=true", "did you mean 'tracking=tensorboard'?"),
         ("curriculum.0.objective=mml", "'curriculum.0.objective' is 'mml': input should be 'clm', 'mlm' or 'mntp'"),
         ("curriculum.0.steps=0", "'curriculum.0.steps' is 0: input should be greater than or equal to 1"),
         ("curriculum.0.mask_probability={from: 1.0, to: 0.2}", "'curriculum.0.mask_probability.from' is 1.0"),

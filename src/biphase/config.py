@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 import yaml
 from pydantic import (
@@ -171,24 +171,15 @@ def nested_types(annotation: Any) -> Iterator[type]:
         yield from nested_types(inner)
 
 
-def literals(annotation: Any) -> Iterator[Any]:
-    """The values that a `Literal` inside an annotation lists."""
-    if get_origin(annotation) is Literal:
-        yield from get_args(annotation)
-    else:
-        for inner in get_args(annotation):
-            yield from literals(inner)
-
-
-def keys_below(kind: type[Strict]) -> Iterator[tuple[str, Any]]:
-    """All keys of a tree and what they may hold: `seed`, `schedule.peak_lr`, `curriculum.0.steps`."""
+def keys_below(kind: type[Strict]) -> Iterator[str]:
+    """All keys of a tree: `seed`, `schedule.peak_lr`, `curriculum.0.steps`."""
     for name, field in kind.model_fields.items():
         key = field.alias or name
-        yield key, field.annotation
+        yield key
         at = f"{key}.0" if "tuple[" in str(field.annotation) else key
         for inner in nested_types(field.annotation):
             if issubclass(inner, Strict):
-                yield from ((f"{at}.{below}", held) for below, held in keys_below(inner))
+                yield from (f"{at}.{below}" for below in keys_below(inner))
 
 
 def words_of_key(key: str) -> set[str]:
@@ -198,17 +189,13 @@ def words_of_key(key: str) -> set[str]:
 
 
 def nearest_key(word: str, kind: type[Strict]) -> str:
-    """A hint for a key that is not there: the key of this spelling, with the values that it may have; the key with this
-    value, `tracking=tensorboard`; or the one that shares most words, here or further below, as `schedule.peak_lr`."""
-    keys = {field.alias or name: field.annotation for name, field in kind.model_fields.items()}
-    if close := get_close_matches(word, keys, n=1):
-        values = ", ".join(str(value) for value in literals(keys[close[0]]))
-        return f"; did you mean '{close[0]}'?{values and f' ({values})'}"
-    below, own = dict(keys_below(kind)), words_of_key(word)
-    alike = {key: len(own & words_of_key(key)) / len(own | words_of_key(key)) for key in below}
+    """A hint for a key that is not there: the key of this spelling, or the one that shares most words, here or further
+    below, as `schedule.peak_lr` for `learning_rate`."""
+    keys, words = [field.alias or name for name, field in kind.model_fields.items()], words_of_key(word)
+    alike = {key: len(words & words_of_key(key)) / len(words | words_of_key(key)) for key in keys_below(kind)}
     best = max(alike, key=lambda key: alike[key])
-    valued = next((f"{key}={word}" for key, held in below.items() if word in literals(held)), None)
-    return f"; did you mean '{valued or best}'?" if valued or alike[best] else nearest(word, keys)
+    is_spelled_so = get_close_matches(word, keys) or not alike[best]
+    return nearest(word, keys) if is_spelled_so else f"; did you mean '{best}'?"
 
 
 def explain(kind: type[Strict], error: Any) -> str:

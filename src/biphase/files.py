@@ -84,6 +84,8 @@ def parse_yaml(text: str) -> Any:
     try:
         value = reader.get_single_data()
         json.dumps(value, ensure_ascii=False, default=str).encode()
+        if is_deep(value):
+            raise RecursionError
     except RecursionError:
         raise yaml.YAMLError(DEEP) from None
     except (TypeError, ValueError, OverflowError) as error:  # a date that is none, a key or a text that JSON has not
@@ -101,24 +103,18 @@ class YamlReader(yaml.SafeLoader):
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self.depth = self.num_values = 0
+        self.num_values = 0
         self.sizes: dict[int, int] = {}
         """The number of values that each whole node stands for, by `id`."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
         before, is_alias = self.num_values, self.check_event(yaml.AliasEvent)
-        self.depth += 1
-        if self.depth > MAX_DEPTH:
-            raise yaml.YAMLError(DEEP)
         node: Any = super().compose_node(parent, index)
-        self.depth -= 1
-        if not is_alias:
+        if is_alias:
+            self.num_values += self.sizes.get(id(node), 1)  # a value inside of itself has no size yet
+        else:
             self.num_values += 1
             self.sizes[id(node)] = self.num_values - before
-        elif id(node) in self.sizes:
-            self.num_values += self.sizes[id(node)]
-        else:
-            raise yaml.YAMLError("a value that holds itself")
         if self.num_values > MAX_YAML_VALUES:
             raise yaml.YAMLError(f"it stands for more than {MAX_YAML_VALUES:,} values")
         return node

@@ -107,16 +107,6 @@ def pin_commit(id: str, revision: str | None) -> str:
         ) from None
 
 
-def prepared_folders(id: str) -> list[Path]:
-    """The folders CONFIG/VERSION/COMMIT of what `datasets` prepared of a data set."""
-    import datasets
-    from datasets.naming import camelcase_to_snakecase
-
-    *owner, name = id.split("/")
-    place = Path(datasets.config.HF_DATASETS_CACHE) / "___".join([*owner, camelcase_to_snakecase(name)])
-    return [folder for folder in place.glob("*/*/*") if COMMIT.fullmatch(folder.name)]
-
-
 def load_rows(id: str, config: str | None, split: str, commit: str, streaming: bool = False) -> Any:
     """The rows of a data set's split at a commit, as `datasets` has them; code of its own is never run.
 
@@ -153,6 +143,8 @@ def open_prepared(id: str, config: str | None, commit: str) -> Any:
     """The reader of the rows that `datasets` prepared of a data set at a commit; None where it prepared none."""
     if Path(id).is_dir():
         return None
+    import datasets
+    from datasets.naming import camelcase_to_snakecase
     from datasets.packaged_modules.cache.cache import Cache
     from datasets.utils.metadata import MetadataConfigs
     from huggingface_hub import DatasetCard, try_to_load_from_cache
@@ -162,9 +154,13 @@ def open_prepared(id: str, config: str | None, commit: str) -> Any:
     configs = MetadataConfigs.from_dataset_card_data(DatasetCard.load(card).data) if isinstance(card, str) else None
     if config is None and configs:
         name = configs.get_default_config_name() or ""
-    for folder in prepared_folders(id):
-        if (folder.parts[-3], folder.name) == (name, commit):
-            source = {"repo_id": id, "dataset_name": id.rpartition("/")[2], "config_name": name}
+    owner, slash, bare_name = id.rpartition("/")
+    place = Path(
+        datasets.config.HF_DATASETS_CACHE, owner + slash.replace("/", "___") + camelcase_to_snakecase(bare_name)
+    )
+    for folder in place.glob(f"*/*/{commit}"):  # CONFIGURATION/VERSION/COMMIT
+        if folder.parts[-3] == name:
+            source = {"repo_id": id, "dataset_name": bare_name, "config_name": name}
             return Cache(**source, version=folder.parts[-2], hash=commit)
     return None
 

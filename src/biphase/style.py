@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from biphase.errors import SOURCE
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -18,42 +20,8 @@ INK, GRID, NEUTRAL = "#1a1a1a", "#dcdcdc", "#999999"
 """The colour of text and axes, that of grid lines (a page replaces both where its background is dark), and that of what
 is only there to compare with."""
 
-PLOT_STYLE: Any = {
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 8.5,
-    "axes.titlesize": 9,
-    "axes.titleweight": "normal",
-    "axes.titlelocation": "left",
-    "axes.titley": 1.0,
-    "axes.labelsize": 8.5,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "axes.linewidth": 0.7,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": GRID,
-    "grid.linewidth": 0.6,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "xtick.labelsize": 8,
-    "ytick.labelsize": 8,
-    "text.color": INK,
-    "text.parse_math": False,
-    "legend.frameon": False,
-    "legend.fontsize": 8.5,
-    "lines.linewidth": 1.5,
-    "lines.markersize": 5,
-    "errorbar.capsize": 2.5,
-    "hatch.linewidth": 0.7,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "savefig.facecolor": "none",
-    "svg.fonttype": "none",
-    "pdf.fonttype": 42,
-}
+PLOT_STYLE = SOURCE / "plots.mplstyle"
+"""Matplotlib's settings for all figures."""
 
 
 @dataclass(frozen=True)

@@ -468,7 +468,7 @@ def save_figure(picture: Picture, folder: Path) -> Path:
     # A PDF's fonts are parts of DejaVu: rules of layout, most of the work of cutting it, are of no use to drawn glyphs.
     Options._drop_tables_default = list({*Options._drop_tables_default, "GPOS", "GSUB", "GDEF", "kern"})
     # The salt makes the ids inside an SVG the same every time.
-    with matplotlib.rc_context({**PLOT_STYLE, "svg.hashsalt": picture.name}):
+    with matplotlib.rc_context({"svg.hashsalt": picture.name}, PLOT_STYLE):
         figure = arrange_panels(picture)
         # Each canvas draws once; `savefig` would draw everything twice, to find out what is rasterized.
         FigureCanvasSVG(figure).print_svg(svg, metadata={"Date": None})
