@@ -422,8 +422,11 @@ def test_what_a_grid_decides_is_no_setting() -> None:
 def test_a_training_that_diverged_keeps_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    score = SimpleNamespace(folder=tmp_path / "snli-0")
-    monkeypatch.setattr("biphase.finetuning.fit.fit_cell", lambda *arguments: score)
-    monkeypatch.setattr("biphase.api.finetuning.plan_cells", lambda *arguments: [])
+    score = SimpleNamespace(folder=tmp_path / "snli-0", headline=lambda: "snli")
+    plan = SimpleNamespace(is_finished=lambda out: True)
+    monkeypatch.setattr("biphase.finetuning.fit.fit_cells", lambda *arguments, keep: [score])
+    monkeypatch.setattr("biphase.api.finetuning.plan_cells", lambda *arguments: [plan])
     biphase.finetune("encoder", "snli", keep=tmp_path / "kept")
-    assert capsys.readouterr().err == f"{tmp_path}/snli-0: scores and predictions; it diverged, and no model is kept\n"
+    said = capsys.readouterr()
+    assert said.err == f"{tmp_path}/snli-0: scores and predictions; it diverged, and no model is kept\n"
+    assert said.out == "snli · finished before\n"

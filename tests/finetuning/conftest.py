@@ -8,11 +8,14 @@ import torch
 
 from biphase.corpus.tokenizer import train_tokenizer
 from biphase.encoder.network import TokenIds, make_model
+from biphase.finetuning.cells import plan_cells
 from biphase.finetuning.config import FinetuneConfig, settle_config
 from biphase.finetuning.encoding import CellContext, EncodedSplit
-from biphase.finetuning.families import FAMILY_MODULES
+from biphase.finetuning.families import FAMILY_PARTS
+from biphase.finetuning.fit import fit_cells
 from biphase.finetuning.heads import Encoder, load_encoder
-from biphase.tasks.spec import task_table
+from biphase.finetuning.scores import Score
+from biphase.tasks.spec import find_task, task_table
 
 from ..conftest import DEVICE
 
@@ -41,10 +44,23 @@ def make_cell(task: str, dtype: torch.dtype = torch.float32, **settings: object)
     return CellContext(own, settle_config(config, own, 10**6), torch.device(DEVICE), dtype)
 
 
+def fit_cell(
+    model: str,
+    task: str,
+    config: FinetuneConfig,
+    out: Path | None = None,
+    data_dir: str | Path | None = None,
+    keep: Path | None = None,
+) -> Score:
+    """One cell alone, planned and fitted."""
+    plans = plan_cells(model, [task], config, {} if data_dir is None else {find_task(task).name: data_dir})
+    return fit_cells(model, plans, out, keep=keep)[0]
+
+
 def predict_split(model: torch.nn.Module, split: EncodedSplit, cell: CellContext) -> Any:
     """What the cell's family predicts, as a finished training leaves it to."""
     with torch.no_grad():
-        return FAMILY_MODULES[cell.task.family].predict(model.eval(), split, cell)
+        return FAMILY_PARTS[cell.task.family].predict(model.eval(), split, cell)
 
 
 @pytest.fixture(scope="session")

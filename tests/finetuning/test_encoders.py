@@ -21,10 +21,9 @@ from transformers import (
 from biphase.errors import InputError
 from biphase.files import file_hash, write_hashed
 from biphase.finetuning.cells import identify
-from biphase.finetuning.fit import fit_cell
 from biphase.finetuning.heads import load_encoder
 
-from .conftest import make_cell
+from .conftest import fit_cell, make_cell
 
 SMALL = {
     "vocab_size": 400,
@@ -108,5 +107,5 @@ def test_a_damaged_checkpoint_is_no_model(name: str, model_folder: Path, tmp_pat
     content = bytearray((model / name).read_bytes())
     content[len(content) // 2] ^= 1
     (model / name).write_bytes(content)
-    with pytest.raises(InputError, match=rf"{name} is not as it was written"):
+    with pytest.raises(InputError, match=rf"{name} is damaged .it is not what was written"):
         identify(str(model))

@@ -8,11 +8,11 @@ import pytest
 from biphase.engine.local import Engine, Outcome, Unit
 from biphase.engine.scheduler import read_failures
 from biphase.errors import InputError
+from biphase.files import locked
 from biphase.finetuning import cells, fit
 from biphase.finetuning import grid as grid_module
+from biphase.finetuning.cells import CellPlan
 from biphase.finetuning.choosing import select_rate
-from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.fit import cells_claimed
 from biphase.finetuning.grid import (
     Grid,
     choose_part,
@@ -48,7 +48,7 @@ def missing(grid: Grid) -> int:
 
 
 def test_only_what_is_missing_is_run(grid: Grid) -> None:
-    assert grid.num_cells == missing(grid) == 8
+    assert missing(grid) == 8
     assert run_grid(grid, missing_trainings(plan_grid(grid), grid.out), HERE) == []
     assert missing(grid) == 0
     scores = read_finished(plan_grid(grid), grid.out)
@@ -78,7 +78,7 @@ def test_workers_give_the_same_scores(grid: Grid, tmp_path: Path) -> None:
 def test_a_cell_that_another_process_is_at_is_no_failure(grid: Grid, capsys: pytest.CaptureFixture) -> None:
     small = replace(grid, learning_rates=(1e-3,), tasks=("snli",))
     trainings = plan_grid(small)
-    with cells_claimed(small.out, trainings[0].cells):
+    with locked(small.out / ".locks" / trainings[0].cells[0].folder(small.out).name):
         assert run_grid(small, trainings, HERE) == []
     assert "left to the process that is at it" in capsys.readouterr().err
     assert missing(small) == 1 and not read_failures(small.out)
@@ -90,10 +90,11 @@ def test_a_failed_cell_is_told_and_run_again(
     trainings = plan_grid(grid)
     real = fit.fit_cells
 
-    def fail_once(model: str, tasks: list[str], config: FinetuneConfig, *others: object) -> object:
-        if (tasks, config.seed, config.learning_rate) == (["snli"], 0, 1e-3):
+    def fail_once(model: str, plans: list[CellPlan], *others: object) -> object:
+        [plan] = plans
+        if (plan.task.name, plan.config.seed, plan.config.learning_rate) == ("snli", 0, 1e-3):
             raise InputError("no memory left")
-        return real(model, tasks, config, *others)
+        return real(model, plans, *others)
 
     monkeypatch.setattr(fit, "fit_cells", fail_once)
     [failure] = run_grid(grid, trainings, HERE)
@@ -146,7 +147,7 @@ def test_tasks_that_share_a_training_are_one(grid: Grid, data_dirs: dict[str, Pa
     (judged / "dev.tsv").write_text("".join((judged / "test.tsv").read_text().splitlines(keepends=True)[:-1]))
     shared = replace(grid, tasks=("nq", "msmarco"), data_dirs={"nq": folder, "msmarco": judged.parent})
     trainings = plan_grid(shared)
-    assert len(trainings) == 4 and shared.num_cells == 8
+    assert len(trainings) == 4
     assert [cell.task.name for cell in trainings[0].cells] == ["nq", "msmarco"]
     one = replace(shared, learning_rates=(1e-3,), seeds=(0,))
     assert run_grid(one, plan_grid(one), HERE) == []

@@ -15,8 +15,8 @@ import yaml
 from biphase.errors import InputError
 from biphase.finetuning.config import FinetuneConfig, settle_config
 from biphase.finetuning.encoding import CellContext
-from biphase.finetuning.families import multiple_choice
-from biphase.finetuning.fit import build_network, encode_source, fit_cell
+from biphase.finetuning.families.sequence_classification import choices_loss
+from biphase.finetuning.fit import build_network, encode_source
 from biphase.finetuning.heads import Encoder
 from biphase.finetuning.scores import Score, read_examples
 from biphase.tasks.examples import label_number, load_examples
@@ -24,7 +24,7 @@ from biphase.tasks.sources import find_source
 from biphase.tasks.spec import Task, find_task
 
 from ..conftest import DEVICE
-from .conftest import NOUNS, predict_split, write_jsonl
+from .conftest import NOUNS, fit_cell, predict_split, write_jsonl
 from .test_predict import predict_all
 
 Rows = list[dict[str, Any]]
@@ -274,7 +274,7 @@ def test_choices_are_computed_together_whatever_fits(encoder: Encoder, tmp_path:
         torch.manual_seed(0)
         network = build_network(encoder, cell, [])
         items = np.array([3, 0, 5])
-        loss = multiple_choice.accumulate_gradients(network, split, items, cell)
+        loss = choices_loss(network, split, items, cell)
         scores = torch.from_numpy(predict_split(network, split, cell)).reshape(-1, 2)
         theirs = torch.nn.functional.cross_entropy(scores[items], torch.from_numpy(split.right_Q[items]))
         assert float(loss) == pytest.approx(float(theirs), abs=1e-5)

@@ -17,13 +17,13 @@ from biphase.errors import InputError
 from biphase.finetuning import fit as fit_module
 from biphase.finetuning import heads as probe
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.fit import build_network, encode_source, fit_cell, train_network
+from biphase.finetuning.fit import build_network, encode_source, train_network
 from biphase.finetuning.heads import Encoder
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import task_table
 from biphase.tasks.splits import draw_shots
 
-from .conftest import make_cell, predict_split
+from .conftest import fit_cell, make_cell, predict_split
 
 
 def train(task: str, encoder: Encoder, folder: Path, **settings: Any) -> tuple[Any, Any, Any, Any]:

@@ -9,12 +9,11 @@ from biphase.api.grids import evaluate
 from biphase.errors import InputError
 from biphase.finetuning.cells import find_task_sources, plan_cells
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.fit import fit_cell
 from biphase.finetuning.grid import Grid, plan_grid
 from biphase.tasks.sources import name_data_dirs
 from biphase.tasks.spec import find_task, name_tests
 
-from .conftest import write_jsonl
+from .conftest import fit_cell, write_jsonl
 
 
 def write_transfer(folder: Path) -> str:

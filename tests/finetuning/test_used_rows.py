@@ -14,7 +14,7 @@ from biphase.finetuning.encoding import TokenizedTexts
 from biphase.finetuning.fit import build_network, load_encoded, train_network
 from biphase.finetuning.heads import Encoder, UsedEmbedding, copy_backbone, is_table
 
-from .conftest import make_cell, predict_split
+from .conftest import fit_cell, make_cell, predict_split
 
 
 def texts_of(tokens: list[int]) -> TokenizedTexts:
@@ -104,5 +104,5 @@ def test_cells_are_trained_with_the_rows_in_use(
         return original(model, *rest)
 
     monkeypatch.setattr(fit, "train_network", noted)
-    fit.fit_cell(str(model_folder), "snli", make_cell("snli").config, None, data_dirs["snli"])
+    fit_cell(str(model_folder), "snli", make_cell("snli").config, None, data_dirs["snli"])
     assert kinds == [UsedEmbedding]

@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
+from biphase import console
 from biphase.api.own_task import keep_rows, write_task
 from biphase.config import parse_config
 from biphase.console import err, track
@@ -69,10 +70,12 @@ def finetune(
         raise InputError("which task? Name one, such as snli, or a YAML file, or give rows as data")
     if keep is not None:
         refuse_filled(Path(keep), "keep")
-    plan_cells(str(model), [task], config, {} if folder is None else {find_task(task).name: folder})
-    from biphase.finetuning.fit import fit_cell
+    [plan] = plan_cells(str(model), [task], config, {} if folder is None else {find_task(task).name: folder})
+    was_there = plan.is_finished(Path(scores))
+    from biphase.finetuning.fit import fit_cells
 
-    score = fit_cell(str(model), task, config, Path(scores), folder, None if keep is None else Path(keep))
+    [score] = fit_cells(str(model), [plan], Path(scores), keep=None if keep is None else Path(keep))
+    console.out.print(score.headline() + (" · finished before" if was_there else ""), markup=False)
     told = ""
     if keep is not None:
         told = f"; {keep}: the model" if (Path(keep) / RECORD).exists() else "; it diverged, and no model is kept"

@@ -28,8 +28,10 @@ from biphase.finetuning.grid import (
     PAPER_SEEDS,
     Grid,
     SharedTraining,
+    check_keep,
     choose_part,
     estimate_seconds,
+    keep_best_networks,
     missing_trainings,
     plan_grid,
     read_finished,
@@ -44,7 +46,6 @@ from biphase.tasks.spec import METRICS, PAPER_TASKS, find_task, name_tests
 if TYPE_CHECKING:
     import pandas
 
-    from biphase.finetuning.best import Kept
     from biphase.report.verdicts import SummaryRow, TaskComparison
 
 
@@ -258,17 +259,12 @@ def run_evaluation(
 
 
 def run_and_keep(grid: Grid, chosen: Sequence[SharedTraining], engine: Engine, keep: Path | None) -> list[Failure]:
-    kept: Kept = {}
-    if keep is not None:
-        from biphase.finetuning.best import check_kept, keep_best_networks
-
-        kept = check_kept(chosen, keep)
+    best = {} if keep is None else check_keep(chosen, keep)
     missing = missing_trainings(chosen, grid.out)
     num_cells, num_missing = (sum(len(training.cells) for training in some) for some in (chosen, missing))
     err.print(f"{num_cells:,} cells, {num_cells - num_missing:,} of them finished")
     failures = run_grid(grid, missing, engine) if missing else []
-    if kept:
-        keep_best_networks(kept, grid.out)
+    keep_best_networks(best, grid.out)
     return failures
 
 

@@ -32,7 +32,7 @@ from biphase.encoder.packed import PaddedBackbone, packed_hidden
 from biphase.errors import InputError, first_line
 from biphase.export.model import close_texts, set_direction, write_sentence_transformer
 from biphase.files import content_hash, file_hash, own_folder, write_json, write_text
-from biphase.finetuning.cells import find_folder, hash_files, stamp_files
+from biphase.finetuning.cells import find_folder, hash_model
 from biphase.finetuning.families.retrieval import find_nearest, in_pieces
 from biphase.finetuning.heads import copy_backbone, load_encoder
 from biphase.hub import refuse_pickles
@@ -337,7 +337,7 @@ def hash_embedder(name: str) -> str:
     folder = find_folder(name)
     patterns = ("*/config.json", "modules.json", "*sentence*.json", "[0-9]*/*.safetensors")
     others = sorted(path for pattern in patterns for path in folder.glob(pattern))
-    return content_hash([hash_files(stamp_files(folder)), *(file_hash(path) for path in others)])
+    return content_hash([hash_model(folder), *(file_hash(path) for path in others)])
 
 
 def describe(model: SentenceTransformer, recipe: EmbeddingRecipe, facts: dict[str, Any]) -> str:

@@ -14,7 +14,15 @@ from typing import Any
 
 from biphase.corpus.tokenizer import TOKENIZER_FILES
 from biphase.errors import InputError
-from biphase.files import MARK, content_hash, file_hash, read_hashed, read_json_as, refuse_damaged
+from biphase.files import (
+    MARK,
+    content_hash,
+    hash_stamped,
+    read_hashed,
+    read_json_as,
+    refuse_changed,
+    refuse_damaged,
+)
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
 from biphase.flops import AFTER_PADDING, count_positions
 from biphase.hub import INDEX, fetch_model, refuse_pickles
@@ -27,9 +35,6 @@ IDENTIFYING_FILES = (
     *("config.json", "*.safetensors", INDEX),
     *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "*.model", "vocab*", "merges*"),
 )
-
-FileStamps = tuple[tuple[str, int, int], ...]
-"""Path, size and time of change of each file that decides what an encoder does."""
 
 fetch_once = lru_cache(fetch_model)
 """Cached, for a grid asks for the same model again and again."""
@@ -45,15 +50,12 @@ class ModelFingerprint:
     """Tokens that the network has positions for, by its configuration."""
     folder: Path = Path()
     """Where its files are."""
-    stamps: FileStamps = ()
-    """The files as they were when they were hashed."""
 
 
 def identify(name: str) -> ModelFingerprint:
     """Read what names the cells of a model. Raises `InputError` where its folder lacks what fine-tuning needs."""
     folder = find_folder(name)
-    stamps = stamp_files(folder)
-    return ModelFingerprint(hash_files(stamps), count_positions(read_model_config(folder)), folder, stamps)
+    return ModelFingerprint(hash_model(folder), count_positions(read_model_config(folder)), folder)
 
 
 def find_folder(name: str) -> Path:
@@ -77,25 +79,21 @@ def find_folder(name: str) -> Path:
     return folder
 
 
-def stamp_files(folder: Path) -> FileStamps:
-    paths = sorted({path for pattern in IDENTIFYING_FILES for path in folder.glob(pattern)})
-    return tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths)
-
-
-@lru_cache
-def hash_files(stamps: FileStamps) -> str:
-    """One hash of all these files. Raises `InputError` where one of a checkpoint of ours is not as it was written."""
-    hashes = {Path(path): file_hash(Path(path)) for path, _, _ in stamps}
-    folder = next(iter(hashes)).parent
-    if folder.name == "model" and (folder.parent / "manifest.json").exists():
-        remedy = f"delete {folder.parent} and rerun its run"
-        written = read_hashed(folder.parent / "manifest.json", dict[str, Any], remedy).get("files")
-        for path, digest in hashes.items():
-            if not isinstance(written, dict) or written.get(f"model/{path.name}") != digest:
-                raise InputError(
-                    f"checkpoint {folder.parent} is damaged: {path} is not as it was written; rerun its run"
-                )
-    return content_hash([[path.name, digest] for path, digest in hashes.items()])
+def hash_model(folder: Path) -> str:
+    """One hash of all files that decide what an encoder does. Raises `InputError` where one of a checkpoint of ours is
+    not as it was written."""
+    files = sorted({path for pattern in IDENTIFYING_FILES for path in folder.glob(pattern)})
+    checkpoint = folder.parent
+    if folder.name == "model" and (checkpoint / "manifest.json").exists():
+        remedy = f"delete {checkpoint} and rerun its run"
+        written = read_hashed(checkpoint / "manifest.json", dict[str, Any], remedy).get("files") or {}
+        names = [f"model/{path.name}" for path in files]
+        refuse_changed(checkpoint, {name: written.get(name, "") for name in names}, remedy)
+    hashes = []
+    for path in files:
+        status = path.stat()
+        hashes.append([path.name, hash_stamped(path, status.st_size, status.st_mtime_ns)])
+    return content_hash(hashes)
 
 
 def read_model_config(folder: Path) -> Any:
@@ -129,19 +127,6 @@ class CellPlan:
     """The configuration as `settle_config` gives it."""
     hash: str
     """The hash of everything that decides the result."""
-
-    @property
-    def known(self) -> dict[str, Any]:
-        """What its `Score` says of it."""
-        return {
-            "cell": self.hash,
-            "task": self.task.name,
-            "trained_on": self.train.task.name,
-            "source": self.evaluation.name,
-            "data_hash": self.evaluation.hash,
-            "metric": self.task.metric,
-            "classes": self.task.classes,
-        }
 
     def folder(self, out: Path) -> Path:
         return out / f"{self.task.name}-{self.hash[:16]}"

@@ -298,7 +298,7 @@ def select_rate(
     except InputError as error:
         raise InputError(f"{model} on {task}: {error}") from None
     peers = [*peers] if len({seed for _, seed in test}) == 1 else []
-    by_peers = {rate: [validation_of(score, metric) for score in group] for rate, group in group_by_rate(peers).items()}
+    by_peers = validation_by_rate(peers, metric)
     rates = dict.fromkeys(by_rate[best], best) if is_papers_way else choose_for_each_seed(rivals, by_peers)
     points = [(rate, seed) for seed, rate in rates.items() if (rate, seed) in cells]
     chosen = [cells[point] for point in points if point in test]
@@ -330,6 +330,11 @@ def group_by_rate(scores: Iterable[Score]) -> dict[float, list[Score]]:
     for score in scores:
         by_rate[score.config.learning_rate].append(score)
     return by_rate
+
+
+def validation_by_rate(scores: Iterable[Score], metric: str) -> dict[float, list[float | None]]:
+    """Validation scores at each rate; None for a training that diverged."""
+    return {rate: [validation_of(score, metric) for score in group] for rate, group in group_by_rate(scores).items()}
 
 
 def validation_of(score: Score, metric: str) -> float | None:

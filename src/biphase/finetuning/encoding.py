@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from biphase.device import to_device
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, PackedLayout, choose_backend, lay_out
 from biphase.finetuning.config import FinetuneConfig
+from biphase.tasks.examples import LabelledText
 from biphase.tasks.spec import Task, TaskSplit
 
 TEXTS_PER_CALL = 50_000
@@ -148,36 +149,40 @@ def tokenize(
             yield np.array(encoding.ids, dtype=np.int32), spans_T2
 
 
-def encode_filled(
-    tokenizer: HashedTokenizer, texts: Sequence[str], columns: Sequence[Sequence[tuple[int, int]]], max_length: int
-) -> TokenizedTexts:
-    """Texts that were made of several columns each, which stand at these characters: of one that is too long, the
-    longest columns are cut, as transformers' `longest_first` does; what stands around them is kept."""
+def encode_filled(tokenizer: HashedTokenizer, examples: Sequence[LabelledText], max_length: int) -> TokenizedTexts:
+    """Texts that may be made of several columns: of one that is too long, the longest columns are cut, as transformers'
+    `longest_first` does; what stands around them is kept."""
     room = tokenizer.room(max_length)
-    parts = [ids for ids, _ in tokenize(tokenizer, texts)]
-    long = [number for number, ids in enumerate(parts) if len(ids) > room and len(columns[number]) > 1]
-    spans = tokenize(tokenizer, [texts[number] for number in long], with_spans=True)
+    parts = [ids for ids, _ in tokenize(tokenizer, [example.text for example in examples])]
+    long = [number for number, ids in enumerate(parts) if len(ids) > room and len(examples[number].columns) > 1]
+    spans = tokenize(tokenizer, [examples[number].text for number in long], with_spans=True)
     for number, (ids, spans_T2) in zip(long, spans, strict=True):
-        parts[number] = ids[cut_longest(spans_T2, columns[number], room)]
+        parts[number] = ids[cut_longest(spans_T2, examples[number].columns, room)]
     encoded = concatenate(tokenizer, parts, max_length)
     return replace(encoded, truncated=np.union1d(encoded.truncated, np.array(long, dtype=np.int64)))
 
 
 def cut_longest(spans_T2: np.ndarray, columns: Sequence[tuple[int, int]], room: int) -> np.ndarray:
-    """The tokens to keep of a text of several columns, ascending, at most `room`.
-
-    With columns of 9, 2 and 6 tokens and room for 12, the caps are 5, 2 and 5: going up in length, each column gets its
-    share of what is left, and what a short one does not need goes to those after it.
-    """
+    """The tokens to keep of a text of several columns, ascending, at most `room`."""
     last_T = np.maximum(spans_T2[:, 1] - 1, spans_T2[:, 0])  # the character by which a token belongs to a column
     inside = [np.flatnonzero((last_T >= begin) & (last_T < end)) for begin, end in columns]
-    left = room - (len(last_T) - sum(map(len, inside)))
-    is_kept_T = np.ones(len(last_T), dtype=bool)
-    for rank, tokens in enumerate(sorted(inside, key=len)):
-        cap = min(len(tokens), max(left, 0) // (len(inside) - rank))
-        is_kept_T[tokens[cap:]] = False
-        left -= cap
-    return np.flatnonzero(is_kept_T)[:room]
+    lengths = [len(tokens) for tokens in inside]
+    caps = share_room(lengths, room - (len(last_T) - sum(lengths)))
+    cut = np.concatenate([tokens[cap:] for tokens, cap in zip(inside, caps, strict=True)])
+    return np.delete(np.arange(len(last_T)), cut)[:room]
+
+
+def share_room(lengths: Sequence[int], room: int) -> list[int]:
+    """How many tokens each part of a text keeps, so that all fit into `room`.
+
+    Parts of 9, 2 and 6 tokens keep 5, 2 and 5 of 12: going up in length, each gets its share of what is left, and what
+    a short one does not need goes to those after it.
+    """
+    caps, left = list(lengths), max(room, 0)
+    for rank, part in enumerate(np.argsort(lengths, kind="stable").tolist()):
+        caps[part] = min(lengths[part], left // (len(lengths) - rank))
+        left -= caps[part]
+    return caps
 
 
 def concatenate(tokenizer: HashedTokenizer, parts: Iterable[np.ndarray], max_length: int) -> TokenizedTexts:

@@ -16,8 +16,8 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
@@ -38,16 +38,15 @@ from biphase.files import (
     file_hash,
     locked,
     make_once,
-    refuse_filled,
     refuse_links,
     whole_folder,
     write_hashed,
     write_json,
 )
-from biphase.finetuning.cells import CellPlan, DataDirs, plan_cells
+from biphase.finetuning.cells import CellPlan
 from biphase.finetuning.config import ENCODING_SETTINGS, EVALUATED_SPLITS, PROTOCOL, FinetuneConfig
 from biphase.finetuning.encoding import CellContext, EncodedSplit, EncodedTask, HashedTokenizer, training_order
-from biphase.finetuning.families import module_of
+from biphase.finetuning.families import parts_of
 from biphase.finetuning.heads import (
     Encoder,
     FrozenFeatures,
@@ -58,11 +57,10 @@ from biphase.finetuning.heads import (
     open_encoder,
 )
 from biphase.finetuning.keep import check_keepable, keep_network
-from biphase.finetuning.metrics import Judgement
 from biphase.finetuning.scores import Score, measure_examples, read_score, save_examples
 from biphase.tasks.examples import Collection, TaskData, count_shared, input_of, limit_evaluation, load_examples
 from biphase.tasks.sources import TaskSource
-from biphase.tasks.spec import TASK_SPLITS, find_task
+from biphase.tasks.spec import TASK_SPLITS
 from biphase.tasks.splits import draw_indices, draw_shots
 
 ENCODING = 7
@@ -99,7 +97,7 @@ def load_encoded(source: TaskSource, tokenizer: HashedTokenizer, config: Finetun
         refuse_links(path.parent)
         with locked(path.with_name(f".{path.name}.lock"), wait=True):
             make_once(path, lambda part: save_encoded(part, encode_source(source, tokenizer, config)))
-        encodings[path] = read_encoded(path, module_of(task.family, config).split_kind)
+        encodings[path] = read_encoded(path, parts_of(task.family, config).split_kind)
         while len(encodings) > NUM_ENCODINGS:
             del encodings[next(iter(encodings))]
     return encodings[path]
@@ -111,7 +109,7 @@ def encode_source(source: TaskSource, tokenizer: HashedTokenizer, config: Finetu
     for split, number in count_shared(data).items():
         if number:
             console.err.print(f"{task.name}: {number:,} inputs of {split} stand in train too")
-    encoded = module_of(task.family, config).encode_task(data, tokenizer, config)
+    encoded = parts_of(task.family, config).encode_task(data, tokenizer, config)
     if encoded.left_out and task.missing == "refuse":  # else its reader has told so
         console.err.print(f"{task.name}: {encoded.left_out:,} rows without a gold label are left out")
     cut = [f"{split.num_truncated:,} of {name}" for name, split in encoded.splits.items() if split.num_truncated]
@@ -124,15 +122,6 @@ def load_data(source: TaskSource, config: FinetuneConfig) -> TaskData[Any] | Col
     assert config.judged_only is not None, "the configuration is settled"
     data = load_examples(source, judged_only=config.judged_only)
     return data if config.max_eval_examples is None else limit_evaluation(data, config.max_eval_examples)
-
-
-def load_inputs(source: TaskSource, config: FinetuneConfig) -> dict[str, list[Any]]:
-    """What the network saw of each example that is predicted, by split, in the order of the predictions."""
-    data = load_data(source, config)
-    if isinstance(data, Collection):
-        queries = data.queries.items()
-        return {split: [text for id, text in queries if id in judged] for split, judged in data.relevance.items()}
-    return {split: [input_of(example) for example in data.splits[split]] for split in EVALUATED_SPLITS}
 
 
 def save_encoded(path: Path, encoded: EncodedTask[Any]) -> None:
@@ -190,10 +179,6 @@ def build_record(kind: Any, leaves: dict[str, Any], prefix: str) -> Any:
     return kind(**values)
 
 
-SplitRows = dict[str, Iterator[dict[str, Any]]]
-"""Rows of the predictions for each split, to be consumed once; no split when training diverged."""
-
-
 @dataclass(frozen=True)
 class TrainingResult:
     losses: list[float]
@@ -228,11 +213,16 @@ def build_network(encoder: Encoder, cell: CellContext, tasks: Sequence[EncodedTa
 def train_network(network: nn.Module, encoded: EncodedTask[Any], cell: CellContext) -> TrainingResult:
     """Update `network` in place. Stops early only when a loss or a gradient is not finite."""
     # 1. What is trained on, and for how long.
-    config, family, split = cell.config, module_of(cell.task.family, cell.config), encoded.splits["train"]
+    config, split = cell.config, encoded.splits["train"]
+    accumulate_gradients = parts_of(cell.task.family, config).accumulate_gradients
     items, num_steps = choose_items(split, config)
-    # 2. Optimizer.
+    # 2. Optimizer. Weight decay is on matrices, not on norms and biases.
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    optimizer = make_adamw(parameters, config)
+    groups = [
+        {"params": [parameter for parameter in parameters if parameter.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [parameter for parameter in parameters if parameter.ndim < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)
     network.train()
     if config.frozen:
         network.get_submodule("backbone").eval()
@@ -245,7 +235,7 @@ def train_network(network: nn.Module, encoded: EncodedTask[Any], cell: CellConte
         for step, indices in enumerate(training_order(len(items), config.batch_size, num_steps, config.seed)):
             for group in optimizer.param_groups:
                 group["lr"] = finetuning_rate(config, step, num_steps)
-            loss = family.accumulate_gradients(network, split, items[indices], cell)
+            loss = accumulate_gradients(network, split, items[indices], cell)
             norm = nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
             optimizer.step()
             optimizer.zero_grad()
@@ -277,15 +267,6 @@ def choose_items(split: EncodedSplit, config: FinetuneConfig) -> tuple[np.ndarra
     return items, min(config.max_steps, config.epochs * math.ceil(len(items) / config.batch_size))
 
 
-def make_adamw(parameters: Sequence[nn.Parameter], config: FinetuneConfig) -> torch.optim.AdamW:
-    """Weight decay is on matrices, not on norms and biases."""
-    groups = [
-        {"params": [parameter for parameter in parameters if parameter.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [parameter for parameter in parameters if parameter.ndim < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)
-
-
 def finetuning_rate(config: FinetuneConfig, step: int, num_steps: int) -> float:
     """The rate of update `step` (from 0): up to the peak in equal steps, then down to 0 after the last update.
 
@@ -315,26 +296,32 @@ def evaluate_cell(
     plan: CellPlan,
     cell: CellContext,
     encoder: Encoder,
-) -> tuple[Score, SplitRows]:
-    """Predict validation and test of one task, unless training diverged, and say how good that is."""
-    family, splits = module_of(plan.task.family, plan.config), encoded.splits
+) -> tuple[Score, dict[str, list[dict[str, Any]]]]:
+    """Predict validation and test of one task, unless training diverged, and say how good that is; with the rows of the
+    predictions of each split."""
+    family, splits = parts_of(plan.task.family, plan.config), encoded.splits
     started = time.perf_counter()
-    judged: dict[str, Judgement] = {}
+    metrics, rows = {}, {}
     network.eval()
     for name in EVALUATED_SPLITS if training.diverged_at is None else ():
         with torch.no_grad():
             predictions = family.predict(network, splits[name], cell)
-        judged[name] = family.judge_split(splits[name], predictions, cell)
+        metrics[name], rows[name] = family.judge_split(splits[name], predictions, cell)
     is_on_gpu = cell.device.type == "cuda"
     peak = torch.cuda.max_memory_allocated(cell.device) if is_on_gpu else 1024 * getrusage(RUSAGE_SELF).ru_maxrss
-    seconds = {"train": training.seconds, "evaluate": time.perf_counter() - started}
     score = Score(
-        **plan.known,
         protocol=PROTOCOL,
+        cell=plan.hash,
         model=encoder.name,
         model_hash=encoder.hash,
+        task=plan.task.name,
+        trained_on=plan.train.task.name,
+        source=plan.evaluation.name,
+        data_hash=plan.evaluation.hash,
+        metric=plan.task.metric,
+        classes=plan.task.classes,
         config=cell.config,
-        metrics={name: metrics for name, (metrics, _) in judged.items()},
+        metrics=metrics,
         num_examples={name: split.num_examples for name, split in splits.items()},
         num_truncated={name: split.num_truncated for name, split in splits.items()},
         num_left_out=encoded.left_out,
@@ -342,126 +329,93 @@ def evaluate_cell(
         diverged=training.diverged_at is not None,
         diverged_at_step=training.diverged_at,
         final_loss=training.final_loss,
-        seconds={name: round(value, 3) for name, value in seconds.items()},
+        seconds={"train": round(training.seconds, 3), "evaluate": round(time.perf_counter() - started, 3)},
         tokens_per_second={"train": round(training.num_tokens / training.seconds, 1)},
         peak_memory_bytes=peak,
         machine=describe_machine(cell.device),
     )
-    return score, {name: rows for name, (_, rows) in judged.items()}
-
-
-def fit_cell(
-    model: str,
-    task: str,
-    config: FinetuneConfig,
-    out: Path | None = None,
-    data_dir: str | Path | None = None,
-    keep: Path | None = None,
-) -> Score:
-    """Fine-tune `model` on a task of the table (or of a YAML file) and evaluate it.
-
-    With `out`, the result appears as the folder `out/TASK-HASH` when it is finished, and a finished cell is read, not
-    rerun. On a CPU the same cell gives the same scores to the last bit. Training that diverges is a result, not an
-    error. Many cells in one process load the model and encode the task once. Prints one line.
-
-    With `keep`, the trained network becomes a model folder there (`keep.keep_network`); a finished cell is trained
-    again for it, its score stays. A training that diverges leaves none.
-    """
-    if keep is not None:
-        refuse_filled(keep, "keep")
-    plans = plan_cells(model, [task], config, {} if data_dir is None else {find_task(task).name: data_dir})
-    was_there = out is not None and plans[0].is_finished(out)
-    [score] = fit_plans(model, plans, out, keep=keep)
-    console.out.print(score.headline() + (" · finished before" if was_there else ""), markup=False)
-    return score
-
-
-def fit_cells(
-    model: str,
-    tasks: Sequence[str],
-    config: FinetuneConfig,
-    out: Path | None = None,
-    data_dirs: DataDirs | None = None,
-    label: str | None = None,
-) -> list[Score]:
-    """Fine-tune as `fit_cell` does, once for several tasks with the same training (`Task.trained_on`). Prints nothing.
-
-    `label` is what the scores call the model, in place of `model`.
-
-    Raises `BusyError` when another process is at work on one of the cells.
-    """
-    return fit_plans(model, plan_cells(model, tasks, config, data_dirs or {}), out, label)
+    return score, rows
 
 
 @memory_told("lower microbatch_tokens (65,536 unless given), or --workers-per-gpu where cells share a GPU")
-def fit_plans(
-    model: str, plans: Sequence[CellPlan], out: Path | None, label: str | None = None, keep: Path | None = None
+def fit_cells(
+    model: str, plans: Sequence[CellPlan], out: Path | None = None, label: str | None = None, keep: Path | None = None
 ) -> list[Score]:
-    """The scores of cells that share a training, read where they are finished."""
+    """Fine-tune `model` once for cells that share a training (`Task.trained_on`), and evaluate their tasks.
+
+    With `out`, a result appears as the folder `out/TASK-HASH` when it is finished, and a finished cell is read, not
+    rerun. On a CPU the same cell gives the same scores to the last bit. Training that diverges is a result, not an
+    error. Many cells in one process load the model and encode the task once.
+
+    Args:
+        label: what the scores call the model, in place of `model`.
+        keep: the trained network becomes a model folder there (`keep.keep_network`); a finished cell is trained again
+            for it, its score stays. A training that diverges leaves none.
+
+    Raises `BusyError` when another process is at work on one of the cells.
+    """
     if out is None:
         return [score for score, _, _ in run_cells(model, plans, label, keep)]
     missing = [plan for plan in plans if not plan.is_finished(out)]
-    if missing:
-        with cells_claimed(out, missing):
-            missing = [plan for plan in missing if not plan.is_finished(out)]  # another process may have done some
-            cells = run_cells(model, missing, label, keep) if missing else ()
-            for plan, (score, losses, predictions) in zip(missing, cells, strict=True):
-                inputs = load_inputs(plan.evaluation, plan.config) if plan.config.keep_texts else {}
-                for split in inputs.keys() & predictions.keys():
-                    pairs = zip(predictions[split], inputs[split], strict=True)
-                    predictions[split] = ({**row, "input": text} for row, text in pairs)
-                write_cell(plan.folder(out), score, losses, predictions)
+    with ExitStack() as claims:  # against other processes; a killed one lets go
+        for folder in (plan.folder(out) for plan in missing):
+            busy = f"{folder} is being made by another process"
+            claims.enter_context(locked(out / ".locks" / folder.name, busy=busy))
+        missing = [plan for plan in missing if not plan.is_finished(out)]  # another process may have done some
+        cells = run_cells(model, missing, label, keep) if missing else ()
+        for plan, (score, losses, predictions) in zip(missing, cells, strict=True):
+            if plan.config.keep_texts:
+                add_inputs(predictions, load_data(plan.evaluation, plan.config))
+            write_cell(plan.folder(out), score, losses, predictions)
     if keep is not None and not missing:
         list(run_cells(model, plans, label, keep))
     return [read_score(plan.folder(out)) for plan in plans]
 
 
+def add_inputs(predictions: Mapping[str, list[dict[str, Any]]], data: TaskData[Any] | Collection) -> None:
+    """Add to the rows of the predictions what the network saw of each example."""
+    for split in EVALUATED_SPLITS if predictions else ():
+        if isinstance(data, Collection):
+            inputs = [text for id, text in data.queries.items() if id in data.relevance[split]]
+        else:
+            inputs = [input_of(example) for example in data.splits[split]]
+        for row, text in zip(predictions[split], inputs, strict=True):
+            row["input"] = text
+
+
 def write_cell(
-    folder: Path, score: Score, losses: Sequence[float], predictions: Mapping[str, Iterable[dict[str, Any]]]
+    folder: Path, score: Score, losses: Sequence[float], predictions: Mapping[str, Sequence[dict[str, Any]]]
 ) -> None:
     """A cell's folder, whole or not at all."""
     with whole_folder(folder) as part:
         hashes = {}
         for split, rows in predictions.items():
-            kept = list(rows)
             path = part / f"{split}.jsonl"
-            path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept), encoding="utf-8")
+            path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
             hashes[split] = file_hash(path)
-            examples = measure_examples(kept, score.metric, score.classes)
-            save_examples(path.with_suffix(".npz"), examples, hashes[split])
+            save_examples(path.with_suffix(".npz"), measure_examples(rows, score.metric, score.classes), hashes[split])
         write_json(part / "losses.json", losses)
         write_hashed(part / "score.json", score.model_dump(mode="json") | {"predictions": hashes})
 
 
-@contextmanager
-def cells_claimed(out: Path, plans: Sequence[CellPlan]) -> Iterator[None]:
-    """Hold the names of cells against other processes; a killed one lets go."""
-    with ExitStack() as held:
-        for place in (plan.folder(out) for plan in plans):
-            busy = f"{place} is being made by another process"
-            held.enter_context(locked(out / ".locks" / place.name, busy=busy))
-        yield
-
-
 def run_cells(
     model: str, plans: Sequence[CellPlan], label: str | None = None, keep: Path | None = None
-) -> Iterator[tuple[Score, list[float], SplitRows]]:
-    """Train once, then evaluate each task: its score, the losses, the predictions."""
-    assert len({plan.train.hash for plan in plans}) == 1, "these tasks do not share a training"
-    assert len({plan.config for plan in plans}) == 1, "tasks of one training have one configuration"
+) -> Iterator[tuple[Score, list[float], dict[str, list[dict[str, Any]]]]]:
+    """Train once, then evaluate each task: its score, the losses, the rows of the predictions of each split."""
+    source, config = plans[0].train, plans[0].config
+    assert all(plan.train.hash == source.hash for plan in plans), "these tasks do not share a training"
+    assert all(plan.config == config for plan in plans), "tasks of one training have one configuration"
     # 1. The encoder, and where it computes.
     encoder = replace(open_encoder(model, plans[0].model), name=label or model)
-    device = choose_device(plans[0].config.device)
-    config = plans[0].config.model_copy(update={"device": device.type})
+    device = choose_device(config.device)
     dtype = choose_dtype(config.precision, device)
-    console.err.print(
-        f"{explain_computing(config.precision, device, encoder.backbone)} · not compiled (too short a run)"
-    )
+    computing = explain_computing(config.precision, device, encoder.backbone)
+    console.err.print(f"{computing} · not compiled (too short a run)")
+    config = config.model_copy(update={"device": device.type})
     check_length(encoder, config)
     if keep is not None:
-        check_keepable(encoder, CellContext(plans[0].task, config, torch.device("cpu"), torch.float32))
+        check_keepable(encoder, plans[0].task, config)
     # 2. The data as token ids: of the task that is trained on, and of those that are evaluated.
-    source = plans[0].train
     trained = load_encoded(source, encoder.tokenizer, config)
     evaluated = []
     for plan in plans:

@@ -5,28 +5,32 @@ PyTorch is loaded by the workers only.
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from biphase.console import err
 from biphase.engine.local import Engine, Unit
 from biphase.engine.scheduler import Failure, run_batch, run_units
 from biphase.errors import InputError, refuse_doubles
+from biphase.files import read_json_as, refuse_filled
 from biphase.finetuning.cells import (
     CellPlan,
     DataDirs,
     ModelFingerprint,
-    find_folder,
     find_task_sources,
     identify,
     plan_cell,
+    plan_cells,
     resolve_precision,
-    stamp_files,
 )
+from biphase.finetuning.choosing import choose_rate, validation_by_rate
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.scores import Score, measure_trainings, read_score
+from biphase.finetuning.kept import RECORD
+from biphase.finetuning.scores import Score, measure_trainings, read_score, short_name
 from biphase.tasks.spec import find_task
 
 PAPER_LEARNING_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4)
@@ -43,10 +47,6 @@ class Grid:
     learning_rates: tuple[float, ...] = PAPER_LEARNING_RATES
     seeds: tuple[int, ...] = PAPER_SEEDS
     data_dirs: DataDirs = field(default_factory=dict)
-
-    @property
-    def num_cells(self) -> int:
-        return len(self.models) * len(self.tasks) * len(self.learning_rates) * len(self.seeds)
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ def plan_grid(grid: Grid) -> list[SharedTraining]:
     """
     names = tuple(find_task(task).name for task in grid.tasks)
     values = {"model": grid.models, "task": names, "rate": grid.learning_rates, "seed": grid.seeds}
-    for what, axis in values.items():
-        refuse_doubles(what, axis)
+    for axis, named in values.items():
+        refuse_doubles(axis, named)
     for rate in grid.learning_rates:
         if not 0 < rate < math.inf:
             raise InputError(f"learning rate {rate} must be above 0 and finite")
@@ -141,47 +141,42 @@ def resolve_for(config: FinetuneConfig, engine: Engine) -> FinetuneConfig:
 
 
 def run_grid(grid: Grid, trainings: Sequence[SharedTraining], engine: Engine) -> list[Failure]:
-    """Run the given trainings; returns what failed. Cells that another process is at are left to it."""
-    return run_batch(grid_units(grid, trainings), engine, grid.out, label="evaluate", things="cells")
+    """Run the given trainings, after one unit for each (model, task) that turns the task's texts into token ids.
 
-
-def grid_units(grid: Grid, trainings: Sequence[SharedTraining]) -> list[Unit]:
-    """A unit for each training, after one for each (model, task) that turns the task's texts into token ids.
-
-    Trainings on one task take time by the size of their model's weights.
+    Trainings on one task take time by the size of their model's weights. Returns what failed; cells that another
+    process is at are left to it.
     """
     named = {find_task(task).name: task for task in grid.tasks}  # by its name, or by its file
-    weights: dict[str, float] = {}  # bytes
-    for model in {training.model for training in trainings}:
-        sizes = [size for name, size, _ in stamp_files(find_folder(model)) if name.endswith(".safetensors")]
-        weights[model] = float(sum(sizes))
     encodings: dict[str, Unit] = {}
     units = []
     for training in trainings:
-        model, trained_on = training.model, training.cells[0].train.task.name
-        config = training.config.model_dump(mode="json")
-        shared = {"model": model, "config": config, "data_dirs": dict(grid.data_dirs)}
-        tasks = [cell.task.name for cell in training.cells]
-        encoded = tasks if training.cells[0].task.part_of else [trained_on, *tasks]
+        model, cells = training.model, training.cells
+        trained_on = cells[0].train.task.name
+        shared = {
+            "model": model,
+            "config": training.config.model_dump(mode="json"),
+            "data_dirs": dict(grid.data_dirs),
+        }
+        tasks = [cell.task.name for cell in cells]
+        encoded = tasks if cells[0].task.part_of else [trained_on, *tasks]
         needs = {f"encode {task} for {model}": named.get(task, task) for task in encoded}
         for name, task in needs.items():
             if name not in encodings:
                 encodings[name] = Unit(name, encode_unit, shared | {"task": task}, affinity=model, size=0)
-        fitting = {"label": model, "tasks": [named[task] for task in tasks], "out": grid.out}
         units.append(
             Unit(
                 training.name,
                 fit_unit,
-                shared | fitting,
+                shared | {"label": model, "tasks": [named[task] for task in tasks], "out": grid.out},
                 affinity=f"{model} {trained_on}",
                 needs=tuple(needs),
                 kind=trained_on,
-                cost=weights[model],
-                size=len(training.cells),
-                file=training.cells[0].folder(grid.out).name,
+                cost=float(sum(path.stat().st_size for path in cells[0].model.folder.glob("*.safetensors"))),
+                size=len(cells),
+                file=cells[0].folder(grid.out).name,
             )
         )
-    return [*encodings.values(), *units]
+    return run_batch([*encodings.values(), *units], engine, grid.out, label="evaluate", things="cells")
 
 
 def estimate_seconds(trainings: Sequence[SharedTraining], finished: Iterable[Score]) -> tuple[float, int]:
@@ -220,5 +215,64 @@ def fit_unit(
 ) -> list[str]:
     from biphase.finetuning.fit import fit_cells
 
-    scores = fit_cells(model, tasks, FinetuneConfig.model_validate(config), out, data_dirs, label)
-    return [score.headline() for score in scores]
+    plans = plan_cells(model, tasks, FinetuneConfig.model_validate(config), data_dirs)
+    return [score.headline() for score in fit_cells(model, plans, out, label)]
+
+
+# What is kept of a grid: the best fine-tuned network of each model and task
+
+BestCells = dict[tuple[str, str], tuple[Path, list[CellPlan]]]
+"""For each model and task, the folder to write and the cells to choose from."""
+
+
+def check_keep(trainings: Iterable[SharedTraining], folder: Path) -> BestCells:
+    """Each model and task is kept in `folder/MODEL-TASK`.
+
+    Raises `InputError`, before anything is trained, for a folder of other things than a kept network, two models of
+    one name, and a network that cannot be kept.
+    """
+    from biphase.finetuning.heads import load_encoder
+    from biphase.finetuning.keep import check_keepable
+
+    candidates: BestCells = {}
+    for training in trainings:
+        name = re.sub(r"[^\w.@-]", "-", short_name(training.model))
+        for cell in training.cells:
+            target = folder / f"{name}-{cell.task.name}"
+            candidates.setdefault((training.model, cell.task.name), (target, []))[1].append(cell)
+    [(target, times)] = Counter(target for target, _ in candidates.values()).most_common(1)
+    if times > 1:
+        raise InputError(f"`keep`: two models would be written to {target}; rename the folder of one")
+    for (model, _), (target, cells) in candidates.items():
+        check_keepable(load_encoder(model), cells[0].task, cells[0].config)
+        if not (target / RECORD).is_file():
+            refuse_filled(target, "keep")
+    return candidates
+
+
+def keep_best_networks(candidates: BestCells, out: Path) -> None:
+    """Train the best cell of each model and task once more, and keep its network: at the rate that validation chooses
+    over all seeds, the seed that is best on validation.
+
+    One that is kept already stays, another one of ours is replaced. While cells are missing nothing is kept.
+    """
+    from biphase.finetuning.fit import fit_cells
+
+    for (model, task), (target, cells) in candidates.items():
+        num_missing = sum(not cell.is_finished(out) for cell in cells)
+        if num_missing:
+            err.print(f"{target}: not kept, {num_missing} of {len(cells)} cells of {model} on {task} are missing")
+            continue
+        scores = {cell.hash: read_score(cell.folder(out)) for cell in cells}
+        by_rate = validation_by_rate(scores.values(), cells[0].task.metric)
+        if all(score.diverged for score in scores.values()):
+            err.print(f"{target}: not kept, every cell of {model} on {task} diverged")
+            continue
+        rate = choose_rate(by_rate)
+        at_rate = [cell for cell in cells if cell.config.learning_rate == rate and not scores[cell.hash].diverged]
+        best = max(at_rate, key=lambda cell: scores[cell.hash].metrics["validation"][cell.task.metric])
+        if (target / RECORD).is_file() and read_json_as(target / RECORD, dict[str, Any]).get("cell") == best.hash:
+            err.print(f"{target}: the best, as it was kept before")
+            continue
+        fit_cells(model, [best], out, keep=target)
+        err.print(f"{target}: kept, learning rate {rate:g}, seed {best.config.seed}")

@@ -27,6 +27,7 @@ from biphase.errors import InputError
 from biphase.export.card import harmless, tell_direction, write_head
 from biphase.export.model import as_llama, close_texts, set_direction, write_sentence_transformer
 from biphase.files import whole_folder, write_json, write_mark, write_text
+from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import CellContext, EncodedSplit, TokenizedTexts, pack
 from biphase.finetuning.families.question_answering import QuestionSplit
 from biphase.finetuning.heads import (
@@ -67,8 +68,9 @@ So let transformers take words for entities, not tokens: `pipeline("token-classi
 aggregation_strategy="first")`. `biphase predict` takes any text."""
 
 
-def check_keepable(encoder: Encoder, cell: CellContext) -> None:
+def check_keepable(encoder: Encoder, task: Task, finetuning: FinetuneConfig) -> None:
     """Raises `InputError` for a network that transformers has no class for, and for templates that are no prompts."""
+    cell = CellContext(task, finetuning, torch.device("cpu"), torch.float32)
     if cell.task.family == "question_answering" and cell.config.qa_head != "span":
         raise InputError("keep: transformers has no class with the token head; give qa_head=span")
     inner = [text for text in embedded_templates(cell.task).values() if not text.endswith("{text}")]

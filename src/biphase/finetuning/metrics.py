@@ -10,7 +10,7 @@ best documents of a query.
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -18,8 +18,8 @@ import numpy as np
 
 from biphase.errors import InputError
 
-Judgement = tuple[dict[str, float], Iterator[dict[str, Any]]]
-"""Metrics by name, and a row for each example, to be consumed once: what was predicted, and its score."""
+Judgement = tuple[dict[str, float], list[dict[str, Any]]]
+"""Metrics by name, and a row for each example: what was predicted, and its score."""
 
 
 Statistic = Callable[[np.ndarray], np.ndarray]
@@ -451,14 +451,12 @@ def judge_ranking(relevance: Relevance, ranked: Ranked, metric: str) -> Judgemen
     """The mean of each measure, and a row of predictions for each query of `ranked`: its ten best documents, and what
     it scores by one of them."""
     means, per_query = ranking_scores(relevance, ranked)
-
-    def rows() -> Iterator[dict[str, Any]]:
-        for query, documents in ranked.items():
-            best = best_documents(documents, 10)
-            found = {"predicted": [id for id, _ in best], "scores": [round(score, 5) for _, score in best]}
-            yield {"id": query, **found, "score": per_query[metric][query]}
-
-    return means, rows()
+    rows = []
+    for query, documents in ranked.items():
+        best = best_documents(documents, 10)
+        row = {"id": query, "predicted": [id for id, _ in best], "scores": [round(score, 5) for _, score in best]}
+        rows.append(row | {"score": per_query[metric][query]})
+    return means, rows
 
 
 def paper_ndcg_at_10(relevance: Relevance, ranked: Ranked) -> dict[str, float]:

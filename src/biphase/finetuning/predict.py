@@ -19,13 +19,7 @@ from biphase.encoder.network import load_model_config, load_weights
 from biphase.encoder.packed import position_limit
 from biphase.errors import InputError
 from biphase.finetuning.encoding import CellContext, HashedTokenizer, predict_samples
-from biphase.finetuning.families import (
-    multiple_choice,
-    pair_ranking,
-    question_answering,
-    sequence_classification,
-    token_classification,
-)
+from biphase.finetuning.families import question_answering, retrieval, sequence_classification, token_classification
 from biphase.finetuning.heads import PaddedNetwork, load_hashed_tokenizer
 from biphase.finetuning.keep import AUTO_CLASSES
 from biphase.finetuning.kept import TEXT, KeptModel, check_columns, input_columns, with_task_names
@@ -142,10 +136,10 @@ def choose(predicting: Predicting, rows: Sequence[PlacedRow]) -> tuple[Iterable[
             raise InputError(f"{place}: {len(texts)} choices, where task '{task.name}' names {len(task.classes)}")
         made.append(ChoiceTexts(place, fill_choices(predicting.task, place, row, texts), 0))
     data = TaskData(task, predicting.origin.name, (), (), tuple(made), 0)
-    split = multiple_choice.encode_task(data, predicting.tokenizer, config).splits["test"]
-    scores_S = multiple_choice.predict(predicting.network, split, predicting.cell)
-    parts = zip(np.split(scores_S, split.bounds_Q1[1:-1]), names, strict=True)
-    return [multiple_choice.best_choice(*part) for part in parts], split.num_truncated
+    split = sequence_classification.encode_choices(data, predicting.tokenizer, config).splits["test"]
+    scores_S1 = sequence_classification.predict_labels(predicting.network, split, predicting.cell)
+    parts = zip(np.split(scores_S1[:, 0], split.bounds_Q1[1:-1]), names, strict=True)
+    return [sequence_classification.best_choice(*part) for part in parts], split.num_truncated
 
 
 def score_pairs(predicting: Predicting, rows: Sequence[PlacedRow]) -> tuple[Iterable[Row], int]:
@@ -154,7 +148,7 @@ def score_pairs(predicting: Predicting, rows: Sequence[PlacedRow]) -> tuple[Iter
     for place, row in rows:
         query, document = (text_column(place, row, name) for name in ("query", "document"))
         pairs.append((query, document))
-    texts = pair_ranking.encode_pairs(predicting.tokenizer, pairs, predicting.cell.config.max_length)
+    texts = retrieval.encode_pairs(predicting.tokenizer, pairs, predicting.cell.config.max_length)
     scores_S = predict_samples(predicting.network, texts, 1, predicting.cell)[:, 0]
     return [{"predicted": round(score, 5)} for score in scores_S.tolist()], len(texts.truncated)
 
@@ -165,8 +159,8 @@ def classify(predicting: Predicting, rows: Sequence[PlacedRow]) -> tuple[Iterabl
     no_label = () if predicting.task.problem_type == "multi_label_classification" else 0
     examples = tuple(LabelledText(place, text, no_label, columns) for place, text, columns in filled)
     data = TaskData(predicting.task, predicting.origin.name, (), (), examples, 0)
-    split = sequence_classification.encode_task(data, predicting.tokenizer, predicting.cell.config).splits["test"]
-    logits_SC = sequence_classification.predict(predicting.network, split, predicting.cell)
+    split = sequence_classification.encode_labelled(data, predicting.tokenizer, predicting.cell.config).splits["test"]
+    logits_SC = sequence_classification.predict_labels(predicting.network, split, predicting.cell)
     return sequence_classification.read_outputs(predicting.task, logits_SC), split.num_truncated
 
 
@@ -221,7 +215,7 @@ def tag_sentences(
 ) -> Iterator[tuple[list[str], list[float], bool]]:
     """For each sentence the tags and probabilities of the words that are in its input, and whether some were cut."""
     split = token_classification.encode_sentences(examples, predicting.tokenizer, predicting.cell.config.max_length)
-    made = token_classification.predict(predicting.network, split, predicting.cell)
+    made = token_classification.predict_tags(predicting.network, split, predicting.cell)
     cut = set(split.texts.truncated.tolist())
     inside = split.words_T[split.words_T >= 0]
     ends = np.searchsorted(inside, split.word_bounds_S1[1:])  # how many tokens stand in front of the next sentence
@@ -316,7 +310,7 @@ def answer_questions(predicting: Predicting, rows: Sequence[PlacedRow]) -> tuple
         predicting.task, examples, predicting.tokenizer, config, has_unanswerable
     )
     split = replace(split, max_answer_tokens=config.max_answer_tokens or split.max_answer_tokens)
-    found = question_answering.predict(predicting.network, split, predicting.cell)
+    found = question_answering.predict_answers(predicting.network, split, predicting.cell)
     answers: list[Row] = []
     numbers = (found.probabilities_Q.tolist(), found.no_answer_scores_Q.tolist())
     for text, (start, end), probability, no_answer in zip(

@@ -27,6 +27,7 @@ from biphase.engine.local import Engine, Unit
 from biphase.engine.scheduler import Failure, Forecast, read_failures, run_batch
 from biphase.errors import EXIT_BUSY, STOPPED, BusyError, InputError, StoppedError
 from biphase.files import locked, read_json_as, write_json, write_text
+from biphase.finetuning.cells import plan_cells
 from biphase.finetuning.scores import measure_trainings
 from biphase.hub import refuse_missing
 from biphase.machine import grace, stop_signals
@@ -184,7 +185,8 @@ def score_unit(
     if embed is None:
         from biphase.finetuning.fit import fit_cells
 
-        scores = fit_cells(reference, cell.evaluates, cell.config, out, data_dirs, label=cell.model)
+        plans = plan_cells(reference, cell.evaluates, cell.config, data_dirs)
+        scores = fit_cells(reference, plans, out, label=cell.model)
         return [f"{cell.name}: {'; '.join(score.headline() for score in scores)}"]
     from biphase.embedding.embed import score_embedding
 

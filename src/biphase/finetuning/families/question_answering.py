@@ -8,10 +8,9 @@ the best of them is the answer.
 Letters: T tokens of all windows, W windows, Q questions, K context tokens of all questions, S segments, C columns.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise
-from typing import Any
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -34,13 +33,7 @@ from biphase.finetuning.encoding import (
     targets_on_device,
     tokenize,
 )
-from biphase.finetuning.metrics import (
-    Judgement,
-    answer_scores,
-    counted_answers,
-    paper_answer_f1,
-    token_f1,
-)
+from biphase.finetuning.metrics import Judgement, answer_scores, counted_answers, paper_answer_f1, token_f1
 from biphase.tasks.examples import Answer, Question, TaskData
 from biphase.tasks.spec import Task
 
@@ -155,10 +148,7 @@ class QuestionSplit(EncodedSplit):
         return np.flatnonzero(np.isin(self.questions_W, examples))
 
 
-split_kind = QuestionSplit
-
-
-def encode_task(
+def encode_all_questions(
     data: TaskData[Question], tokenizer: HashedTokenizer, config: FinetuneConfig
 ) -> EncodedTask[QuestionSplit]:
     has_unanswerable = any(not example.answers for example in data.train)
@@ -193,65 +183,54 @@ def encode_questions(
     config: FinetuneConfig,
     has_unanswerable: bool,
 ) -> QuestionSplit:
-    prefixes = [task.template.removesuffix("{context}").replace("{question}", example.question) for example in examples]
+    before_question, room = task.template.removesuffix("{context}"), tokenizer.room(config.max_length)
+    prefixes = [before_question.replace("{question}", example.question) for example in examples]
     inputs = [prefix + example.context for prefix, example in zip(prefixes, examples, strict=True)]
-    encoded = []
-    first = 0  # the number in K of the first context token of the question at hand
-    for example, prefix, tokens in zip(examples, prefixes, tokenize(tokenizer, inputs, with_spans=True), strict=True):
-        encoded.append(encode_question(example, len(prefix), *tokens, first, tokenizer, config))
-        first += len(encoded[-1][2])
-    windows, context_tokens, spans, starts, answers, candidates, cut = zip(*encoded, strict=True)
+    windows, context_tokens, spans = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
+    num_windows, starts, answers, candidates = list[int](), list[int](), list[TokenSpan](), list[TokenSpan]()
+    num_truncated = first = 0  # `first`: the number in K of the first context token of the question at hand
+    encoded = tokenize(tokenizer, inputs, with_spans=True)
+    for example, prefix, (ids, spans_T2) in zip(examples, prefixes, encoded, strict=True):
+        # 1. Question and context were tokenized as one text; tokens that end within the prefix are the question's. Of a
+        #    question that takes more than half of the room, the rest is cut off.
+        num_question = int(np.searchsorted(spans_T2[:, 1], len(prefix), side="right"))
+        question, context = ids[: min(num_question, room // 2)], ids[num_question:]
+        spans.append(np.maximum(spans_T2[num_question:] - len(prefix), 0))
+        # 2. Windows: the question, then a part of the context.
+        parts = cut_windows(len(context), room - len(question), config)
+        starts.append(len(tokenizer.opening) + len(question))
+        for begin, end in parts:
+            windows.append(np.concatenate([question, context[begin:end]]))
+            context_tokens += [np.full(starts[-1], -1), np.arange(first + begin, first + end), np.full(1, -1)]
+        # 3. The answer must be in a window, a candidate only in the context.
+        num_windows.append(len(parts))
+        num_covered = parts[-1][1]
+        answers.append(tokens_of_answer(example.answers[0] if example.answers else None, spans[-1], first, num_covered))
+        candidates += [tokens_of_answer(span, spans[-1], first, len(context)) for span in example.candidates]
+        num_truncated += len(question) < num_question or num_covered < len(context)
+        first += len(context)
     return QuestionSplit(
         ids=[example.id for example in examples],
-        texts=concatenate(tokenizer, chain(*windows), config.max_length),
+        texts=concatenate(tokenizer, windows, config.max_length),
         num_examples=len(examples),
-        num_truncated=sum(cut),
-        questions_W=np.repeat(np.arange(len(examples)), [len(parts) for parts in windows]),
-        context_tokens_T=np.concatenate([*chain(*context_tokens)]).astype(np.int64),
+        num_truncated=num_truncated,
+        questions_W=np.repeat(np.arange(len(examples)), num_windows),
+        context_tokens_T=np.concatenate(context_tokens).astype(np.int64),
         context_starts_Q=np.array(starts, dtype=np.int64),
         context_bounds_Q1=bounds_of_lengths([len(part) for part in spans]),
         spans_K2=np.concatenate(spans),
         answers_Q2=np.array(answers, dtype=np.int64),
         gold=[[answer.text for answer in example.answers] for example in examples],
         contexts=[example.context for example in examples],
-        candidates_C2=np.array([*chain(*candidates)], dtype=np.int64).reshape(-1, 2),
+        candidates_C2=np.array(candidates, dtype=np.int64).reshape(-1, 2),
         candidate_bounds_Q1=bounds_of_lengths([len(example.candidates) for example in examples]),
         has_unanswerable=has_unanswerable,
         max_answer_tokens=LEAST_LONGEST,
     )
 
 
-def encode_question(
-    example: Question,
-    len_prefix: int,
-    ids: np.ndarray,
-    spans_T2: np.ndarray,
-    first: int,
-    tokenizer: HashedTokenizer,
-    config: FinetuneConfig,
-) -> tuple[Any, ...]:
-    """The windows of a question whose context tokens are numbered from `first` on, without special tokens, and the
-    numbers of all of their tokens; then, of the question as a whole, as `QuestionSplit` has them: the spans of its
-    context tokens, where these start, its answer and candidates, and whether anything was cut off."""
-    # 1. Question and context were tokenized as one text; tokens that end within the prefix are the question's. Of a
-    #    question that takes more than half of the room, the rest is cut off.
-    room = tokenizer.room(config.max_length)
-    num_question = int(np.searchsorted(spans_T2[:, 1], len_prefix, side="right"))
-    question, context = ids[: min(num_question, room // 2)], ids[num_question:]
-    spans_K2 = np.maximum(spans_T2[num_question:] - len_prefix, 0)
-    # 2. Windows: the question, then a part of the context.
-    parts = cut_windows(len(context), room - len(question), config)
-    before = np.full(len(tokenizer.opening) + len(question), -1)
-    windows, numbers = [], []
-    for begin, end in parts:
-        windows.append(np.concatenate([question, context[begin:end]]))
-        numbers += [before, np.arange(first + begin, first + end), np.full(1, -1)]
-    # 3. The answer must be in a window, a candidate only in the context.
-    num_covered = parts[-1][1]
-    answer = tokens_of_answer(example.answers[0] if example.answers else None, spans_K2, first, num_covered)
-    candidates = [tokens_of_answer(one, spans_K2, first, len(context)) for one in example.candidates]
-    is_cut = len(question) < num_question or num_covered < len(context)
-    return windows, numbers, spans_K2, len(before), answer, candidates, is_cut
+TokenSpan = tuple[int, int]
+"""Context tokens by their numbers in K, from and up to; (-1, -1) for none."""
 
 
 def cut_windows(num_tokens: int, room: int, config: FinetuneConfig) -> list[tuple[int, int]]:
@@ -267,7 +246,7 @@ def cut_windows(num_tokens: int, room: int, config: FinetuneConfig) -> list[tupl
     return parts
 
 
-def tokens_of_answer(answer: Answer | None, spans_K2: np.ndarray, first: int, limit: int) -> tuple[int, int]:
+def tokens_of_answer(answer: Answer | None, spans_K2: np.ndarray, first: int, limit: int) -> TokenSpan:
     """The tokens that an answer's characters touch, from and up to; (-1, -1) without one or past `limit`."""
     if answer is not None:
         begin = int(np.searchsorted(spans_K2[:, 1], answer.start, side="right"))
@@ -277,7 +256,7 @@ def tokens_of_answer(answer: Answer | None, spans_K2: np.ndarray, first: int, li
     return -1, -1
 
 
-def accumulate_gradients(model: nn.Module, split: QuestionSplit, items: np.ndarray, cell: CellContext) -> Tensor:
+def answers_loss(model: nn.Module, split: QuestionSplit, items: np.ndarray, cell: CellContext) -> Tensor:
     """The mean loss over windows (span head) or over their tokens (token head), and its gradient."""
     is_span = cell.config.qa_head == "span"
     num_targets = len(items) if is_span else split.texts.count_tokens(items)
@@ -349,7 +328,7 @@ class SpanPredictions:
     """The tokens of the answer, counted from the first of the input."""
 
 
-def predict(model: nn.Module, split: QuestionSplit, cell: CellContext) -> SpanPredictions:
+def predict_answers(model: nn.Module, split: QuestionSplit, cell: CellContext) -> SpanPredictions:
     is_span = cell.config.qa_head == "span"
     # 1. Logits of all tokens of all windows, and of each context token those of one window.
     logits_T2 = predict_tokens(model, split.texts, 2, cell)
@@ -425,28 +404,22 @@ def characters_of_span(split: QuestionSplit, question: int, begin: int, end: int
     return first, first + len(text.strip())
 
 
-def judge_split(split: QuestionSplit, predictions: SpanPredictions, cell: CellContext) -> Judgement:
+def judge_answers(split: QuestionSplit, predictions: SpanPredictions, cell: CellContext) -> Judgement:
     texts = dict(zip(split.ids, predictions.texts, strict=True))
     gold = dict(zip(split.ids, split.gold, strict=True))
+    no_answer = dict(zip(split.ids, predictions.no_answer_scores_Q.tolist(), strict=True))
     scores = answer_scores(texts, gold)
     if split.has_unanswerable:
-        best = dict(zip(split.ids, predictions.best_texts, strict=True))
-        no_answer = dict(zip(split.ids, predictions.no_answer_scores_Q.tolist(), strict=True))
-        by_threshold = answer_scores(best, gold, no_answer)
+        by_threshold = answer_scores(dict(zip(split.ids, predictions.best_texts, strict=True)), gold, no_answer)
         scores |= {name: by_threshold[name] for name in ("best_exact", "best_f1")}
     gold_tokens = tokens_of_spans(split, split.answers_Q2, split.answers_Q2[:, 0] < 0)
     scores["paper_f1"] = paper_answer_f1(gold_tokens, predictions.selected)
-    return scores, answer_rows(split, predictions, is_span=cell.config.qa_head == "span")
-
-
-def answer_rows(split: QuestionSplit, predictions: SpanPredictions, *, is_span: bool) -> Iterator[dict[str, Any]]:
-    columns = (split.ids, split.gold, counted_answers(split.gold), predictions.texts)
-    numbers = (predictions.no_answer_scores_Q.tolist(), predictions.probabilities_Q.tolist())
-    for id, gold, counted, text, no_answer, probability in zip(*columns, *numbers, strict=True):
-        yield {
-            "id": id,
-            "gold": gold,
-            "predicted": text,
-            "score": token_f1(text, counted),
-            "no_answer_score": round(no_answer, 5),
-        } | ({"probability": round(probability, 5)} if is_span else {})
+    rows = []
+    probabilities = predictions.probabilities_Q.tolist()
+    for id, counted, probability in zip(split.ids, counted_answers(split.gold), probabilities, strict=True):
+        row = {"id": id, "gold": gold[id], "predicted": texts[id], "score": token_f1(texts[id], counted)}
+        row["no_answer_score"] = round(no_answer[id], 5)
+        if cell.config.qa_head == "span":
+            row["probability"] = round(probability, 5)
+        rows.append(row)
+    return scores, rows

@@ -1,15 +1,21 @@
-"""Retrieval: InfoNCE with in-batch negatives on (query, document) pairs; evaluation by exact search.
+"""Retrieval: InfoNCE with in-batch negatives on (query, document) pairs and exact search; or a ranker of pairs.
 
 Embeddings are means over tokens, compared by cosine. Where a batch does not fit into memory its gradient is cached: all
 texts are embedded without a graph, the loss gives the gradient of each embedding, and parts are embedded again to
 carry it on (GradCache, Gao et al. 2021, arXiv:2101.06983). The result is that of one large batch.
 
-Letters: B pairs of a batch, D width, Q queries, A all queries, N documents, J judgements, K documents kept per query.
+With `ranking: pairs` a cross-encoder reads a query with a document, and orders BM25's best documents anew by its
+scores. A query with a document that is right and others that are not is a question with choices: loss and scores are
+those of multiple choice. What is not judged among BM25's best may be right all the same.
+
+Letters: B pairs of a batch, D width, Q queries, A all queries, N documents, J judgements, K documents kept per query,
+S pairs of a query and a candidate.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice, pairwise
 
 import numpy as np
 import torch
@@ -23,13 +29,20 @@ from biphase.finetuning.encoding import (
     EncodedTask,
     HashedTokenizer,
     TokenizedTexts,
+    bounds_of_lengths,
+    concatenate,
+    count_touched,
     encode_texts,
     evaluation_batches,
     pack,
+    share_room,
     split_by_tokens,
+    tokenize,
 )
-from biphase.finetuning.metrics import Judgement, Ranked, judge_ranking
-from biphase.tasks.splits import Collection, own_documents
+from biphase.finetuning.families.sequence_classification import ChoiceSplit
+from biphase.finetuning.metrics import BM25, Judgement, Ranked, judge_ranking, ranking_scores
+from biphase.tasks.spec import TaskSplit
+from biphase.tasks.splits import DRAW_SEED, Collection, own_documents, search_bm25
 
 TOP = 100
 """Documents kept per query: what the metrics look at."""
@@ -68,10 +81,7 @@ class JudgedSplit(EncodedSplit):
         return np.sort(self.queries_J * self.documents.num_samples + self.documents_J)
 
 
-split_kind = JudgedSplit
-
-
-def encode_task(data: Collection, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask[JudgedSplit]:
+def encode_collection(data: Collection, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask[JudgedSplit]:
     task = data.task
     query_ids, document_ids = list(data.queries), list(data.documents)
     query_numbers = {id: number for number, id in enumerate(query_ids)}
@@ -113,7 +123,7 @@ def encode_task(data: Collection, tokenizer: HashedTokenizer, config: FinetuneCo
     return EncodedTask({"train": train, "validation": evaluated[0], "test": evaluated[1]}, data.left_out)
 
 
-def accumulate_gradients(model: nn.Module, split: JudgedSplit, items: np.ndarray, cell: CellContext) -> Tensor:
+def pairs_loss(model: nn.Module, split: JudgedSplit, items: np.ndarray, cell: CellContext) -> Tensor:
     """The mean InfoNCE loss over pairs, each query against all documents of the batch, and its gradient."""
     queries, documents = split.queries_J[items], split.documents_J[items]
     most = cell.config.microbatch_tokens
@@ -166,7 +176,7 @@ def no_negatives(split: JudgedSplit, queries_B: np.ndarray, documents_B: np.ndar
     return torch.from_numpy(found_BB)
 
 
-def predict(model: nn.Module, split: JudgedSplit, cell: CellContext) -> Ranked:
+def search_documents(model: nn.Module, split: JudgedSplit, cell: CellContext) -> Ranked:
     """Exact search by cosine, the longest documents first."""
     queries_Q = np.unique(split.queries_J)
     assert cell.config.judged_only is not None, "the configuration is settled"
@@ -253,9 +263,127 @@ def embed_all(model: nn.Module, texts: TokenizedTexts, samples: np.ndarray, cell
     return embeddings
 
 
-def judge_split(split: JudgedSplit, predictions: Ranked, cell: CellContext) -> Judgement:
+def judge_search(split: JudgedSplit, ranked: Ranked, cell: CellContext) -> Judgement:
     relevance: dict[str, dict[str, int]] = {}
     columns = (split.queries_J, split.documents_J, split.grades_J)
     for query, document, grade in zip(*(column.tolist() for column in columns), strict=True):
         relevance.setdefault(split.ids[query], {})[split.document_ids[document]] = grade
-    return judge_ranking(relevance, predictions, cell.task.metric)
+    return judge_ranking(relevance, ranked, cell.task.metric)
+
+
+CANDIDATES = 100
+"""Documents of each query that are ordered anew."""
+NEGATIVES = 7
+"""Documents beside the right one that training has, drawn from BM25's best."""
+
+
+@dataclass(frozen=True)
+class CandidateSplit(ChoiceSplit):
+    """Queries with their candidates, as BM25 orders them."""
+
+    documents_S: list[str]
+    """The id of each pair's document."""
+    relevance: dict[str, dict[str, int]]
+
+
+def encode_candidates(
+    data: Collection, tokenizer: HashedTokenizer, config: FinetuneConfig
+) -> EncodedTask[CandidateSplit]:
+    own = own_documents(data.queries, data.documents, data.relevance["validation"] | data.relevance["test"])
+    groups = group_training(data, own)
+    splits: dict[TaskSplit, CandidateSplit] = {"train": encode_groups(data, groups, {}, tokenizer, config)}
+    for name in EVALUATED_SPLITS:
+        searched = data.judged_documents[name] if config.judged_only else list(data.documents)
+        judged = {query: data.relevance[name][query] for query in data.queries if query in data.relevance[name]}
+        ranked = rank_documents(data, own, list(judged), searched)
+        groups = [(query, candidates) for query, candidates in ranked.items() if candidates]
+        splits[name] = encode_groups(data, groups, judged, tokenizer, config)
+    return EncodedTask(splits, data.left_out)
+
+
+def rank_documents(
+    data: Collection, own: Set[str], queries: Sequence[str], documents: Sequence[str]
+) -> dict[str, list[str]]:
+    """BM25 ranks the documents for each query. A query that is a document too (`own`) does not find itself."""
+    texts, questions = [data.documents[id] for id in documents], [data.queries[id] for id in queries]
+    ranked = {}
+    for query, hits in zip(queries, search_bm25(texts, questions, CANDIDATES + bool(own)), strict=True):
+        candidates = [documents[number] for number, _ in hits]
+        ranked[query] = [id for id in candidates if id != query or query not in own][:CANDIDATES]
+    return ranked
+
+
+def group_training(data: Collection, own: Set[str]) -> list[tuple[str, list[str]]]:
+    """Each training pair's query, with its right document and, behind it, wrong ones: drawn from those that BM25 finds,
+    and from all others where they are too few, as BM25 finds only what shares a word."""
+    ids = list(data.documents)
+    right: dict[str, list[str]] = {}
+    for query, document in data.train:
+        right.setdefault(query, []).append(document)
+    ranked = rank_documents(data, own, list(right), ids) if right else {}
+    groups = []
+    for number, (query, document) in enumerate(data.train):
+        draw = np.random.default_rng((DRAW_SEED, number))
+        known = {*right[query], *({query} & own)}
+        wrong = [id for id in ranked[query] if id not in known]
+        if len(wrong) < NEGATIVES:
+            taken = {*wrong, *known}
+            others = (ids[index] for index in draw.permutation(len(ids)) if ids[index] not in taken)
+            wrong += islice(others, NEGATIVES - len(wrong))
+        groups.append((query, [document, *(wrong[index] for index in draw.permutation(len(wrong))[:NEGATIVES])]))
+    return groups
+
+
+def encode_groups(
+    data: Collection,
+    groups: Sequence[tuple[str, list[str]]],
+    relevance: dict[str, dict[str, int]],
+    tokenizer: HashedTokenizer,
+    config: FinetuneConfig,
+) -> CandidateSplit:
+    """Queries with their candidates as pairs of texts."""
+    named = [(query, document) for query, candidates in groups for document in candidates]
+    pairs = [(data.queries[query], data.documents[document]) for query, document in named]
+    encoded = encode_pairs(tokenizer, pairs, config.max_length)
+    bounds_Q1 = bounds_of_lengths([len(candidates) for _, candidates in groups])
+    return CandidateSplit(
+        ids=[query for query, _ in groups],
+        texts=encoded,
+        num_examples=len(groups),
+        num_truncated=count_touched(bounds_Q1, encoded.truncated),
+        bounds_Q1=bounds_Q1,
+        right_Q=np.zeros(len(groups), dtype=np.int64),
+        documents_S=[document for _, document in named],
+        relevance=relevance,
+    )
+
+
+def encode_pairs(tokenizer: HashedTokenizer, pairs: Sequence[tuple[str, str]], max_length: int) -> TokenizedTexts:
+    """Queries and documents as the tokenizer's own pairs, each closed; of a pair that is too long the longer is cut."""
+    texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+    ids = dict(zip(texts, (tokens for tokens, _ in tokenize(tokenizer, texts)), strict=True))
+    closing, room = np.array([tokenizer.closing], np.int32), tokenizer.room(max_length) - 1
+    parts, cut = [], []
+    for number, (query, document) in enumerate(pairs):
+        lengths = [len(ids[query]), len(ids[document])]
+        caps = share_room(lengths, room)
+        parts.append(np.concatenate([ids[query][: caps[0]], closing, ids[document][: caps[1]]]))
+        if caps != lengths:
+            cut.append(number)
+    return replace(concatenate(tokenizer, parts, max_length), truncated=np.array(cut, dtype=np.int64))
+
+
+def order_candidates(split: CandidateSplit, scores_S: np.ndarray) -> dict[str, dict[str, float]]:
+    """Scores by query, then by document; none for a query without candidates."""
+    ranked: dict[str, dict[str, float]] = {query: {} for query in split.relevance}
+    for query, (begin, end) in zip(split.ids, pairwise(split.bounds_Q1.tolist()), strict=True):
+        ranked[query] = dict(zip(split.documents_S[begin:end], scores_S[begin:end].tolist(), strict=True))
+    return ranked
+
+
+def judge_candidates(split: CandidateSplit, scores_S1: np.ndarray, cell: CellContext) -> Judgement:
+    """As of retrieval, and what BM25's own order scores."""
+    order_of_bm25 = -np.arange(len(scores_S1), dtype=np.float64)
+    before, _ = ranking_scores(split.relevance, order_candidates(split, order_of_bm25))
+    means, rows = judge_ranking(split.relevance, order_candidates(split, scores_S1[:, 0]), cell.task.metric)
+    return means | {BM25: before["ndcg_at_10"]}, rows

@@ -1,9 +1,12 @@
-"""Sequence classification, single texts and pairs: mean pooling → dense → GELU → linear.
+"""Texts with labels, and questions with choices: mean pooling → dense → GELU → linear.
 
-One class by cross-entropy; by a task's `problem_type` a number (squared error) or a set of classes (binary
-cross-entropy), as transformers has them.
+Single texts and pairs have one class by cross-entropy; by a task's `problem_type` a number (squared error) or a set of
+classes (binary cross-entropy), as transformers has them. Of multiple choice each choice is a text of its own with one
+output, its score; the loss is cross-entropy over the choices of a question, and questions may have unlike numbers of
+them.
 
-Letters: S samples, C classes; 1 in place of C for a number.
+Letters: S samples, M samples of a batch, C classes or 1 for a number, Q questions, whose choices are samples end to
+end.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from scipy.special import expit, softmax
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
@@ -23,13 +27,22 @@ from biphase.finetuning.encoding import (
     EncodedTask,
     HashedTokenizer,
     backward_in_microbatches,
+    bounds_of_lengths,
+    count_touched,
     encode_filled,
     predict_samples,
     targets_on_device,
 )
+from biphase.finetuning.families.question_answering import segment_logsumexp
 from biphase.finetuning.heads import num_outputs
-from biphase.finetuning.metrics import Judgement, multi_label_metrics, regression_metrics, sequence_metrics
-from biphase.tasks.examples import LabelledText, TaskData
+from biphase.finetuning.metrics import (
+    Judgement,
+    accuracy,
+    multi_label_metrics,
+    regression_metrics,
+    sequence_metrics,
+)
+from biphase.tasks.examples import ChoiceTexts, LabelledText, TaskData
 from biphase.tasks.spec import Task
 
 
@@ -43,32 +56,25 @@ class LabelledSplit(EncodedSplit):
         return self.labels_S if self.labels_S.dtype == np.int64 else super().strata
 
 
-split_kind = LabelledSplit
-
-
-def encode_task(
+def encode_labelled(
     data: TaskData[LabelledText], tokenizer: HashedTokenizer, config: FinetuneConfig
 ) -> EncodedTask[LabelledSplit]:
     splits = {}
     for name, examples in data.splits.items():
+        texts = encode_filled(tokenizer, examples, config.max_length)
+        if data.task.problem_type == "multi_label_classification":
+            labels_S = np.zeros((len(examples), len(data.task.classes)))
+            for row, example in zip(labels_S, examples, strict=True):
+                row[list(example.label)] = 1  # type: ignore[arg-type]
+        else:
+            kind = np.int64 if data.task.problem_type is None else np.float64
+            labels_S = np.array([example.label for example in examples], dtype=kind)
         ids = [example.id for example in examples]
-        columns = [example.columns for example in examples]
-        texts = encode_filled(tokenizer, [example.text for example in examples], columns, config.max_length)
-        labels_S = label_array(data.task, [example.label for example in examples])
         splits[name] = LabelledSplit(ids, texts, len(examples), len(texts.truncated), labels_S)
     return EncodedTask(splits, data.left_out)
 
 
-def label_array(task: Task, labels: Sequence[Any]) -> np.ndarray:
-    if task.problem_type != "multi_label_classification":
-        return np.array(labels, dtype=np.int64 if task.problem_type is None else np.float64)
-    labels_SC = np.zeros((len(labels), len(task.classes)))
-    for row, numbers in zip(labels_SC, labels, strict=True):
-        row[list(numbers)] = 1
-    return labels_SC
-
-
-def accumulate_gradients(model: nn.Module, split: LabelledSplit, items: np.ndarray, cell: CellContext) -> Tensor:
+def labels_loss(model: nn.Module, split: LabelledSplit, items: np.ndarray, cell: CellContext) -> Tensor:
     def loss_of(logits_SC: Tensor, batch: Batch) -> Tensor:
         targets_S = targets_on_device(split.labels_S[batch.samples], cell)
         match cell.task.problem_type:
@@ -83,44 +89,44 @@ def accumulate_gradients(model: nn.Module, split: LabelledSplit, items: np.ndarr
     return backward_in_microbatches(model, split.texts, items, cell, loss_of)
 
 
-def predict(model: nn.Module, split: LabelledSplit, cell: CellContext) -> np.ndarray:
+def predict_labels(model: nn.Module, split: EncodedSplit, cell: CellContext) -> np.ndarray:
     """The logits [S, C]."""
     return predict_samples(model, split.texts, num_outputs(cell.task), cell)
 
 
-def judge_split(split: LabelledSplit, predictions: np.ndarray, cell: CellContext) -> Judgement:
-    rows = label_rows(split, predictions, cell.task)
-    match cell.task.problem_type:
+def judge_labels(split: LabelledSplit, logits_SC: np.ndarray, cell: CellContext) -> Judgement:
+    """In the rows a label is a name, a number, or a list of names."""
+    task, labels_S = cell.task, split.labels_S
+    match task.problem_type:
         case None:
-            return sequence_metrics(split.labels_S, predictions.argmax(-1), len(cell.task.classes)), rows
+            golds = [task.classes[number] for number in labels_S.tolist()]
+            metrics = sequence_metrics(labels_S, logits_SC.argmax(-1), len(task.classes))
         case "regression":
-            return regression_metrics(split.labels_S, predictions[:, 0]), rows
+            golds = labels_S.tolist()
+            metrics = regression_metrics(labels_S, logits_SC[:, 0])
         case "multi_label_classification":
-            return multi_label_metrics(split.labels_S.astype(np.int64), (predictions > 0).astype(np.int64)), rows
-
-
-def label_rows(split: LabelledSplit, predictions: np.ndarray, task: Task) -> Iterator[dict[str, Any]]:
-    """Labels are written as a name, a number, or a list of names."""
-    golds = split.labels_S.tolist()
-    if task.problem_type is None:
-        golds = [task.classes[number] for number in golds]
-    elif task.problem_type == "multi_label_classification":
-        golds = [[task.classes[number] for number in np.flatnonzero(row)] for row in split.labels_S]
-    for id, gold, found in zip(split.ids, golds, read_outputs(task, predictions), strict=True):
-        score = {"score": float(gold == found["predicted"])} if task.problem_type != "regression" else {}
+            golds = [[task.classes[number] for number in np.flatnonzero(row)] for row in labels_S]
+            metrics = multi_label_metrics(labels_S.astype(np.int64), (logits_SC > 0).astype(np.int64))
+    rows = []
+    for id, gold, output in zip(split.ids, golds, read_outputs(task, logits_SC), strict=True):
+        row = {"id": id, "gold": gold, "predicted": output.pop("predicted")}
+        if task.problem_type != "regression":
+            row["score"] = float(gold == row["predicted"])
         if task.problem_type is None:
-            found.pop("probabilities")
-        yield {"id": id, "gold": gold, "predicted": found.pop("predicted")} | score | found
+            output.pop("probabilities")
+        rows.append(row | output)
+    return metrics, rows
 
 
 def read_outputs(task: Task, logits_SC: np.ndarray) -> Iterator[dict[str, Any]]:
     """What a network's outputs say of each sample: the number, or the class or classes with all probabilities."""
     if task.problem_type == "regression":
-        yield from ({"predicted": number} for number in logits_SC[:, 0].tolist())
+        for number in logits_SC[:, 0].tolist():
+            yield {"predicted": number}
         return
     is_single = task.problem_type is None
     for row in (softmax(logits_SC, axis=-1) if is_single else expit(logits_SC)).tolist():
-        yield labelled({name: value for name, value in zip(task.classes, row, strict=True)}, is_single)
+        yield labelled(dict(zip(task.classes, row, strict=True)), is_single)
 
 
 def labelled(probabilities: Mapping[str, float], is_single: bool) -> dict[str, Any]:
@@ -130,3 +136,59 @@ def labelled(probabilities: Mapping[str, float], is_single: bool) -> dict[str, A
         return {"predicted": chosen, "probabilities": rounded}
     best = max(probabilities, key=lambda label: probabilities[label])
     return {"predicted": best, "probability": rounded[best], "probabilities": rounded}
+
+
+@dataclass(frozen=True)
+class ChoiceSplit(EncodedSplit):
+    bounds_Q1: np.ndarray
+    """Where the choices of each question lie in the samples."""
+    right_Q: np.ndarray
+    """The right choice, counted from the first of its question."""
+
+    def count_tokens(self, items: np.ndarray) -> int:
+        tokens_Q1 = self.texts.bounds_S1[self.bounds_Q1]
+        return int((tokens_Q1[items + 1] - tokens_Q1[items]).sum())
+
+
+def encode_choices(
+    data: TaskData[ChoiceTexts], tokenizer: HashedTokenizer, config: FinetuneConfig
+) -> EncodedTask[ChoiceSplit]:
+    splits = {}
+    for name, examples in data.splits.items():
+        choices = [choice for example in examples for choice in example.choices]
+        texts = encode_filled(tokenizer, choices, config.max_length)
+        bounds_Q1 = bounds_of_lengths([len(example.choices) for example in examples])
+        num_truncated = count_touched(bounds_Q1, texts.truncated)
+        right_Q = np.array([example.right for example in examples], dtype=np.int64)
+        ids = [example.id for example in examples]
+        splits[name] = ChoiceSplit(ids, texts, len(examples), num_truncated, bounds_Q1, right_Q)
+    return EncodedTask(splits, data.left_out)
+
+
+def choices_loss(model: nn.Module, split: ChoiceSplit, items: np.ndarray, cell: CellContext) -> Tensor:
+    """The mean over questions of the cross-entropy over their choices, and its gradient."""
+
+    def loss_of(scores_M1: Tensor, batch: Batch) -> Tensor:
+        # A question's choices are neighbours in the batch: where the next one begins, a sample is of another question.
+        questions_M = np.searchsorted(split.bounds_Q1, batch.samples, side="right") - 1
+        firsts = np.flatnonzero(np.diff(questions_M, prepend=-1))
+        bounds = torch.from_numpy(np.append(firsts, len(questions_M))).to(scores_M1.device)
+        right = targets_on_device(firsts + split.right_Q[questions_M[firsts]], cell)
+        return (segment_logsumexp(scores_M1, bounds)[:, 0] - scores_M1[right, 0]).sum() / len(items)
+
+    return backward_in_microbatches(model, split.texts, items, cell, loss_of, split.bounds_Q1)
+
+
+def judge_choices(split: ChoiceSplit, scores_S1: np.ndarray, cell: CellContext) -> Judgement:
+    parts = np.split(scores_S1[:, 0], split.bounds_Q1[1:-1])
+    rows = []
+    for id, right, part in zip(split.ids, split.right_Q, parts, strict=True):
+        gold, best = cell.task.classes[right], best_choice(part, cell.task.classes)
+        row = {"id": id, "gold": gold, "predicted": best["predicted"], "score": float(gold == best["predicted"])}
+        rows.append(row | {"probability": best["probability"]})
+    return {"accuracy": accuracy(split.right_Q, np.array([part.argmax() for part in parts]))}, rows
+
+
+def best_choice(scores: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
+    """The best of some choices with these scores, and the probability of each; there may be more names."""
+    return labelled(dict(zip(names, softmax(scores.astype(np.float64)).tolist(), strict=False)), is_single=True)

@@ -45,13 +45,11 @@ class TaggedSplit(EncodedSplit):
     """The word of each token; -1 for special tokens."""
 
 
-split_kind = TaggedSplit
-
 UNKNOWN = -1
 """The prediction for a word that was cut off, where no tag stands for nothing: always wrong, written as ""."""
 
 
-def encode_task(
+def encode_tagged(
     data: TaskData[TaggedWords], tokenizer: HashedTokenizer, config: FinetuneConfig
 ) -> EncodedTask[TaggedSplit]:
     splits = {name: encode_sentences(examples, tokenizer, config.max_length) for name, examples in data.splits.items()}
@@ -89,7 +87,7 @@ def words_of_tokens(words: Sequence[str], last_characters: np.ndarray) -> np.nda
     return np.minimum(np.searchsorted(ends_W, last_characters, side="right"), len(words) - 1)
 
 
-def accumulate_gradients(model: nn.Module, split: TaggedSplit, items: np.ndarray, cell: CellContext) -> Tensor:
+def tags_loss(model: nn.Module, split: TaggedSplit, items: np.ndarray, cell: CellContext) -> Tensor:
     """The mean loss over the tokens of words in some sentences, and its gradient."""
     num_targets = sum(int((split.words_T[begin:end] >= 0).sum()) for begin, end in split.texts.bounds_of(items))
 
@@ -101,7 +99,7 @@ def accumulate_gradients(model: nn.Module, split: TaggedSplit, items: np.ndarray
     return backward_in_microbatches(model, split.texts, items, cell, loss_of)
 
 
-def predict(model: nn.Module, split: TaggedSplit, cell: CellContext) -> tuple[np.ndarray, np.ndarray]:
+def predict_tags(model: nn.Module, split: TaggedSplit, cell: CellContext) -> tuple[np.ndarray, np.ndarray]:
     """The tags [W], and the mean, over a word's tokens, of the probability of its tag; 0 for words that were cut
     off."""
     classes, num_words = cell.task.classes, len(split.tags_W)
@@ -132,9 +130,9 @@ def vote(labels_T: np.ndarray, words_T: np.ndarray, num_words: int, num_labels: 
     return np.where(has_tokens_W, ranks_WC.argmax(axis=1), default)
 
 
-def judge_split(split: TaggedSplit, predictions: tuple[np.ndarray, np.ndarray], cell: CellContext) -> Judgement:
+def judge_tags(split: TaggedSplit, predictions: tuple[np.ndarray, np.ndarray], cell: CellContext) -> Judgement:
     metrics = token_metrics(split.tags_W, predictions[0], split.word_bounds_S1, cell.task.classes)
-    return metrics, tag_rows(split, predictions, cell.task.classes)
+    return metrics, list(tag_rows(split, predictions, cell.task.classes))
 
 
 def tag_rows(
