@@ -9,7 +9,7 @@ Letters: K rates, S seeds, N validation examples, B draws.
 """
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -211,12 +211,10 @@ class Selection:
     rates: tuple[float, ...]
     """The rate at which each seed is tested (`choose_for_each_seed`)."""
     seeds: tuple[int, ...]
-    validation: tuple[float, ...]
     test: tuple[float, ...]
     scores: tuple[Score, ...]
-    missing: tuple[GridPoint, ...]
-    """The points of the task's grid without a score."""
-    diverged: tuple[GridPoint, ...]
+    num_rates: int
+    """How many rates it was chosen from."""
     num_diverged: int
     """How many seeds diverged at the rates that were chosen for them."""
     test_by_rate: Mapping[float, tuple[float, ...]]
@@ -252,12 +250,6 @@ class Selection:
     def std(self) -> float:
         """Over seeds (n-1); nan for a single one."""
         return float(np.std(self.test, ddof=1)) if self.num > 1 else math.nan
-
-    @property
-    def num_rates(self) -> int:
-        """How many rates it was chosen from."""
-        missing = Counter(rate for rate, _ in self.missing)
-        return sum(missing[rate] < len(by_seed) for rate, by_seed in self.test_by_rate.items())
 
     @property
     def test_at_rate(self) -> tuple[float, ...]:
@@ -314,11 +306,9 @@ def select_rate(
         rate=best,
         rates=tuple(score.config.learning_rate for score in chosen),
         seeds=tuple(score.config.seed for score in chosen),
-        validation=tuple(score.metrics["validation"][metric] for score in chosen),
         test=tuple(score.metrics["test"][metric] for score in chosen),
         scores=tuple(chosen),
-        missing=find_missing(scores, model, task),
-        diverged=tuple(point for point in sorted(cells) if cells[point].diverged),
+        num_rates=len(by_rate),
         num_diverged=len(points) - len(chosen),
         choice=RateChoice(by_rival, metric) if metric == chosen[0].metric else None,
         test_by_rate={rate: tuple(test.get((rate, seed), math.nan) for seed in grid_seeds) for rate in grid_rates},

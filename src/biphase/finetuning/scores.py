@@ -6,10 +6,9 @@ Contributions stand beside the predictions of a cell (test.npz beside test.jsonl
 Letters: N examples, S scores, L labels, C columns of counts, E entities, U words.
 """
 
-import math
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -17,13 +16,13 @@ from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import Field
 from pydantic_core import from_json
 
 from biphase import console
 from biphase.config import Strict
 from biphase.errors import InputError, first_line
-from biphase.files import RECORD_HASH, content_hash, file_hash, parse_json, read_json, reading
+from biphase.files import RECORD_HASH, content_hash, parse_json, reading, refuse_changed, validate_record
 from biphase.finetuning.config import EVALUATED_SPLITS, PLACEMENT, PROTOCOL, FinetuneConfig
 from biphase.finetuning.metrics import (
     STATISTICS,
@@ -106,23 +105,18 @@ class Score(Strict):
 
 def read_score(folder: Path) -> Score:
     """The score of a finished cell. Raises `InputError` naming the file when it is not one."""
-    path = folder / "score.json"
+    path, remedy = folder / "score.json", "delete its folder and rerun"
     with reading(path):
         text = path.read_bytes()
     try:
-        content = from_json(text)  # a study has thousands: five times as fast as `read_json`, which tells what is wrong
-    except ValueError:
-        content = read_json(path)
-    remedy = "delete its folder and rerun"
-    written = content.pop(RECORD_HASH, None) if isinstance(content, dict) else None
+        content = from_json(text)  # a study has thousands: five times as fast as `read_json`
+    except ValueError as error:
+        raise InputError(f"{path} is not valid JSON ({first_line(error)}); {remedy}") from None
+    content = content if isinstance(content, dict) else {}
+    written = content.pop(RECORD_HASH, None)
     if written is not None and written != content_hash(content):  # earlier versions wrote none
         raise InputError(f"{path} is damaged (it is not what was written, by its own hash); {remedy}")
-    try:
-        score = Score.model_validate(content)
-    except ValidationError as error:
-        raise InputError(f"{path} is not the score of this version ({error.errors()[0]['msg']}); {remedy}") from None
-    object.__setattr__(score, "folder", folder)
-    return score
+    return validate_record(path, content | {"folder": folder}, Score, remedy)
 
 
 @dataclass(frozen=True)
@@ -178,18 +172,24 @@ def read_scores(folder: Path) -> ScoreSet:
         raise InputError(f"{folder} is not a folder; give the one that the scores were written to")
     scores: list[Score] = []
     broken: dict[Path, str] = {}
-    for path in find_score_folders(folder):
+    for place, folders, files in os.walk(folder):
+        if "score.json" not in files:
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            continue
+        folders.clear()
+        path = Path(place) / "score.json"
         try:
-            score = read_score(path)
+            score = read_score(path.parent)
+            lowest = -1 if score.metric in CORRELATIONS else 0
             for split in () if score.diverged else EVALUATED_SPLITS:
                 value = score.metrics.get(split, {}).get(score.metric)
-                if value is None or not math.isfinite(value):
-                    raise InputError(f"its {score.metric} on {split} is {'missing' if value is None else value}")
-                if not (-ROUNDING if score.metric not in CORRELATIONS else -1 - ROUNDING) <= value <= 1 + ROUNDING:
+                if value is None:
+                    raise InputError(f"its {score.metric} on {split} is missing")
+                if not lowest - ROUNDING <= value <= 1 + ROUNDING:
                     raise InputError(f"its {score.metric} on {split} is {value:g}, which is no share from 0 to 1")
             scores.append(score)
         except (InputError, OSError) as error:
-            broken[path / "score.json"] = str(error).removeprefix(f"{path / 'score.json'} ")
+            broken[path] = str(error).removeprefix(f"{path} ")
     return ScoreSet(tuple(scores), broken)
 
 
@@ -206,17 +206,6 @@ def measure_trainings(scores: Iterable[Score]) -> dict[str, tuple[int, int, floa
         seconds = evaluated[task] + sum(score.seconds["train"] for score in trainings.values())
         spent[task] = (len(trainings), sum(score.num_steps for score in trainings.values()), seconds)
     return spent
-
-
-def find_score_folders(folder: str | Path) -> Iterator[Path]:
-    """The folders of finished cells; there is none in another."""
-    if os.path.isfile(f"{folder}/score.json"):
-        yield Path(folder)
-        return
-    for name in sorted(os.listdir(folder)):
-        below = f"{folder}/{name}"
-        if not name.startswith(".") and os.path.isdir(below) and not os.path.islink(below):
-            yield from find_score_folders(below)
 
 
 def show_rate(rate: float) -> str:
@@ -269,8 +258,8 @@ def settings_of(score: Score) -> dict[str, str]:
 def as_text(config: FinetuneConfig) -> dict[str, str]:
     """Cached, because thousands of cells have a few hundred configurations."""
     given = config.model_dump(mode="json")
-    defaults = {key: field.default for key, field in FinetuneConfig.model_fields.items() if key not in NO_SETTING}
-    return {key: str(given.get(key, default)) for key, default in defaults.items()}
+    fields = FinetuneConfig.model_fields.items()
+    return {key: str(given.get(key, field.default)) for key, field in fields if key not in NO_SETTING}
 
 
 DEFAULTS = as_text(FinetuneConfig()) | {"protocol": str(PROTOCOL)}
@@ -329,10 +318,10 @@ def read_examples(score: Score, split: EvaluatedSplit = "test", most: int | None
     """
     if score.folder is None or not (path := score.folder / f"{split}.jsonl").exists():
         raise InputError(f"{score.folder or 'a score'} has no per-example predictions ({split}.jsonl)")
-    with reading(path, "rerun its cell"):
-        if (written := score.predictions.get(split)) and written != file_hash(path):
-            raise InputError(f"{path} is damaged (it is not what was written, by score.json); rerun its cell")
-    examples = read_saved_examples(path.with_suffix(".npz"), written) or parse_examples(path, score, most)
+    written = score.predictions.get(split)
+    if written is not None:
+        refuse_changed(score.folder, {path.name: written}, "rerun its cell")
+    examples = read_saved_examples(path.with_suffix(".npz"), written) or parse_examples(path, score)
     if not len(examples.ids):
         raise InputError(f"{path} is empty; rerun its cell")
     if most is not None and len(examples.ids) > most:
@@ -348,14 +337,9 @@ def read_examples(score: Score, split: EvaluatedSplit = "test", most: int | None
 
 def save_examples(path: Path, examples: ExampleScores, predictions: str) -> None:
     """Write what examples contribute, with the hash of the predictions that it belongs to."""
-    np.savez_compressed(
-        path,
-        ids=np.array(examples.ids),
-        values=examples.values,
-        statistic=getattr(examples.statistic, "__name__", ""),
-        is_degenerate=examples.is_degenerate,
-        predictions=predictions,
-    )
+    statistic = getattr(examples.statistic, "__name__", "")
+    facts = {"statistic": statistic, "is_degenerate": examples.is_degenerate, "predictions": predictions}
+    np.savez_compressed(path, ids=np.array(examples.ids), values=examples.values, **facts)
 
 
 def read_saved_examples(path: Path, predictions: str | None) -> ExampleScores | None:
@@ -370,14 +354,12 @@ def read_saved_examples(path: Path, predictions: str | None) -> ExampleScores | 
         return None
 
 
-def parse_examples(path: Path, score: Score, most: int | None) -> ExampleScores:
-    """What examples contribute by the lines of their predictions, `most` of them, evenly over the file."""
+def parse_examples(path: Path, score: Score) -> ExampleScores:
+    """What examples contribute by the lines of their predictions."""
     with reading(path, "rerun its cell"), path.open(encoding="utf-8") as file:
         lines = list(file)
-    num = min(len(lines), most or len(lines))
     try:
-        rows = [parse_json(lines[number * len(lines) // num]) for number in range(num)]
-        return measure_examples(rows, score.metric, score.classes)
+        return measure_examples([parse_json(line) for line in lines], score.metric, score.classes)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
             f"{path} does not say what each example contributes to {score.metric} ({first_line(error)}); rerun its cell"
@@ -452,28 +434,25 @@ def linearize(examples: ExampleScores) -> np.ndarray:
 
 def measure_examples(rows: Sequence[Mapping[str, Any]], metric: str, classes: Sequence[str]) -> ExampleScores:
     """What the examples of rows of predictions contribute to any metric that may choose a rate (`tasks.METRICS`)."""
+    if not rows:
+        return ExampleScores([], np.zeros(0))
     ids = [row["id"] for row in rows]
-    values, statistic = contributions(rows, metric, classes) if rows else (np.zeros(0), None)
-    return ExampleScores(ids, values, statistic, is_one_for_all(rows))
-
-
-def contributions(
-    rows: Sequence[Mapping[str, Any]], metric: str, classes: Sequence[str]
-) -> tuple[np.ndarray, Statistic | None]:
-    """`values` and `statistic` of `ExampleScores`."""
     gold, predicted = [row.get("gold") for row in rows], [row.get("predicted") for row in rows]
+    is_of_classes = metric in ("micro_f1", "macro_f1", "mcc") or (metric == "f1" and isinstance(gold[0], str))
+    statistic = None
     if metric in ("spearman", "pearson"):
-        return correlation_products(metric, np.array(gold, np.float64), np.array(predicted, np.float64))
-    if metric == "exact":
+        values, statistic = correlation_products(metric, np.array(gold, np.float64), np.array(predicted, np.float64))
+    elif metric == "exact":
         answers = counted_answers([row["gold"] for row in rows])
-        pairs = zip(rows, answers, strict=True)
-        return np.array([exact_match(row["predicted"], right) for row, right in pairs]), None
-    if "score" not in rows[0] and is_sentence(rows[0]):
-        return count_tags(rows, metric, classes)
-    if metric in ("micro_f1", "macro_f1", "mcc") or (metric == "f1" and isinstance(gold[0], str)):
+        values = np.array([exact_match(row["predicted"], right) for row, right in zip(rows, answers, strict=True)])
+    elif "score" not in rows[0] and is_sentence(rows[0]):
+        values, statistic = count_tags(rows, metric, classes)
+    elif is_of_classes:
         is_multi = isinstance(gold[0], list)
-        return label_counts(metric, one_hot(gold, classes), one_hot(predicted, classes), is_multi)
-    return np.array([float(row["score"]) for row in rows]), None
+        values, statistic = label_counts(metric, one_hot(gold, classes), one_hot(predicted, classes), is_multi)
+    else:
+        values = np.array([float(row["score"]) for row in rows])
+    return ExampleScores(ids, values, statistic, is_one_for_all(rows))
 
 
 def one_hot(labels: Sequence[Any], classes: Sequence[str]) -> np.ndarray:
