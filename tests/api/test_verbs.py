@@ -211,7 +211,7 @@ def test_rows_that_are_no_task(data: Any, said: str, tmp_path: Path) -> None:
         (lambda: biphase.advise(["a.txt", "b.txt"], hours=1), "2 are named: give the folder that they are in"),
         (lambda: biphase.advise(pandas.DataFrame({"a": ["x"]}), hours=1), "the columns are: a; give `text_field`"),
         (lambda: biphase.advise(hours="8"), "`hours` is '8': give a number"),
-        (lambda: biphase.train_tokenizer(["text"], "out", vocab_size="x"), "`vocab_size` is 'x': give a number"),
+        (lambda: biphase.train_tokenizer(["text"], "out", vocab_size="x"), "`vocab_size` is 'x': give a whole number"),
         (lambda: biphase.train_tokenizer(["text"], "out", vocab_size=8e3), "is 8000.0: give a whole number"),
         (lambda: biphase.advise(iter(()), hours=1), "there is no text to advise on"),
         (lambda: biphase.advise([], hours=1), "there is no text to advise on"),

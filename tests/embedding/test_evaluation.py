@@ -208,9 +208,9 @@ def test_texts_in_memory_are_searched(encoder_folder: Path, documents: list[str]
 @pytest.mark.parametrize(
     ("question", "top", "told"),
     [
-        (" ", 5, "the question is empty"),
-        (["who?"], 5, "the question is of type list"),
-        ("caf\udce9", 5, "the question is no Unicode"),
+        (" ", 5, "the question is ' ': give a text"),
+        (["who?"], 5, r"the question is \['who\?'\]: give a text"),
+        ("caf\udce9", 5, r"the question is 'caf\\udce9': give a text"),
         ("who?", 0, "top is 0: give 1 or more"),
     ],
 )

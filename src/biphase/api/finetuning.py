@@ -168,8 +168,6 @@ def write_predictions(model: str, file: Path, out: Path | TextIO, template: str 
             raise InputError(f"{out}: name a {' or '.join(OUT_ENDINGS)} file")
         if out.exists():
             raise InputError(f"{out} is there already; choose another name, or delete it first")
-        if not out.absolute().parent.is_dir():
-            raise InputError(f"{out}: there is no folder {out.parent}")
         _, rows = open_prediction(model, file, template, device)
         with whole_file(out) as sink:
             write_csv(rows, sink) if out.suffix == ".csv" else write_lines(rows, sink)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import to_jsonable_python
 
 from biphase.api.finetuning import by_task, place_data
-from biphase.api.networks import ZeroShot, run_zero_shot, zero_shot_records
+from biphase.api.networks import ZERO_SHOT, ZeroShot, run_zero_shot
 from biphase.api.own_task import listed_numbers
 from biphase.config import parse_config
 from biphase.console import UNSEEN, err
@@ -58,15 +58,12 @@ def summary_records(rows: "Iterable[SummaryRow]") -> list[dict[str, Any]]:
     """A record for each model on each task, in the order of the table: the task's best mean first."""
     records = []
     for row in rows:
-        means: dict[str, Any] = {"mean": row.interval.value, "half_width": row.interval.half_width}
-        means |= {"paper_half_width": row.paper_interval.half_width, "seeds": list(row.seeds)}
-        counts: dict[str, Any] = {
-            "num_cells": row.num_cells,
-            "num_diverged": len(row.diverged),
-            "num_missing": len(row.missing),
-        }
-        counts |= {"num_degenerate": row.num_degenerate, "spread": row.spread.value if row.spread else None}
-        records.append(fields_of(row, "model task metric rate") | means | counts)
+        record = fields_of(row, "model task metric rate")
+        record |= {"mean": row.interval.value, "half_width": row.interval.half_width}
+        record |= {"paper_half_width": row.paper_interval.half_width, "seeds": list(row.seeds)}
+        record |= {"num_cells": row.num_cells, "num_diverged": len(row.diverged), "num_missing": len(row.missing)}
+        record |= {"num_degenerate": row.num_degenerate, "spread": row.spread.value if row.spread else None}
+        records.append(record)
     return records
 
 
@@ -74,13 +71,13 @@ def comparison_records(comparisons: "Iterable[TaskComparison]") -> list[dict[str
     """A record for each task; differences are A minus B."""
     records = []
     for pair in comparisons:
-        means = {"mean_a": pair.a.mean if pair.a else None, "mean_b": pair.b.mean if pair.b else None}
+        record = fields_of(pair, "task metric model_a model_b")
+        record |= {"mean_a": pair.a.mean if pair.a else None, "mean_b": pair.b.mean if pair.b else None}
         interval = pair.difference
-        difference = dict.fromkeys(("difference", "low", "high"))
+        record |= dict.fromkeys(("difference", "low", "high"))
         if interval is not None:
-            difference = {"difference": interval.value, "low": interval.low, "high": interval.high}
-        judged = fields_of(pair, "p_value num_tasks verdict") | {"notes": list(pair.notes)}
-        records.append(fields_of(pair, "task metric model_a model_b") | means | difference | judged)
+            record |= {"difference": interval.value, "low": interval.low, "high": interval.high}
+        records.append(record | fields_of(pair, "p_value num_tasks verdict") | {"notes": list(pair.notes)})
     return records
 
 
@@ -170,10 +167,6 @@ def list_names(given: str | Path | Iterable[str | Path] | None) -> list[str]:
     return [str(one) for one in ([given] if isinstance(given, str | Path) else given or ())]
 
 
-def is_zero_shot(tasks: Sequence[str]) -> bool:
-    return any(task.startswith(("mteb:", "zero-shot:")) for task in tasks)
-
-
 @dataclass(frozen=True)
 class EvaluatedGrid:
     """What a folder of scores holds after missing cells were run, or what would be run."""
@@ -190,7 +183,11 @@ class EvaluatedGrid:
     @property
     def records(self) -> list[dict[str, Any]]:
         if self.zero_shot is not None:
-            return zero_shot_records(self.zero_shot)
+            return [
+                {"model": arm, "task": name, **values}
+                for name, arms in self.zero_shot.items()
+                for arm, values in arms.items()
+            ]
         return self.planned["cells"] if self.planned else summary_records(self.rows)
 
     @property
@@ -230,14 +227,9 @@ def run_evaluation(
     """Run what is missing of the grid, unless it is a dry run, read what `scores` holds then, and compare a pair."""
     for key in {"learning_rate", "seed"} & settings.model_fields_set:
         raise InputError(f"{key} is one of the axes of a grid: give `{key}s`")
-    if models and is_zero_shot(tasks):
-        refused = {
-            "dry_run": dry_run,
-            "part": part,
-            "compare": pair,
-            "keep": keep,
-            "settings": settings.model_fields_set,
-        }
+    if models and any(task.startswith(ZERO_SHOT) for task in tasks):
+        refused = {"dry_run": dry_run, "part": part, "compare": pair, "keep": keep}
+        refused |= {"settings": settings.model_fields_set}
         return EvaluatedGrid(ScoreSet(()), [], [], zero_shot=run_zero_shot(models, tasks, Path(scores), **refused))
     if keep is not None and (not models or part is not None):
         raise InputError("`keep` is for models that are fine-tuned on tasks, without `part`")
@@ -261,7 +253,8 @@ def run_evaluation(
 def run_and_keep(grid: Grid, chosen: Sequence[SharedTraining], engine: Engine, keep: Path | None) -> list[Failure]:
     best = {} if keep is None else check_keep(chosen, keep)
     missing = missing_trainings(chosen, grid.out)
-    num_cells, num_missing = (sum(len(training.cells) for training in some) for some in (chosen, missing))
+    num_cells = sum(len(training.cells) for training in chosen)
+    num_missing = sum(len(training.cells) for training in missing)
     err.print(f"{num_cells:,} cells, {num_cells - num_missing:,} of them finished")
     failures = run_grid(grid, missing, engine) if missing else []
     keep_best_networks(best, grid.out)
@@ -272,14 +265,12 @@ def plan_missing(grid: Grid, chosen: Sequence[SharedTraining], engine: Engine) -
     """How many cells each model has on each task and how many are missing; how long one worker needs for the trainings
     that finished ones of their tasks can judge."""
     missing = missing_trainings(chosen, grid.out)
-    totals, lefts = (
-        Counter((training.model, cell.task.name) for training in some for cell in training.cells)
-        for some in (chosen, missing)
-    )
+    totals = Counter((training.model, cell.task.name) for training in chosen for cell in training.cells)
+    lefts = Counter((training.model, cell.task.name) for training in missing for cell in training.cells)
     cells = []
     for key in product(grid.models, (find_task(task).name for task in grid.tasks)):
         numbers = {"cells": totals[key], "finished": totals[key] - lefts[key], "missing": lefts[key]}
-        cells.append(dict(zip(("model", "task"), key, strict=True)) | numbers)
+        cells.append({"model": key[0], "task": key[1], **numbers})
     seconds, num_unknown = estimate_seconds(missing, read_finished(chosen, grid.out))
     return {
         "rates": grid.learning_rates,

@@ -1,5 +1,6 @@
 """A recipe becomes a run, a run a folder to give away; networks embed texts, become embedding models, and search."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -172,6 +173,9 @@ def encode(model: Any, texts: Iterable[str], *, device: str = "auto") -> "np.nda
     return encode_packed(model, texts, place)
 
 
+ZERO_SHOT = ("zero-shot:", "mteb:")
+"""The beginnings of tasks on which nothing is trained."""
+
 ZeroShot = dict[str, dict[str, dict[str, float]]]
 """Scores by set, then by model (or BM25), then by metric."""
 
@@ -222,10 +226,6 @@ def print_zero_shot(scores: ZeroShot) -> None:
         console.print(table)
 
 
-def zero_shot_records(scores: ZeroShot) -> list[dict[str, Any]]:
-    return [{"model": arm, "task": name, **values} for name, arms in scores.items() for arm, values in arms.items()]
-
-
 def run_zero_shot(models: Sequence[str], tasks: Sequence[str], out: Path, **refused: Any) -> ZeroShot:
     """Score embedding models as they are on `zero-shot:PATH` (BEIR's layout, scored pairs) and `mteb:NAME[=FOLDER]`.
 
@@ -234,48 +234,38 @@ def run_zero_shot(models: Sequence[str], tasks: Sequence[str], out: Path, **refu
     """
     if said := [name for name, value in refused.items() if value]:
         raise InputError(f"{', '.join(said)}: zero-shot tasks train nothing, so this says nothing there; leave it out")
-    given: dict[str, list[str]] = {"zero-shot": [], "mteb": []}
-    for task in tasks:
-        kind, _, place = task.partition(":")
-        if kind not in given:
-            raise InputError(f"tasks: '{task}' is fine-tuned on, the others are not; give them to two commands")
-        given[kind].append(place)
-    try:
-        refuse_equal_names(tuple(given["zero-shot"]))
-    except ValueError as error:
-        raise InputError(f"tasks: {error}") from None
+    if tuned := [task for task in tasks if not task.startswith(ZERO_SHOT)]:
+        raise InputError(f"tasks: '{tuned[0]}' is fine-tuned on, the others are not; give them to two commands")
+    places = [task.removeprefix("zero-shot:") for task in tasks if task.startswith("zero-shot:")]
+    published = [task.removeprefix("mteb:") for task in tasks if task.startswith("mteb:")]
+    refuse_equal_names(tuple(places))
     if len({Path(model).name for model in models}) < len(set(models)):
         raise InputError("two models have the same folder name, by which their scores are kept: rename one")
-    check_judged(given["zero-shot"], models)
+    for place in places:
+        if not Path(place).exists():
+            raise InputError(f"{place} does not exist")
+    for model in models:
+        find_folder(model)
     with needs_embeddings("zero-shot evaluation"):
         from biphase.embedding.evaluation import read_judged, run_mteb, score_arms, to_mteb
         from biphase.embedding.model import load_embedder
-    judged = [read_judged(Path(place)) for place in given["zero-shot"]]
+    judged = [read_judged(Path(place)) for place in places]
     embedders = {model: load_embedder(model) for model in models}
     scores: ZeroShot = {}
     for each in judged:
         scores[each.name] = score_arms(embedders, each)
         for arm, values in scores[each.name].items():
             keep_result(out, arm, each.name, to_mteb(each, values))
-    if given["mteb"]:
+    if published:
         with needs_embeddings("mteb tasks"):
             import_module("mteb")
-    for name in given["mteb"]:
+    for name in published:
         scores[name] = {}
         for model, embedder in embedders.items():
             result, main_score = run_mteb(embedder, name)
             keep_result(out, model, result["task_name"], result)
             scores[name][model] = {"main_score": main_score}
     return scores
-
-
-def check_judged(places: Sequence[str], models: Sequence[str]) -> None:
-    """Raises `InputError` for judged texts or models that are not here."""
-    for place in places:
-        if not Path(place).exists():
-            raise InputError(f"{place} does not exist")
-    for model in models:
-        find_folder(model)
 
 
 def keep_result(out: Path, model: str, task: str, result: object) -> None:
@@ -308,20 +298,28 @@ def search(
 
     Returns: a row for each passage: `by` (the model's name, or BM25), `rank`, `score`, `id`, `text`.
     """
-    check_question(question)
+    if not isinstance(question, str) or not question.strip() or re.search(r"[\ud800-\udfff]", question):
+        raise InputError(f"the question is {question!r}: give a text")
     if top < 1:
         raise InputError(f"top is {top}: give 1 or more")
-    given, asked = name_text(source, index, text_field), None if model is None else str(model)
-    folder = Path(given) if is_index(Path(given)) else Path(index or given.rstrip("/") + ".index")
-    if folder == Path(given) and rebuild:
-        raise InputError(f"{given} is an index: to build it again, give its text")
-    has_index = is_index(folder) and not rebuild
-    if folder != Path(given):
-        check_place(given)
-    if asked is not None:
-        find_folder(asked)
+    if index is None and not are_names(source):
+        raise InputError("texts in memory have no name to keep their index by: say where, index='my.index'")
+    names = name_sources(source, Path(f"{index}.texts"), text_field)
+    if len(names) != 1:
+        raise InputError(f"one name is searched, and {len(names)} are given: give their folder, a glob, or texts")
+    text: str | None = str(names[0])
+    folder = Path(index or text.rstrip("/") + ".index")
+    if (Path(text) / "index.json").exists():
+        folder, text = Path(text), None
+        if rebuild:
+            raise InputError(f"{folder} is an index: to build it again, give its text")
+    else:
+        check_place(text)
+    has_index = (folder / "index.json").exists() and not rebuild
+    if model is not None:
+        find_folder(str(model))
     elif not has_index:
-        raise InputError(f"{given} has no index yet: name an embedding model as model")
+        raise InputError(f"{text} has no index yet: name an embedding model as model")
     if not has_index:
         refuse_foreign(folder, "search index")
     import pandas
@@ -329,33 +327,7 @@ def search(
     with needs_embeddings("biphase search"):
         from biphase.embedding.index import answer_question, build_index, open_index
     if has_index:
-        manifest = open_index(folder, asked, None if folder == Path(given) else given, text_field)
+        manifest = open_index(folder, None if model is None else str(model), text, text_field)
     else:
-        assert asked is not None
-        manifest = build_index(given, asked, folder, text_field)
+        manifest = build_index(str(text), str(model), folder, text_field)
     return pandas.DataFrame(answer_question(folder, manifest, question, top))
-
-
-def is_index(path: Path) -> bool:
-    return (path / "index.json").exists()
-
-
-def check_question(question: Any) -> None:
-    if not isinstance(question, str):
-        raise InputError(f"the question is of type {type(question).__name__}: give a text")
-    if not question.strip():
-        raise InputError("the question is empty")
-    try:
-        question.encode()
-    except UnicodeEncodeError:
-        raise InputError("the question is no Unicode: is the terminal's encoding UTF-8?") from None
-
-
-def name_text(source: Any, index: str | Path | None, text_field: str) -> str:
-    """The name of what is searched, after texts in memory have become a file beside their index."""
-    if index is None and not are_names(source):
-        raise InputError("texts in memory have no name to keep their index by: say where, index='my.index'")
-    names = name_sources(source, Path(f"{index}.texts"), text_field)
-    if len(names) != 1:
-        raise InputError(f"one name is searched, and {len(names)} are given: give their folder, a glob, or texts")
-    return str(names[0])

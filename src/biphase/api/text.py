@@ -1,6 +1,6 @@
 """Text → a tokenizer, and token shards; text and a budget → advice."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from biphase.api.own_task import are_names, name_sources
 from biphase.config import parse_config
 from biphase.console import out as console
-from biphase.corpus.rows import Row, check_text, need_field, rows_in_memory
+from biphase.corpus.rows import check_text, need_field, rows_in_memory
 from biphase.corpus.text import TxtDocuments, find_text_sources, first_texts, sample_texts
 from biphase.engine.local import Engine, EngineKind
 from biphase.errors import InputError
@@ -41,9 +41,8 @@ def train_tokenizer(
     from biphase.corpus.tokenizer import save_tokenizer
     from biphase.corpus.tokenizer import train_tokenizer as train
 
-    check_numbers(vocab_size=vocab_size, limit_mb=limit_mb)
-    if not isinstance(vocab_size, Integral):
-        raise InputError(f"`vocab_size` is {vocab_size}: give a whole number")
+    check_numbers(Integral, vocab_size=vocab_size)
+    check_numbers(Real, limit_mb=limit_mb)
     if limit_mb is not None and not limit_mb > 0:
         raise InputError(f"`limit_mb` is {limit_mb:g} and leaves no text to train on: give more than 0")
     refuse_foreign(Path(out), "tokenizer")
@@ -51,7 +50,7 @@ def train_tokenizer(
         names = [sources] if isinstance(sources, str | Path) else sources
         texts = sample_texts(find_text_sources(names), text_field, txt_documents, limit_mb)
     else:
-        texts = first_texts((text_of(row, text_field) for row in rows_in_memory(sources, text_field)), limit_mb)
+        texts = first_texts(texts_of(sources, text_field), limit_mb)
     tokenizer = train(texts, vocab_size)
     save_tokenizer(tokenizer, Path(out))
     console.print(f"{out}: {len(tokenizer):,} tokens")
@@ -74,15 +73,17 @@ def take_tokenizer(source: str | Path, out: str | Path) -> Path:
     return Path(out)
 
 
-def check_numbers(**given: Any) -> None:
-    """Raises `InputError` for a setting that is given and is no number."""
-    for name, value in given.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, Real)):
-            raise InputError(f"`{name}` is {value!r}: give a number")
+def check_numbers(kind: type[Real], **settings: Any) -> None:
+    """Raises `InputError` for a setting that is given and is no number of this kind."""
+    for name, value in settings.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, kind)):
+            raise InputError(f"`{name}` is {value!r}: give a {'whole ' if kind is Integral else ''}number")
 
 
-def text_of(row: Row, text_field: str) -> str:
-    return check_text("a row", text_field, need_field("a row", row, text_field, "give `text_field`"))
+def texts_of(data: Any, text_field: str) -> Iterator[str]:
+    """The texts that a program has in memory."""
+    for row in rows_in_memory(data, text_field):
+        yield check_text("a row", text_field, need_field("a row", row, text_field, "give `text_field`"))
 
 
 def prepare(
@@ -171,7 +172,7 @@ def advise(
         from_scratch: start from random weights, even where a model could be continued.
         text_field: the JSON field or the column with the text.
     """
-    check_numbers(hours=hours, devices=devices, efficiency=efficiency, flops=flops)
+    check_numbers(Real, hours=hours, devices=devices, efficiency=efficiency, flops=flops)
     from biphase.study import cost as machines
     from biphase.study.advise import advise as choose
     from biphase.study.report import read_evidence
@@ -203,9 +204,9 @@ def amount_of(text: Any, text_field: str) -> "TextAmount":
             raise InputError(f"advice is about one text, and {len(text)} are named: give the folder that they are in")
         return measure_text(Path(text if isinstance(text, str | Path) else text[0]), text_field)
     text_bytes, texts = 0, list[str]()
-    for number, row in enumerate(rows_in_memory(text, text_field)):
-        text_bytes += len(text_of(row, text_field).encode())
-        texts += [text_of(row, text_field)] if is_judged(number, len(texts)) else []
+    for number, content in enumerate(texts_of(text, text_field)):
+        text_bytes += len(content.encode())
+        texts += [content] if is_judged(number, len(texts)) else []
     if not text_bytes:
         raise InputError("there is no text to advise on: give some, or leave it out")
     return TextAmount(text_bytes=text_bytes, language=find_language(texts))

@@ -123,7 +123,7 @@ def main() -> NoReturn:
         complain(explain_system_error(error))
 
 
-LINK_LOOP = "Symlink loop from "
+LINK_LOOP = "Symlink loop"
 """What Python 3.11 and 3.12 say where `Path.resolve` finds no end; 3.13 raises an OSError."""
 PLACE_ERRORS = {errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS}
 """What the same command would meet again."""
@@ -132,11 +132,9 @@ PLACE_ERRORS = {errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.E
 def explain_system_error(error: OSError | RuntimeError) -> str:
     """What the system refused (a full disk, a folder in place of a file, a name that is too long), where, and what to
     do about it. Any other error, which is a mistake of ours, is raised again."""
-    if isinstance(error, RuntimeError):
-        if not str(error).startswith(LINK_LOOP):
-            raise error
-        return f"a link leads back to itself: {str(error).removeprefix(LINK_LOOP)}; give another place, or remove it"
-    if error.errno is None:
+    if isinstance(error, RuntimeError) and str(error).startswith(LINK_LOOP):
+        return f"{error}; give another place, or remove it"
+    if isinstance(error, RuntimeError) or error.errno is None:
         raise error
     name = error.filename
     if error.errno not in PLACE_ERRORS or not isinstance(name, str):

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from biphase.config import Grown, PositiveCount, Strict
 from biphase.console import TrackingName
+from biphase.errors import InputError
 from biphase.files import content_hash
 from biphase.tasks.spec import Delimiter
 
@@ -123,11 +124,11 @@ def set_name(path: str) -> str:
 
 
 def refuse_equal_names(paths: tuple[str, ...]) -> tuple[str, ...]:
-    """Raise `ValueError` where two sets of judged texts have one name: their scores would be taken for each other's."""
+    """Raise `InputError` where two sets of judged texts have one name: their scores would be taken for each other's."""
     by_name: dict[str, str] = {}
     for path in paths:
         if path != by_name.setdefault(set_name(path), path):
-            raise ValueError(f"{by_name[set_name(path)]} and {path} would both be called {set_name(path)}: rename one")
+            raise InputError(f"{by_name[set_name(path)]} and {path} would both be called {set_name(path)}: rename one")
     return paths
 
 
