@@ -12,6 +12,7 @@ from jinja2 import Environment, StrictUndefined
 from transformers import PreTrainedModel
 
 from biphase import __version__
+from biphase.encoder.network import language_model_class
 from biphase.errors import InputError
 from biphase.pretraining.checkpoint import CheckpointManifest, read_checkpoint_manifest
 from biphase.run import Run, find_checkpoint, read_metrics, read_recipe, split_reference
@@ -57,12 +58,10 @@ def write_card(
     run: Run,
     manifest: CheckpointManifest,
     name: str,
-    auto_class: str,
     network: PreTrainedModel,
-    *,
     eos: str,
-    merged: str = "",
-    misread_as: str = "",
+    merged: str,
+    misread_as: str,
 ) -> str:
     """The model card as Markdown, with the fields that the hub reads.
 
@@ -72,7 +71,16 @@ def write_card(
         misread_as: the class that `AutoTokenizer` takes, where it reads texts otherwise than in training.
     """
     base, history = tell_history(run, manifest)
-    pipeline_tag = choose_pipeline(manifest.objective, auto_class)
+    auto_class = language_model_class(network.config).__name__
+    # fill-mask takes no class of a decoder, and none of these pipelines looks at the position before a mask.
+    pipelines = {("mlm", "AutoModelForMaskedLM"): "fill-mask", ("clm", auto_class): "text-generation"}
+    pipeline_tag = pipelines.get((manifest.objective, auto_class), "feature-extraction")
+    config = read_recipe(run).model_dump(mode="json")  # without the paths of this machine
+    texts = [(part, "path") for part in config["data"].get("mixture") or ()]
+    config["data"]["shards"] = Path(config["data"]["shards"]).name
+    for settings, key in ((config["init"], "model"), (config["init"], "checkpoint"), *texts):
+        if settings[key] and Path(settings[key]).is_absolute():
+            settings[key] = Path(settings[key]).name
     room = Environment(trim_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined)
     template = room.from_string(Path(__file__).with_name("card.md.j2").read_text(encoding="utf-8"))
     return template.render(
@@ -92,7 +100,7 @@ def write_card(
         manifest=manifest,
         merged=merged,
         validation=[row for row in read_metrics(run, "validation") if row["step"] <= manifest.run_step],
-        recipe=yaml.safe_dump(recipe_elsewhere(run), sort_keys=False, allow_unicode=True),
+        recipe=yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
         version=__version__,
     )
 
@@ -111,25 +119,6 @@ def write_head(library: str, pipeline_tag: str, base: str | None, tags: list[str
     head |= {"base_model": base} if base else {}
     head |= {"datasets": [dataset]} if dataset else {}
     return f"---\n{yaml.safe_dump({**head, 'tags': tags}, sort_keys=False)}---\n"
-
-
-def choose_pipeline(objective: str, auto_class: str) -> str:
-    """The pipeline of transformers that loads the network and gives what was trained: fill-mask takes no class of a
-    decoder, and none looks at the position before a mask."""
-    if objective == "clm":
-        return "text-generation"
-    return "fill-mask" if (objective, auto_class) == ("mlm", "AutoModelForMaskedLM") else "feature-extraction"
-
-
-def recipe_elsewhere(run: Run) -> dict[str, Any]:
-    """A run's recipe without the paths of this machine."""
-    config = read_recipe(run).model_dump(mode="json")
-    texts = [(part, "path") for part in config["data"].get("mixture") or ()]
-    config["data"]["shards"] = Path(config["data"]["shards"]).name
-    for places, key in ((config["init"], "model"), (config["init"], "checkpoint"), *texts):
-        if places[key] and Path(places[key]).is_absolute():
-            places[key] = Path(places[key]).name
-    return config
 
 
 def tell_history(run: Run, manifest: CheckpointManifest) -> tuple[str | None, list[str]]:

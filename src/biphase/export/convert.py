@@ -20,7 +20,6 @@ from transformers import (
     EuroBertForSequenceClassification,
     EuroBertForTokenClassification,
     EuroBertModel,
-    PretrainedConfig,
     PreTrainedModel,
 )
 
@@ -54,7 +53,7 @@ library_name: transformers
 
 # {name}
 
-`{kind}`, {what} `{source}`, written by biphase {version}. Its licence is that of `{source}`.
+{about}, written by biphase {version}. Its licence is that of the model that it came from.
 """
 
 
@@ -81,31 +80,32 @@ def write_text_part(source: Path, folder: Path, shown: str) -> str:
         network.generation_config = whole.generation_config
         make_generation_saveable(network)
         network.save_pretrained(part)
-        add_tokenizer(source, part)
         del whole, tower, head
         check_text_part(part, type(network), load_weights(AutoModelForMultimodalLM, source, config, None).eval(), shown)
         what = f"with the weights and the logits for text, without the {left:,} other parameters ({others}), of"
-        write_converted_card(part, folder, type(network), what, shown)
+        finish_folder(part, source, folder.name, f"`{type(network).__name__}`, {what} `{shown}`")
     return (
         f"{folder}: {type(network).__name__}, the text network of {shown}; left behind: {left:,} parameters ({others})"
     )
 
 
-def add_tokenizer(source: Path, folder: Path) -> None:
-    """Write the tokenizer of a model, where it has one."""
+def finish_folder(part: Path, source: Path, name: str, about: str) -> None:
+    """Write the tokenizer of the model that a folder came from, where it has one, and a small card that says what the
+    folder is of it."""
     if any(path for pattern in TOKENIZER_FILES for path in source.glob(pattern)):
-        load_pretrained_tokenizer(source).save_pretrained(folder)
-
-
-def write_converted_card(part: Path, folder: Path, kind: type, what: str, shown: str) -> None:
-    """A small card, that says what a folder is of the model that it came from."""
-    card = CONVERTED_CARD.format(name=folder.name, kind=kind.__name__, what=what, source=shown, version=__version__)
-    write_text(part / "README.md", card)
+        load_pretrained_tokenizer(source).save_pretrained(part)
+    write_text(part / "README.md", CONVERTED_CARD.format(name=name, about=about, version=__version__))
 
 
 def as_plain(tower: Any, head: Any, shown: str) -> PreTrainedModel:
     """The language model of the plain type that has the weights of `tower` and `head`, which it shares."""
-    config = plain_config(tower.config)
+    config = tower.config
+    if plain := PLAIN_TYPES.get(config.model_type):
+        settings = {"norm_topk_prob": True, **config.to_dict()}  # which Qwen3-VL-MoE does unasked
+        rope = settings["rope_parameters"]
+        settings["rope_parameters"] = {key: rope[key] for key in rope if not key.startswith(("mrope", "type"))}
+        known = CONFIG_MAPPING[plain]().to_dict().keys() - {"model_type", "architectures", "transformers_version"}
+        config = CONFIG_MAPPING[plain](**{key: settings[key] for key in known & settings.keys()})
     kind: Any = language_model_class(config)
     if kind is None or head is None:
         raise InputError(f"{shown}: transformers has no language model head for its text part, '{config.model_type}'")
@@ -117,17 +117,6 @@ def as_plain(tower: Any, head: Any, shown: str) -> PreTrainedModel:
         network.base_model.load_state_dict(tower.state_dict(keep_vars=True), assign=True)
     network.set_output_embeddings(head)
     return network
-
-
-def plain_config(config: PretrainedConfig) -> PretrainedConfig:
-    """The configuration of a text part, of the type that has a language model's class."""
-    plain = PLAIN_TYPES.get(config.model_type)
-    if plain is None:
-        return config
-    settings = {"norm_topk_prob": True, **config.to_dict()}  # which Qwen3-VL-MoE does unasked
-    known = CONFIG_MAPPING[plain]().to_dict().keys() - {"model_type", "architectures", "transformers_version"}
-    rope = {key: value for key, value in settings["rope_parameters"].items() if not key.startswith(("mrope", "type"))}
-    return CONFIG_MAPPING[plain](**{key: settings[key] for key in known & settings.keys()} | {"rope_parameters": rope})
 
 
 @torch.no_grad()
@@ -192,10 +181,9 @@ def convert_checkpoint(reference: str, folder: Path) -> str:
             raise InputError(f"{source}: {len(keys)} weights of {kind.__name__} are {what}, such as '{keys[0]}'")
     with own_folder(folder, "converted model") as part:
         network.save_pretrained(part)
-        add_tokenizer(source, part)
         check_converted(part, kind, weights, source)
-        what = "which needs no `trust_remote_code`, with the weights of"
-        write_converted_card(part, folder, kind, what, shown)
+        what = f"`{kind.__name__}`, which needs no `trust_remote_code`, with the weights of `{shown}`"
+        finish_folder(part, source, folder.name, what)
     rope: Any = config.rope_parameters
     return f"{folder}: {kind.__name__}, {len(weights)} weights as they were ({dtype}), RoPE base {rope['rope_theta']:,}"
 

@@ -131,8 +131,13 @@ def export_checkpoint(reference: str, folder: Path, merge: float | None = None) 
     network = load_model(source / "model")
     merged = "" if merge is None else merge_with_parent(network, run, manifest, merge)
     causal = manifest.objective == "clm"
-    exported = as_looking(network, causal)
+    exported = network
+    if causal and isinstance(network.config, EuroBertConfig):  # the same network in the class that looks back
+        exported = LlamaForCausalLM(as_llama(network.config))
+        exported.load_state_dict(network.state_dict(), strict=True)
     kind = language_model_class(exported.config)
+    if kind is AutoModelForCausalLM:
+        set_direction(exported.config, causal)
     with whole_folder(folder) as part:
         exported.save_pretrained(part)
         tokenizer = export_tokenizer(source / "model", part, exported.config, causal)
@@ -141,8 +146,8 @@ def export_checkpoint(reference: str, folder: Path, merge: float | None = None) 
             write_sentence_transformer(part, exported)
         check_export(part, kind, network, causal)
         draw_curves(run, manifest.run_step, part / "curves.png")
-        about = {"eos": tokenizer.eos_token, "merged": merged, "misread_as": misread_as}
-        write_text(part / "README.md", write_card(run, manifest, folder.name, kind.__name__, exported, **about))
+        card = write_card(run, manifest, folder.name, exported, tokenizer.eos_token, merged, misread_as)
+        write_text(part / "README.md", card)
         write_mark(part, "encoder")
     looks = "causal" if causal else "bidirectional"
     remarks = f"\n{merged}" if merged else ""
@@ -151,17 +156,6 @@ def export_checkpoint(reference: str, folder: Path, merge: float | None = None) 
     if misread_as:
         remarks += f"\n{MISREAD.format(chosen=misread_as, type=exported.config.model_type)}"
     return f"{folder}: {type(exported).__name__}, {looks}; load it with {kind.__name__} or AutoModel{remarks}"
-
-
-def as_looking(network: PreTrainedModel, causal: bool) -> PreTrainedModel:
-    """The network in the class, or with the switch, by which transformers knows which way it looks."""
-    if causal and isinstance(network.config, EuroBertConfig):
-        llama = LlamaForCausalLM(as_llama(network.config))
-        llama.load_state_dict(network.state_dict(), strict=True)
-        network = llama
-    if language_model_class(network.config) is AutoModelForCausalLM:
-        set_direction(network.config, causal)
-    return network
 
 
 def set_direction(config: Any, causal: bool) -> None:

@@ -46,12 +46,7 @@ class Upload:
     revision: str
     files: dict[str, Path]
     card: str
-    left_here: tuple[str, ...]
-
-    def describe(self) -> str:
-        sizes = [f"  {name}  {path.stat().st_size / 1e6:,.2f} MB" for name, path in self.files.items()]
-        left = [f"  stays here: {', '.join(self.left_here)}"] if self.left_here else []
-        return "\n".join([f"revision {self.revision}:", *sizes, *left])
+    left_here: list[str]
 
 
 def push_model(
@@ -73,7 +68,10 @@ def push_model(
     with TemporaryDirectory() as room:
         folders = folders_to_send(source, repo, Path(room))  # the first is looked at before the next is exported
         uploads = [plan_upload(folder, revision, repo, license, languages) for revision, folder in folders]
-        told += [upload.describe() for upload in uploads]
+        for upload in uploads:
+            told.append(f"revision {upload.revision}:")
+            told += [f"  {name}  {path.stat().st_size / 1e6:,.2f} MB" for name, path in upload.files.items()]
+            told += [f"  stays here: {', '.join(upload.left_here)}"] if upload.left_here else []
         if not dry_run:
             try:
                 open_repository(api, repo, public)
@@ -87,10 +85,8 @@ def push_model(
 
 def check_repository(repo: str) -> None:
     """Raises `InputError` for what is no USER/NAME."""
-    with told_as(f"{repo} is no name of a repository; give USER/NAME"):
-        validate_repo_id(repo)
-    if repo.count("/") != 1:
-        raise InputError(f"{repo} is no name of a repository; give USER/NAME")
+    with told_as(f"{repo} is no name of a repository", "give USER/NAME"):
+        validate_repo_id(repo if "/" in repo else f"{repo}/")
 
 
 def folders_to_send(source: str, repo: str, room: Path) -> Iterator[tuple[str, Path]]:
@@ -121,20 +117,19 @@ def plan_upload(folder: Path, revision: str, repo: str, license: str | None, lan
         raise InputError(f"{folder} is no model folder (configuration and *.safetensors); export a run into one first")
     if CARD_NAME not in files:
         raise InputError(f"{folder} has no model card ({CARD_NAME}); write one")
-    texts = {
-        name: path.read_text(encoding="utf-8")
-        for name, path in files.items()
-        if path.suffix in (".json", ".md", ".jinja") and path.name not in WORDS_OF_A_TOKENIZER
-    }
-    local = [f"{folder / name} ({match[1]})" for name, text in texts.items() if (match := LOCAL_PATH.search(text))]
+    local = []
+    for path in files.values():
+        if path.suffix in (".json", ".md", ".jinja") and path.name not in WORDS_OF_A_TOKENIZER:
+            text = path.read_text(encoding="utf-8")
+            if match := HUB_TOKEN.search(text):
+                raise InputError(f"{path} holds a token of the hub, {match[0][:6]}…: take it out")
+            if match := LOCAL_PATH.search(text):
+                local.append(f"{path} ({match[1]})")
     if local:
         raise InputError(f"places on this machine are named in {', '.join(local)}: write another word there")
-    for name, text in texts.items():
-        if match := HUB_TOKEN.search(text):
-            raise InputError(f"{folder / name} holds a token of the hub, {match[0][:6]}…: take it out")
-    text = texts[CARD_NAME].replace(f'("{folder.name}"', f'("{repo}"')
+    text = files[CARD_NAME].read_text(encoding="utf-8").replace(f'("{folder.name}"', f'("{repo}"')
     card = complete_card(text, folder / CARD_NAME, license, languages)
-    return Upload(revision, files, card, tuple(sorted(paths.keys() - files.keys())))
+    return Upload(revision, files, card, sorted(paths.keys() - files.keys()))
 
 
 def complete_card(text: str, path: Path, license: str | None, languages: tuple[str, ...]) -> str:
