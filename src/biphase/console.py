@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column
 from rich.text import Text
 
@@ -246,14 +246,6 @@ FEWEST_ADVANCES, TELLING_TIME = 4, 5.0
 what is made ready in it."""
 
 
-def columns_for(label: str, width: int) -> list[ProgressColumn]:
-    """The columns of a bar, without the bar itself where there is little room."""
-    whole = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, min_width=len(label)))
-    bars: list[ProgressColumn] = [BarColumn(24)] if width >= 110 else []
-    note = Column(no_wrap=True, overflow="ellipsis", ratio=1)
-    return [whole, *bars, TimeElapsedColumn(), TextColumn("{task.fields[note]}", markup=False, table_column=note)]
-
-
 def plain_number(value: float) -> str:
     """Digits that a person reads: `1,040`, `12`, `4.2`, `0.05`."""
     return f"{value:,.0f}" if value >= 10 or value == round(value) else f"{round(value, 3):.2g}"
@@ -281,7 +273,11 @@ class Tracker:
         self.bar: Progress | None = None
         self.live: Any = None
         if err.is_terminal and not err.quiet:
-            self.bar = Progress(*columns_for(label, err.width), console=err, transient=True, expand=True)
+            whole, rest = Column(no_wrap=True, min_width=len(label)), Column(no_wrap=True, overflow="ellipsis", ratio=1)
+            name = TextColumn("{task.description}", markup=False, table_column=whole)
+            bars = [BarColumn(24)] if err.width >= 110 else []  # where there is room
+            note = TextColumn("{task.fields[note]}", markup=False, table_column=rest)
+            self.bar = Progress(name, *bars, TimeElapsedColumn(), note, console=err, transient=True, expand=True)
             self.bar.start()
             self.task: TaskID = self.bar.add_task(printable(label), total=total, note="")
         elif err.is_jupyter and not err.quiet:

@@ -225,12 +225,10 @@ def refuse_pickles(source: str | Path) -> None:
             f"{source} has its weights as a pickle only ({pickled.name}), which is never opened; "
             "save them as safetensors: model.save_pretrained(folder)"
         )
-    if folder.parent.name == "snapshots":  # of the hub's cache, to which no pickle comes
-        raise InputError(
-            f"{model_name(folder)} has no weights as safetensors at commit {folder.name}; pickles are never opened: "
-            "choose a revision that has them (its refs/pr may), or convert it on a machine of your own"
-        )
-    raise InputError(f"{source} has no weights (*.safetensors)")
+    raise InputError(  # no pickle comes to the hub's cache
+        f"{model_name(source)} has no weights (*.safetensors), and pickles are never opened: choose a revision that "
+        "has them (refs/pr may), or save them so"
+    )
 
 
 def check_index(path: Path) -> None:

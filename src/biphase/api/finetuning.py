@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, TextIO
@@ -12,6 +12,7 @@ from biphase.api.own_task import keep_rows, write_task
 from biphase.config import parse_config
 from biphase.console import err, track
 from biphase.corpus.rows import PlacedRow, Row, rows_in_memory
+from biphase.engine.scheduler import Failure
 from biphase.errors import InputError
 from biphase.files import refuse_filled, whole_file
 from biphase.finetuning.cells import plan_cells
@@ -88,6 +89,19 @@ def is_folder(data: Any) -> bool:
     return isinstance(data, str | Path) and not Path(data).is_file()
 
 
+def raise_failures(failures: Sequence[Failure]) -> None:
+    """Raise `InputError` with the first of the units that failed, where there are some."""
+    if not failures:
+        return
+    failed = [failure for failure in failures if not failure.is_blocked]
+    first = (failed or failures)[0]
+    waiting = f", {len(failures) - len(failed)} that need them were not run" if len(failed) < len(failures) else ""
+    raise InputError(
+        f"{len(failed)} failed{waiting}; the first: {first.unit}: {first.reason}; what is finished is kept, the same "
+        "command runs the others again"
+    )
+
+
 def by_task(data: Any) -> Mapping[str, Any]:
     if not isinstance(data, Mapping | None):
         raise InputError("`data` says it by task: give a mapping of names to folders or rows, such as {'mine': rows}")
@@ -132,18 +146,18 @@ def predict(
         if out is not None:
             write_predictions(str(model), file, Path(out), template, device)
             return Path(out)
-        table = pandas.DataFrame(list(open_prediction(str(model), file, template, device)[1]))
+        table = pandas.DataFrame(list(open_prediction(str(model), file, template, device)))
         return table.set_axis(data.index) if isinstance(data, pandas.DataFrame) else table
 
 
-def open_prediction(model: str, file: Path, template: str | None, device: str) -> tuple[KeptModel, Iterator[Row]]:
-    """What a model predicts, and the rows of a file with that. Raises `InputError` before the model is loaded."""
+def open_prediction(model: str, file: Path, template: str | None, device: str) -> Iterator[Row]:
+    """The rows of a file with what a model predicts. Raises `InputError` before the model is loaded."""
     if not file.exists():
         raise InputError(f"{file} does not exist")
     if device not in ("auto", "cpu", "cuda"):
         raise InputError(f"device {device}: give auto, cpu or cuda")
     kept = find_kept(model, file, template)
-    return kept, predict_rows(kept, open_rows(kept, file), file.name, device)
+    return predict_rows(kept, open_rows(kept, file), file.name, device)
 
 
 def predict_rows(kept: KeptModel, rows: Iterator[PlacedRow], name: str, device: str) -> Iterator[Row]:
@@ -168,11 +182,11 @@ def write_predictions(model: str, file: Path, out: Path | TextIO, template: str 
             raise InputError(f"{out}: name a {' or '.join(OUT_ENDINGS)} file")
         if out.exists():
             raise InputError(f"{out} is there already; choose another name, or delete it first")
-        _, rows = open_prediction(model, file, template, device)
+        rows = open_prediction(model, file, template, device)
         with whole_file(out) as sink:
             write_csv(rows, sink) if out.suffix == ".csv" else write_lines(rows, sink)
     else:
-        write_lines(open_prediction(model, file, template, device)[1], out)
+        write_lines(open_prediction(model, file, template, device), out)
 
 
 def write_lines(rows: Iterable[Row], sink: TextIO) -> None:
@@ -182,11 +196,6 @@ def write_lines(rows: Iterable[Row], sink: TextIO) -> None:
     sink.flush()
 
 
-def table_cell(value: Any) -> Any:
-    """A value as a table has it: a list as JSON."""
-    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, dict | list) else value
-
-
 def write_csv(rows: Iterable[Row], sink: TextIO) -> None:
     """A table with the columns of the first row: one for each label's probability, lists as JSON."""
     table: Any = None
@@ -194,7 +203,9 @@ def write_csv(rows: Iterable[Row], sink: TextIO) -> None:
         flat = {key: value for key, value in row.items() if not isinstance(value, dict) or key != "probabilities"}
         if isinstance(row.get("probabilities"), dict):
             flat |= {f"probability_{label}": value for label, value in row["probabilities"].items()}
-        flat = {key: table_cell(value) for key, value in flat.items()}
+        for key, value in flat.items():
+            if isinstance(value, dict | list):
+                flat[key] = json.dumps(value, ensure_ascii=False, default=str)
         if table is None:
             table = csv.DictWriter(sink, list(flat), lineterminator="\n")
             table.writeheader()

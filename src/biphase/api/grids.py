@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_jsonable_python
 
-from biphase.api.finetuning import by_task, place_data
+from biphase.api.finetuning import by_task, place_data, raise_failures
 from biphase.api.networks import ZERO_SHOT, ZeroShot, run_zero_shot
 from biphase.api.own_task import listed_numbers
 from biphase.config import parse_config
@@ -147,7 +147,7 @@ def evaluate(
         workers=workers,
         workers_per_gpu=workers_per_gpu,
     )
-    evaluation.raise_failures()
+    raise_failures(evaluation.failures)
     return pandas.DataFrame(evaluation.records)
 
 
@@ -195,17 +195,6 @@ class EvaluatedGrid:
         """Tasks whose searches were among judged documents only, which scores higher than among all."""
         easier = [one for one in self.scores.scores if one.metric in METRICS["retrieval"] and one.config.judged_only]
         return sorted({score.task for score in easier})
-
-    def raise_failures(self) -> None:
-        if not self.failures:
-            return
-        reasons = Counter(failure.reason for failure in self.failures if not failure.is_blocked)
-        num_blocked = len(self.failures) - reasons.total()
-        waiting = f", {num_blocked} that need them were not run" if num_blocked else ""
-        raise InputError(
-            f"{reasons.total()} failed{waiting}; most often: {reasons.most_common(1)[0][0]}; finished cells are kept, "
-            "the same command runs the others again"
-        )
 
 
 def run_evaluation(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_jsonable_python
 
-from biphase.api.finetuning import by_task, place_data
+from biphase.api.finetuning import by_task, place_data, raise_failures
 from biphase.api.own_task import Changes, list_changes, plain_value
 from biphase.config import parse_config
 from biphase.console import err
@@ -128,7 +128,6 @@ class OpenStudy:
                 apart, by `unit`.
             unit: train: all runs; cells: all of trained models; or only this one, such as 'train 1m-clm-400'.
         """
-        from biphase.report.formats import show_count
         from biphase.study.folder import claim_study_folder
         from biphase.study.run import run_study
 
@@ -138,14 +137,7 @@ class OpenStudy:
             told = "`--unit train`, then `--unit cells` without `--processes`, keep all of them busy"
             err.print(f"each cell holds {processes} devices as a run does, and uses one: {told}", markup=False)
         place = claim_study_folder(self.folder, self.planned.study)
-        failures = run_study(self.planned, place, where, processes, unit)
-        if failures:
-            own = [failure for failure in failures if not failure.is_blocked]
-            first = (own or failures)[0]
-            raise InputError(
-                f"{show_count(len(own), 'unit')} failed, and {len(failures) - len(own)} wait; the first: {first.unit}: "
-                f"{first.reason}; the same command runs them again"
-            )
+        raise_failures(run_study(self.planned, place, where, processes, unit))
         done = f"{self.folder}: done; `{self.command('report')}` writes the report"
         console.print(done if unit is None else f"{unit}: done")
         return self.folder

@@ -127,7 +127,9 @@ def like(*functions: Callable[..., Any], arguments: str = "", hidden: str = "", 
 
         @wraps(run)
         def command(*words: Any, **options: Any) -> None:
-            OPTIONS.update({name: option_of(parameter) for name, parameter in parameters.items()})
+            for name, parameter in parameters.items():
+                named = [setting.name[0] for setting in parameter.annotation.__metadata__ if setting.name]
+                OPTIONS[name] = named[-1] if named else f"--{name.replace('_', '-')}"
             bound = form.bind(*words, **options)
             bound.apply_defaults()
             answer = run(**bound.arguments)
@@ -159,11 +161,6 @@ def as_option(parameter: PythonParameter, description: str, is_argument: bool) -
         given, place, default = str, parameter.VAR_POSITIONAL, parameter.empty
     annotation: Any = Annotated[(given, described, *settings)]
     return parameter.replace(kind=place, annotation=annotation, default=default)
-
-
-def option_of(parameter: PythonParameter) -> str:
-    named = [setting.name for setting in parameter.annotation.__metadata__ if setting.name]
-    return str(named[-1][0]) if named else f"--{parameter.name.replace('_', '-')}"
 
 
 @like(run_demo, arguments="folder", hidden="overrides")
@@ -269,13 +266,12 @@ def export(folder: str, form: Form = "text", **given: Any) -> str | None:
 
     Example: `biphase export runs/adapt-1a2b3c4d encoder --merge 0.5`
     """
-    was_quiet = console.quiet
-    console.quiet = was_quiet or form == "json"  # nothing else stands beside the JSON
-    try:
+    if form == "text":
         networks.export(folder=folder, **given)
-    finally:
-        console.quiet = was_quiet
-    return to_json(folders.inspect(folder)) if form == "json" else None
+        return None
+    with console.capture():  # nothing else stands beside the JSON
+        networks.export(folder=folder, **given)
+    return to_json(folders.inspect(folder))
 
 
 @like(networks.push, arguments="source repo")
@@ -336,7 +332,7 @@ def predict(model: str, data: Path, out: Path | None, form: Form = "text", **giv
     Example: `biphase predict snli-model pairs.csv --out predicted.csv`
     """
     if form == "json" and out is None:
-        return to_json([*finetuning.open_prediction(model, data, **given)[1]])
+        return to_json([*finetuning.open_prediction(model, data, **given)])
     finetuning.write_predictions(model, data, out or sys.stdout, **given)
     return to_json({"file": str(out)}) if form == "json" else None
 
@@ -360,7 +356,10 @@ def evaluate(
 
     Example: `biphase evaluate --compare encoder-a encoder-b`
     """
-    names, settings = split_words(models)
+    settings = [word for word in models if re.match(r"[a-z_.0-9]+=", word)]
+    names = [word for word in models if word not in settings]
+    if settings and not names:
+        raise InputError(f"which model? Only settings are given: {' '.join(settings)}")
     evaluation = grids.run_evaluation(
         names,
         tasks or ["paper"],
@@ -370,16 +369,7 @@ def evaluate(
         **given,
     )
     console.print(write_evaluation(evaluation)) if form == "json" else print_evaluation(evaluation)
-    evaluation.raise_failures()
-
-
-def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Models, and settings of all cells."""
-    settings = [word for word in words if re.match(r"[a-z_.0-9]+=", word)]
-    names = [word for word in words if word not in settings]
-    if settings and not names:
-        raise InputError(f"which model? Only settings are given: {' '.join(settings)}")
-    return names, settings
+    finetuning.raise_failures(evaluation.failures)
 
 
 @like(networks.embed, arguments="recipe changes")

@@ -11,14 +11,10 @@ from pathlib import Path
 from rich.text import Text
 
 from biphase.api.studies import study
+from biphase.api.text import prepare, train_tokenizer
 from biphase.config import BUNDLED
 from biphase.console import duration, err, out, printable
-from biphase.corpus.prepare import prepare
-from biphase.corpus.text import find_text_sources, sample_texts
-from biphase.corpus.tokenizer import save_tokenizer, train_tokenizer
 from biphase.study.folder import StudyFolder, find_record
-
-VOCAB_SIZE = 4096
 
 
 def run_demo(folder: Path = Path("biphase-demo"), overrides: Sequence[str] = ()) -> None:
@@ -32,11 +28,10 @@ def run_demo(folder: Path = Path("biphase-demo"), overrides: Sequence[str] = ())
     corpus = BUNDLED / "corpus"
     say("1/5", "train a tokenizer on the bundled text")
     if not (folder / "tokenizer").exists():
-        texts = sample_texts(find_text_sources([corpus / "train.jsonl.zst"]))
-        save_tokenizer(train_tokenizer(texts, VOCAB_SIZE), folder / "tokenizer")
+        train_tokenizer(corpus / "train.jsonl.zst", folder / "tokenizer", vocab_size=4096)
     say("2/5", "tokenize it into shards")
-    held_out, shards = [corpus / "validation.jsonl.zst"], folder / "shards"
-    prepare([corpus / "train.jsonl.zst"], folder / "tokenizer", shards, validation_sources=held_out)
+    shards, held_out = folder / "shards", corpus / "validation.jsonl.zst"
+    prepare(corpus / "train.jsonl.zst", folder / "tokenizer", shards, validation=held_out)
     opened = study("demo", [f"recipe.data.shards={shards}", *overrides], folder / "study")
     plan = opened.planned
     say("3/5", f"pretrain {', '.join(plan.arms)}; fine-tune each and random weights: {len(plan.cells)} cells")
