@@ -74,7 +74,7 @@ def train_static(recipe: Any, out: Path, width: int | None) -> Any:
     from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
     from biphase.embedding.pairs import read_pairs
-    from biphase.embedding.training import to_table, train_stage
+    from biphase.embedding.training import StageRun, to_table, train_stage
     from biphase.finetuning.heads import load_encoder
 
     encoder = load_encoder(recipe.model)
@@ -89,7 +89,7 @@ def train_static(recipe: Any, out: Path, width: int | None) -> Any:
         found = [read_pairs(source, recipe.seed) for source in stage.data]
         tables = {f"s{number}": (pairs.kind, to_table(pairs, 1.0, recipe.seed)) for number, pairs in enumerate(found)}
         stage = stage.model_copy(update={"learning_rate": STATIC_RATE})
-        train_stage(model, recipe, stage, tables, out / recipe.name / stage.name, bf16=False)
+        train_stage(StageRun(recipe, stage, model, out / recipe.name / stage.name, bf16=False), tables)
     return model
 
 

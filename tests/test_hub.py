@@ -155,7 +155,11 @@ SHORT_WAITS = "import time; sleep = time.sleep; time.sleep = lambda seconds: sle
 def run_python(code: str, *words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     """A fresh process, to which the simulated hub is the hub."""
     return subprocess.run(
-        [sys.executable, "-c", SHORT_WAITS + code, *words], env=os.environ | environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", SHORT_WAITS + code, *words],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
 
 

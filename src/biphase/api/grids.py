@@ -217,7 +217,7 @@ def run_evaluation(
     for key in {"learning_rate", "seed"} & settings.model_fields_set:
         raise InputError(f"{key} is one of the axes of a grid: give `{key}s`")
     if models and any(task.startswith(ZERO_SHOT) for task in tasks):
-        refused = {"dry_run": dry_run, "part": part, "compare": pair, "keep": keep}
+        refused: dict[str, Any] = {"dry_run": dry_run, "part": part, "compare": pair, "keep": keep}
         refused |= {"settings": settings.model_fields_set}
         return EvaluatedGrid(ScoreSet(()), [], [], zero_shot=run_zero_shot(models, tasks, Path(scores), **refused))
     if keep is not None and (not models or part is not None):

@@ -307,14 +307,15 @@ def search(
     names = name_sources(source, Path(f"{index}.texts"), text_field)
     if len(names) != 1:
         raise InputError(f"one name is searched, and {len(names)} are given: give their folder, a glob, or texts")
-    text: str | None = str(names[0])
-    folder = Path(index or text.rstrip("/") + ".index")
-    if (Path(text) / "index.json").exists():
-        folder, text = Path(text), None
+    name = str(names[0])
+    text: str | None = name
+    folder = Path(index or name.rstrip("/") + ".index")
+    if (Path(name) / "index.json").exists():
+        folder, text = Path(name), None
         if rebuild:
             raise InputError(f"{folder} is an index: to build it again, give its text")
     else:
-        check_place(text)
+        check_place(name)
     has_index = (folder / "index.json").exists() and not rebuild
     if model is not None:
         find_folder(str(model))

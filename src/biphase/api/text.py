@@ -73,7 +73,7 @@ def take_tokenizer(source: str | Path, out: str | Path) -> Path:
     return Path(out)
 
 
-def check_numbers(kind: type[Real], **settings: Any) -> None:
+def check_numbers(kind: Any, **settings: Any) -> None:
     """Raises `InputError` for a setting that is given and is no number of this kind."""
     for name, value in settings.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, kind)):

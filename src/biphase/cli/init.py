@@ -63,6 +63,7 @@ def init_recipe(
     text = starting_text("recipes", name)
     tree = parse_yaml(text)
     changes: dict[str, Any] = {"name": out.stem}
+    kind: type[EmbeddingRecipe] | type[Recipe]
     if "stages" in tree:
         kind, verb = EmbeddingRecipe, "embed"
         if shards or steps is not None:

@@ -132,7 +132,7 @@ def prepare(
         raise InputError("validation_fraction and validation_sources are both given: choose one")
     if validation_fraction is None:
         validation_fraction = 0.0 if validation_sources else 0.01
-    chosen = {"validation_fraction": validation_fraction, "seed": seed, "drop_copies": drop_copies}
+    chosen: dict[str, Any] = {"validation_fraction": validation_fraction, "seed": seed, "drop_copies": drop_copies}
     chosen |= {"text_field": text_field, "id_field": id_field, "txt_documents": txt_documents}
     options = parse_config(Options, chosen, origin="prepare")
     grouped = find_both(sources, validation_sources, out)

@@ -101,7 +101,7 @@ def score_embedder(model: SentenceTransformer, judged: Judged) -> Judgement:
         gold = np.array([row[2] for row in judged.pairs])
         cosines = pairwise_cos_sim(*embeddings).cpu().numpy()
         pairs = enumerate(zip(gold.tolist(), cosines.tolist(), strict=True))
-        rows = ({"id": str(number), "gold": given, "predicted": found} for number, (given, found) in pairs)
+        rows = [{"id": str(number), "gold": score, "predicted": cosine} for number, (score, cosine) in pairs]
         return regression_metrics(gold, cosines), rows
     texts = list(judged.documents.values()), list(judged.queries.values())
     documents_ND = embed_texts(model.encode_document, texts[0], f"embed {judged.name} corpus")

@@ -301,7 +301,8 @@ def evaluate_cell(
     predictions of each split."""
     family, splits = parts_of(plan.task.family, plan.config), encoded.splits
     started = time.perf_counter()
-    metrics, rows = {}, {}
+    metrics: dict[str, dict[str, float]] = {}
+    rows: dict[str, list[dict[str, Any]]] = {}
     network.eval()
     for name in EVALUATED_SPLITS if training.diverged_at is None else ():
         with torch.no_grad():

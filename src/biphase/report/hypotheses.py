@@ -148,7 +148,7 @@ def read_line(
 ) -> dict[float, tuple[Sequence[float], tuple[int, ...]]]:
     """The scores of all seeds on a dataset at every value of an axis, and their pretraining seeds; () where all are of
     one pretraining."""
-    line = {}
+    line: dict[float, tuple[Sequence[float], tuple[int, ...]]] = {}
     for value, arm in line_up(arms, "" if axis == RATE else axis).items():
         score = results.score(arm, dataset)
         if score is not None:

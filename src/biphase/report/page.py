@@ -8,7 +8,7 @@ colours; where the page is narrow, its panels stack.
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -374,10 +374,10 @@ def render(svgs: Mapping[str, str], plan_svg: str, **parts: Any) -> str:
     drawn = {**svgs, "plan": plan_svg} if plan_svg else svgs
     pictures = {name: inline_svg(text, name, styles) for name, text in drawn.items()}
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    for function in (bars_of, check_averages, count_tested, describe_results, first_number, mean_bars, show_count):
-        environment.globals[function.__name__] = function
-    for function in (price_sentence, show_p_value, show_points, show_share, show_signal, sort_value, tell_verdict):
-        environment.globals[function.__name__] = function
+    functions: list[Callable[..., Any]] = [bars_of, check_averages, count_tested, describe_results, first_number]
+    functions += [mean_bars, price_sentence, show_count, show_p_value, show_points, show_share, show_signal]
+    functions += [sort_value, tell_verdict]
+    environment.globals |= {function.__name__: function for function in functions}
     here = resources.files("biphase.report")
     return environment.from_string((here / "page.html.j2").read_text("utf-8")).render(
         parts,

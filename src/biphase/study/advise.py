@@ -262,7 +262,7 @@ def scale_curriculum(curriculum: str, mask: float, steps: int, epochs: float = 0
     if causal * epochs > CLM_EPOCHS and last.objective != "clm":
         less = Fraction(CLM_EPOCHS / epochs) / causal
         parts = [(phase, share * less if phase.objective == "clm" else share) for phase, share in parts]
-        parts[-1] = last, 1 - sum(share for _, share in parts[:-1])
+        parts[-1] = last, Fraction(1 - sum(share for _, share in parts[:-1]))
     return fill_budget(tuple(parts), steps, f"curriculum '{curriculum}'")
 
 
