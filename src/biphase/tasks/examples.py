@@ -45,28 +45,27 @@ MULTI_HOT = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "
 """What a list may say of each class: whether it applies."""
 
 
-def label_number(task: Task, place: str, value: Any) -> int:
-    """The number of a label given by name or, where no name is a number, by number: tables write it as text, pandas may
-    write it as 1.0. Names that are numbers are compared by value. JSON's true and false, and pandas' True and False,
-    are names in any case of their letters."""
-    is_truth = isinstance(value, bool) or (value in ("True", "False") and value not in task.classes)
-    names = tuple(name.lower() for name in task.classes) if is_truth else task.classes
-    number_of_name = find_name(names, str(value).lower() if is_truth else value)
-    if number_of_name is not None:
-        return number_of_name
-    number, has_numbers = number_of(value), any(one is not None for one in numbers_of(names))
-    if number is not None and not has_numbers and number == int(number) and 0 <= number < len(names):
+def label_number(task: Task, place: str, value: Any, names: tuple[str, ...] = ()) -> int:
+    """The number of a label among the names that a row has for its choices, or else among the task's classes.
+
+    It is given by its name: a name that is a number also by its value, as pandas may write 1.0, and JSON's true and
+    false, and pandas' True and False, in any case of their letters. Where no name is a number, the label may be its
+    number from 0, which tables write as text.
+    """
+    known = names or task.classes
+    is_truth = isinstance(value, bool) or (value in ("True", "False") and value not in known)
+    word, words = (str(value).lower(), tuple(map(str.lower, known))) if is_truth else (str(value), known)
+    if value is not None and word in words:
+        return words.index(word)
+    number, numbers = number_of(value), numbers_of(words)
+    has_numbers = any(each is not None for each in numbers)
+    if number is not None and numbers.count(number) == 1:
+        return numbers.index(number)
+    if number is not None and not has_numbers and number == int(number) and 0 <= number < len(known):
         return int(number)
-    numbers = "" if has_numbers else f" (or 0 to {len(names) - 1})"
-    raise InputError(f"{place}: label {value!r} is not one of task '{task.name}': {', '.join(task.classes)}{numbers}")
-
-
-def find_name(names: tuple[str, ...], value: Any) -> int | None:
-    """Return the number of a label among names, by its spelling or, where it is a number, by its value; or None."""
-    if str(value) in names and value is not None:
-        return names.index(str(value))
-    number, values = number_of(value), numbers_of(names)
-    return values.index(number) if number is not None and values.count(number) == 1 else None
+    told = "is none of its choices" if names else f"is not one of task '{task.name}'"
+    by_number = "" if has_numbers else f" (or 0 to {len(known) - 1})"
+    raise InputError(f"{place}: label {value!r} {told}: {', '.join(known)}{by_number}")
 
 
 def number_of(value: Any) -> Decimal | None:
@@ -434,11 +433,7 @@ def make_choices(task: Task, place: str, row: Row) -> ChoiceTexts | None:
     if is_unlabelled(task, label):
         return None
     texts, names = read_choices(task, place, row)
-    right = find_name(names, label)
-    if right is None:  # a number counts from 0 only where the row's own names of choices are no numbers
-        if number_of(label) is not None and any(number is not None for number in numbers_of(names)):
-            raise InputError(f"{place}: label {label!r} is none of its choices: {', '.join(names)}")
-        right = label_number(task, place, label)
+    right = label_number(task, place, label, names)
     if max(right, len(texts) - 1) >= min(len(texts), len(task.classes)):
         told = f"task '{task.name}' names {len(task.classes)}, and {shown(label)} is right"
         raise InputError(f"{place}: {len(texts)} choices, where {told}")
