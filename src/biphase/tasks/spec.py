@@ -206,54 +206,38 @@ class Task(Grown):
         return [str(name) if isinstance(name, int | float) else name for name in names]
 
     @model_validator(mode="after")
-    def metric_fits(self) -> "Task":
-        kind = self.problem_type or self.family
-        if self.problem_type is not None and self.family != "sequence_classification":
-            raise ValueError("problem_type is for sequence_classification")
-        if self.stratified and kind != "sequence_classification":
-            raise ValueError("stratified is for sequence_classification with one class for each text")
-        if self.multi_hot is not None and kind != "multi_label_classification":
-            raise ValueError("multi_hot is for problem_type: multi_label_classification")
-        if self.metric not in METRICS[kind]:
-            raise ValueError(f"metric '{self.metric}' is none of {kind}{nearest(self.metric, METRICS[kind])}")
-        if self.family == "sequence_classification" and self.metric == "f1" and len(self.classes) != 2:
-            raise ValueError("metric 'f1' needs two classes; use accuracy or macro_f1")
-        return self
-
-    @model_validator(mode="after")
-    def classes_fit(self) -> "Task":
-        kind = self.problem_type or self.family
-        if not kind.endswith(("classification", "choice")):
-            if self.classes:
-                raise ValueError(f"{kind} has no classes")
-            return self
-        if len(self.classes) < 2 or len(set(self.classes)) < len(self.classes):
-            raise ValueError("classes must be two or more, none of them twice")
-        if self.family == "token_classification":
-            odd = [name for name in self.classes[1:] if name[:2] not in ("B-", "I-") or len(name) == 2]
-            if self.classes[0] != "O" and self.metric not in ("accuracy", "macro_f1"):
-                raise ValueError("classes must begin with O; tags that are no entities have metric 'accuracy'")
-            if self.classes[0] == "O" and self.metric == "macro_f1":
-                raise ValueError("macro_f1 is for tags that are no entities; those after O have f1 or strict_f1")
-            if self.classes[0] == "O" and odd:
-                raise ValueError(f"classes after O must be B-… and I-… (IOB2), not '{odd[0]}'")
-        return self
-
-    @model_validator(mode="after")
-    def templates_fit(self) -> "Task":
-        if self.family == "sequence_classification" and not template_columns(self.template):
-            raise ValueError("template must name a column in braces, such as {text}")
-        if (self.family == "multiple_choice") != bool(self.choices):
-            raise ValueError("choices name the columns of a multiple_choice task, and of no other")
-        if self.choices and "choice" not in template_columns(self.template):
-            raise ValueError("template must have {choice}")
-        if self.family == "question_answering" and not (
-            template_columns(self.template) == ("question", "context") and self.template.endswith("{context}")
-        ):
-            raise ValueError("template must have {question} and, at its end, {context}")
+    def keys_fit(self) -> "Task":
+        """Raises `ValueError` with the first sentence of the table that is true."""
+        kind, metric, classes = self.problem_type or self.family, self.metric, self.classes
+        is_text, is_tagging = self.family == "sequence_classification", self.family == "token_classification"
+        is_single, is_several = kind == "sequence_classification", kind == "multi_label_classification"
+        has_classes, has_choices = kind.endswith(("classification", "choice")), bool(self.choices)
+        has_entities, has_tags = is_tagging and classes[:1] == ("O",), metric in ("accuracy", "macro_f1")
+        odd = next((name for name in classes[1:] if name[:2] not in ("B-", "I-") or len(name) == 2), None)
+        are_distinct = len(classes) >= 2 and len(set(classes)) == len(classes)
+        columns = template_columns(self.template)
+        is_question = columns == ("question", "context") and self.template.endswith("{context}")
+        table = [
+            (self.problem_type is not None and not is_text, "problem_type is for sequence_classification"),
+            (self.stratified and not is_single, "stratified is for sequence_classification with one class for each"),
+            (self.multi_hot is not None and not is_several, "multi_hot is for multi_label_classification"),
+            (metric not in METRICS[kind], f"metric '{metric}' is none of {kind}{nearest(metric, METRICS[kind])}"),
+            (is_text and metric == "f1" and len(classes) != 2, "metric 'f1' needs two classes; use macro_f1"),
+            (bool(classes) and not has_classes, f"{kind} has no classes"),
+            (has_classes and not are_distinct, "classes must be two or more, none of them twice"),
+            (is_tagging and not (has_entities or has_tags), "classes must begin with O, unless metric is 'accuracy'"),
+            (has_entities and metric == "macro_f1", "macro_f1 is for tags that are no entities: take f1 or strict_f1"),
+            (has_entities and odd is not None, f"classes after O must be B-… and I-… (IOB2), not '{odd}'"),
+            (is_text and not columns, "template must name a column in braces, such as {text}"),
+            (has_choices != (kind == "multiple_choice"), "choices are columns of multiple_choice, and of it alone"),
+            (has_choices and "choice" not in columns, "template must have {choice}"),
+            (kind == "question_answering" and not is_question, "template must have {question} and end in {context}"),
+        ]
         for key in ("query_template", "document_template"):
-            if template_columns(getattr(self, key)) != ("text",):
-                raise ValueError(f"{key} must have {{text}} once")
+            table.append((template_columns(getattr(self, key)) != ("text",), f"{key} must have {{text}} once"))
+        for is_wrong, sentence in table:
+            if is_wrong:
+                raise ValueError(sentence)
         return self
 
     @model_validator(mode="after")
