@@ -27,7 +27,7 @@ from biphase.corpus.order import mix
 from biphase.corpus.text import TxtDocuments
 from biphase.corpus.tokenizer import load_tokenizer, token_byte_lengths, tokenizer_hash
 from biphase.errors import InputError, nearest
-from biphase.files import file_hash, read_hashed, read_json
+from biphase.files import file_hash, read_hashed, validate_record
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -131,11 +131,12 @@ def read_shard_manifest(folder: Path) -> ShardManifest:
     path = folder / "manifest.json"
     if not path.exists():
         raise InputError(f"{folder} is no shard set, or not finished ({path.name} is missing): run biphase prepare")
-    stored = read_json(path)
-    version = stored.get("format_version") if isinstance(stored, dict) else None
-    if version != FORMAT_VERSION:
+    remedy = "delete it and run biphase prepare again"
+    record = read_hashed(path, dict[str, Any], remedy)
+    if record.get("format_version") != FORMAT_VERSION:
+        version = record.get("format_version")
         raise InputError(f"{path} has format version {version}, this biphase reads {FORMAT_VERSION}: prepare it anew")
-    return read_hashed(path, ShardManifest, "delete it and run biphase prepare again")
+    return validate_record(path, record, ShardManifest, remedy)
 
 
 def wrong_size(folder: Path, split: ShardSplitName, part: ShardPart, dtype: str) -> str | None:

@@ -140,8 +140,19 @@ def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerFast":
     path = Path(source).expanduser()
     if path.suffix in PICKLES:
         raise InputError(f"{path}: pickles and weights are not read; give a tokenizer.json, a folder or a hub id")
+    if path.is_file() and path.name == "tokenizer.json" and (path.parent / "tokenizer_config.json").exists():
+        source = path = path.parent
+    if is_tiktoken_file(path):
+        return load_llama3(path)
     if path.is_file():
-        return load_tokenizer_file(path)
+        if path.suffix != ".json":
+            told = "neither a tokenizer.json nor a Llama 3 tokenizer.model (base64 and a rank a line)"
+            raise InputError(f"{path} is {told}")
+        from tokenizers import Tokenizer
+
+        with told_as(f"{path} is not a tokenizer.json"):
+            backend = Tokenizer.from_file(str(path))
+        return with_all_roles(wrap_backend(backend, {}), str(path))
     folder = fetch_model(os.path.expanduser(source), kind="tokenizer")  # `./x` as it is: a path is never an id
     if not any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
         raise InputError(f"tokenizer {source} has no tokenizer files (tokenizer.json or the like)")
@@ -149,20 +160,6 @@ def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerFast":
         return load_llama3(folder / "tokenizer.model")
     with told_as(f"tokenizer {source} cannot be used"):
         return with_all_roles(load_pretrained_tokenizer(folder), str(source))
-
-
-def load_tokenizer_file(path: Path) -> "PreTrainedTokenizerFast":
-    if is_tiktoken_file(path):
-        return load_llama3(path)
-    if path.suffix != ".json":
-        raise InputError(f"{path} is neither a tokenizer.json nor a Llama 3 tokenizer.model (base64 and a rank a line)")
-    if (path.parent / "tokenizer_config.json").exists() and path.name == "tokenizer.json":
-        return load_tokenizer(path.parent)
-    from tokenizers import Tokenizer
-
-    with told_as(f"{path} is not a tokenizer.json"):
-        backend = Tokenizer.from_file(str(path))
-    return with_all_roles(wrap_backend(backend, {}), str(path))
 
 
 def load_pretrained_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":

@@ -76,6 +76,8 @@ from biphase.finetuning.scores import Score, read_score
 EMBEDDER_MAX_LENGTH = 512
 TRAINED = "this model"
 FURTHER_MODULES = "modules.safetensors"
+Sources = dict[str, list[Pairs]]
+"""The sources of each stage, by its name."""
 NOTED_ROWS = 1000
 """The first rows of a source, and their number, tell one way of making pairs from another."""
 
@@ -109,7 +111,8 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
         write_text(folder / "config.yaml", yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
         tracking = None if (folder / "done.json").exists() else recipe.tracking
         with open_tracking(tracking, folder, recipe.model_dump(mode="json"), steps_done(recipe, folder) + 1) as send:
-            records = run_stages(recipe, sources, model.to(device), folder, send, bf16=dtype == torch.bfloat16)
+            bf16 = dtype == torch.bfloat16
+            records = run_stages(recipe, sources, model.to(device), folder, bf16, send)
             facts = {"stages": records} | finish(recipe, model, before, judged)
             record: dict[str, Any] = {"kind": "validation", "step": sum(stage["steps"] for stage in records)}
             for name, arms in facts["scores"].items():
@@ -130,10 +133,9 @@ def open_models(recipe: EmbeddingRecipe) -> tuple[Any, Any]:
     model: Any = new_embedder(recipe)
     misread_as = misreading_class(before[0].tokenizer, before[0].network.config)
     if misread_as:
-        told = (
-            f"would take {misread_as} for its type '{before[0].network.config.model_type}', and split texts otherwise"
-        )
-        raise InputError(f"{recipe.model}: sentence-transformers {told}: take another network, or its tokenizer")
+        kind = before[0].network.config.model_type
+        told = f"sentence-transformers would take {misread_as} for its type '{kind}', and split texts otherwise"
+        raise InputError(f"{recipe.model}: {told}: take another network, or its tokenizer")
     if recipe.token_embedding_rms is not None:
         scale_token_embeddings(model[0], recipe.token_embedding_rms, whiten=recipe.whiten_token_embeddings)
     return before, model
@@ -166,22 +168,21 @@ def new_embedder(recipe: EmbeddingRecipe) -> SentenceTransformer:
     return model
 
 
-def read_sources(recipe: EmbeddingRecipe, model: SentenceTransformer) -> dict[str, list[Pairs]]:
+def read_sources(recipe: EmbeddingRecipe, model: SentenceTransformer) -> Sources:
     """All sources of all stages, and a first look at each loss: what is wrong is said before anything trains."""
-    sources: dict[str, list[Pairs]] = {}
+    sources: Sources = {}
     for stage in recipe.stages:
-        found = sources[stage.name] = [read_pairs(source, recipe.seed) for source in stage.data]
-        check_stage(stage, found)
-        if len({pairs.columns for pairs in found if pairs.kind == "pairs"}) > 1 and stage.hard_negatives is None:
+        tables = sources[stage.name] = [read_pairs(source, recipe.seed) for source in stage.data]
+        check_stage(stage, tables)
+        if len({pairs.columns for pairs in tables if pairs.kind == "pairs"}) > 1 and stage.hard_negatives is None:
             console.err.print(f"stage {stage.name}: its sources have unlike numbers of negatives", markup=False)
         load_teacher(stage, width_of(model))
-        for kind in {pairs.kind for pairs in found}:
+        for kind in {pairs.kind for pairs in tables}:
             make_loss(model, stage, kind, recipe.matryoshka)
-        own = next((pairs.name for pairs in found if len(pairs.columns) > 2), None)
-        if stage.hard_negatives is not None and own is not None:
-            told = f"hard_negatives are mined for pairs alone, and {own} has scores or negatives of its own"
-            raise InputError(f"stage {stage.name}: {told}: leave hard_negatives out, or name two of its columns")
-        for pairs in found:
+        for pairs in tables:
+            if stage.hard_negatives is not None and len(pairs.columns) > 2:
+                told = f"hard_negatives are mined for pairs alone, and {pairs.name} has scores or negatives of its own"
+                raise InputError(f"stage {stage.name}: {told}: leave hard_negatives out, or name two of its columns")
             console.err.print(f"stage {stage.name}: {pairs.name}: {pairs.made}", markup=False)
     return sources
 
@@ -199,13 +200,7 @@ def steps_done(recipe: EmbeddingRecipe, folder: Path) -> int:
 
 
 def run_stages(
-    recipe: EmbeddingRecipe,
-    sources: dict[str, list[Pairs]],
-    model: SentenceTransformer,
-    folder: Path,
-    send: Send,
-    *,
-    bf16: bool,
+    recipe: EmbeddingRecipe, sources: Sources, model: SentenceTransformer, folder: Path, bf16: bool, send: Send
 ) -> list[dict[str, Any]]:
     """Train the stages that are not done, one after the other; returns the record of each."""
     records: list[dict[str, Any]] = []

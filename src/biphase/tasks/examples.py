@@ -186,9 +186,6 @@ def find_answer(place: str, context: str, text: str, start: int) -> Answer:
 CLASSES_SHOWN = 5
 """Classes that are named of those that a split has not."""
 
-Stretch = tuple[int, int]
-"""Characters of a text, from and up to."""
-
 
 @dataclass(frozen=True)
 class LabelledText:
@@ -197,7 +194,7 @@ class LabelledText:
     """The task's template, filled."""
     label: int | float | tuple[int, ...]
     """A number of `Task.classes`, or as the task's `problem_type` says: a score, or the numbers of several classes."""
-    columns: tuple[Stretch, ...] = field(default=(), compare=False)
+    columns: tuple[tuple[int, int], ...] = field(default=(), compare=False)
     """Where the columns of the template stand in the text."""
 
 
@@ -459,7 +456,7 @@ def read_choices(task: Task, place: str, row: Row) -> tuple[list[str], tuple[str
     return texts, tuple(map(str, names)) if isinstance(names, list) and len(names) >= len(texts) else ()
 
 
-def fill_row(task: Task, place: str, row: Row) -> tuple[str, tuple[Stretch, ...]]:
+def fill_row(task: Task, place: str, row: Row) -> tuple[str, tuple[tuple[int, int], ...]]:
     """The template filled with a row's columns, and where each of them stands in the text."""
     text, columns = "", []
     for literal, name, _, _ in Formatter().parse(task.template):

@@ -298,20 +298,13 @@ def read_layout(source: TaskSource, layout: FileLayout, part: PartName) -> Itera
         elif part in ("corpus", "queries"):
             yield from rows_of_file(path, FileLayout(format="jsonl"))
         elif task.family == "retrieval":
-            form = layout.format or form_of_judgements(path)
+            form = layout.format or FORMATS.get(plain_path(path).suffix, "trec")
+            if layout.format is None and form == "tsv":  # of TREC's form, too, where it has no header and four fields
+                fields = next(numbered_lines(path), (1, ""))[1].split("\t")
+                form = "trec" if len(fields) == 4 and fields[-1].lstrip("-").isdecimal() else "tsv"
             yield from rows_of_file(path, layout.model_copy(update={"format": form}))
         else:
             yield from rows_of_file(path, layout, task.words, task.label)
-
-
-def form_of_judgements(path: Path) -> Format:
-    """TREC's form where nothing says another one; a .tsv is so too where it has no header and four fields."""
-    form = FORMATS.get(plain_path(path).suffix, "trec")
-    if form == "tsv":
-        fields = next(numbered_lines(path), (1, ""))[1].split("\t")
-        is_trec = len(fields) == 4 and fields[-1].lstrip("-").isdecimal()
-        return "trec" if is_trec else "tsv"
-    return form
 
 
 def read_hub_split(id: str, revision: str | None, config: str | None, split: str) -> Iterator[PlacedRow]:
