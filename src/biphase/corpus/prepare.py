@@ -141,8 +141,7 @@ def prepare(
     if folder.is_dir() and out.resolve() == folder.resolve() and not (out / "manifest.json").exists():
         raise InputError(f"{out} is the folder of the tokenizer: give the shards another one")
     tokenizer = load_tokenizer(tokenizer_source)
-    busy = f"another process is preparing {out} at this moment: wait for it"
-    with tell_full_disk(out), locked(out / ".claim", busy=busy):
+    with tell_full_disk(out), locked(out / ".claim", busy=f"another process is preparing {out}: wait for it"):
         inside = (out / "shards").iterdir() if (out / "shards").is_dir() else ()
         refuse_links(out / "tokenizer", out / "token_bytes.npy", out / "shards", out / ".locks", *inside)
         before = read_shard_manifest(out) if (out / "manifest.json").exists() else None
@@ -156,13 +155,12 @@ def prepare(
         copies = find_copies((one for _, group in grouped for one in group), options) if drop_copies else {}
         plans = [plan for split, group in grouped for plan in plan_shards(out, group, split, facts, copies)]
         keep_encoder(facts["tokenizer_hash"], tokenizer.backend_tokenizer)
+        missing = [plan for plan in plans if not plan.is_done]
         if before is not None:
             names = {shard.name for shard in before.shards}  # others are of sources that were grouped in another way
-            lost = [plan for plan in plans if plan.folder.name in names and not plan.is_done]
-            tokenize_missing(plans, lost, workers, engine)
-            return mend_set(out, before, lost)
-        tokenize_missing(plans, [plan for plan in plans if not plan.is_done], workers, engine)
-        return finish_set(out, plans, facts)
+            missing = [plan for plan in missing if plan.folder.name in names]
+        tokenize_missing(plans, missing, workers, engine)
+        return finish_set(out, plans, facts) if before is None else mend_set(out, before, missing)
 
 
 Grouped = list[tuple[ShardSplitName | None, list[TextSource]]]

@@ -69,12 +69,16 @@ class Pairs:
         return list(zip(*self.table.to_pydict().values(), strict=True))
 
 
-def to_arrow(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> pa.Table:
+def to_arrow(
+    rows: Iterable[Sequence[Any]], columns: Sequence[str], progress: console.Tracker | None = None
+) -> pa.Table:
     """Rows as a table, made piece by piece: as objects of Python's they take several times the memory."""
     schema = pa.schema([(name, pa.float64() if name == "score" else pa.string()) for name in columns])
     pieces, left = [schema.empty_table()], iter(rows)
     while piece := list(islice(left, PIECE_ROWS)):
         pieces.append(pa.table([list(column) for column in zip(*piece, strict=True)], schema=schema))
+        if progress is not None:
+            progress.advance(len(piece))
     return pa.concat_tables(pieces)
 
 
@@ -89,8 +93,8 @@ def read_pairs(source: PairSource, seed: int) -> Pairs:
     names = ("anchor", "positive", *(f"negative_{number + 1}" for number in range(len(columns) - 2)))
     names = ("anchor", "positive", "score") if is_scored else names
     with console.track(f"read {Path(source.path).name}", source.limit, "rows") as progress:
-        checked = check_rows(islice(rows, source.limit), columns, progress, is_scored=is_scored)
-        table = to_arrow(checked, names)
+        checked = check_rows(islice(rows, source.limit), columns, is_scored)
+        table = to_arrow(checked, names, progress)
     scores = table["score"].unique().to_pylist() if is_scored else []
     if scores and not source.columns and columns[2] == "label" and all(score % 1 == 0 for score in scores):
         remedy = f"name columns: [{', '.join(columns)}] where it is a score, or two columns with texts"
@@ -156,13 +160,9 @@ def is_local(path: str) -> bool:
     return False
 
 
-def check_rows(
-    rows: Iterable[PlacedRow], columns: Sequence[str], progress: console.Tracker, *, is_scored: bool
-) -> Iterator[tuple[Any, ...]]:
+def check_rows(rows: Iterable[PlacedRow], columns: Sequence[str], is_scored: bool) -> Iterator[tuple[Any, ...]]:
     """The texts of each row, or two and their score."""
-    for number, (place, row) in enumerate(rows, start=1):
-        if number % PIECE_ROWS == 0:
-            progress.advance(PIECE_ROWS)
+    for place, row in rows:
         values: list[Any] = []
         for column in columns[:2] if is_scored else columns:
             values.append(check_text(place, column, row.get(column)))
@@ -242,10 +242,9 @@ def pairs_from_text(source: PairSource, path: str, seed: int) -> Pairs:
             pairs = list(PAIR_MAKERS[source.pairs](document.text, source.passage_words, draw))
             num_used += bool(pairs)
             yield from pairs
-            progress.advance(len(pairs))
 
     with console.track(f"make {source.pairs}", source.limit, "pairs") as progress:
-        table = to_arrow(islice(make_all(), source.limit), ("anchor", "positive"))
+        table = to_arrow(islice(make_all(), source.limit), ("anchor", "positive"), progress)
     if not len(table):
         raise InputError(f"{path}: no pairs by '{source.pairs}' in {num_documents:,} documents; are they too short?")
     told = f"{len(table):,} pairs by {source.pairs} from {num_used:,} of {num_documents:,} documents"
@@ -291,16 +290,11 @@ def check_stage(stage: EmbeddingStage, sources: Sequence[Pairs]) -> None:
         distinct = {f"pairs at weight {source.weight:g}": round(min(1, source.weight) * len(pairs.table))}
         if pairs.kind == "pairs":
             distinct |= {f"{name}s": pc.count_distinct(pairs.table[name]).as_py() for name in ("anchor", "positive")}
-        fewest = min(distinct, key=lambda name: distinct[name])
-        if distinct[fewest] < (stage.batch_size if pairs.kind == "pairs" else 2):
-            smaller = f"batch_size={distinct[fewest]} or " if distinct[fewest] > 1 else ""
-            raise InputError(
-                f"stage {stage.name}: {pairs.name} has {distinct[fewest]:,} different {fewest}, too few for a batch of "
-                f"{stage.batch_size}: give {smaller}more pairs"
-            )
+        fewest, number = min(distinct.items(), key=lambda item: item[1])
+        if number < (stage.batch_size if pairs.kind == "pairs" else 2):
+            told = f"{pairs.name} has {number:,} different {fewest}, too few for a batch of {stage.batch_size}"
+            raise InputError(f"stage {stage.name}: {told}: lower batch_size, or give more pairs")
         wanted = stage.hard_negatives
-        if wanted and wanted.first_rank + wanted.number > min(wanted.last_rank, distinct[fewest]):
-            raise InputError(
-                f"stage {stage.name}: hard_negatives: ranks {wanted.first_rank} to {wanted.last_rank} of the "
-                f"{distinct[fewest]:,} {fewest} of {pairs.name} do not hold {wanted.number} negatives"
-            )
+        if wanted and wanted.first_rank + wanted.number > min(wanted.last_rank, number):
+            told = f"ranks {wanted.first_rank} to {wanted.last_rank} of the {number:,} {fewest} of {pairs.name}"
+            raise InputError(f"stage {stage.name}: hard_negatives: {told} do not hold {wanted.number} negatives")
