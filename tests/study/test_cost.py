@@ -13,7 +13,7 @@ from biphase.config import BUNDLED, parse_config
 from biphase.encoder.presets import shape_of
 from biphase.errors import InputError
 from biphase.flops import SHAPE_KEYS, Shape
-from biphase.recipe import Data
+from biphase.recipe import Data, Init
 from biphase.study import cost
 from biphase.study.cost import (
     TYPICAL_SIZES,
@@ -27,7 +27,7 @@ from biphase.study.cost import (
 )
 from biphase.study.describe import compare_published
 from biphase.study.plan import Plan, StudyCell, plan_study
-from biphase.study.spec import Planning, StartingModel, Study, finetune_config, load_study
+from biphase.study.spec import Planning, Study, finetune_config, load_study
 from biphase.tasks.spec import task_table
 
 STUDIES = BUNDLED / "studies"
@@ -214,7 +214,7 @@ def test_a_network_of_another_kind_than_llama_is_not_counted_as_one(model_type: 
     """Experts, or feed-forward layers without a gate, under the same names of sizes."""
     settings = {"model_type": model_type, "vocab_size": 900, **dict.fromkeys(SHAPE_KEYS, 64)}
     (tmp_path / "config.json").write_text(json.dumps(settings))
-    assert model_shape(StartingModel(name="here", model=str(tmp_path)), 900) is None
+    assert model_shape(Init(model=str(tmp_path)), 900) is None
 
 
 def test_published_groups_must_be_groups(paper: Plan) -> None:

@@ -64,12 +64,13 @@ def seeded_name(name: str, seed: int) -> str:
 
 @dataclass(frozen=True)
 class UnresolvedArm:
-    """An arm that knows what it starts from by name only: a parent may come later in the file."""
+    """An arm that knows what it continues by name only: a parent may come later in the file."""
 
     name: str
     group: ArmGroup
-    source: str
-    """The name of a model, or of a parent where the group has parents."""
+    model: StartingModel | None
+    """What it starts from, unless it continues another arm."""
+    parent: str
     curriculum: str
     phases: tuple[Phase, ...]
     seeds: PretrainingSeeds
@@ -86,9 +87,8 @@ def expand_arms(study: Study) -> dict[str, Arm]:
             does not fill its budget; a recipe that does not hold together, such as a budget shorter than its warm-up
             and decay.
     """
-    models = starting_models(study)
     unresolved: dict[str, UnresolvedArm] = {}
-    for arm in list_combinations(study, models):
+    for arm in list_combinations(study):
         first = unresolved.setdefault(arm.name, arm)
         if first is not arm:
             raise InputError(
@@ -99,7 +99,8 @@ def expand_arms(study: Study) -> dict[str, Arm]:
     arms: dict[str, Arm] = {}
     for seed in range(max((lineage[-1].seeds.count for lineage in lineages), default=0)):
         for lineage in lineages:
-            model = models[lineage[0].source]  # of the oldest, and so of all that continue it
+            model = lineage[0].model  # of the oldest, and so of all that continue it
+            assert model is not None
             for arm in lineage if seed < lineage[-1].seeds.count else ():
                 name = seeded_name(arm.name, seed)
                 if seed and name in unresolved:
@@ -115,14 +116,14 @@ def find_lineage(arm: UnresolvedArm, unresolved: Mapping[str, UnresolvedArm]) ->
     """All arms that an arm continues, the oldest first, and the arm itself. Raises `InputError` where one is not there,
     has fewer pretraining seeds, or continues itself."""
     lineage = [arm]
-    while arm.group.parents:
-        if arm.source not in unresolved:
-            hint = nearest(arm.source, unresolved)
-            raise InputError(f"arm '{arm.name}' continues the unknown arm '{arm.source}'{hint}")
-        parent = unresolved[arm.source]
+    while arm.parent:
+        if arm.parent not in unresolved:
+            hint = nearest(arm.parent, unresolved)
+            raise InputError(f"arm '{arm.name}' continues the unknown arm '{arm.parent}'{hint}")
+        parent = unresolved[arm.parent]
         if arm.seeds.count > parent.seeds.count:
             raise InputError(
-                f"arm '{arm.name}' has {arm.seeds.count} pretraining seeds and continues '{arm.source}', which has "
+                f"arm '{arm.name}' has {arm.seeds.count} pretraining seeds and continues '{parent.name}', which has "
                 f"{parent.seeds.count}; give arms '{parent.group.group}' pretraining_seeds: {arm.seeds.count}"
             )
         if parent in lineage:
@@ -131,22 +132,6 @@ def find_lineage(arm: UnresolvedArm, unresolved: Mapping[str, UnresolvedArm]) ->
         lineage.insert(0, parent)
         arm = parent
     return lineage
-
-
-def starting_models(study: Study) -> dict[str, StartingModel]:
-    """The presets, and over them the models of the study, by name."""
-    models = {name: StartingModel(name=name, preset=name) for name in PRESETS}
-    refuse_doubles("models:", [model.name for model in study.models])
-    for model in study.models:
-        if model.preset is not None and model.preset not in PRESETS:
-            raise InputError(f"model '{model.name}': unknown preset '{model.preset}'{nearest(model.preset, PRESETS)}")
-        models[model.name] = model
-    for group in study.arms:
-        for name in group.models:
-            if name not in models:
-                raise InputError(f"arms '{group.group}': unknown model '{name}'{nearest(name, models)}")
-            models |= {swept.name: swept for swept in sweep_architecture(group, models[name])}
-    return models
 
 
 def sweep_architecture(group: ArmGroup, model: StartingModel) -> Iterator[StartingModel]:
@@ -166,22 +151,33 @@ def label_settings(settings: Iterable[tuple[str, Any]]) -> list[str]:
     return [key.rpartition(".")[2] + re.sub(r"[^A-Za-z0-9.+_-]+", "-", str(value)) for key, value in settings]
 
 
-def list_combinations(study: Study, models: Mapping[str, StartingModel]) -> Iterator[UnresolvedArm]:
-    """Every model or parent with every curriculum and every budget of its group."""
+def list_combinations(study: Study) -> Iterator[UnresolvedArm]:
+    """Every model or parent with every curriculum and every budget of its group. Models are the presets, and over them
+    those of the study."""
+    models = {name: StartingModel(name=name, preset=name) for name in PRESETS}
+    refuse_doubles("models:", [model.name for model in study.models])
+    for model in study.models:
+        if model.preset is not None and model.preset not in PRESETS:
+            raise InputError(f"model '{model.name}': unknown preset '{model.preset}'{nearest(model.preset, PRESETS)}")
+        models[model.name] = model
     refuse_doubles("curricula:", [curriculum.name for curriculum in study.curricula])
     named = {curriculum.name: curriculum for curriculum in study.curricula}
     for group in study.arms:
-        sources = [swept.name for name in group.models for swept in sweep_architecture(group, models[name])]
+        sources: list[tuple[str, StartingModel | None]] = [(parent, None) for parent in group.parents]
+        for name in group.models:
+            if name not in models:
+                raise InputError(f"arms '{group.group}': unknown model '{name}'{nearest(name, models)}")
+            sources += [(model.name, model) for model in sweep_architecture(group, models[name])]
         seeds = group.pretraining_seeds or study.pretraining_seeds
         axes: dict[str, tuple[Any, ...]] = {k: v for k, v in group.sweep.items() if not k.startswith(ARCHITECTURE)}
         # The axes are gone through as nested loops would: the last one fastest.
-        points = product(sources or group.parents, group.curricula, group.budgets or (None,), *axes.values())
-        for source, text, budget, *values in points:
+        points = product(sources, group.curricula, group.budgets or (None,), *axes.values())
+        for (source, start), text, budget, *values in points:
             templates = read_curriculum(text, named, study.mask_probability)
             phases = fill_budget(templates, budget, f"arms '{group.group}': curriculum '{text}'")
             swept = tuple(zip(axes, values, strict=True))
             name = name_arm(group, source, text, sum(phase.steps for phase in phases), swept)
-            yield UnresolvedArm(name, group, source, text, phases, seeds, swept)
+            yield UnresolvedArm(name, group, start, "" if start else source, text, phases, seeds, swept)
 
 
 def name_arm(group: ArmGroup, source: str, curriculum: str, steps: int, swept: Sequence[tuple[str, Any]]) -> str:
@@ -206,8 +202,8 @@ def write_arm(study: Study, arm: UnresolvedArm, model: StartingModel, seed: int)
     where another seed would train the same model.
     """
     name, settings = seeded_name(arm.name, seed), settle_recipe(study, arm, model)
-    if arm.group.parents:
-        parent = seeded_name(arm.source, seed)
+    if arm.parent:
+        parent = seeded_name(arm.parent, seed)
         settings["init"] = {"checkpoint": parent, "carry_optimizer": arm.group.carry_optimizer}
     else:
         settings["init"] = model.model_dump(include={"preset", "architecture", "model", "revision"})

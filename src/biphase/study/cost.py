@@ -34,12 +34,11 @@ from biphase.flops import (
     update_flops,
 )
 from biphase.machine import has_bf16_cores, total_memory
-from biphase.recipe import Data, Recipe
+from biphase.recipe import Data, Init, Recipe
 from biphase.report.formats import show_estimate, show_list
 from biphase.run import open_run, read_metrics
-from biphase.study.arms import starting_models
 from biphase.study.plan import Plan, StudyCell
-from biphase.study.spec import EMBED, EmbedEvaluation, Planning, Published, StartingModel, Study, trainings
+from biphase.study.spec import EMBED, EmbedEvaluation, Planning, Published, Study, trainings
 from biphase.study.trunks import PlannedRun, phases_between
 from biphase.tasks.spec import Family, TaskSize, find_task
 
@@ -169,7 +168,7 @@ def find_vocab_size(data: Data, planning: Planning) -> int:
     return planning.vocab_size
 
 
-def model_shape(model: StartingModel, vocab_size: int) -> Shape | None:
+def model_shape(model: Init, vocab_size: int) -> Shape | None:
     """The shape of a preset or of a folder with a Llama-like config.json; None for other types and what only the hub
     knows."""
     if model.preset is not None:
@@ -211,16 +210,15 @@ class Sizes:
 
 def measure_sizes(plan: Plan) -> Sizes:
     """The sizes of all runs; each set of shards is looked into once."""
-    models, planning = starting_models(plan.study), plan.study.planning
+    planning, shapes = plan.study.planning, {}
     texts: dict[Data, SampleLengths] = {}
     vocabularies: dict[str, int] = {}
-    shapes = {}
-    for run in plan.runs.values():
+    for name, run in plan.runs.items():
         data = run.recipe.data
         if data not in texts:
             texts[data], vocabularies[data.shards] = find_lengths(data, planning), find_vocab_size(data, planning)
-        shapes[run.name] = model_shape(models[run.model], vocabularies[data.shards])
-    return Sizes(shapes, {run.name: texts[run.recipe.data] for run in plan.runs.values()})
+        shapes[name] = model_shape(plan.lineage(name)[0].recipe.init, vocabularies[data.shards])
+    return Sizes(shapes, {name: texts[run.recipe.data] for name, run in plan.runs.items()})
 
 
 TYPICAL_SIZES: dict[Family, TaskSize] = {

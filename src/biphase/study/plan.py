@@ -139,6 +139,13 @@ class Plan:
             cells=tuple(cell for cell in self.cells if cell.model in names),
         )
 
+    def lineage(self, name: str) -> list[Arm]:
+        """The arms that an arm continues, the oldest first, and the arm itself."""
+        arms = [self.arms[name]]
+        while (parent := arms[0].parent) is not None:
+            arms.insert(0, self.arms[parent])
+        return arms
+
     @property
     def steps(self) -> int:
         """The steps that are trained, each once."""
@@ -265,9 +272,7 @@ def list_cells(study: Study, models: tuple[EvaluatedModel, ...]) -> Iterator[Stu
 
 def history(plan: Plan, model: EvaluatedModel) -> tuple[Phase, ...]:
     """The phases of a model from its beginning, over all parents; those of a foreign model are not known."""
-    arm = plan.arms[model.arm]
-    before: tuple[Phase, ...] = ()
-    if arm.parent is not None:
-        before = history(plan, next(other for other in plan.models if other.name == arm.parent))
-    own = model.step - sum(phase.steps for phase in before)
-    return join_phases([*before, *phases_between(arm.recipe.curriculum, 0, own)])
+    *earlier, arm = plan.lineage(model.arm)
+    before = [phase for parent in earlier for phase in parent.recipe.curriculum]
+    steps = model.step - sum(phase.steps for phase in before)
+    return join_phases([*before, *phases_between(arm.recipe.curriculum, 0, steps)])

@@ -22,7 +22,6 @@ from biphase.finetuning.scores import (
     measure_trainings,
     settings_of,
 )
-from biphase.recipe import Phase
 from biphase.report.claims import Finding
 from biphase.report.contrasts import Terms, combine, contrast, seed_interval, with_averages
 from biphase.report.figures import figure_pool
@@ -43,7 +42,7 @@ from biphase.study.hypotheses import (
 )
 from biphase.study.plan import EvaluatedModel, Plan, history, plan_study
 from biphase.study.run import status
-from biphase.study.spec import load_study, task_families
+from biphase.study.spec import join_phases, load_study, task_families
 
 PAPER_METRICS = {"SC": "accuracy", "TC": "paper_f1", "QA": "paper_f1", "IR": "paper_ndcg_at_10"}
 
@@ -205,10 +204,8 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Sizes) -> ReportArm:
     arm = plan.arms[model.arm]
     if model.kind == "random":
         return ReportArm(model.name, "control", arm.model, "none", None, pretrain_steps=0, clm_steps=0, mlm_steps=0)
-    phases, before, above = history(plan, model), tuple[Phase, ...](), None
-    if arm.parent is not None:
-        above = plan.arms[arm.parent].pooled_name
-        before = history(plan, next(other for other in plan.models if other.name == arm.parent))
+    phases, (*earlier, _) = history(plan, model), plan.lineage(arm.name)
+    before = join_phases(phase for parent in earlier for phase in parent.recipe.curriculum)
     pretraining, rest = before or phases, arm.recipe.curriculum if before else ()
     # Mixed batches count by their shares; what is no CLM is MLM to the paper.
     steps, parts = sum(phase.steps for phase in pretraining), [part for phase in pretraining for part in phase.parts]
@@ -240,7 +237,7 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Sizes) -> ReportArm:
         clm_steps=clm,
         mlm_steps=steps - clm,
         cpt_steps=sum(phase.steps for phase in phases) - steps if before else 0,
-        parent=arm.pooled_name if is_intermediate else above,
+        parent=arm.pooled_name if is_intermediate else earlier[-1].pooled_name if earlier else None,
         is_plain=is_of_the_paper and has_usual_recipe,
         flops=None if math.isnan(flops) else flops,
         tokens=tokens,
