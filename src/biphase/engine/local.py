@@ -62,7 +62,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a unit: its value, or one line of `error`; `traceback` holds the rest, for a log."""
+    """The end of a unit: its value, or one line of `error`; `traceback` holds the rest, for a log."""
 
     name: str
     value: Any
@@ -158,8 +158,8 @@ class UnitQueue:
         time.sleep(min(1.0, max(0.0, self.postponed[0][0] - time.monotonic())))
 
     def settle(self, outcome: Outcome) -> list[Outcome]:
-        """What is over by this outcome: the unit, and when it failed, all that waited for it, as blocked. After a unit
-        that is done, what waited for it becomes ready. A busy one is over too, unless it is tried again."""
+        """List what is over by this outcome: the unit, and when it failed, all that waited for it, as blocked. After a
+        unit that is done, what waited for it becomes ready. A busy one is over too, unless it is tried again."""
         if outcome.is_busy and self.waits_for_busy:
             self.postponed.append((time.monotonic() + POLL_SECONDS, self.units[outcome.name]))
             return [outcome]
@@ -253,7 +253,7 @@ def attempt(call: Callable[[], Any], told: Callable[[Any], None]) -> Message:
 
 
 def describe_error(error: BaseException) -> str:
-    """One line: the text of our own errors, else `Type: text (where in this package)`."""
+    """Write an error in one line: the text of our own, else `Type: text (where in this package)`."""
     text = " ".join(str(error).split())
     if isinstance(error, InputError):
         return text
@@ -377,7 +377,7 @@ def end_processes(processes: Sequence[WorkerProcess]) -> None:
 
 
 def count_workers(engine: Engine) -> int:
-    """How many workers are side by side where there is work for all; 0 where only a Ray cluster knows."""
+    """Count the workers that are side by side where there is work for all; 0 where only a Ray cluster knows."""
     if engine.workers is not None:
         return max(engine.workers, 1)
     if engine.kind == "ray":
@@ -404,7 +404,7 @@ class LocalPool:
         """When it was last seen which processes have ended."""
 
     def choose_gpus(self, number: int) -> str | None:
-        """What the worker in a place finds in `machine.gpu_variables`; None: the same as this process."""
+        """Choose what the worker in a place finds in `machine.gpu_variables`; None: the same as this process."""
         if not self.gpus:
             return "" if self.hides_gpus else None
         first = number * self.gpus_each % (len(self.gpus) // self.gpus_each * self.gpus_each)
@@ -419,7 +419,7 @@ class LocalPool:
         self.processes[number].send(payload)
 
     def listen(self) -> Iterator[tuple[int, Message]]:
-        """What workers have said, or how they ended, after a second at most."""
+        """Yield what workers have said, or how they ended, after a second at most."""
         heard = {key.data for key, _ in self.selector.select(timeout=1.0)}
         if time.monotonic() > self.looked + 1.0:  # what a dead one has started may hold its pipe open
             self.looked = time.monotonic()

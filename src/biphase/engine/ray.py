@@ -119,7 +119,7 @@ def connect_ray(address: str | None) -> None:
 
 
 def share_nodes(nodes: Sequence[dict[str, float]], engine: Engine, num_units: int) -> tuple[int, int, float]:
-    """How a cluster is cut up: number of workers, and the CPUs and GPUs that each of them holds.
+    """Cut a cluster up: the number of workers, and the CPUs and GPUs that each of them holds.
 
     With GPUs, the CPUs of a node are divided among its GPUs, and the node with the fewest sets the number. Without,
     each worker holds as many CPUs as still let all workers find a place.
@@ -257,7 +257,7 @@ def node_address() -> str:
 
 
 def hash_code() -> str:
-    """What this package consists of: its version alone would not tell of changes in a working copy."""
+    """Hash what this package consists of: its version alone would not tell of changes in a working copy."""
     files = sorted(path for suffix in ("py", "yaml") for path in PACKAGE.rglob(f"*.{suffix}"))
     return content_hash([[str(path.relative_to(PACKAGE)), file_hash(path)] for path in files])
 
@@ -394,7 +394,7 @@ class RayPool:
 
 
 def describe_loss(error: Exception, place: "Future[str] | None") -> str:
-    """One line on a worker that was lost, and with it the node that it was on."""
+    """Tell in one line that a worker was lost, and on which node."""
     import ray
 
     node = ""

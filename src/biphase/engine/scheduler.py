@@ -183,7 +183,7 @@ class Failure:
 
 
 def failure_path(folder: Path, unit: Unit) -> Path:
-    """Where it is recorded that a unit failed."""
+    """Name the file that records that a unit failed."""
     name = unit.file or unit.name
     plain = re.sub(r"[^\w.=@+-]+", "-", name)
     if plain != name:  # two names may have the same plain one
@@ -220,13 +220,13 @@ def read_failure(path: Path) -> Failure | None:
 
 
 def read_failures(folder: Path) -> list[Failure]:
-    """What failed last time in a folder that units worked on."""
+    """Read what failed last time in a folder that units worked on."""
     records = (read_failure(path) for path in sorted((folder / "failed").glob("*.json")))
     return [failure for failure in records if failure is not None]
 
 
 def changed_at(path: Path) -> int | None:
-    """When a file was written, None where there is none."""
+    """Look up when a file was written; None where there is none."""
     try:
         return path.stat().st_mtime_ns
     except FileNotFoundError:
@@ -234,12 +234,12 @@ def changed_at(path: Path) -> int | None:
 
 
 def read_news(path: Path, known: int | None) -> Failure | None:
-    """A record that another process has written since it was `known`."""
+    """Read a record that another process has written since it was `known`."""
     return read_failure(path) if changed_at(path) not in (None, known) else None
 
 
 def unless_failed(function: Callable[..., Any], arguments: dict[str, Any], record: Path, known: int | None) -> Any:
-    """What a unit does, unless another process has failed at it since its record was `known`: that is told again.
+    """Do a unit, unless another process has failed at it since its record was `known`: that is told again.
 
     The processes that wait for a unit would else repeat it one by one, for hours and to the same end.
     """
@@ -253,7 +253,7 @@ LEAST_SHARE = 0.1
 
 
 class Forecast:
-    """How long the units that are left will take.
+    """An estimate of how long the units that are left will take.
 
     A unit takes as long for its cost as those of its kind took so far, the parts of those that run included, or, before
     there is one of its kind, as all. As many units run side by side as did when the last one ended.
@@ -286,7 +286,7 @@ class Forecast:
 
     @property
     def seconds_by_kind(self) -> dict[str, float] | None:
-        """What one worker needs for what is left of each kind; None before a unit is done, or `LEAST_SHARE` of one: its
+        """Seconds of one worker for what is left of each kind; None before a unit is done, or `LEAST_SHARE` of one: its
         first seconds make ready."""
         left, seconds, costs = (defaultdict(float, each) for each in (self.left, self.seconds, self.costs))
         for unit, share, spent in self.running.values():

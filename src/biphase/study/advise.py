@@ -75,7 +75,7 @@ TOKENS_DECAY, PARAMETERS_DECAY = 15.387756, 5.309743
 
 
 def predict_loss(parameters: float, tokens: float, unique_tokens: float) -> float:
-    """The loss of a network trained on `tokens`, of which `unique_tokens` at most are different text."""
+    """Predict the loss of a network trained on `tokens`, of which `unique_tokens` at most are different text."""
     read = min(tokens, unique_tokens)
     # Read four times, tokens / read - 1 = 3 repeats: worth 3 times new text at the most, ever less as they grow.
     effective_tokens = discounted(read, tokens / read - 1, TOKENS_DECAY)
@@ -103,7 +103,7 @@ JUDGED_TEXTS = 25
 
 @dataclass(frozen=True)
 class TextAmount:
-    """How much text there is: in tokens where it is prepared, else in bytes."""
+    """The amount of text: in tokens where it is prepared, else in bytes."""
 
     text_bytes: float | None = None
     tokens: float | None = None
@@ -123,7 +123,7 @@ class TextAmount:
 
 
 def measure_text(path: Path, text_field: str = "text") -> TextAmount:
-    """How much text a shard set, or a file or folder of documents, holds; large ones are judged by their beginnings.
+    """Measure how much text a shard set, or a file or folder of documents, holds; large ones by their beginnings.
 
     Raises:
         InputError: nothing readable there, or a hub data set, whose size is not known before it is read.
@@ -158,7 +158,7 @@ def measure_text(path: Path, text_field: str = "text") -> TextAmount:
 
 
 def is_judged(number: int, num_judged: int) -> bool:
-    """Whether the text of this number says which language a source is in, beside so many before it."""
+    """Decide whether the language of a source is judged by the text of this number, beside so many before it."""
     return num_judged**2 <= JUDGED_TEXTS * number
 
 
@@ -212,7 +212,7 @@ class Candidate:
 
 
 def make_candidate(preset: str, text: TextAmount | None, budget: float, curriculum: str | None) -> Candidate:
-    """What the budget, or all of the text, trains of a preset; by the curriculum that is usual for it unless given."""
+    """Spend the budget, or all of the text, on a preset; by the curriculum that is usual for it unless given."""
     usual = read_rules()["presets"][preset]
     vocab_size = (text.vocab_size if text else None) or usual["vocab_size"]
     shape = shape_of(preset, {}, vocab_size)
@@ -225,7 +225,7 @@ def make_candidate(preset: str, text: TextAmount | None, budget: float, curricul
 def spend(
     name: str, shape: Shape, text: TextAmount | None, budget: float, curriculum: str, context: int, mask: float
 ) -> Candidate:
-    """What the budget, or all of the text, trains of a preset or of a public encoder."""
+    """Spend the budget, or all of the text, on a preset or on a public encoder."""
     unique = text.unique_tokens(shape.vocab_size) if text else math.inf
     each = mean_token_flops(shape, scale_curriculum(curriculum, mask, 10_000), context)
     tokens = min(budget / each, MOST_EPOCHS * unique)
@@ -349,8 +349,8 @@ def advise(
     shape = Shape(**encoder["shape"])
     encoder_flops = encoder["tokens"] * shape.flops.token(CONTINUED_CONTEXT, CONTINUED_MASK)  # about what it took
     continued = spend(encoder["name"], shape, text, budget, "mlm", CONTINUED_CONTEXT, CONTINUED_MASK)
-    own = choose_curriculum(evidence)
-    candidates = tuple(make_candidate(preset, text, budget, own.value if own else None) for preset in PRESETS)
+    evident = choose_curriculum(evidence)
+    candidates = tuple(make_candidate(preset, text, budget, evident.value if evident else None) for preset in PRESETS)
     unfit = list[str]()
     chosen = choose_candidate(candidates, budget)
     while (recipe := write_recipe(chosen, machine, text)) is None:
@@ -387,10 +387,10 @@ def advise(
         vocab_size=chosen.shape.vocab_size,
         flops=spent,
         machine=machine,
-        choices=tuple(explain_choices(chosen, candidates, recipe, own or by_size, text)),
+        choices=tuple(explain_choices(chosen, candidates, recipe, evident or by_size, text)),
         candidates=candidates,
         chosen=chosen,
-        caveats=tuple(list_caveats(chosen, budget, spent, text, evidence if own else (), unfit, machine)),
+        caveats=tuple(list_caveats(chosen, budget, spent, text, evidence if evident else (), unfit, machine)),
         text=text,
     )
 
@@ -404,7 +404,7 @@ def list_caveats(
     unfit: Sequence[str] = (),
     machine: Machine | None = None,
 ) -> Iterator[str]:
-    """What to keep in mind, a sentence each; `unfit` are presets without the memory that they need."""
+    """List what to keep in mind, a sentence each; `unfit` are presets without the memory that they need."""
     is_new, is_small = chosen.kind != "continued", chosen.kind == "small network"
     tested = max((item.tokens for item in evidence), default=0.0)
     holds = {
@@ -452,8 +452,8 @@ def choose_steps(tokens: float, context: int) -> tuple[int, int]:
 
 
 def choose_curriculum(evidence: Sequence[Evidence]) -> Choice | None:
-    """The best of the user's study that makes an encoder; CLM then MLM where that is not clearly worse. None where no
-    study says anything of encoders."""
+    """Choose the best of the user's study that makes an encoder; CLM then MLM where that is not clearly worse. None
+    where no study says anything of encoders."""
     ranked = sorted(evidence, key=lambda item: -item.mean)
     encoders = [item for item in ranked if item.objectives[-1] != "clm"]
     if not encoders:
@@ -512,7 +512,7 @@ def write_recipe(chosen: Candidate, machine: Machine | None, text: TextAmount | 
 def explain_choices(
     chosen: Candidate, candidates: Sequence[Candidate], recipe: Recipe, curriculum: Choice, text: TextAmount | None
 ) -> Iterator[Choice]:
-    """The rule that holds for each thing that is chosen, in their order."""
+    """Yield the rule that holds for each thing that is chosen, in their order."""
     possible, kind = [item for item in candidates if item.tokens >= LEAST_TOKENS], chosen.kind
     cases = {"schedule": "any"}
     if len(possible) == 1:

@@ -152,8 +152,8 @@ def label_settings(settings: Iterable[tuple[str, Any]]) -> list[str]:
 
 
 def list_combinations(study: Study) -> Iterator[UnresolvedArm]:
-    """Every model or parent with every curriculum and every budget of its group. Models are the presets, and over them
-    those of the study."""
+    """Combine every model or parent with every curriculum and budget of its group. Models are the presets, and over
+    them those of the study."""
     models = {name: StartingModel(name=name, preset=name) for name in PRESETS}
     refuse_doubles("models:", [model.name for model in study.models])
     for model in study.models:
@@ -225,7 +225,7 @@ def write_arm(study: Study, arm: UnresolvedArm, model: StartingModel, seed: int)
 
 
 def settle_recipe(study: Study, arm: UnresolvedArm, model: StartingModel) -> dict[str, Any]:
-    """What the study file says of an arm's recipe: the study, its model, its group and its point of the sweep."""
+    """Join what the study file says of an arm's recipe: the study, its model, its group and its point of the sweep."""
     swept = []
     for key, value in arm.swept:  # `schedule.peak_lr` and 0.003 → {schedule: {peak_lr: 0.003}}
         for part in reversed(key.split(".")):

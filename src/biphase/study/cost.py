@@ -50,7 +50,7 @@ ASSUMED_EFFICIENCY = 0.4
 
 @dataclass(frozen=True)
 class Machine:
-    """What trains: so many devices of one kind. A device is a GPU, or a core of a CPU."""
+    """So many devices of one kind that train. A device is a GPU, or a core of a CPU."""
 
     name: str
     devices: int
@@ -133,7 +133,8 @@ SAMPLED_SAMPLES = 100_000
 
 
 def find_lengths(data: Data, planning: Planning) -> SampleLengths:
-    """How long samples are: in the shards where they are here, else by the packer's rule or as the study assumes."""
+    """Find how long samples are: in the shards where they are here, else by the packer's rule or as the study
+    assumes."""
     low, high = data.min_sample_tokens, data.max_sample_tokens
     if data.packing == "stream":
         # Two samples fill `high` tokens, cut at r uniform in low..high - low. So each is high / 2 long on average, with
@@ -188,13 +189,13 @@ def model_shape(model: Init, vocab_size: int) -> Shape | None:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the runs of a plan compute with: by name of a run, its network and the lengths of its samples."""
+    """The network of each run of a plan, and the lengths of its samples, by the run's name."""
 
     shapes: Mapping[str, Shape | None]
     texts: Mapping[str, SampleLengths]
 
     def flops(self, run: PlannedRun, until: int | None = None) -> dict[str, float]:
-        """What a run costs, by objective, up to a step of it; nothing for a network of unknown shape."""
+        """Count the FLOPs of a run by objective, up to a step of it; none for a network of unknown shape."""
         shape, spent = self.shapes[run.name], dict[str, float]()
         if shape is None:
             return spent
@@ -257,8 +258,8 @@ def list_assumptions(plan: Plan, sizes: Sizes, machine: Machine | None) -> Itera
 
 
 def tell_memory(model: str, shape: Shape, recipe: Recipe, is_on_cpu: bool) -> str:
-    """The memory that a network needs as a recipe trains it, at most: on a CPU, or on a GPU alone, and as one of 8 and
-    of 64."""
+    """Tell the memory that a network needs as a recipe trains it, at most: on a CPU, or on a GPU alone, and as one of 8
+    and of 64."""
     if is_on_cpu:
         needed, here = memory_of(shape, recipe, 1, on_cpu=True), total_memory()
         told = f"at most {show_gib(needed)} of memory in each process on a CPU, Python's own aside"
@@ -298,7 +299,7 @@ FULL = 0.9
 
 
 def fits(shape: Shape, recipe: Recipe, machine: Machine, devices: int = 1) -> bool:
-    """Whether a recipe's training fits into the memory of each of so many devices, as far as that is known."""
+    """Say whether a recipe's training fits into the memory of each of so many devices, as far as that is known."""
     needed = memory_of(shape, recipe, devices, recipe.compute.parallel, on_cpu=machine.name == "CPU")
     return not machine.memory or needed <= FULL * machine.memory
 
@@ -319,8 +320,8 @@ def fit_memory(shape: Shape, recipe: Recipe, machine: Machine) -> Recipe | None:
 
 
 def tell_misfit(model: str, shape: Shape, recipe: Recipe, machine: Machine) -> str:
-    """What one GPU lacks, the first change with which it or several are enough, and the largest preset that fits; empty
-    where the network fits as it is trained."""
+    """Tell what one GPU lacks, the first change with which it or several are enough, and the largest preset that fits;
+    empty where the network fits as it is trained."""
     if fits(shape, recipe, machine):
         return ""
     ways = []
@@ -393,7 +394,7 @@ class Estimate:
 
 
 def estimate(plan: Plan, machine: Machine | None = None) -> Estimate:
-    """What a plan costs on a machine. Raises `InputError` where the vocabulary is not known."""
+    """Estimate what a plan costs on a machine. Raises `InputError` where the vocabulary is not known."""
     sizes = measure_sizes(plan)
     spent = {name: sizes.flops(run) for name, run in plan.runs.items()}
     by_objective: dict[str, float] = {}
@@ -469,7 +470,7 @@ def count_embedded(embed: EmbedEvaluation) -> tuple[int, float] | None:
 def embedding_cost(
     shape: Shape | None, cell: StudyCell, embedded: tuple[int, float] | None
 ) -> tuple[int, float, float]:
-    """What a cell of `embed` costs, as `cell_cost` has it; its loss embeds everything twice."""
+    """Count what a cell of `embed` costs, as `cell_cost` does; its loss embeds everything twice."""
     size = TYPICAL_SIZES["retrieval"]
     steps, pairs = embedded or (cell.config.max_steps, cell.config.max_steps * cell.config.batch_size)
     tokens = float(pairs * size.example_tokens)

@@ -99,7 +99,7 @@ def plot_runs(plan: Plan, axes: Axes) -> None:
 
 
 def order_lanes(plan: Plan, parent: str | None = None) -> Iterator[str]:
-    """Each run under its parent, the latest branch first: then no connecting line crosses a bar."""
+    """List each run under its parent, the latest branch first: then no connecting line crosses a bar."""
     branches = [run for run in plan.runs.values() if run.parent == parent]
     if parent is not None:
         branches.sort(key=lambda run: -run.first)
@@ -154,7 +154,7 @@ def list_spans(plan: Plan) -> list[Segment]:
 
 
 def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
-    """What the study trains, in what order, what sharing saves, and what it costs."""
+    """Describe what the study trains, in what order, what sharing saves, and what it costs."""
     study, evaluation = plan.study, plan.study.evaluation
     kinds = Counter(model.kind for model in plan.models)
     between = f" and {show_count(kinds['intermediate'], 'intermediate checkpoint')}" if kinds["intermediate"] else ""
@@ -196,7 +196,7 @@ def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
 
 
 def describe_power(plan: Plan, evaluation: Evaluation) -> Iterator[str]:
-    """The smallest differences that the plan's seeds find on its smallest and its largest test set."""
+    """Tell the smallest differences that the plan's seeds find on its smallest and its largest test set."""
     seeds = plan.num_seeds, len(evaluation.seeds)
     if max(seeds) < 2:
         yield "one seed each: no difference will be told from noise"
@@ -277,8 +277,8 @@ def cost_table(estimate: Estimate) -> Table:
     machine, rows = estimate.machine, estimate.groups
     columns = {"FLOPs": ([f"{row.flops:.3g}" for row in rows], f"{estimate.flops:.3g}")}
     if machine:
-        own = [row.device_hours or 0.0 for row in rows]
-        columns[f"{machine.name}\nhours"] = ([show_estimate(value) for value in own], show_estimate(sum(own)))
+        spent = [row.device_hours or 0.0 for row in rows]
+        columns[f"{machine.name}\nhours"] = ([show_estimate(value) for value in spent], show_estimate(sum(spent)))
     hours = [(row.published.gpu_hours if row.published else None) or 0.0 for row in rows]
     if any(hours):
         on = f"\n{estimate.published_on} hours" if estimate.published_on else ""
@@ -351,9 +351,9 @@ def plan_json(plan: Plan, estimate: Estimate) -> dict[str, Any]:
         facts |= {"model": arm.model, "parent": arm.parent, "curriculum": arm.curriculum}
         models.append(facts | {"checkpoint": model.checkpoint, "history": history(plan, model)})
     checkpoints = []
-    for kept in plan.checkpoints:
-        users = {"models": kept.models, "needed_by": kept.needed_by, "moments_needed_by": kept.moments_needed_by}
-        checkpoints.append({"checkpoint": f"{kept.run}@{kept.step}"} | users)
+    for checkpoint in plan.checkpoints:
+        users = {key: getattr(checkpoint, key) for key in ("models", "needed_by", "moments_needed_by")}
+        checkpoints.append({"checkpoint": f"{checkpoint.run}@{checkpoint.step}"} | users)
     machine = estimate.machine
     tree: dict[str, Any] = {
         "study": plan.study.name,

@@ -115,7 +115,7 @@ class TrainedRecord:
 
 
 def find_record(folder: StudyFolder, run: PlannedRun) -> TrainedRecord | None:
-    """What is recorded of a run, if it was trained as the plan wants it and is still there."""
+    """Read the record of a run, if it was trained as the plan wants it and is still there."""
     path = folder.record(run.name)
     record = read_json_as(path, TrainedRecord) if path.exists() else None
     return record if record and record.key == run.key and Run(folder.runs / record.folder).is_done else None
@@ -129,7 +129,8 @@ def find_step(folder: StudyFolder, run: PlannedRun, step: int) -> str | None:
 
 
 def reach_step(folder: StudyFolder, run: PlannedRun, step: int) -> str:
-    """As `find_step`. Raises `BusyError` while another process is at the run, `InputError` where none is."""
+    """Find a step as `find_step` does. Raises `BusyError` while another process is at the run, `InputError` where none
+    is."""
     is_busy = False
     for _ in range(2):  # what was finished while the locks were looked at is there
         if reference := find_step(folder, run, step):
@@ -143,19 +144,19 @@ def reach_step(folder: StudyFolder, run: PlannedRun, step: int) -> str:
 
 
 def is_complete(plan: Plan, folder: StudyFolder, run: PlannedRun) -> bool:
-    """Whether a run is trained and has every checkpoint that a model or another run still needs."""
+    """Say whether a run is trained and has every checkpoint that a model or another run still needs."""
     record = find_record(folder, run)
     return record is not None and {*needed_steps(plan, folder, run)} <= {*whole_steps(Run(folder.runs / record.folder))}
 
 
 def needed_steps(plan: Plan, folder: StudyFolder, run: PlannedRun) -> list[int]:
     """Steps of a run whose checkpoints something still needs."""
-    own = [checkpoint for checkpoint in plan.checkpoints if checkpoint.run == run.name]
-    return [checkpoint.step for checkpoint in own if is_needed(plan, folder, checkpoint)]
+    checkpoints = [checkpoint for checkpoint in plan.checkpoints if checkpoint.run == run.name]
+    return [checkpoint.step for checkpoint in checkpoints if is_needed(plan, folder, checkpoint)]
 
 
 def is_needed(plan: Plan, folder: StudyFolder, checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint is a model, or the beginning of a run that is not complete."""
+    """Say whether a checkpoint is a model, or the beginning of a run that is not complete."""
     return bool(checkpoint.models) or not all(
         is_complete(plan, folder, plan.runs[name]) for name in checkpoint.needed_by
     )
@@ -166,7 +167,7 @@ def is_needed(plan: Plan, folder: StudyFolder, checkpoint: Checkpoint) -> bool:
 
 @dataclass(frozen=True)
 class StudyState:
-    """What of a plan is done in a study's folder, read once: every record, and every `score.json`."""
+    """The part of a plan that is done in a study's folder, read once: every record, and every `score.json`."""
 
     plan: Plan
     folder: StudyFolder

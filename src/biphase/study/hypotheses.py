@@ -30,8 +30,8 @@ HOW_JUDGED = "Supported if each inequality is, contradicted if one is; corrected
 
 
 def list_ladders(plan: Plan) -> dict[str, Ladder]:
-    """What names in a hypothesis stand for: an arm, an arm without its budget, a curriculum, a group, a model on the
-    way or with random weights, which `random` is of every network."""
+    """List what names in a hypothesis stand for: an arm, an arm without its budget, a curriculum, a group, a model on
+    the way or with random weights, which `random` is of every network."""
     plan = plan.of_first_seed
     ladders: dict[str, dict[Spot, dict[str, str]]] = {}
     spots = {name: Spot(arm.model, arm.recipe.num_steps) for name, arm in plan.arms.items()}
@@ -67,8 +67,8 @@ class AskedLine:
 
 
 def ask(plan: Plan) -> dict[str, list[AskedLine]]:
-    """Every hypothesis → what its lines ask. Raises `InputError` for a line that is not in the grammar, or asks for
-    what the study does not have."""
+    """Bind the lines of every hypothesis to arms of the plan. Raises `InputError` for a line that is not in the
+    grammar, or asks for what the study does not have."""
     study = plan.study
     refuse_doubles("hypotheses:", [hypothesis.name for hypothesis in study.hypotheses])
     if study.hypotheses and study.evaluation is None:
@@ -103,14 +103,14 @@ def list_equivalents(plan: Plan) -> dict[str, tuple[str, ...]]:
 
 
 def list_scores(plan: Plan) -> AskedScores:
-    """The scores that a plan makes, by the names of arms and tasks in its results."""
+    """List the scores that a plan makes, by the names of arms and tasks in its results."""
     arms = {model.name: model.pooled_name for model in plan.models}
     points = Counter((arms[cell.model], task) for cell in plan.cells for task in cell.evaluates)
     return AskedScores(task_families(plan.study.evaluation), points)
 
 
 def judge_hypotheses(plan: Plan, results: ResultSet) -> tuple[Finding, ...]:
-    """Every hypothesis with its verdict, corrected together, by the standard metrics; on all tasks of the plan that it
+    """Judge every hypothesis, corrected together, by the standard metrics; on all tasks of the plan that it
     is about, or not at all; and not by scores that are unfinished or lost seeds."""
     planned = list_scores(plan)
     results = with_averages(results.select(metric=results.primary_metric).results) if results.results else results
@@ -142,8 +142,8 @@ def hypotheses_hash(plan: Plan) -> str:
     def about(inequality: AskedInequality) -> list[Any]:
         terms = []
         for term in inequality.terms:
-            own = [name for name, family in families.items() if term.task in (name, family, MEAN_OF_FAMILIES)]
-            terms.append((term.arms, own))
+            tasks = [name for name, family in families.items() if term.task in (name, family, MEAN_OF_FAMILIES)]
+            terms.append((term.arms, tasks))
         return [inequality.label, terms, inequality.ladder, [about(rival) for rival in inequality.rivals]]
 
     everything = [list(plan.of_first_seed.arms), list(families)]
@@ -166,13 +166,14 @@ def declare(plan: Plan, folder: Path, units_done: int) -> None:
 
 
 def read_declared(folder: Path) -> list[dict[str, Any]]:
-    """Each with its `hash`, and the hash of its `text` alone; of earlier versions, the latter as `hash`."""
+    """Read what was declared, each time with its `hash` and that of its `text` alone; earlier versions wrote the latter
+    as `hash`."""
     path = folder / "hypotheses.json"
     return read_json(path) if path.exists() else []
 
 
 def describe_declaration(plan: Plan, folder: Path) -> str:
-    """Whether the hypotheses stood before the results did, in a sentence."""
+    """Tell whether the hypotheses stood before the results did, in a sentence."""
     declared, current = read_declared(folder), hypotheses_hash(plan)
     if not declared:
         return f"Hypotheses {current}: not declared, for the study has not run with them."
@@ -197,7 +198,7 @@ def describe_declaration(plan: Plan, folder: Path) -> str:
 def tell_findings(findings: Sequence[Finding], plan: Plan, folder: Path) -> Iterator[str]:
     """The verdicts on a study's hypotheses, a line each, and whether these stood before the results did."""
     for finding in findings:
-        verdicts = [one.verdict for one in finding.inequalities]
+        verdicts = [inequality.verdict for inequality in finding.inequalities]
         told = f"{verdicts.count('supported')} of {show_count(len(verdicts), 'inequality', 'inequalities')}"
         yield f"{finding.verdict}: {finding.key}: {finding.statement} ({told})"
     if findings:

@@ -116,11 +116,11 @@ class Plan:
     def usual_recipes(self) -> dict[tuple[str, bool], str]:
         """The `recipe_key` that most arms of a network have, of equals the first in the file; by the network and
         whether they continue another arm. Points of a sweep and growing batches do not count."""
-        found: dict[tuple[str, bool], Counter[str]] = {}
+        recipes: dict[tuple[str, bool], Counter[str]] = {}
         for arm in self.arms.values():
             if not arm.seed and not arm.settings and isinstance(arm.recipe.batch_tokens, int):
-                found.setdefault((arm.model, arm.parent is not None), Counter())[arm.recipe_key] += 1
-        return {some: counts.most_common(1)[0][0] for some, counts in found.items()}
+                recipes.setdefault((arm.model, arm.parent is not None), Counter())[arm.recipe_key] += 1
+        return {network: counts.most_common(1)[0][0] for network, counts in recipes.items()}
 
     @property
     def of_first_seed(self) -> "Plan":
@@ -224,7 +224,7 @@ def list_models(study: Study, paths: Mapping[str, ArmPath]) -> tuple[EvaluatedMo
 
 
 def list_checkpoints(runs: Mapping[str, PlannedRun], models: tuple[EvaluatedModel, ...]) -> Iterator[Checkpoint]:
-    """Every step that stays on disk when its run is done, in the order of the runs."""
+    """List every step that stays on disk when its run is done, in the order of the runs."""
     started: dict[tuple[str, int], list[PlannedRun]] = {}
     for run in runs.values():
         if run.parent is not None:

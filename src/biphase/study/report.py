@@ -48,7 +48,7 @@ PAPER_METRICS = {"SC": "accuracy", "TC": "paper_f1", "QA": "paper_f1", "IR": "pa
 
 
 def collect_results(plan: Plan, scores: dict[str, ScoreSet]) -> Iterator[Result]:
-    """Every arm on every task, by the standard metric and by the paper's, in each of its comparisons.
+    """Collect every arm on every task, by the standard metric and by the paper's, in each of its comparisons.
 
     Models of one name but for their seed are one arm that was pretrained several times: their results are pooled, each
     with the seed of its recipe as pretraining seed.
@@ -118,7 +118,7 @@ def refuse_differing(scores: Sequence[Score], keys: Container[str] | None = None
 
 
 def collect_model(
-    arm: ReportArm, pretraining_seed: int | None, found: ScoreSet, families: Mapping[str, str], peers: Sequence[Score]
+    arm: ReportArm, pretraining_seed: int | None, scores: ScoreSet, families: Mapping[str, str], peers: Sequence[Score]
 ) -> Iterator[Result]:
     """A model's results on every task, by both metrics. Test examples are known for the metric that chose the rate.
 
@@ -127,16 +127,16 @@ def collect_model(
     Random weights beside several pretraining seeds have none: each fine-tuning draws them anew, and so repeats what a
     pretraining seed repeats. They are numbered below zero, for they share nothing with an arm's that could be paired.
     """
-    for task in found.tasks:
-        (name,) = (model for model in found.models if (model, task) in found.cells)  # by `refuse_mixtures`
+    for task in scores.tasks:
+        (name,) = (model for model in scores.models if (model, task) in scores.cells)  # by `refuse_mixtures`
         family = families[task]
-        own = next(iter(found.cells[name, task].values())).metric
+        own = next(iter(scores.cells[name, task].values())).metric
         for kind, metric in (("standard", own), ("paper", PAPER_METRICS.get(family))):
             if metric is None:
                 continue
             try:
                 own_peers = [score for score in peers if score.task == task]
-                chosen = select_rate(found, name, task, metric, is_papers_way=kind == "paper", peers=own_peers)
+                chosen = select_rate(scores, name, task, metric, is_papers_way=kind == "paper", peers=own_peers)
             except InputError:
                 continue  # diverged everywhere: told as missing
             yield measured(
@@ -149,7 +149,7 @@ def collect_model(
                 seeds=chosen.seeds,
                 pretraining_seeds=[-1 - s if pretraining_seed is None else pretraining_seed for s in chosen.seeds],
                 examples=chosen.examples if metric == own else None,
-                num_runs=len(found.cells[name, task]),
+                num_runs=len(scores.cells[name, task]),
                 num_diverged=chosen.num_diverged,
                 measure=metric,
                 choice=chosen.choice,
@@ -157,7 +157,7 @@ def collect_model(
 
 
 def read_evidence(folder: Path) -> list[Evidence]:
-    """What the study in a folder says of curricula. Raises `InputError` when it says nothing yet."""
+    """Read what the study in a folder says of curricula. Raises `InputError` when it says nothing yet."""
     if not (folder / "study.yaml").exists():
         raise InputError(f"{folder} is not the folder of a study (it has no study.yaml); give what study run wrote")
     evidence = compare_curricula(plan_study(load_study(folder / "study.yaml")), StudyFolder(folder))
@@ -167,17 +167,16 @@ def read_evidence(folder: Path) -> list[Evidence]:
 
 
 def compare_curricula(plan: Plan, place: StudyFolder) -> list[Evidence]:
-    """How the curricula of a study did: mean test score in % over all tasks, at the largest budget of the network that
-    has most of them. Left out are arms with a task missing and curricula that have no short form."""
+    """Compare the curricula of a study by their mean test score in % over all tasks, at the largest budget of the
+    network that has most of them. Left out are arms with a task missing and curricula that have no short form."""
     results = list(collect_results(plan, read_state(plan, place).scores))
     tasks = {result.dataset for result in results}
     scores = {(r.arm.name, r.dataset): r for r in results if r.metric == "standard"}
     tables = {table.name for table in plan.study.curricula}
     by_spot: dict[tuple[str, int], dict[str, Terms]] = {}
     for arm in plan.of_first_seed.arms.values():
-        own = [scores[arm.name, task] for task in tasks if (arm.name, task) in scores]
-        if arm.parent is None and not arm.settings and arm.curriculum not in tables and len(own) == len(tasks) > 0:
-            terms: Terms = [(1 / len(own), score) for score in own]
+        terms: Terms = [(1 / len(tasks), scores[arm.name, task]) for task in tasks if (arm.name, task) in scores]
+        if arm.parent is None and not arm.settings and arm.curriculum not in tables and len(terms) == len(tasks) > 0:
             by_spot.setdefault((arm.model, arm.recipe.tokens_before(arm.recipe.num_steps)), {})[arm.curriculum] = terms
     if not by_spot:
         return []
@@ -200,7 +199,7 @@ def weigh_evidence(curricula: Mapping[str, Terms]) -> list[Evidence]:
 
 
 def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Sizes) -> ReportArm:
-    """A model as the paper would describe it; the pretraining seeds of one arm are described alike."""
+    """Describe a model as the paper would; the pretraining seeds of one arm are described alike."""
     arm = plan.arms[model.arm]
     if model.kind == "random":
         return ReportArm(model.name, "control", arm.model, "none", None, pretrain_steps=0, clm_steps=0, mlm_steps=0)
@@ -348,7 +347,7 @@ def plan_svg(plan: Plan) -> str:
 
 
 def read_losses(state: StudyState) -> dict[str, list[dict[str, Any]]]:
-    """What the runs, finished or not, logged of their losses, at steps that count from random weights: a branch begins
+    """Read the losses that runs, finished or not, logged, at steps that count from random weights: a branch begins
     where it branches."""
     losses = {}
     for name, planned in state.plan.runs.items():
@@ -362,7 +361,8 @@ def read_losses(state: StudyState) -> dict[str, list[dict[str, Any]]]:
 
 
 def cells_csv(scores: dict[str, ScoreSet]) -> str:
-    """Every cell as it was measured: a row for each model, task, rate and seed, in shares; empty where it diverged."""
+    """Write every cell as it was measured: a row for each model, task, rate and seed, in shares; empty where it
+    diverged."""
     rows: list[dict[str, object]] = []
     for model, score_set in scores.items():
         for score in sorted(score_set.scores, key=lambda s: (s.task, s.config.learning_rate, s.config.seed)):
@@ -377,7 +377,7 @@ def cells_csv(scores: dict[str, ScoreSet]) -> str:
 
 
 def list_costs(state: StudyState) -> list[dict[str, object]]:
-    """What was spent, as measured; all rows have the same keys, which are the headers."""
+    """List what was spent, as measured; all rows have the same keys, which are the headers."""
     columns = ("stage", "units", "steps", "tokens", "worker time")
     rows = list[tuple[object, ...]]()
     if state.records:

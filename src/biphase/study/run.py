@@ -134,7 +134,7 @@ def train_here(recipe: Recipe, folder: StudyFolder) -> Path:
 
 
 def train_by_torchrun(recipe: Recipe, folder: StudyFolder, processes: int) -> Path:
-    """The same as `biphase pretrain` under torchrun; what it prints goes to runs/NAME.log. SIGTERM is passed on, and
+    """Train as `biphase pretrain` does under torchrun; what it prints goes to runs/NAME.log. SIGTERM is passed on, and
     raises `StoppedError` when all its processes have ended."""
     folder.runs.mkdir(parents=True, exist_ok=True)
     recipe_file, log = folder.runs / f"{recipe.name}.yaml", folder.runs / f"{recipe.name}.log"
@@ -250,8 +250,8 @@ def run_study(
 
 
 def choose_units(units: Mapping[str, Unit], only: str, done: Set[str]) -> dict[str, Unit]:
-    """All training runs, the cells that need none any more, or one unit by its name. Raises `InputError` where there is
-    none, or something is to be done before it."""
+    """Choose all training runs, the cells that need none any more, or one unit by its name. Raises `InputError` where
+    there is none, or something is to be done before it."""
     if only == TRAINING:
         return {name: unit for name, unit in units.items() if unit.kind == TRAINING}
     if only == CELLS:
@@ -271,8 +271,8 @@ def choose_units(units: Mapping[str, Unit], only: str, done: Set[str]) -> dict[s
 
 
 def measure_units(state: StudyState, costs: Mapping[str, float]) -> dict[str, tuple[float, float]]:
-    """Seconds and costs of what is done, by the kind of the units: what tells how long the rest takes, from the first
-    unit of a sitting on."""
+    """Add up seconds and costs of what is done, by the kind of the units: what tells how long the rest takes, from the
+    first unit of a sitting on."""
     timed = {name: state.records[name].seconds for name in state.trained if state.records[name].is_timed}
     spent = {TRAINING: (sum(timed.values()), sum(costs[train_name(name)] for name in timed))}
     costs_of_tasks: dict[str, list[float]] = {}
@@ -288,7 +288,7 @@ def measure_units(state: StudyState, costs: Mapping[str, float]) -> dict[str, tu
 
 
 def costs_left(state: StudyState, costs: Mapping[str, float]) -> dict[str, float]:
-    """What the units that are not done have yet to compute, by their names, in the order of the plan."""
+    """Count what the units that are not done have yet to compute, by their names, in the order of the plan."""
     left = {}
     for run in state.plan.runs.values():
         if run.name not in state.trained:  # one step at least, where only a checkpoint is to be made
@@ -312,7 +312,7 @@ class StatusLine:
 
 
 def status(state: StudyState) -> dict[str, Any]:
-    """How far a study is (`OpenStudy.progress`)."""
+    """Tell how far a study is (`OpenStudy.progress`)."""
     plan, done_units = state.plan, state.done
     kinds = {train_name(name): TRAINING for name in plan.runs} | {cell.name: cell.task for cell in plan.cells}
     # What failed as another version of the study file had it may be done as this one has it, or not asked for.
@@ -352,7 +352,7 @@ def status(state: StudyState) -> dict[str, Any]:
 
 
 def study_units(plan: Plan, folder: StudyFolder, processes: int = 1) -> list[Unit]:
-    """One for each run and for each cell, by the names that `study status` and `--unit` know.
+    """Make a unit of each run and of each cell, by the names that `study status` and `--unit` know.
 
     Each pretraining seed is a wave: a study that is stopped has whole seeds, as far as it came.
     """
@@ -397,7 +397,7 @@ def look_for_data(plan: Plan) -> None:
 
 
 def estimate_costs(plan: Plan) -> dict[str, float]:
-    """What each unit computes, by its name: FLOPs, or tokens where the size of a network is not known."""
+    """Estimate what each unit computes, by its name: FLOPs, or tokens where the size of a network is not known."""
     try:
         sizes = measure_sizes(plan)
     except InputError:  # cells do without the shards, which say how large the vocabulary is

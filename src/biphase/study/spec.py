@@ -88,7 +88,8 @@ def curriculum_label(text: str) -> str:
 def read_curriculum(
     text: str, named: Mapping[str, NamedCurriculum], mask_probability: float
 ) -> tuple[PhaseTemplate, ...]:
-    """The phases of a name in `named` or of a short form; masked ones that say no percentage get `mask_probability`.
+    """Read the phases of a name in `named` or of a short form; masked ones that say no percentage get
+    `mask_probability`.
 
     Raises `InputError` for what is neither of the two, and for a phase that no recipe could have.
     """
@@ -115,7 +116,7 @@ def read_curriculum(
 
 
 def read_short_form(text: str, named: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """The phases of a short form, as a named curriculum has them. `named` are what else could have been meant."""
+    """Read the phases of a short form, as a named curriculum has them. `named` are what else could have been meant."""
     where = f"curriculum '{text}'"
     long_form = re.sub(rf"^({NUMBER})/({NUMBER})$", r"\1% clm + \2% mlm", text)
     long_form = re.sub(rf"^({NUMBER}k?)\+({NUMBER}k?)$", r"\1 clm + \2 mlm", long_form)
@@ -145,7 +146,7 @@ def read_short_form(text: str, named: Iterable[str]) -> Iterator[dict[str, Any]]
 
 
 def fill_budget(templates: tuple[PhaseTemplate, ...], budget: int | None, where: str) -> tuple[Phase, ...]:
-    """The phases within a budget of steps. Shares round where each phase ends, so that the sum is the budget."""
+    """Fit the phases into a budget of steps. Shares round where each phase ends, so that the sum is the budget."""
     shares = [share for _, share in templates if share is not None]
     if shares and len(shares) < len(templates):
         raise InputError(f"{where} mixes steps and shares; use one of the two")
@@ -170,7 +171,7 @@ def fill_budget(templates: tuple[PhaseTemplate, ...], budget: int | None, where:
 
 
 def join_phases(phases: Iterable[Phase]) -> tuple[Phase, ...]:
-    """The same training with as few phases as it takes: neighbours alike become one."""
+    """Write a training with as few phases as it takes: neighbours alike become one."""
     joined: list[Phase] = []
     for phase in phases:
         # Settings of masking mean nothing under CLM; without them, two CLM phases are alike.
@@ -182,7 +183,7 @@ def join_phases(phases: Iterable[Phase]) -> tuple[Phase, ...]:
 
 
 def are_alike(phase: Phase, other: Phase) -> bool:
-    """Whether two phases differ in their steps at most, and the shorter one is how the longer one begins."""
+    """Say whether two phases differ in their steps at most, and the shorter one is how the longer one begins."""
     if phase.is_ramped and phase.steps != other.steps:
         return False
     return phase.model_copy(update={"steps": other.steps}) == other
@@ -211,8 +212,8 @@ Line = Annotated[str, AfterValidator(printable)]
 
 
 class PretrainingSeeds(Strict):
-    """How often every arm is pretrained: with initial weights, masks and, with `order`, an order of the data of its own
-    each time. All arms have the same order with the same seed."""
+    """The number of times that every arm is pretrained: with initial weights, masks and, with `order`, an order of the
+    data of its own each time. All arms have the same order with the same seed."""
 
     count: Annotated[PositiveCount, Field(le=MOST_REPEATS)] = 1
     order: bool = True
@@ -226,7 +227,7 @@ SeededTraining = Annotated[
 
 
 class StartingModel(Strict):
-    """What an arm starts from: a network with random weights, or a pretrained one. A plain preset needs no entry."""
+    """The start of an arm: a network with random weights, or a pretrained one. A plain preset needs no entry."""
 
     name: Annotated[str, Field(pattern=NAME_PATTERN)]
     preset: str | None = None
@@ -345,7 +346,7 @@ class Evaluation(Strict):
 
 
 class Planning(Strict):
-    """What the estimates of cost assume. It changes no result."""
+    """The assumptions of the estimates of cost. They change no result."""
 
     device: str | None = None
     """Such as H100 or CPU, or the folder of a run that measures one."""
@@ -359,7 +360,7 @@ class Planning(Strict):
 
 
 class Published(Strict):
-    """What a publication reports for a group of arms, or for `evaluation`, to stand beside the plan."""
+    """The figures that a publication reports for a group of arms, or for `evaluation`, to stand beside the plan."""
 
     group: Line
     steps: Count | None = None
@@ -368,7 +369,7 @@ class Published(Strict):
 
 
 class Hypothesis(Strict):
-    """What a study is expected to show, declared before it runs."""
+    """A result that a study is expected to show, declared before it runs."""
 
     name: Line
     says: Line
@@ -428,8 +429,8 @@ def load_study(given: Path | dict[str, Any], overrides: Sequence[str] = ()) -> S
 
 
 def trainings(evaluation: Evaluation) -> dict[str, tuple[str, ...]]:
-    """Each task that is trained on → the tasks that its models are evaluated on (nq is evaluated, never trained on; the
-    tests of one file share its training)."""
+    """Map each task that is trained on to the tasks that its models are evaluated on (nq is evaluated, never trained
+    on; the tests of one file share its training)."""
     trained: dict[str, tuple[str, ...]] = {}
     for task in evaluation.tasks:
         known = find_task(task)
@@ -439,7 +440,7 @@ def trainings(evaluation: Evaluation) -> dict[str, tuple[str, ...]]:
 
 
 def scored_as(training: str) -> str:
-    """What scores call the training of cells: a task's own name, where the study may name its file."""
+    """Name the training of cells as scores do: by a task's own name, where the study may name its file."""
     return training if training.startswith(EMBED) else find_task(training).name
 
 
@@ -483,16 +484,17 @@ def find_data_dirs(evaluation: Evaluation) -> dict[str, str]:
 
 def finetune_config(evaluation: Evaluation, task: str, learning_rate: float, seed: int) -> FinetuneConfig:
     """The settings of the cells that train on `task` with this rate and seed."""
-    given = {**evaluation.finetune, **evaluation.per_task.get(task, {})}
+    settings = {**evaluation.finetune, **evaluation.per_task.get(task, {})}
     for key in ("learning_rate", "seed"):
-        if key in given:
+        if key in settings:
             raise InputError(f"evaluation: '{key}' follows from {key}s; leave it out of finetune and per_task")
-    tree = {**given, "learning_rate": learning_rate, "seed": seed}
+    tree = {**settings, "learning_rate": learning_rate, "seed": seed}
     return parse_config(FinetuneConfig, tree, origin=f"evaluation of '{task}'")
 
 
 def embed_configs(embed: EmbedEvaluation, seeds: Sequence[int]) -> list[FinetuneConfig]:
-    """How cells say what `embed` trains, one for each seed: its last rate, and its steps as far as they are known."""
+    """Write settings of cells for what `embed` trains, one for each seed: its last rate, and its steps as far as
+    known."""
     stages, usual = embed.settle().stages, FinetuneConfig()
     steps = sum(stage.max_steps or usual.max_steps for stage in stages)
     said = {"learning_rate": stages[-1].learning_rate, "batch_size": stages[-1].batch_size, "max_steps": steps}

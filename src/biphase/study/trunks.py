@@ -39,7 +39,7 @@ SchedulePart = Literal["warm-up", "constant", "decay"]
 
 @dataclass(frozen=True)
 class ArmPath:
-    """Where the steps of an arm are trained: up to `first` by other runs, from there to `last` by its own."""
+    """The runs that train the steps of an arm: up to `first` by other runs, from there to `last` by its own."""
 
     arm: Arm
     origin: int
@@ -49,7 +49,7 @@ class ArmPath:
     first: int
     last: int
     trunk_key: str
-    """What `trunk_key` says of the arm: only arms with equal ones can share steps, and they begin at one origin."""
+    """The arm's `trunk_key`: only arms with equal ones can share steps, and they begin at one origin."""
 
     @property
     def flat_end(self) -> int:
@@ -149,7 +149,7 @@ Beginning = tuple[str, tuple[Phase, ...], Phase]
 
 
 def beginnings(path: ArmPath) -> Iterator[tuple[Beginning, int]]:
-    """Each beginning of an arm's curriculum, up to and into a phase, and how many steps it has there."""
+    """List each beginning of an arm's curriculum, up to and into a phase, and how many steps it has there."""
     phases, end = path.arm.recipe.curriculum, 0
     for number, phase in enumerate(phases):
         end += phase.steps
@@ -203,15 +203,15 @@ def trunk_key(recipe: Recipe) -> str:
 def make_runs(paths: Mapping[str, ArmPath], evaluated: Iterable[tuple[str, int]]) -> dict[str, PlannedRun]:
     """A run for each arm that has steps of its own; `evaluated` are the (run, step) that evaluations need."""
     # An arm whose every step another arm's run trains is a checkpoint of that run.
-    own = {name: path for name, path in paths.items() if path.first < path.last}
-    kept = {name: {path.last} for name, path in own.items()}
-    for path in own.values():
+    trained = {name: path for name, path in paths.items() if path.first < path.last}
+    kept = {name: {path.last} for name, path in trained.items()}
+    for path in trained.values():
         if path.parent is not None:
             kept[path.parent].add(path.first)
     for run, step in evaluated:
         kept[run].add(step)
     runs: dict[str, PlannedRun] = {}
-    for name, path in own.items():
+    for name, path in trained.items():
         arm, recipe = path.arm, path.arm.recipe
         init, schedule, steps = recipe.init, recipe.schedule, tuple(sorted(kept[name]))
         if path.first > path.origin:
@@ -260,7 +260,7 @@ def phases_between(phases: tuple[Phase, ...], first: int, last: int) -> tuple[Ph
 
 
 def cut_segments(runs: Mapping[str, PlannedRun]) -> Iterator[Segment]:
-    """Every run, cut where its objective changes, where its rate stops to rise or begins to fall, and at kept steps."""
+    """Cut every run where its objective changes, where its rate stops to rise or begins to fall, and at kept steps."""
     ending_at: dict[tuple[str, int], str] = {}
     for run in runs.values():
         schedule = run.recipe.schedule
