@@ -27,6 +27,7 @@ from biphase.study.cost import measure_sizes
 from biphase.study.folder import (
     StudyFolder,
     claim_study_folder,
+    drop_checkpoints,
     find_record,
     find_step,
     read_state,
@@ -36,7 +37,6 @@ from biphase.study.hypotheses import list_scores
 from biphase.study.plan import Plan, plan_study
 from biphase.study.report import arm_of_model, collect_results, compare_curricula, read_evidence, report_study
 from biphase.study.run import (
-    drop_checkpoints,
     estimate_costs,
     measure_units,
     run_study,

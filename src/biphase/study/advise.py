@@ -368,21 +368,17 @@ def advise(
     else:
         chosen, recipe, candidates, unfit = continued, own_recipe, (), []
     told = rules["languages"].get(language or "none", rules["languages"]["other"])
-    best_use = rules["best_use"][case].format(
-        chosen=chosen,
-        encoder=encoder,
-        machine=machine,
-        least=LEAST_CONTINUED,
-        option="--study" if evidence else "--from-scratch",
-        times=show_estimate(times) if times < 1000 else "over 1,000",
-        tokens=show_estimate(continued.tokens),
-        language=told.format(code=language),
-    )
+    facts = {"chosen": chosen, "encoder": encoder, "machine": machine, "least": LEAST_CONTINUED}
+    facts |= {"option": "--study" if evidence else "--from-scratch", "language": told.format(code=language)}
+    facts |= {
+        "times": show_estimate(times) if times < 1000 else "over 1,000",
+        "tokens": show_estimate(continued.tokens),
+    }
     tokens = recipe.tokens_before(recipe.num_steps)
     spent = tokens * mean_token_flops(chosen.shape, recipe.curriculum, chosen.context)
     by_size = apply_rule("curriculum", chosen.kind, curriculum=chosen.curriculum)
     return Advice(
-        best_use=best_use,
+        best_use=rules["best_use"][case].format(**facts),
         recipe=recipe,
         vocab_size=chosen.shape.vocab_size,
         flops=spent,

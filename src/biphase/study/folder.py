@@ -22,7 +22,7 @@ from biphase.finetuning.cells import identify
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
 from biphase.finetuning.scores import ScoreSet, read_scores
 from biphase.recipe import Data
-from biphase.run import Run, open_run, read_metrics, whole_steps
+from biphase.run import Run, drop_step, open_run, read_metrics, whole_steps
 from biphase.study.plan import Checkpoint, Plan, StudyCell
 from biphase.study.spec import EMBED, PretrainingSeeds, Study
 from biphase.study.trunks import PlannedRun
@@ -160,6 +160,18 @@ def is_needed(plan: Plan, folder: StudyFolder, checkpoint: Checkpoint) -> bool:
     return bool(checkpoint.models) or not all(
         is_complete(plan, folder, plan.runs[name]) for name in checkpoint.needed_by
     )
+
+
+def drop_checkpoints(plan: Plan, folder: StudyFolder) -> None:
+    """Delete checkpoints that no run needs any more and that are no model; none when the folder is that of another plan
+    by now: its runs may begin at them."""
+    file = folder.path / "study.yaml"
+    if not file.exists() or file.read_text(encoding="utf-8") != study_text(plan.study):
+        return
+    for checkpoint in plan.checkpoints:
+        record = find_record(folder, plan.runs[checkpoint.run])
+        if record and not is_needed(plan, folder, checkpoint):
+            drop_step(open_run(folder.runs / record.folder), checkpoint.step)
 
 
 # What is scored

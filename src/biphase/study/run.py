@@ -32,22 +32,21 @@ from biphase.finetuning.scores import measure_trainings
 from biphase.hub import refuse_missing
 from biphase.machine import grace, stop_signals
 from biphase.recipe import Recipe
-from biphase.run import Run, drop_step, open_run, whole_steps
+from biphase.run import Run, whole_steps
 from biphase.study.cost import cell_costs, measure_sizes
 from biphase.study.folder import (
     StudyFolder,
     StudyState,
     TrainedRecord,
+    drop_checkpoints,
     find_record,
     find_step,
     is_complete,
-    is_needed,
     list_sets,
     needed_steps,
     reach_step,
     read_state,
     refuse_other_text,
-    study_text,
     train_name,
 )
 from biphase.study.hypotheses import declare
@@ -410,15 +409,3 @@ def estimate_costs(plan: Plan) -> dict[str, float]:
     for cell, (_, tokens, flops) in zip(plan.cells, cell_costs(plan, sizes), strict=True):
         costs[cell.name] = flops if has_flops else tokens
     return costs
-
-
-def drop_checkpoints(plan: Plan, folder: StudyFolder) -> None:
-    """Delete checkpoints that no run needs any more and that are no model; none when the folder is that of another plan
-    by now: its runs may begin at them."""
-    kept = folder.path / "study.yaml"
-    if not kept.exists() or kept.read_text(encoding="utf-8") != study_text(plan.study):
-        return
-    for checkpoint in plan.checkpoints:
-        record = find_record(folder, plan.runs[checkpoint.run])
-        if record and not is_needed(plan, folder, checkpoint):
-            drop_step(open_run(folder.runs / record.folder), checkpoint.step)
