@@ -13,35 +13,25 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # what loads `typing` would come before Ctrl-C is heard
     from typing import Any
 
-    from biphase.api import silence as silence
-    from biphase.api.finetuning import finetune as finetune
-    from biphase.api.finetuning import predict as predict
-    from biphase.api.folders import inspect as inspect
-    from biphase.api.grids import compare as compare
-    from biphase.api.grids import evaluate as evaluate
-    from biphase.api.networks import embed as embed
-    from biphase.api.networks import encode as encode
-    from biphase.api.networks import export as export
-    from biphase.api.networks import load as load
-    from biphase.api.networks import pretrain as pretrain
-    from biphase.api.networks import push as push
-    from biphase.api.networks import search as search
-    from biphase.api.studies import study as study
-    from biphase.api.text import advise as advise
-    from biphase.api.text import prepare as prepare
-    from biphase.api.text import train_tokenizer as train_tokenizer
-    from biphase.errors import InputError as InputError
+    from biphase.api import silence
+    from biphase.api.finetuning import finetune, predict
+    from biphase.api.folders import inspect
+    from biphase.api.grids import compare, evaluate
+    from biphase.api.networks import embed, encode, export, load, pretrain, push, search
+    from biphase.api.studies import study
+    from biphase.api.text import advise, prepare, train_tokenizer
+    from biphase.errors import InputError
 
+__all__ = ["InputError", "advise", "compare", "embed", "encode", "evaluate", "export", "finetune", "inspect", "load"]
+__all__ += ["predict", "prepare", "pretrain", "push", "search", "silence", "study", "train_tokenizer"]
 __version__ = "0.1.0"
 
 OFFERED = {
-    **dict.fromkeys(("train_tokenizer", "prepare"), "api.text"),
-    **dict.fromkeys(("pretrain", "export", "push", "load", "encode"), "api.networks"),
+    **dict.fromkeys(("train_tokenizer", "prepare", "advise"), "api.text"),
+    **dict.fromkeys(("pretrain", "export", "push", "load", "encode", "embed", "search"), "api.networks"),
     **dict.fromkeys(("finetune", "predict"), "api.finetuning"),
     **dict.fromkeys(("evaluate", "compare"), "api.grids"),
-    **dict.fromkeys(("embed", "search"), "api.networks"),
     "study": "api.studies",
-    "advise": "api.text",
     "inspect": "api.folders",
     "silence": "api",
     "InputError": "errors",

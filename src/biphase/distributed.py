@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -166,7 +166,7 @@ class Heart(threading.Thread):
                     if self.missed[rank] * BEAT_SECONDS >= self.silence_seconds * patience:
                         self.end_at_once(self.describe_silence(rank))
 
-    def beat(self, heeded: range) -> None:
+    def beat(self, heeded: Iterable[int]) -> None:
         self.store.add(f"beats/{self.rank}", 1)
         for rank in heeded:
             beats = self.store.add(f"beats/{rank}", 0)
@@ -186,10 +186,7 @@ class Heart(threading.Thread):
         for _ in range(2 * GONE_BEATS):
             time.sleep(BEAT_SECONDS)
             with self.lock, suppress(RuntimeError):
-                for rank in others:
-                    beats = self.store.add(f"beats/{rank}", 0)
-                    self.missed[rank] = 0 if beats != self.heard[rank] else self.missed[rank] + 1
-                    self.heard[rank] = beats
+                self.beat(others)
             longest = max(others, key=lambda rank: self.missed[rank])
             if self.missed[longest] >= GONE_BEATS:
                 return longest

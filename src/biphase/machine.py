@@ -56,22 +56,15 @@ def cpu_quota(root: Path = Path("/")) -> float:
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, controllers, group_name = line.split(":", 2)
             base = root / "sys/fs/cgroup" / ("cpu" if "cpu" in controllers.split(",") else "")
-            if not controllers or base.name == "cpu":
-                group = base / group_name.lstrip("/")  # in a container one outside of it, of which only / is here
-                limits += [quota_of(folder) for folder in (group, *group.parents) if folder.is_relative_to(base)]
+            if controllers and base.name != "cpu":
+                continue
+            group = base / group_name.lstrip("/")  # in a container one outside of it, of which only / is here
+            for folder in (group, *group.parents):
+                names = ("cpu.max",) if (folder / "cpu.max").exists() else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+                with suppress(OSError, ValueError, ZeroDivisionError):
+                    quota, period = map(float, " ".join((folder / name).read_text() for name in names).split())
+                    limits += [quota / period] if quota > 0 and folder.is_relative_to(base) else []
     return min(limits)
-
-
-def quota_of(group: Path) -> float:
-    """The limit that one control group sets itself."""
-    with suppress(OSError, ValueError, ZeroDivisionError):
-        if (group / "cpu.max").exists():
-            quota, period = (group / "cpu.max").read_text().split()
-        else:
-            quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-        if float(quota) > 0:  # "max" and -1 are none
-            return float(quota) / float(period)
-    return math.inf
 
 
 def has_bf16_cores() -> bool:

@@ -92,7 +92,11 @@ def show_task(facts: dict[str, Any]) -> None:
     heads = [column.replace("_", "\n", 1).replace("_", " ") for column in facts["rows"][0]]
     print_rows(heads, rows)
     for part, counts in facts["labels"].items():
-        out.prose(f"labels of {part}: {tell_labels(counts, facts['classes'])}")
+        labels = [f"{label} {number:,}" for label, number in counts.items()]
+        more = f"; {len(labels) - MOST_LABELS} more" if len(labels) > MOST_LABELS else ""
+        absent = [name for name in facts["classes"] if name not in counts]
+        never = f"; never: {', '.join(absent)}" if absent else ""
+        out.prose(f"labels of {part}: {', '.join(labels[:MOST_LABELS])}{more}{never}")
     if facts["left_out"]:
         told = "queries of train without a relevant document" if facts["family"] == "retrieval" else "rows"
         out.prose(f"left out: {facts['left_out']:,} {told}")
@@ -146,13 +150,6 @@ def labels_of(example: AnyExample, classes: Sequence[str]) -> list[str]:
         case ChoiceTexts():
             return [classes[example.right]]
     return [classes[number] for number in classes_of(example)]
-
-
-def tell_labels(counts: dict[str, int], classes: Sequence[str]) -> str:
-    shown = ", ".join(f"{label} {number:,}" for label, number in [*counts.items()][:MOST_LABELS])
-    absent = [name for name in classes if name not in counts]
-    more = f"; {len(counts) - MOST_LABELS} more" if len(counts) > MOST_LABELS else ""
-    return shown + more + (f"; never: {', '.join(absent)}" if absent else "")
 
 
 def write_evaluation(evaluation: "EvaluatedGrid") -> str:

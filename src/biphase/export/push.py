@@ -74,7 +74,11 @@ def push_model(
             told += [f"  stays here: {', '.join(upload.left_here)}"] if upload.left_here else []
         if not dry_run:
             try:
-                open_repository(api, repo, public)
+                try:
+                    if not api.model_info(repo).private and not public:
+                        raise InputError(f"{repo} is there already, and public; say public to send to it")
+                except RepositoryNotFoundError:
+                    api.create_repo(repo, private=not public)
                 told += [send(api, repo, upload) for upload in uploads]
             except (HfHubHTTPError, HTTPError, OSError) as error:
                 raise InputError(
@@ -148,17 +152,6 @@ def complete_card(text: str, path: Path, license: str | None, languages: tuple[s
             raise InputError(f"{path} says {name} {said}, not {wanted}: leave one out, or change the other at its top")
         setattr(card.data, name, said or wanted)
     return str(card)
-
-
-def open_repository(api: HfApi, repo: str, public: bool) -> None:
-    """Make the repository where there is none. Raises `InputError` for a public one that was not asked for."""
-    try:
-        is_private = api.model_info(repo).private
-    except RepositoryNotFoundError:
-        api.create_repo(repo, private=not public)
-        return
-    if not is_private and not public:
-        raise InputError(f"{repo} is there already, and public; say public to send to it")
 
 
 def send(api: HfApi, repo: str, upload: Upload) -> str:
