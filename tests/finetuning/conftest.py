@@ -11,7 +11,6 @@ from biphase.encoder.network import TokenIds, make_model
 from biphase.finetuning.cells import plan_cells
 from biphase.finetuning.config import FinetuneConfig, settle_config
 from biphase.finetuning.encoding import CellContext, EncodedSplit
-from biphase.finetuning.families import FAMILY_PARTS
 from biphase.finetuning.fit import fit_cells
 from biphase.finetuning.heads import Encoder, load_encoder
 from biphase.finetuning.scores import Score
@@ -60,7 +59,7 @@ def fit_cell(
 def predict_split(model: torch.nn.Module, split: EncodedSplit, cell: CellContext) -> Any:
     """What the cell's family predicts, as a finished training leaves it to."""
     with torch.no_grad():
-        return FAMILY_PARTS[cell.task.family].predict(model.eval(), split, cell)
+        return split.predict(model.eval(), cell)
 
 
 @pytest.fixture(scope="session")

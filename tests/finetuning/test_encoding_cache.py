@@ -9,7 +9,7 @@ from biphase.errors import InputError
 from biphase.finetuning import fit as encoding_cache
 from biphase.finetuning.cells import find_task_sources
 from biphase.finetuning.encoding import EncodedTask
-from biphase.finetuning.families import FAMILY_PARTS
+from biphase.finetuning.families import SPLIT_KINDS
 from biphase.finetuning.fit import encode_source, encodings, leaves_of, load_encoded, read_encoded, save_encoded
 from biphase.finetuning.heads import Encoder
 from biphase.tasks.spec import TASK_SPLITS, find_task
@@ -29,7 +29,7 @@ def test_splits_come_back_from_the_disk(encoder: Encoder, data_dirs: Dirs, tmp_p
     source = find_task_sources(task, data_dirs)[0]
     made = encode_source(source, encoder.tokenizer, make_cell(task, max_length=24, doc_stride=4).config)
     save_encoded(tmp_path / "task", made)
-    found = read_encoded(tmp_path / "task", FAMILY_PARTS[find_task(task).family].split_kind)
+    found = read_encoded(tmp_path / "task", SPLIT_KINDS[find_task(task).family])
     assert tuple(found.splits) == TASK_SPLITS and found.left_out == made.left_out
     for name in TASK_SPLITS:
         assert type(found.splits[name]) is type(made.splits[name])

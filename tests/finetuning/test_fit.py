@@ -17,7 +17,6 @@ from biphase.finetuning import fit
 from biphase.finetuning.cells import find_task_sources, identify, plan_cell, plan_cells, resolve_precision
 from biphase.finetuning.config import EVALUATED_SPLITS, PROTOCOL, FinetuneConfig
 from biphase.finetuning.encoding import CellContext, EncodedTask
-from biphase.finetuning.families import FAMILY_PARTS
 from biphase.finetuning.fit import (
     build_network,
     finetuning_rate,
@@ -76,9 +75,8 @@ def test_packed_evaluation_equals_one_by_one(encoder: Encoder, data_dirs: Dirs, 
     split = encoded_for(encoder, cell, data_dirs).splits["test"]
     model = fresh(encoder, cell)
     alone = make_cell(task, qa_head=head, microbatch_tokens=1)
-    family = FAMILY_PARTS[cell.task.family]
     packed, single = (predict_split(model, split, each) for each in (cell, alone))
-    (metrics, rows), (others, expected) = (family.judge_split(split, predicted, cell) for predicted in (packed, single))
+    (metrics, rows), (others, expected) = (split.judge(predicted, cell) for predicted in (packed, single))
     assert metrics == pytest.approx(others)
     for ours, theirs in zip(rows, expected, strict=True):
         assert ours["id"] == theirs["id"] and ours.get("score") == pytest.approx(theirs.get("score"))
@@ -107,7 +105,7 @@ def test_overfits_a_few_examples(
     if task == "squad_v2":
         split = replace(split, contexts=contexts_of(encoder, split))
     if reached is not None:
-        scores = FAMILY_PARTS[cell.task.family].judge_split(split, predict_split(model, split, cell), cell)[0]
+        scores = split.judge(predict_split(model, split, cell), cell)[0]
         assert scores[cell.task.metric] >= reached
 
 
@@ -322,7 +320,7 @@ def test_microbatches_leave_the_gradient_unchanged(encoder: Encoder, data_dirs: 
         cell = make_cell(task, microbatch_tokens=budget, head_dropout=0.0)
         model = fresh(encoder, cell)
         encoded = encoded_for(encoder, cell, data_dirs)
-        loss = FAMILY_PARTS[cell.task.family].accumulate_gradients(model, encoded.splits["train"], np.arange(9), cell)
+        loss = encoded.splits["train"].accumulate_gradients(model, np.arange(9), cell)
         results.append((loss, [parameter.grad.clone() for parameter in model.parameters()]))
     torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-6)
 

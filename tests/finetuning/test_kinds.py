@@ -15,7 +15,6 @@ import yaml
 from biphase.errors import InputError
 from biphase.finetuning.config import FinetuneConfig, settle_config
 from biphase.finetuning.encoding import CellContext
-from biphase.finetuning.families.sequence_classification import choices_loss
 from biphase.finetuning.fit import build_network, encode_source
 from biphase.finetuning.heads import Encoder
 from biphase.finetuning.scores import Score, read_examples
@@ -274,7 +273,7 @@ def test_choices_are_computed_together_whatever_fits(encoder: Encoder, tmp_path:
         torch.manual_seed(0)
         network = build_network(encoder, cell, [])
         items = np.array([3, 0, 5])
-        loss = choices_loss(network, split, items, cell)
+        loss = split.accumulate_gradients(network, items, cell)
         scores = torch.from_numpy(predict_split(network, split, cell)).reshape(-1, 2)
         theirs = torch.nn.functional.cross_entropy(scores[items], torch.from_numpy(split.right_Q[items]))
         assert float(loss) == pytest.approx(float(theirs), abs=1e-5)

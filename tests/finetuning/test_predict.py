@@ -15,10 +15,10 @@ import transformers
 from biphase.cli.app import run_command
 from biphase.errors import InputError
 from biphase.files import MARK
-from biphase.finetuning.families import token_classification
+from biphase.finetuning.families.token_classification import TaggedSplit
 from biphase.finetuning.heads import load_encoder
 from biphase.finetuning.kept import find_kept, open_rows
-from biphase.finetuning.predict import join_touching, open_model, predict_placed, spans_of_tags
+from biphase.finetuning.predict import join_touching, predict_placed, spans_of_tags
 from biphase.finetuning.scores import read_examples, read_score
 from biphase.tasks.spec import Task, task_table
 
@@ -31,7 +31,7 @@ WHERE = torch.device(DEVICE)
 
 def predict_all(model: Path, file: Path, template: str | None = None) -> list[dict[str, Any]]:
     kept = find_kept(str(model), file, template)
-    return list(predict_placed(open_model(kept, WHERE), open_rows(kept, file), file.name))
+    return list(predict_placed(kept, open_rows(kept, file), file.name, WHERE))
 
 
 def tagging(**changes: Any) -> Task:
@@ -180,13 +180,13 @@ def test_long_texts_are_tagged_to_their_end(
     kept = keep_untrained(tagging(), model_folder, tmp_path / "kept", max_length=12)
     nouns = ["dog", "tree", "river", "stone"] * 5
     inputs: list[tuple[str, ...]] = []
-    encode = token_classification.encode_sentences
+    encode = TaggedSplit.encode
 
-    def recorded(examples: Any, *rest: Any) -> Any:
+    def recorded(task: Task, examples: Any, *rest: Any) -> Any:
         inputs.extend(example.words for example in examples)
-        return encode(examples, *rest)
+        return encode(task, examples, *rest)
 
-    monkeypatch.setattr(token_classification, "encode_sentences", recorded)
+    monkeypatch.setattr(TaggedSplit, "encode", recorded)
     write_jsonl(tmp_path / "rows.jsonl", [{"tokens": nouns}, {"tokens": ["cat"]}])
     long, short = predict_all(kept, tmp_path / "rows.jsonl")
     begins = sorted({20 - len(words) for words in inputs if len(words) > 1})

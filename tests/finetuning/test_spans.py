@@ -6,7 +6,6 @@ import torch
 
 from biphase.finetuning.families.question_answering import (
     best_spans,
-    margin_sums,
     reference_best_span,
     segment_logsumexp,
 )
@@ -24,14 +23,6 @@ def test_best_spans_equal_their_slow_twin() -> None:
             assert scores[number] == pytest.approx(starts[a:b][begin] + ends[a:b][end - 1])
             assert end - begin <= max_tokens
             assert starts[spans[number, 0]] + ends[spans[number, 1] - 1] == pytest.approx(scores[number])
-
-
-def test_margin_sums_make_a_span_score_its_margins() -> None:
-    margins = np.array([-1.0, 2.0, 3.0, -5.0, 4.0])
-    starts, ends = margin_sums(margins)
-    assert starts[1] + ends[2] == pytest.approx(5.0)
-    spans, scores = best_spans(starts, ends, np.array([0, 5]), 30)
-    assert spans.tolist() == [[1, 3]] and scores == pytest.approx([5.0])
 
 
 def test_segment_logsumexp() -> None:

@@ -163,12 +163,11 @@ def open_prediction(model: str, file: Path, template: str | None, device: str) -
 def predict_rows(kept: KeptModel, rows: Iterator[PlacedRow], name: str, device: str) -> Iterator[Row]:
     """Each row with its prediction, as it is read."""
     from biphase.device import choose_device
-    from biphase.finetuning.predict import open_model, predict_placed
+    from biphase.finetuning.predict import predict_placed
 
-    predicting = open_model(kept, choose_device(device))
     with track(f"predict {name}", None, "rows") as progress:
         num_rows = 0
-        for row in predict_placed(predicting, rows, name):
+        for row in predict_placed(kept, rows, name, choose_device(device)):
             num_rows += 1
             progress.advance(1)
             yield row

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from biphase.device import to_device
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, PackedLayout, choose_backend, lay_out
 from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.metrics import Judgement
 from biphase.tasks.examples import LabelledText
-from biphase.tasks.spec import Task, TaskSplit
+from biphase.tasks.spec import TASK_SPLITS, Task, TaskSplit
 
 TEXTS_PER_CALL = 50_000
 """How many texts the tokenizer gets at a time, so that its own records of a large task never fill the memory."""
@@ -89,7 +90,8 @@ class TokenizedTexts:
 
 @dataclass(frozen=True)
 class EncodedSplit:
-    """One split of a task as token ids. Each family of tasks adds its targets to it.
+    """One split of a task as token ids. Each family of tasks adds its targets to it, its loss, what it predicts and how
+    that is scored; it knows neither where data is from nor how training goes.
 
     What training draws its batches from are *items*: mostly the examples themselves.
     """
@@ -115,6 +117,30 @@ class EncodedSplit:
 
     def count_tokens(self, items: np.ndarray) -> int:
         return self.texts.count_tokens(items)
+
+    @classmethod
+    def encode(cls, task: Task, examples: Any, tokenizer: HashedTokenizer, config: FinetuneConfig) -> "EncodedSplit":
+        """The examples of a split, as `tasks.examples` has them, as token ids with their targets."""
+        raise NotImplementedError
+
+    @classmethod
+    def encode_task(cls, data: Any, tokenizer: HashedTokenizer, config: FinetuneConfig) -> "EncodedTask[Any]":
+        """All splits of a task; a family that must see them together has its own."""
+        splits = {name: cls.encode(data.task, data.splits[name], tokenizer, config) for name in TASK_SPLITS}
+        return EncodedTask(splits, data.left_out)
+
+    def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: "CellContext") -> Tensor:
+        """The mean loss over some training items, and its gradient added to that of the parameters."""
+        raise NotImplementedError
+
+    def predict(self, model: nn.Module, cell: "CellContext") -> Any:
+        """The predictions for all examples. Called under `torch.no_grad`, with a model in evaluation mode."""
+        raise NotImplementedError
+
+    def judge(self, predictions: Any, cell: "CellContext") -> Judgement:
+        """Every metric of the family by its name, as a share between 0 and 1; and a row for each example, as it is
+        written to `test.jsonl`: its id, what was predicted, and its score."""
+        raise NotImplementedError
 
 
 Split = TypeVar("Split", bound=EncodedSplit)

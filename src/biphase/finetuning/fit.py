@@ -46,7 +46,7 @@ from biphase.files import (
 from biphase.finetuning.cells import CellPlan
 from biphase.finetuning.config import ENCODING_SETTINGS, EVALUATED_SPLITS, PROTOCOL, FinetuneConfig
 from biphase.finetuning.encoding import CellContext, EncodedSplit, EncodedTask, HashedTokenizer, training_order
-from biphase.finetuning.families import parts_of
+from biphase.finetuning.families import kind_of_splits
 from biphase.finetuning.heads import (
     Encoder,
     FrozenFeatures,
@@ -97,7 +97,7 @@ def load_encoded(source: TaskSource, tokenizer: HashedTokenizer, config: Finetun
         refuse_links(path.parent)
         with locked(path.with_name(f".{path.name}.lock"), wait=True):
             make_once(path, lambda part: save_encoded(part, encode_source(source, tokenizer, config)))
-        encodings[path] = read_encoded(path, parts_of(task.family, config).split_kind)
+        encodings[path] = read_encoded(path, kind_of_splits(task.family, config))
         while len(encodings) > NUM_ENCODINGS:
             del encodings[next(iter(encodings))]
     return encodings[path]
@@ -109,7 +109,7 @@ def encode_source(source: TaskSource, tokenizer: HashedTokenizer, config: Finetu
     for split, number in count_shared(data).items():
         if number:
             console.err.print(f"{task.name}: {number:,} inputs of {split} stand in train too")
-    encoded = parts_of(task.family, config).encode_task(data, tokenizer, config)
+    encoded = kind_of_splits(task.family, config).encode_task(data, tokenizer, config)
     if encoded.left_out and task.missing == "refuse":  # else its reader has told so
         console.err.print(f"{task.name}: {encoded.left_out:,} rows without a gold label are left out")
     cut = [f"{split.num_truncated:,} of {name}" for name, split in encoded.splits.items() if split.num_truncated]
@@ -214,7 +214,6 @@ def train_network(network: nn.Module, encoded: EncodedTask[Any], cell: CellConte
     """Update `network` in place. Stops early only when a loss or a gradient is not finite."""
     # 1. What is trained on, and for how long.
     config, split = cell.config, encoded.splits["train"]
-    accumulate_gradients = parts_of(cell.task.family, config).accumulate_gradients
     items, num_steps = choose_items(split, config)
     # 2. Optimizer. Weight decay is on matrices, not on norms and biases.
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
@@ -235,7 +234,7 @@ def train_network(network: nn.Module, encoded: EncodedTask[Any], cell: CellConte
         for step, indices in enumerate(training_order(len(items), config.batch_size, num_steps, config.seed)):
             for group in optimizer.param_groups:
                 group["lr"] = finetuning_rate(config, step, num_steps)
-            loss = accumulate_gradients(network, split, items[indices], cell)
+            loss = split.accumulate_gradients(network, items[indices], cell)
             norm = nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
             optimizer.step()
             optimizer.zero_grad()
@@ -299,15 +298,14 @@ def evaluate_cell(
 ) -> tuple[Score, dict[str, list[dict[str, Any]]]]:
     """Predict validation and test of one task, unless training diverged, and say how good that is; with the rows of the
     predictions of each split."""
-    family, splits = parts_of(plan.task.family, plan.config), encoded.splits
-    started = time.perf_counter()
+    splits, started = encoded.splits, time.perf_counter()
     metrics: dict[str, dict[str, float]] = {}
     rows: dict[str, list[dict[str, Any]]] = {}
     network.eval()
     for name in EVALUATED_SPLITS if training.diverged_at is None else ():
         with torch.no_grad():
-            predictions = family.predict(network, splits[name], cell)
-        metrics[name], rows[name] = family.judge_split(splits[name], predictions, cell)
+            predictions = splits[name].predict(network, cell)
+        metrics[name], rows[name] = splits[name].judge(predictions, cell)
     is_on_gpu = cell.device.type == "cuda"
     peak = torch.cuda.max_memory_allocated(cell.device) if is_on_gpu else 1024 * getrusage(RUSAGE_SELF).ru_maxrss
     score = Score(

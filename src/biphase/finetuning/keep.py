@@ -71,11 +71,13 @@ aggregation_strategy="first")`. `biphase predict` takes any text."""
 def check_keepable(encoder: Encoder, task: Task, finetuning: FinetuneConfig) -> None:
     """Raises `InputError` for a network that transformers has no class for, and for templates that are no prompts."""
     cell = CellContext(task, finetuning, torch.device("cpu"), torch.float32)
-    if cell.task.family == "question_answering" and cell.config.qa_head != "span":
+    if task.family == "question_answering" and finetuning.qa_head != "span":
         raise InputError("keep: transformers has no class with the token head; give qa_head=span")
-    inner = [text for text in embedded_templates(cell.task).values() if not text.endswith("{text}")]
-    if is_embedder(cell) and inner:
-        raise InputError(f"keep: sentence-transformers puts prompts before a text; '{inner[0]}' must end with {{text}}")
+    for template in (task.query_template, task.document_template) if is_embedder(cell) else ():
+        if not template.endswith("{text}"):
+            raise InputError(
+                f"keep: sentence-transformers puts prompts before a text; '{template}' must end with {{text}}"
+            )
     config: Any = encoder.backbone.config
     misread_as = misreading_class(encoder.tokenizer.pretrained, config)
     if misread_as:
@@ -106,8 +108,8 @@ def keep_network(
         model.save_pretrained(part)
         tokenizer.save_pretrained(part)
         if is_embedder(cell):
-            templates = embedded_templates(cell.task).items()
-            prompts = {name: template.removesuffix("{text}") for name, template in templates}
+            templates = {"query": cell.task.query_template, "document": cell.task.document_template}
+            prompts = {name: template.removesuffix("{text}") for name, template in templates.items()}
             write_sentence_transformer(part, model, cell.config.max_length, prompts=prompts)
         record = KeptRecord(cell=score.cell, task=cell.task, config=cell.config)
         if isinstance(test, QuestionSplit):
@@ -117,10 +119,6 @@ def keep_network(
         write_json(part / RECORD, record.model_dump(mode="json"))
         write_text(part / "README.md", card_text(cell, encoder, model, score))
         write_mark(part, "fine-tuned model")
-
-
-def embedded_templates(task: Task) -> dict[str, str]:
-    return {"query": task.query_template, "document": task.document_template}
 
 
 def is_embedder(cell: CellContext) -> bool:
@@ -145,24 +143,21 @@ def to_transformers(network: Any, encoder: Encoder, cell: CellContext) -> Any:
         if isinstance(config, EuroBertConfig):  # which has no class for it, but is a Llama that looks both ways
             config = as_llama(config)
             set_direction(config, causal=False)
-        return with_same_head(AUTO_CLASSES[cell.task.family], config, network, cell)
-    with_labels(config, cell.task)
-    config.classifier_pooling = "mean"  # EuroBERT's and ModernBERT's name for what our head does
-    return with_same_head(AUTO_CLASSES[cell.task.family], config, network, cell)
-
-
-def with_labels(config: Any, task: Task) -> None:
-    config.id2label = {0: task.label} if num_outputs(task) == 1 else dict(enumerate(task.classes))
-    config.problem_type = task.problem_type
-    config.label2id = {name: number for number, name in config.id2label.items()}
-    if task.family == "retrieval":  # else CrossEncoder would give other numbers, in the same order
+    else:
+        config.id2label = {0: cell.task.label} if num_outputs(cell.task) == 1 else dict(enumerate(cell.task.classes))
+        config.label2id = {name: number for number, name in config.id2label.items()}
+        config.problem_type = cell.task.problem_type
+        config.classifier_pooling = "mean"  # EuroBERT's and ModernBERT's name for what our head does
+    if cell.task.family == "retrieval":  # else CrossEncoder would give other numbers, in the same order
         config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
+    return with_same_head(config, network, cell)
 
 
-def with_same_head(kind: Any, config: Any, network: Any, cell: CellContext) -> Any:
+def with_same_head(config: Any, network: Any, cell: CellContext) -> Any:
     """The class of transformers for a configuration, with the weights of ours. Raises `InputError` where there is none
     that computes the same."""
-    is_sequence = AUTO_CLASSES[cell.task.family] is AutoModelForSequenceClassification
+    kind = AUTO_CLASSES[cell.task.family]
+    is_sequence = kind is AutoModelForSequenceClassification
     is_probe = cell.config.frozen and is_sequence
     remedy = "a linear probe is not kept" if is_probe else "encoders of biphase's own have one"
     refusal = InputError(
@@ -209,48 +204,31 @@ def pass_on(model: Any) -> None:
 
 
 def card_text(cell: CellContext, encoder: Encoder, model: Any, score: Score) -> str:
-    """A small model card, with the fields that the hub reads."""
-    task, kind = cell.task, type(model).__name__
+    """A small model card, with the fields that the hub reads. A model and data of this machine have no name there."""
+    task, kind, base = cell.task, type(model).__name__, encoder.name.partition("@")[0]
+    is_of_this_machine = Path(find_model(encoder.name)).exists() or Path(base).exists()
+    name = harmless(Path(encoder.name).name if is_of_this_machine else encoder.name)
     template, query, document = map(harmless, (task.template, task.query_template, task.document_template))
-    load = f"SentenceTransformer(folder)  # {kind}" if task.family == "retrieval" else f"{kind}.from_pretrained(folder)"
+    library, pipeline_tag, load = "transformers", PIPELINE_TAGS[task.family], f"{kind}.from_pretrained(folder)"
     inputs = {
         "sequence_classification": f"The input is {template}, columns filled in.",
         "token_classification": TAGGING,
         "question_answering": f"The input is {template} as one text; `biphase predict` makes it of rows.",
         "multiple_choice": f"Each choice is an input {template}; the highest score is the answer.",
         "retrieval": f"Queries are given as {query}, documents as {document}.",
-    }
-    if kind.endswith("ForSequenceClassification") and task.family == "retrieval":
-        load = "CrossEncoder(folder)  # of sentence-transformers"
-        inputs["retrieval"] = "The input is a query and a document, as a pair."
+    }[task.family]
+    if task.family == "retrieval":
+        library, load = "sentence-transformers", f"SentenceTransformer(folder)  # {kind}"
+        if not is_embedder(cell):
+            pipeline_tag, load = "text-ranking", "CrossEncoder(folder)  # of sentence-transformers"
+            inputs = "The input is a query and a document, as a pair."
     licence = f"Licence of the data: {harmless(task.licence)}.\n" if task.licence else ""
-    name = harmless(
-        Path(encoder.name).name if is_of_this_machine(encoder.name) else encoder.name
-    )  # no path of this machine
     headline = score.headline().replace(encoder.name, name)
-    said = f"{name} fine-tuned by biphase.\n\n{headline}\n\n    {load}\n"
-    head = head_of_card(cell, encoder, model.config.model_type, score.source)
-    return f"{head}\n# {task.name}\n\n{said}\n{inputs[task.family]}\n{tell_direction(model.config)}{licence}"
-
-
-def is_of_this_machine(name: str) -> bool:
-    """Whether a model is a run or a folder of this machine."""
-    return Path(find_model(name)).exists() or Path(name.partition("@")[0]).exists()
-
-
-def head_of_card(cell: CellContext, encoder: Encoder, model_type: str, source: str) -> str:
-    """What the hub reads. A model and data of this machine have no name there."""
-    library, pipeline_tag = "transformers", PIPELINE_TAGS[cell.task.family]
-    if cell.task.family == "retrieval":
-        library = "sentence-transformers"
-        pipeline_tag = pipeline_tag if is_embedder(cell) else "text-ranking"
-    base = encoder.name.partition("@")[0]
-    data = cell.task.hub.id if cell.task.hub is not None else None
-    is_of_hub = data is not None and source.partition("@")[0] == data
-    return write_head(
-        library,
-        pipeline_tag,
-        None if is_of_this_machine(encoder.name) else base,
-        ["biphase", model_type],
-        data if is_of_hub else None,
+    hub_id = task.hub.id if task.hub is not None else None
+    dataset = hub_id if score.source.partition("@")[0] == hub_id else None
+    tags = ["biphase", model.config.model_type]
+    head = write_head(library, pipeline_tag, None if is_of_this_machine else base, tags, dataset)
+    return (
+        f"{head}\n# {task.name}\n\n{name} fine-tuned by biphase.\n\n{headline}\n\n    {load}\n\n"
+        f"{inputs}\n{tell_direction(model.config)}{licence}"
     )

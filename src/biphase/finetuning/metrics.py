@@ -45,31 +45,29 @@ def sequence_metrics(gold_S: np.ndarray, predicted_S: np.ndarray, num_labels: in
     """`accuracy`; `macro_f1`, the mean F1 of the labels that are in gold or predictions; `mcc`, Matthews' correlation,
     GLUE's score of CoLA; of two labels also `f1`, that of label 1, GLUE's score of QQP and MRPC beside the accuracy.
     """
-    gold_SL, predicted_SL = (np.eye(num_labels, dtype=np.int64)[numbers_S] for numbers_S in (gold_S, predicted_S))
-    scores = {"accuracy": accuracy(gold_S, predicted_S)}
-    for name in ("macro_f1", "mcc", "f1") if num_labels == 2 else ("macro_f1", "mcc"):
-        counts_SC, statistic = label_counts(name, gold_SL, predicted_SL)
-        scores[name] = float(statistic(counts_SC.sum(axis=0)))
-    return scores
+    one_hot_LL = np.eye(num_labels, dtype=np.int64)
+    gold_SL, predicted_SL = one_hot_LL[gold_S], one_hot_LL[predicted_S]
+    names = ("macro_f1", "mcc", "f1") if num_labels == 2 else ("macro_f1", "mcc")
+    scores = {name: total_score(*label_counts(name, gold_SL, predicted_SL)) for name in names}
+    return {"accuracy": accuracy(gold_S, predicted_S)} | scores
 
 
 def multi_label_metrics(gold_SL: np.ndarray, predicted_SL: np.ndarray) -> dict[str, float]:
     """`micro_f1` over all labels together; `macro_f1`, the mean F1 of all labels; `accuracy`, the share of samples with
     the whole set right."""
-    scores = {}
-    for name in ("micro_f1", "macro_f1"):
-        counts_SC, statistic = label_counts(name, gold_SL, predicted_SL, is_multi=True)
-        scores[name] = float(statistic(counts_SC.sum(axis=0)))
+    names = ("micro_f1", "macro_f1")
+    scores = {name: total_score(*label_counts(name, gold_SL, predicted_SL, is_multi=True)) for name in names}
     return scores | {"accuracy": float((gold_SL == predicted_SL).all(axis=1).mean())}
 
 
 def regression_metrics(gold_S: np.ndarray, predicted_S: np.ndarray) -> dict[str, float]:
     """The correlations `spearman` and `pearson`; 0 where all numbers of a side are the same."""
-    scores = {}
-    for name in ("spearman", "pearson"):
-        products_SC, statistic = correlation_products(name, gold_S, predicted_S)
-        scores[name] = float(statistic(products_SC.sum(axis=0)))
-    return scores
+    names = ("spearman", "pearson")
+    return {name: total_score(*correlation_products(name, gold_S, predicted_S)) for name in names}
+
+
+def total_score(counts_NC: np.ndarray, statistic: Statistic) -> float:
+    return float(statistic(counts_NC.sum(axis=0)))
 
 
 def correlation_products(metric: str, gold_N: np.ndarray, predicted_N: np.ndarray) -> tuple[np.ndarray, Statistic]:
@@ -171,13 +169,10 @@ def token_metrics(
     scores = {"accuracy": accuracy(gold_U, predicted_U)}
     if labels[0] != "O":
         known_U = np.where(predicted_U < 0, len(labels), predicted_U)
-        f1_L, is_seen_L = (each[:-1] for each in label_f1(gold_U, known_U, len(labels) + 1))
-        return scores | {"macro_f1": float(f1_L[is_seen_L].mean())}
-    return {
-        **entity_scores(gold_U, predicted_U, unit_bounds_S1, labels),
-        **scores,
-        "paper_f1": sentence_macro_f1(gold_U, predicted_U, unit_bounds_S1, len(labels)),
-    }
+        f1_L, is_seen_L = label_f1(gold_U, known_U, len(labels) + 1)
+        return scores | {"macro_f1": float(f1_L[:-1][is_seen_L[:-1]].mean())}
+    entities = entity_scores(gold_U, predicted_U, unit_bounds_S1, labels)
+    return entities | scores | {"paper_f1": sentence_macro_f1(gold_U, predicted_U, unit_bounds_S1, len(labels))}
 
 
 def entity_scores(
@@ -191,14 +186,11 @@ def entity_scores(
     CoNLL-2003 are those, and a model whose tags are read one by one does break them. `strict_f1` is that of seqeval's
     strict mode for IOB2.
     """
-    found, predicted, gold = count_entities(gold_U, predicted_U, unit_bounds_S1, labels).sum(axis=0).tolist()
-    strict_3 = count_entities(gold_U, predicted_U, unit_bounds_S1, labels, is_strict=True).sum(axis=0)
-    return {
-        "precision": found / max(predicted, 1),
-        "recall": found / max(gold, 1),
-        "f1": 2 * found / max(predicted + gold, 1),
-        "strict_f1": float(micro_f1(strict_3)),
-    }
+    counts_S3 = count_entities(gold_U, predicted_U, unit_bounds_S1, labels)
+    strict_S3 = count_entities(gold_U, predicted_U, unit_bounds_S1, labels, is_strict=True)
+    found, predicted, gold = counts_S3.sum(axis=0).tolist()
+    scores = {"precision": found / max(predicted, 1), "recall": found / max(gold, 1)}
+    return scores | {"f1": total_score(counts_S3, micro_f1), "strict_f1": total_score(strict_S3, micro_f1)}
 
 
 def count_entities(
@@ -425,23 +417,17 @@ def ranking_scores(relevance: Relevance, ranked: Ranked) -> tuple[dict[str, floa
     import pytrec_eval
 
     assert relevance, "no query is judged"
-    # A grade below -1 reads outside of pytrec_eval's memory, and may end the process.
-    known = {query: {name: max(int(grade), 0) for name, grade in grades.items()} for query, grades in relevance.items()}
-    evaluator = pytrec_eval.RelevanceEvaluator(
-        known,
-        {"ndcg_cut.10", "map_cut.100", "recall.10,100", "recip_rank", "P.10"},
-    )
-    evaluated = evaluator.evaluate(
-        {
-            query: {document: float(score) for document, score in documents.items()}
-            for query, documents in ranked.items()
-            if query in relevance and documents
-        }
-    )
-    per_query = {
-        ours: {query: evaluated.get(query, {}).get(theirs, 0.0) for query in relevance}
-        for ours, theirs in TREC_MEASURES.items()
-    }
+    judged, results = {}, {}
+    for query, grades in relevance.items():
+        # A grade below -1 reads outside of pytrec_eval's memory, and may end the process.
+        judged[query] = {document: max(int(grade), 0) for document, grade in grades.items()}
+        if ranked.get(query):
+            results[query] = {document: float(score) for document, score in ranked[query].items()}
+    measures = {"ndcg_cut.10", "map_cut.100", "recall.10,100", "recip_rank", "P.10"}
+    evaluated = pytrec_eval.RelevanceEvaluator(judged, measures).evaluate(results)
+    per_query = {}
+    for ours, theirs in TREC_MEASURES.items():
+        per_query[ours] = {query: evaluated.get(query, {}).get(theirs, 0.0) for query in relevance}
     per_query["mrr_at_10"] = {q: score if score >= 1 / 10 else 0.0 for q, score in per_query["mrr_at_10"].items()}
     per_query["paper_ndcg_at_10"] = paper_ndcg_at_10(relevance, ranked)
     return {name: sum(scores.values()) / max(len(scores), 1) for name, scores in per_query.items()}, per_query

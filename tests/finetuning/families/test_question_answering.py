@@ -13,9 +13,7 @@ from biphase.finetuning.families.question_answering import (
     SpanPredictions,
     characters_of_span,
     cut_windows,
-    encode_all_questions,
     encode_questions,
-    predict_answers,
     span_loss,
     token_loss,
 )
@@ -113,7 +111,7 @@ def predict_from(
     logits_T2 = logits_T2.astype(np.float32)
     monkeypatch.setattr("biphase.finetuning.families.question_answering.predict_tokens", lambda *_: logits_T2)
     network: Any = None
-    return predict_answers(network, split, make_cell("squad_v2", **settings))
+    return split.predict(network, make_cell("squad_v2", **settings))
 
 
 def roomiest_places(split: QuestionSplit, question: int) -> list[int]:
@@ -222,7 +220,7 @@ def test_the_longest_answer_is_chosen_from_train(
     train = [Question(str(n), "Who?", "dog " * 60, (long if n < num_long else short,)) for n in range(100)]
     task = task_table()["squad"].model_copy(update={"name": "mine"})
     data = TaskData(task, "here", tuple(train), tuple(train[:2]), tuple(train[:2]), 0)
-    encoded = encode_all_questions(data, encoder.tokenizer, FinetuneConfig(max_answer_tokens=given))
+    encoded = QuestionSplit.encode_task(data, encoder.tokenizer, FinetuneConfig(max_answer_tokens=given))
     begin, end = encoded.splits["train"].answers_Q2[0].tolist()
     assert {split.max_answer_tokens for split in encoded.splits.values()} == {max(30, end - begin)}
     assert (end - begin > 100) == (num_long > 0)

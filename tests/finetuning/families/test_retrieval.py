@@ -8,7 +8,7 @@ import torch
 
 from biphase.finetuning.encoding import EncodedTask
 from biphase.finetuning.families import retrieval
-from biphase.finetuning.families.retrieval import contrastive_loss, embed_all, no_negatives, pairs_loss
+from biphase.finetuning.families.retrieval import contrastive_loss, embed_all, no_negatives
 from biphase.finetuning.fit import build_network, load_encoded
 from biphase.finetuning.heads import Encoder
 from biphase.finetuning.metrics import best_documents
@@ -63,7 +63,7 @@ def test_gradient_caching_changes_memory_not_the_gradient(
     for budget in (65_536, 30, 1):
         model = make_model(encoder)
         cell = make_cell("squad_retrieval", microbatch_tokens=budget)
-        loss = pairs_loss(model, encoded.splits["train"], np.arange(9), cell)
+        loss = encoded.splits["train"].accumulate_gradients(model, np.arange(9), cell)
         results.append((loss, [parameter.grad for parameter in model.parameters()]))
     for other in results[1:]:
         torch.testing.assert_close(results[0], other, rtol=1e-4, atol=1e-6)
@@ -100,7 +100,7 @@ def test_no_query_finds_itself(encoder: Encoder) -> None:
     splits: dict[Any, Any] = {"validation": judged, "test": judged}
     named: dict[Any, Any] = {"validation": tuple(documents), "test": tuple(documents)}
     data = Collection(cell.task, "here", documents, texts, (("a", "d"),), splits, named, 0)
-    split = retrieval.encode_collection(data, encoder.tokenizer, cell.config).splits["test"]
+    split = retrieval.JudgedSplit.encode_task(data, encoder.tokenizer, cell.config).splits["test"]
     ranked = predict_split(make_model(encoder).eval(), split, cell)
     left_out = {query: documents.keys() - found.keys() for query, found in ranked.items()}
     assert left_out == {"a": {"a"}, "b": {"b"}, "c": set(), "1": set(), "2": {"2"}}
@@ -113,10 +113,10 @@ def test_no_query_is_trained_away_from_itself(encoder: Encoder) -> None:
     named: dict[Any, Any] = dict.fromkeys(("validation", "test"), tuple(texts))
     cell = make_cell("squad_retrieval", judged_only=False)
     data = Collection(cell.task, "here", texts, texts, (("a", "b"), ("c", "a")), judged, named, 0)
-    split = retrieval.encode_collection(data, encoder.tokenizer, cell.config).splits["train"]
+    split = retrieval.JudgedSplit.encode_task(data, encoder.tokenizer, cell.config).splits["train"]
     assert no_negatives(split, split.queries_J, split.documents_J).tolist() == [[False, True], [False, False]]
     pytest.importorskip("bm25s")
-    train = retrieval.encode_candidates(data, encoder.tokenizer, cell.config).splits["train"]
+    train = retrieval.CandidateSplit.encode_task(data, encoder.tokenizer, cell.config).splits["train"]
     groups = np.split(np.array(train.documents_S), train.bounds_Q1[1:-1])
     assert [group.tolist() for group in groups] == [["b", "c"], ["a", "b"]]
 
@@ -131,7 +131,7 @@ def test_no_query_is_a_candidate_of_its_own(encoder: Encoder, monkeypatch: pytes
     splits: dict[Any, Any] = {"validation": judged, "test": judged}
     named: dict[Any, Any] = {"validation": tuple(texts), "test": tuple(texts)}
     data = Collection(cell.task, "here", texts, queries, (("a", "b"),), splits, named, 0)
-    split = retrieval.encode_candidates(data, encoder.tokenizer, cell.config).splits["test"]
+    split = retrieval.CandidateSplit.encode_task(data, encoder.tokenizer, cell.config).splits["test"]
     found = retrieval.order_candidates(split, np.arange(len(split.documents_S), dtype=np.float64))
     assert [len(documents) for documents in found.values()] == [3, 3]
     assert all(query not in documents for query, documents in found.items())
@@ -142,7 +142,7 @@ def test_a_perfect_ranking_scores_one(encoded: EncodedTask[retrieval.JudgedSplit
     for shift, score in ((0, 1.0), (1, 0.0)):
         pairs = zip(judged.queries_J, judged.documents_J + shift, strict=True)
         ranked = {judged.ids[query]: {judged.document_ids[document]: 1.0} for query, document in pairs}
-        metrics, rows = retrieval.judge_search(judged, ranked, cell)
+        metrics, rows = judged.judge(ranked, cell)
         assert metrics["ndcg_at_10"] == score and {row["score"] for row in rows} == {score}
 
 
@@ -159,7 +159,7 @@ def test_a_part_of_the_queries_is_searched_for_among_the_same_documents(
         split = load_encoded(source, encoder.tokenizer, cell.config).splits["test"]
         ranked = predict_split(model, split, cell)
         assert len(ranked) == split.num_examples
-        _, rows = retrieval.judge_search(split, ranked, cell)
+        _, rows = split.judge(ranked, cell)
         for (query, documents), row in zip(ranked.items(), rows, strict=True):
             assert query == row["id"]
             found[query] = set(documents), row["score"]

@@ -1,14 +1,15 @@
 import numpy as np
 
+from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.families.token_classification import (
     TaggedSplit,
-    encode_sentences,
     tag_rows,
     vote,
     words_of_tokens,
 )
 from biphase.finetuning.heads import Encoder
 from biphase.tasks.examples import TaggedWords
+from biphase.tasks.spec import task_table
 
 SENTENCES = (
     TaggedWords("a", ("Zürich", "—", "naïve", "dog"), (7, 0, 0, 9)),
@@ -18,7 +19,9 @@ SENTENCES = (
 
 
 def encode(encoder: Encoder, max_length: int = 100) -> TaggedSplit:
-    return encode_sentences(SENTENCES, encoder.tokenizer, max_length)
+    return TaggedSplit.encode(
+        task_table()["wnut17"], SENTENCES, encoder.tokenizer, FinetuneConfig(max_length=max_length)
+    )
 
 
 def test_every_token_belongs_to_its_word(encoder: Encoder) -> None:

@@ -41,12 +41,6 @@ LOWEST = -1e4
 """A logit, in place of minus infinity, which differences and sums would turn into no number."""
 
 
-def margin_sums(margins_K: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Start and end scores whose sum is the sum of a span's margins (log-odds of being in the answer)."""
-    ends_K = np.cumsum(margins_K)
-    return margins_K - ends_K, ends_K
-
-
 def best_spans(
     starts_K: np.ndarray, ends_K: np.ndarray, bounds_Q1: np.ndarray, max_tokens: int
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -82,17 +76,6 @@ def reference_best_span(starts: np.ndarray, ends: np.ndarray, max_tokens: int) -
     return start, last + 1
 
 
-def span_probabilities(
-    starts_K: np.ndarray, ends_K: np.ndarray, bounds_Q1: np.ndarray, scores_Q: np.ndarray
-) -> np.ndarray:
-    """The probability of each question's span among those of its context [Q]: that of its start times that of its
-    end."""
-    sums_Q = np.zeros(len(scores_Q))
-    for number, (begin, end) in enumerate(pairwise(bounds_Q1.tolist())):
-        sums_Q[number] = logsumexp(starts_K[begin:end]) + logsumexp(ends_K[begin:end]) if begin < end else 0.0
-    return np.exp(np.minimum(scores_Q - sums_Q, 0.0))
-
-
 def segment_logsumexp(logits_TC: Tensor, bounds_S1: Tensor) -> Tensor:
     """[S, C], over the rows of each segment."""
     segments_T = torch.repeat_interleave(torch.arange(len(bounds_S1) - 1, device=logits_TC.device), bounds_S1.diff())
@@ -106,6 +89,24 @@ def segment_logsumexp(logits_TC: Tensor, bounds_S1: Tensor) -> Tensor:
 LEAST_LONGEST = 30
 """The longest answer, in tokens, that is predicted at least."""
 ANSWERS_WITHIN = 0.99
+
+
+@dataclass(frozen=True)
+class SpanPredictions:
+    """An answer to each question of a split."""
+
+    texts: list[str]
+    """The answers; empty: no answer."""
+    best_texts: list[str]
+    """The best answer, also where no answer scores higher."""
+    no_answer_scores_Q: np.ndarray
+    """How much higher no answer scores than the best one."""
+    characters_Q2: np.ndarray
+    """Where the best answer begins and ends in its context."""
+    probabilities_Q: np.ndarray
+    """The probability of its start times that of its end, among the tokens of the context (of the span head)."""
+    selected: list[np.ndarray]
+    """The tokens of the answer, counted from the first of the input."""
 
 
 @dataclass(frozen=True)
@@ -147,17 +148,94 @@ class QuestionSplit(EncodedSplit):
         """All windows of some questions' contexts."""
         return np.flatnonzero(np.isin(self.questions_W, examples))
 
+    @classmethod
+    def encode_task(
+        cls, data: TaskData[Question], tokenizer: HashedTokenizer, config: FinetuneConfig
+    ) -> "EncodedTask[QuestionSplit]":
+        has_unanswerable = any(not example.answers for example in data.train)
+        splits = {}
+        for name, examples in data.splits.items():
+            encoded = encode_questions(data.task, examples, tokenizer, config, has_unanswerable)
+            splits[name] = replace(encoded, contexts=[]) if name == "train" else encoded
+        longest = choose_longest(data.task, splits["train"], config)
+        return EncodedTask({name: replace(s, max_answer_tokens=longest) for name, s in splits.items()}, data.left_out)
 
-def encode_all_questions(
-    data: TaskData[Question], tokenizer: HashedTokenizer, config: FinetuneConfig
-) -> EncodedTask[QuestionSplit]:
-    has_unanswerable = any(not example.answers for example in data.train)
-    splits = {}
-    for name, examples in data.splits.items():
-        encoded = encode_questions(data.task, examples, tokenizer, config, has_unanswerable)
-        splits[name] = replace(encoded, contexts=[]) if name == "train" else encoded
-    longest = choose_longest(data.task, splits["train"], config)
-    return EncodedTask({name: replace(s, max_answer_tokens=longest) for name, s in splits.items()}, data.left_out)
+    def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: CellContext) -> Tensor:
+        """The mean loss over windows (span head) or over their tokens (token head), and its gradient."""
+        is_span = cell.config.qa_head == "span"
+        num_targets = len(items) if is_span else self.texts.count_tokens(items)
+
+        def loss_of(logits_T2: Tensor, batch: Batch) -> Tensor:
+            loss = span_loss if is_span else token_loss
+            return loss(logits_T2, self, batch, cell) / num_targets
+
+        return backward_in_microbatches(model, self.texts, items, cell, loss_of)
+
+    def predict(self, model: nn.Module, cell: CellContext) -> SpanPredictions:
+        is_span = cell.config.qa_head == "span"
+        # 1. Logits of all tokens of all windows, and of each context token those of one window.
+        logits_T2 = predict_tokens(model, self.texts, 2, cell)
+        logits_K2 = context_logits(self, logits_T2)
+        # 2. How good it is to start and to end at each context token, and to have no answer. With the span head that is
+        #    the lowest sum of both logits at an end-of-text token of the question's windows.
+        if is_span:
+            starts_K, ends_K = logits_K2[:, 0], logits_K2[:, 1]
+            null_Q = np.full(self.num_examples, np.inf)
+            np.minimum.at(null_Q, self.questions_W, logits_T2[self.texts.bounds_S1[1:] - 1].sum(1))
+        else:
+            # The sum of a span's margins (log-odds of being in the answer) is the sum of its start and its end.
+            margins_K = logits_K2[:, 1] - logits_K2[:, 0]
+            ends_K = np.cumsum(margins_K)
+            starts_K = margins_K - ends_K
+            null_Q = np.zeros(self.num_examples)
+        # 3. The best span of each question, or the best of its candidates.
+        longest = cell.config.max_answer_tokens or self.max_answer_tokens
+        spans_Q2, scores_Q = best_spans(starts_K, ends_K, self.context_bounds_Q1, longest)
+        for number, (begin, end) in enumerate(pairwise(self.candidate_bounds_Q1.tolist())):
+            candidates = self.candidates_C2[begin:end]
+            whole = candidates[candidates[:, 0] >= 0]
+            if len(whole):
+                scores = starts_K[whole[:, 0]] + ends_K[whole[:, 1] - 1]
+                spans_Q2[number], scores_Q[number] = whole[scores.argmax()], scores.max()
+        # 4. Its text, or none where having none is better.
+        is_empty_Q = (null_Q > scores_Q) & self.has_unanswerable
+        characters_Q2 = np.array(
+            [characters_of_span(self, number, *span) for number, span in enumerate(spans_Q2.tolist())]
+        )
+        best_texts = [text[begin:end] for text, (begin, end) in zip(self.contexts, characters_Q2.tolist(), strict=True)]
+        texts = ["" if empty else text for text, empty in zip(best_texts, is_empty_Q, strict=True)]
+        if is_span:
+            selected = tokens_of_spans(self, spans_Q2, is_empty_Q)
+        else:  # all tokens that are labelled 1, in the question too, of the one window that it has with this head
+            is_labelled_T = logits_T2[:, 1] > logits_T2[:, 0]
+            selected = [np.flatnonzero(part) for part in np.split(is_labelled_T, self.texts.bounds_S1[1:-1])]
+        # 5. The probability of each span among those of its context: that of its start times that of its end.
+        sums_Q = np.zeros(self.num_examples)
+        for number, (begin, end) in enumerate(pairwise(self.context_bounds_Q1.tolist())):
+            if begin < end:
+                sums_Q[number] = logsumexp(starts_K[begin:end]) + logsumexp(ends_K[begin:end])
+        probabilities_Q = np.exp(np.minimum(scores_Q - sums_Q, 0.0))
+        return SpanPredictions(texts, best_texts, null_Q - scores_Q, characters_Q2, probabilities_Q, selected)
+
+    def judge(self, predictions: SpanPredictions, cell: CellContext) -> Judgement:
+        texts = dict(zip(self.ids, predictions.texts, strict=True))
+        gold = dict(zip(self.ids, self.gold, strict=True))
+        no_answer = dict(zip(self.ids, predictions.no_answer_scores_Q.tolist(), strict=True))
+        scores = answer_scores(texts, gold)
+        if self.has_unanswerable:
+            by_threshold = answer_scores(dict(zip(self.ids, predictions.best_texts, strict=True)), gold, no_answer)
+            scores |= {name: by_threshold[name] for name in ("best_exact", "best_f1")}
+        gold_tokens = tokens_of_spans(self, self.answers_Q2, self.answers_Q2[:, 0] < 0)
+        scores["paper_f1"] = paper_answer_f1(gold_tokens, predictions.selected)
+        rows = []
+        probabilities = predictions.probabilities_Q.tolist()
+        for id, counted, probability in zip(self.ids, counted_answers(self.gold), probabilities, strict=True):
+            row = {"id": id, "gold": gold[id], "predicted": texts[id], "score": token_f1(texts[id], counted)}
+            row["no_answer_score"] = round(no_answer[id], 5)
+            if cell.config.qa_head == "span":
+                row["probability"] = round(probability, 5)
+            rows.append(row)
+        return scores, rows
 
 
 def choose_longest(task: Task, train: QuestionSplit, config: FinetuneConfig) -> int:
@@ -256,18 +334,6 @@ def tokens_of_answer(answer: Answer | None, spans_K2: np.ndarray, first: int, li
     return -1, -1
 
 
-def answers_loss(model: nn.Module, split: QuestionSplit, items: np.ndarray, cell: CellContext) -> Tensor:
-    """The mean loss over windows (span head) or over their tokens (token head), and its gradient."""
-    is_span = cell.config.qa_head == "span"
-    num_targets = len(items) if is_span else split.texts.count_tokens(items)
-
-    def loss_of(logits_T2: Tensor, batch: Batch) -> Tensor:
-        loss = span_loss if is_span else token_loss
-        return loss(logits_T2, split, batch, cell) / num_targets
-
-    return backward_in_microbatches(model, split.texts, items, cell, loss_of)
-
-
 def token_loss(logits_T2: Tensor, split: QuestionSplit, batch: Batch, cell: CellContext) -> Tensor:
     """Sum of cross-entropies: label 1 on the first answer's tokens, 0 on all others, the question's too."""
     targets_T = is_in_answer(split, batch).astype(np.int64)
@@ -310,63 +376,6 @@ def span_loss(logits_T2: Tensor, split: QuestionSplit, batch: Batch, cell: CellC
     return (logsumexp_W2 - chosen_W2).mean(1).sum()
 
 
-@dataclass(frozen=True)
-class SpanPredictions:
-    """An answer to each question of a split."""
-
-    texts: list[str]
-    """The answers; empty: no answer."""
-    best_texts: list[str]
-    """The best answer, also where no answer scores higher."""
-    no_answer_scores_Q: np.ndarray
-    """How much higher no answer scores than the best one."""
-    characters_Q2: np.ndarray
-    """Where the best answer begins and ends in its context."""
-    probabilities_Q: np.ndarray
-    """The probability of its start times that of its end, among the tokens of the context (of the span head)."""
-    selected: list[np.ndarray]
-    """The tokens of the answer, counted from the first of the input."""
-
-
-def predict_answers(model: nn.Module, split: QuestionSplit, cell: CellContext) -> SpanPredictions:
-    is_span = cell.config.qa_head == "span"
-    # 1. Logits of all tokens of all windows, and of each context token those of one window.
-    logits_T2 = predict_tokens(model, split.texts, 2, cell)
-    logits_K2 = context_logits(split, logits_T2)
-    # 2. How good it is to start and to end at each context token, and to have no answer. With the span head that is the
-    #    lowest sum of both logits at an end-of-text token of the question's windows.
-    if is_span:
-        starts_K, ends_K = logits_K2[:, 0], logits_K2[:, 1]
-        null_Q = np.full(split.num_examples, np.inf)
-        np.minimum.at(null_Q, split.questions_W, logits_T2[split.texts.bounds_S1[1:] - 1].sum(1))
-    else:
-        starts_K, ends_K = margin_sums(logits_K2[:, 1] - logits_K2[:, 0])
-        null_Q = np.zeros(split.num_examples)
-    # 3. The best span of each question, or the best of its candidates.
-    longest = cell.config.max_answer_tokens or split.max_answer_tokens
-    spans_Q2, scores_Q = best_spans(starts_K, ends_K, split.context_bounds_Q1, longest)
-    for number, (begin, end) in enumerate(pairwise(split.candidate_bounds_Q1.tolist())):
-        candidates = split.candidates_C2[begin:end]
-        whole = candidates[candidates[:, 0] >= 0]
-        if len(whole):
-            scores = starts_K[whole[:, 0]] + ends_K[whole[:, 1] - 1]
-            spans_Q2[number], scores_Q[number] = whole[scores.argmax()], scores.max()
-    # 4. Its text, or none where having none is better.
-    is_empty_Q = (null_Q > scores_Q) & split.has_unanswerable
-    characters_Q2 = np.array(
-        [characters_of_span(split, number, *span) for number, span in enumerate(spans_Q2.tolist())]
-    )
-    best_texts = [text[begin:end] for text, (begin, end) in zip(split.contexts, characters_Q2.tolist(), strict=True)]
-    texts = ["" if empty else text for text, empty in zip(best_texts, is_empty_Q, strict=True)]
-    if is_span:
-        selected = tokens_of_spans(split, spans_Q2, is_empty_Q)
-    else:  # all tokens that are labelled 1, in the question too, of the one window that a question has with this head
-        is_labelled_T = logits_T2[:, 1] > logits_T2[:, 0]
-        selected = [np.flatnonzero(part) for part in np.split(is_labelled_T, split.texts.bounds_S1[1:-1])]
-    probabilities_Q = span_probabilities(starts_K, ends_K, split.context_bounds_Q1, scores_Q)
-    return SpanPredictions(texts, best_texts, null_Q - scores_Q, characters_Q2, probabilities_Q, selected)
-
-
 def context_logits(split: QuestionSplit, logits_T2: np.ndarray) -> np.ndarray:
     """Logits [K, 2] of each context token, from the window where it has most context on its poorer side.
 
@@ -402,24 +411,3 @@ def characters_of_span(split: QuestionSplit, question: int, begin: int, end: int
     text = split.contexts[question][first:last]
     first = last - len(text.lstrip())
     return first, first + len(text.strip())
-
-
-def judge_answers(split: QuestionSplit, predictions: SpanPredictions, cell: CellContext) -> Judgement:
-    texts = dict(zip(split.ids, predictions.texts, strict=True))
-    gold = dict(zip(split.ids, split.gold, strict=True))
-    no_answer = dict(zip(split.ids, predictions.no_answer_scores_Q.tolist(), strict=True))
-    scores = answer_scores(texts, gold)
-    if split.has_unanswerable:
-        by_threshold = answer_scores(dict(zip(split.ids, predictions.best_texts, strict=True)), gold, no_answer)
-        scores |= {name: by_threshold[name] for name in ("best_exact", "best_f1")}
-    gold_tokens = tokens_of_spans(split, split.answers_Q2, split.answers_Q2[:, 0] < 0)
-    scores["paper_f1"] = paper_answer_f1(gold_tokens, predictions.selected)
-    rows = []
-    probabilities = predictions.probabilities_Q.tolist()
-    for id, counted, probability in zip(split.ids, counted_answers(split.gold), probabilities, strict=True):
-        row = {"id": id, "gold": gold[id], "predicted": texts[id], "score": token_f1(texts[id], counted)}
-        row["no_answer_score"] = round(no_answer[id], 5)
-        if cell.config.qa_head == "span":
-            row["probability"] = round(probability, 5)
-        rows.append(row)
-    return scores, rows

@@ -41,7 +41,7 @@ from biphase.finetuning.encoding import (
 )
 from biphase.finetuning.families.sequence_classification import ChoiceSplit
 from biphase.finetuning.metrics import BM25, Judgement, Ranked, judge_ranking, ranking_scores
-from biphase.tasks.spec import TaskSplit
+from biphase.tasks.spec import TASK_SPLITS, TaskSplit
 from biphase.tasks.splits import DRAW_SEED, Collection, own_documents, search_bm25
 
 TOP = 100
@@ -80,72 +80,98 @@ class JudgedSplit(EncodedSplit):
         """`query · N + document` of the judgements, ascending: one number for each pair, to be found by bisection."""
         return np.sort(self.queries_J * self.documents.num_samples + self.documents_J)
 
+    @classmethod
+    def encode_task(
+        cls, data: Collection, tokenizer: HashedTokenizer, config: FinetuneConfig
+    ) -> "EncodedTask[JudgedSplit]":
+        task = data.task
+        query_ids, document_ids = list(data.queries), list(data.documents)
+        query_numbers = {id: number for number, id in enumerate(query_ids)}
+        document_numbers = {id: number for number, id in enumerate(document_ids)}
+        texts = [task.query_template.replace("{text}", text) for text in data.queries.values()]
+        queries = encode_texts(tokenizer, texts, config.max_length)
+        texts = [task.document_template.replace("{text}", text) for text in data.documents.values()]
+        documents = encode_texts(tokenizer, texts, config.max_length)
+        own = own_documents(data.queries, data.documents, data.relevance["validation"] | data.relevance["test"])
+        itself_A = np.array([document_numbers[id] if id in own else -1 for id in query_ids], dtype=np.int64)
 
-def encode_collection(data: Collection, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask[JudgedSplit]:
-    task = data.task
-    query_ids, document_ids = list(data.queries), list(data.documents)
-    query_numbers = {id: number for number, id in enumerate(query_ids)}
-    document_numbers = {id: number for number, id in enumerate(document_ids)}
-    texts = [task.query_template.replace("{text}", text) for text in data.queries.values()]
-    queries = encode_texts(tokenizer, texts, config.max_length)
-    texts = [task.document_template.replace("{text}", text) for text in data.documents.values()]
-    documents = encode_texts(tokenizer, texts, config.max_length)
-    own = own_documents(data.queries, data.documents, data.relevance["validation"] | data.relevance["test"])
-    itself_A = np.array([document_numbers[id] if id in own else -1 for id in query_ids], dtype=np.int64)
+        rows: dict[str, list[tuple[str, str, int]]] = {}
+        rows["train"] = [(query, document, 1) for query, document in data.train]
+        judged: dict[str, Iterable[str]] = {"train": {document for _, document in data.train}, **data.judged_documents}
+        num_examples = {"train": len(data.train)}
+        for name in EVALUATED_SPLITS:
+            rows[name], num_examples[name] = [], len(data.relevance[name])
+            for query, grades in data.relevance[name].items():
+                rows[name] += [(query, document, grade) for document, grade in grades.items()]
+        splits = {}
+        for split in TASK_SPLITS:
+            numbers = [
+                (query_numbers[query], document_numbers[document], grade) for query, document, grade in rows[split]
+            ]
+            queries_J, documents_J, grades_J = np.array(numbers, dtype=np.int64).reshape(-1, 3).T.copy()
+            judged_N = np.array(sorted(document_numbers[document] for document in judged[split]), dtype=np.int64)
+            num_truncated = np.isin(queries.truncated, queries_J).sum() + np.isin(documents.truncated, judged_N).sum()
+            splits[split] = JudgedSplit(
+                ids=query_ids,
+                texts=queries,
+                num_examples=num_examples[split],
+                num_truncated=int(num_truncated),
+                document_ids=document_ids,
+                documents=documents,
+                queries_J=queries_J,
+                documents_J=documents_J,
+                grades_J=grades_J,
+                judged_N=judged_N,
+                itself_A=itself_A,
+            )
+        return EncodedTask(splits, data.left_out)
 
-    def judged_split(rows: list[tuple[str, str, int]], judged: Iterable[str], num_examples: int) -> JudgedSplit:
-        numbers = [(query_numbers[query], document_numbers[document], grade) for query, document, grade in rows]
-        queries_J, documents_J, grades_J = np.array(numbers, dtype=np.int64).reshape(-1, 3).T.copy()
-        judged_N = np.array(sorted(document_numbers[document] for document in judged), dtype=np.int64)
-        num_truncated = np.isin(queries.truncated, queries_J).sum() + np.isin(documents.truncated, judged_N).sum()
-        return JudgedSplit(
-            ids=query_ids,
-            texts=queries,
-            num_examples=num_examples,
-            num_truncated=int(num_truncated),
-            document_ids=document_ids,
-            documents=documents,
-            queries_J=queries_J,
-            documents_J=documents_J,
-            grades_J=grades_J,
-            judged_N=judged_N,
-            itself_A=itself_A,
-        )
+    def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: CellContext) -> Tensor:
+        """The mean InfoNCE loss over pairs, each query against all documents of the batch, and its gradient."""
+        queries, documents = self.queries_J[items], self.documents_J[items]
+        most = cell.config.microbatch_tokens
+        parts = [(self.texts, part) for part in split_by_tokens(queries, self.texts.lengths_S, most)]
+        parts += [(self.documents, part) for part in split_by_tokens(documents, self.documents.lengths_S, most)]
+        # 1. Embed all texts; with a graph only where all of them fit into memory at once.
+        fits = self.count_tokens(items) <= most
+        with torch.set_grad_enabled(fits):
+            pieces = [embed(model, texts, part, cell) for texts, part in parts]
+        embeddings = torch.cat(pieces)
+        # 2. The loss, and its gradient: down to the parameters, or, without a graph, only down to the embeddings.
+        leaf = embeddings if fits else embeddings.detach().requires_grad_()
+        known = no_negatives(self, queries, documents)
+        loss = contrastive_loss(leaf[: len(items)], leaf[len(items) :], known.to(leaf.device), cell.config.scale)
+        loss.backward()
+        # 3. Embed each part once more, now with its graph alone, and carry the gradient of its embeddings on.
+        if not fits:
+            assert leaf.grad is not None
+            gradients = leaf.grad.split([len(piece) for piece in pieces])
+            for (texts, part), gradient in zip(parts, gradients, strict=True):
+                embed(model, texts, part, cell).backward(gradient)
+        return loss.detach()
 
-    pairs = [(query, document, 1) for query, document in data.train]
-    train = judged_split(pairs, {document for _, document in data.train}, len(pairs))
-    evaluated: list[JudgedSplit] = []
-    for name in EVALUATED_SPLITS:
-        rows = []
-        for query, grades in data.relevance[name].items():
-            rows += [(query, document, grade) for document, grade in grades.items()]
-        evaluated.append(judged_split(rows, data.judged_documents[name], len(data.relevance[name])))
-    return EncodedTask({"train": train, "validation": evaluated[0], "test": evaluated[1]}, data.left_out)
+    def predict(self, model: nn.Module, cell: CellContext) -> Ranked:
+        """Exact search by cosine, the longest documents first."""
+        queries_Q = np.unique(self.queries_J)
+        assert cell.config.judged_only is not None, "the configuration is settled"
+        documents_N = self.judged_N if cell.config.judged_only else np.arange(self.documents.num_samples)
+        documents_N = documents_N[np.argsort(-self.documents.lengths_of(documents_N), kind="stable")]
+        chunks = [documents_N[at : at + SEARCH_DOCUMENTS] for at in range(0, len(documents_N), SEARCH_DOCUMENTS)]
+        pieces = ((chunk, embed_all(model, self.documents, chunk, cell)) for chunk in chunks)
+        names_N = np.argsort(np.argsort(np.array(self.document_ids, dtype=object), kind="stable"))
+        queries_QD = embed_all(model, self.texts, queries_Q, cell)
+        found = find_nearest(queries_QD, pieces, TOP, itself_Q=self.itself_A[queries_Q], names_N=names_N)
+        ranked = {}
+        for query, hits in zip(queries_Q.tolist(), found, strict=True):
+            ranked[self.ids[query]] = {self.document_ids[document]: score for document, score in hits}
+        return ranked
 
-
-def pairs_loss(model: nn.Module, split: JudgedSplit, items: np.ndarray, cell: CellContext) -> Tensor:
-    """The mean InfoNCE loss over pairs, each query against all documents of the batch, and its gradient."""
-    queries, documents = split.queries_J[items], split.documents_J[items]
-    most = cell.config.microbatch_tokens
-    parts = [(split.texts, part) for part in split_by_tokens(queries, split.texts.lengths_S, most)]
-    parts += [(split.documents, part) for part in split_by_tokens(documents, split.documents.lengths_S, most)]
-    # 1. Embed all texts; with a graph only where all of them fit into memory at once.
-    fits = split.count_tokens(items) <= most
-    with torch.set_grad_enabled(fits):
-        pieces = [embed(model, texts, part, cell) for texts, part in parts]
-    embeddings = torch.cat(pieces)
-    # 2. The loss, and its gradient: down to the parameters, or, without a graph, only down to the embeddings.
-    leaf = embeddings if fits else embeddings.detach().requires_grad_()
-    known = no_negatives(split, queries, documents)
-    loss = contrastive_loss(leaf[: len(items)], leaf[len(items) :], known.to(leaf.device), cell.config.scale)
-    loss.backward()
-    # 3. Embed each part once more, now with its graph alone, and carry the gradient of its embeddings on.
-    if not fits:
-        assert leaf.grad is not None
-        gradients = leaf.grad.split([len(piece) for piece in pieces])
-        for (texts, part), gradient in zip(parts, gradients, strict=True):
-            embed(model, texts, part, cell).backward(gradient)
-    return loss.detach()
+    def judge(self, ranked: Ranked, cell: CellContext) -> Judgement:
+        relevance: dict[str, dict[str, int]] = {}
+        columns = (self.queries_J, self.documents_J, self.grades_J)
+        for query, document, grade in zip(*(column.tolist() for column in columns), strict=True):
+            relevance.setdefault(self.ids[query], {})[self.document_ids[document]] = grade
+        return judge_ranking(relevance, ranked, cell.task.metric)
 
 
 def embed(model: nn.Module, texts: TokenizedTexts, samples: np.ndarray, cell: CellContext) -> Tensor:
@@ -174,23 +200,6 @@ def no_negatives(split: JudgedSplit, queries_B: np.ndarray, documents_B: np.ndar
     found_BB |= documents_B == split.itself_A[queries_B, None]
     np.fill_diagonal(found_BB, False)
     return torch.from_numpy(found_BB)
-
-
-def search_documents(model: nn.Module, split: JudgedSplit, cell: CellContext) -> Ranked:
-    """Exact search by cosine, the longest documents first."""
-    queries_Q = np.unique(split.queries_J)
-    assert cell.config.judged_only is not None, "the configuration is settled"
-    documents_N = split.judged_N if cell.config.judged_only else np.arange(split.documents.num_samples)
-    documents_N = documents_N[np.argsort(-split.documents.lengths_of(documents_N), kind="stable")]
-    chunks = [documents_N[at : at + SEARCH_DOCUMENTS] for at in range(0, len(documents_N), SEARCH_DOCUMENTS)]
-    pieces = ((chunk, embed_all(model, split.documents, chunk, cell)) for chunk in chunks)
-    names_N = np.argsort(np.argsort(np.array(split.document_ids, dtype=object), kind="stable"))
-    queries_QD = embed_all(model, split.texts, queries_Q, cell)
-    found = find_nearest(queries_QD, pieces, TOP, itself_Q=split.itself_A[queries_Q], names_N=names_N)
-    ranked = {}
-    for query, hits in zip(queries_Q.tolist(), found, strict=True):
-        ranked[split.ids[query]] = {split.document_ids[document]: score for document, score in hits}
-    return ranked
 
 
 def find_nearest(
@@ -263,14 +272,6 @@ def embed_all(model: nn.Module, texts: TokenizedTexts, samples: np.ndarray, cell
     return embeddings
 
 
-def judge_search(split: JudgedSplit, ranked: Ranked, cell: CellContext) -> Judgement:
-    relevance: dict[str, dict[str, int]] = {}
-    columns = (split.queries_J, split.documents_J, split.grades_J)
-    for query, document, grade in zip(*(column.tolist() for column in columns), strict=True):
-        relevance.setdefault(split.ids[query], {})[split.document_ids[document]] = grade
-    return judge_ranking(relevance, ranked, cell.task.metric)
-
-
 CANDIDATES = 100
 """Documents of each query that are ordered anew."""
 NEGATIVES = 7
@@ -285,20 +286,27 @@ class CandidateSplit(ChoiceSplit):
     """The id of each pair's document."""
     relevance: dict[str, dict[str, int]]
 
+    @classmethod
+    def encode_task(
+        cls, data: Collection, tokenizer: HashedTokenizer, config: FinetuneConfig
+    ) -> "EncodedTask[CandidateSplit]":
+        own = own_documents(data.queries, data.documents, data.relevance["validation"] | data.relevance["test"])
+        groups = group_training(data, own)
+        splits: dict[TaskSplit, CandidateSplit] = {"train": encode_groups(data, groups, {}, tokenizer, config)}
+        for name in EVALUATED_SPLITS:
+            searched = data.judged_documents[name] if config.judged_only else list(data.documents)
+            judged = {query: data.relevance[name][query] for query in data.queries if query in data.relevance[name]}
+            ranked = rank_documents(data, own, list(judged), searched)
+            groups = [(query, candidates) for query, candidates in ranked.items() if candidates]
+            splits[name] = encode_groups(data, groups, judged, tokenizer, config)
+        return EncodedTask(splits, data.left_out)
 
-def encode_candidates(
-    data: Collection, tokenizer: HashedTokenizer, config: FinetuneConfig
-) -> EncodedTask[CandidateSplit]:
-    own = own_documents(data.queries, data.documents, data.relevance["validation"] | data.relevance["test"])
-    groups = group_training(data, own)
-    splits: dict[TaskSplit, CandidateSplit] = {"train": encode_groups(data, groups, {}, tokenizer, config)}
-    for name in EVALUATED_SPLITS:
-        searched = data.judged_documents[name] if config.judged_only else list(data.documents)
-        judged = {query: data.relevance[name][query] for query in data.queries if query in data.relevance[name]}
-        ranked = rank_documents(data, own, list(judged), searched)
-        groups = [(query, candidates) for query, candidates in ranked.items() if candidates]
-        splits[name] = encode_groups(data, groups, judged, tokenizer, config)
-    return EncodedTask(splits, data.left_out)
+    def judge(self, scores_S1: np.ndarray, cell: CellContext) -> Judgement:
+        """As of retrieval, and what BM25's own order scores."""
+        order_of_bm25 = -np.arange(len(scores_S1), dtype=np.float64)
+        before, _ = ranking_scores(self.relevance, order_candidates(self, order_of_bm25))
+        means, rows = judge_ranking(self.relevance, order_candidates(self, scores_S1[:, 0]), cell.task.metric)
+        return means | {BM25: before["ndcg_at_10"]}, rows
 
 
 def rank_documents(
@@ -379,11 +387,3 @@ def order_candidates(split: CandidateSplit, scores_S: np.ndarray) -> dict[str, d
     for query, (begin, end) in zip(split.ids, pairwise(split.bounds_Q1.tolist()), strict=True):
         ranked[query] = dict(zip(split.documents_S[begin:end], scores_S[begin:end].tolist(), strict=True))
     return ranked
-
-
-def judge_candidates(split: CandidateSplit, scores_S1: np.ndarray, cell: CellContext) -> Judgement:
-    """As of retrieval, and what BM25's own order scores."""
-    order_of_bm25 = -np.arange(len(scores_S1), dtype=np.float64)
-    before, _ = ranking_scores(split.relevance, order_candidates(split, order_of_bm25))
-    means, rows = judge_ranking(split.relevance, order_candidates(split, scores_S1[:, 0]), cell.task.metric)
-    return means | {BM25: before["ndcg_at_10"]}, rows

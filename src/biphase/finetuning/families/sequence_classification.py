@@ -24,7 +24,6 @@ from biphase.finetuning.encoding import (
     Batch,
     CellContext,
     EncodedSplit,
-    EncodedTask,
     HashedTokenizer,
     backward_in_microbatches,
     bounds_of_lengths,
@@ -42,7 +41,7 @@ from biphase.finetuning.metrics import (
     regression_metrics,
     sequence_metrics,
 )
-from biphase.tasks.examples import ChoiceTexts, LabelledText, TaskData
+from biphase.tasks.examples import ChoiceTexts, LabelledText
 from biphase.tasks.spec import Task
 
 
@@ -55,67 +54,60 @@ class LabelledSplit(EncodedSplit):
     def strata(self) -> np.ndarray:
         return self.labels_S if self.labels_S.dtype == np.int64 else super().strata
 
-
-def encode_labelled(
-    data: TaskData[LabelledText], tokenizer: HashedTokenizer, config: FinetuneConfig
-) -> EncodedTask[LabelledSplit]:
-    splits = {}
-    for name, examples in data.splits.items():
+    @classmethod
+    def encode(
+        cls, task: Task, examples: Sequence[LabelledText], tokenizer: HashedTokenizer, config: FinetuneConfig
+    ) -> "LabelledSplit":
         texts = encode_filled(tokenizer, examples, config.max_length)
-        if data.task.problem_type == "multi_label_classification":
-            labels_S = np.zeros((len(examples), len(data.task.classes)))
-            for row, example in zip(labels_S, examples, strict=True):
-                row[list(example.label)] = 1  # type: ignore[arg-type]
+        labels: Sequence[Any] = [example.label for example in examples]
+        if task.problem_type == "multi_label_classification":
+            labels_S = np.zeros((len(labels), len(task.classes)))
+            for row, numbers in zip(labels_S, labels, strict=True):
+                row[list(numbers)] = 1
         else:
-            kind = np.int64 if data.task.problem_type is None else np.float64
-            labels_S = np.array([example.label for example in examples], dtype=kind)
-        ids = [example.id for example in examples]
-        splits[name] = LabelledSplit(ids, texts, len(examples), len(texts.truncated), labels_S)
-    return EncodedTask(splits, data.left_out)
+            labels_S = np.array(labels, dtype=np.int64 if task.problem_type is None else np.float64)
+        return LabelledSplit([example.id for example in examples], texts, len(examples), len(texts.truncated), labels_S)
 
+    def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: CellContext) -> Tensor:
+        def loss_of(logits_SC: Tensor, batch: Batch) -> Tensor:
+            targets_S = targets_on_device(self.labels_S[batch.samples], cell)
+            match cell.task.problem_type:
+                case None:
+                    return cross_entropy(logits_SC, targets_S, reduction="sum") / len(items)
+                case "regression":
+                    return mse_loss(logits_SC[:, 0], targets_S, reduction="sum") / len(items)
+                case "multi_label_classification":
+                    loss = binary_cross_entropy_with_logits(logits_SC, targets_S, reduction="sum")
+                    return loss / (len(items) * logits_SC.shape[1])
 
-def labels_loss(model: nn.Module, split: LabelledSplit, items: np.ndarray, cell: CellContext) -> Tensor:
-    def loss_of(logits_SC: Tensor, batch: Batch) -> Tensor:
-        targets_S = targets_on_device(split.labels_S[batch.samples], cell)
-        match cell.task.problem_type:
+        return backward_in_microbatches(model, self.texts, items, cell, loss_of)
+
+    def predict(self, model: nn.Module, cell: CellContext) -> np.ndarray:
+        """The logits [S, C]."""
+        return predict_samples(model, self.texts, num_outputs(cell.task), cell)
+
+    def judge(self, logits_SC: np.ndarray, cell: CellContext) -> Judgement:
+        """In the rows a label is a name, a number, or a list of names."""
+        task, labels_S = cell.task, self.labels_S
+        match task.problem_type:
             case None:
-                return cross_entropy(logits_SC, targets_S, reduction="sum") / len(items)
+                golds = [task.classes[number] for number in labels_S.tolist()]
+                metrics = sequence_metrics(labels_S, logits_SC.argmax(-1), len(task.classes))
             case "regression":
-                return mse_loss(logits_SC[:, 0], targets_S, reduction="sum") / len(items)
+                golds = labels_S.tolist()
+                metrics = regression_metrics(labels_S, logits_SC[:, 0])
             case "multi_label_classification":
-                loss = binary_cross_entropy_with_logits(logits_SC, targets_S, reduction="sum")
-                return loss / (len(items) * logits_SC.shape[1])
-
-    return backward_in_microbatches(model, split.texts, items, cell, loss_of)
-
-
-def predict_labels(model: nn.Module, split: EncodedSplit, cell: CellContext) -> np.ndarray:
-    """The logits [S, C]."""
-    return predict_samples(model, split.texts, num_outputs(cell.task), cell)
-
-
-def judge_labels(split: LabelledSplit, logits_SC: np.ndarray, cell: CellContext) -> Judgement:
-    """In the rows a label is a name, a number, or a list of names."""
-    task, labels_S = cell.task, split.labels_S
-    match task.problem_type:
-        case None:
-            golds = [task.classes[number] for number in labels_S.tolist()]
-            metrics = sequence_metrics(labels_S, logits_SC.argmax(-1), len(task.classes))
-        case "regression":
-            golds = labels_S.tolist()
-            metrics = regression_metrics(labels_S, logits_SC[:, 0])
-        case "multi_label_classification":
-            golds = [[task.classes[number] for number in np.flatnonzero(row)] for row in labels_S]
-            metrics = multi_label_metrics(labels_S.astype(np.int64), (logits_SC > 0).astype(np.int64))
-    rows = []
-    for id, gold, output in zip(split.ids, golds, read_outputs(task, logits_SC), strict=True):
-        row = {"id": id, "gold": gold, "predicted": output.pop("predicted")}
-        if task.problem_type != "regression":
-            row["score"] = float(gold == row["predicted"])
-        if task.problem_type is None:
-            output.pop("probabilities")
-        rows.append(row | output)
-    return metrics, rows
+                golds = [[task.classes[number] for number in np.flatnonzero(row)] for row in labels_S]
+                metrics = multi_label_metrics(labels_S.astype(np.int64), (logits_SC > 0).astype(np.int64))
+        rows = []
+        for id, gold, output in zip(self.ids, golds, read_outputs(task, logits_SC), strict=True):
+            row = {"id": id, "gold": gold, "predicted": output.pop("predicted")}
+            if task.problem_type != "regression":
+                row["score"] = float(gold == row["predicted"])
+            if task.problem_type is None:
+                output.pop("probabilities")
+            rows.append(row | output)
+        return metrics, rows
 
 
 def read_outputs(task: Task, logits_SC: np.ndarray) -> Iterator[dict[str, Any]]:
@@ -149,44 +141,44 @@ class ChoiceSplit(EncodedSplit):
         tokens_Q1 = self.texts.bounds_S1[self.bounds_Q1]
         return int((tokens_Q1[items + 1] - tokens_Q1[items]).sum())
 
-
-def encode_choices(
-    data: TaskData[ChoiceTexts], tokenizer: HashedTokenizer, config: FinetuneConfig
-) -> EncodedTask[ChoiceSplit]:
-    splits = {}
-    for name, examples in data.splits.items():
+    @classmethod
+    def encode(
+        cls, task: Task, examples: Sequence[ChoiceTexts], tokenizer: HashedTokenizer, config: FinetuneConfig
+    ) -> "ChoiceSplit":
         choices = [choice for example in examples for choice in example.choices]
         texts = encode_filled(tokenizer, choices, config.max_length)
         bounds_Q1 = bounds_of_lengths([len(example.choices) for example in examples])
-        num_truncated = count_touched(bounds_Q1, texts.truncated)
         right_Q = np.array([example.right for example in examples], dtype=np.int64)
-        ids = [example.id for example in examples]
-        splits[name] = ChoiceSplit(ids, texts, len(examples), num_truncated, bounds_Q1, right_Q)
-    return EncodedTask(splits, data.left_out)
+        num_truncated = count_touched(bounds_Q1, texts.truncated)
+        return ChoiceSplit(
+            [example.id for example in examples], texts, len(examples), num_truncated, bounds_Q1, right_Q
+        )
 
+    def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: CellContext) -> Tensor:
+        """The mean over questions of the cross-entropy over their choices, and its gradient."""
 
-def choices_loss(model: nn.Module, split: ChoiceSplit, items: np.ndarray, cell: CellContext) -> Tensor:
-    """The mean over questions of the cross-entropy over their choices, and its gradient."""
+        def loss_of(scores_M1: Tensor, batch: Batch) -> Tensor:
+            # A question's choices are neighbours in the batch: where the next begins, a sample is of another question.
+            questions_M = np.searchsorted(self.bounds_Q1, batch.samples, side="right") - 1
+            firsts = np.flatnonzero(np.diff(questions_M, prepend=-1))
+            bounds = torch.from_numpy(np.append(firsts, len(questions_M))).to(scores_M1.device)
+            right = targets_on_device(firsts + self.right_Q[questions_M[firsts]], cell)
+            return (segment_logsumexp(scores_M1, bounds)[:, 0] - scores_M1[right, 0]).sum() / len(items)
 
-    def loss_of(scores_M1: Tensor, batch: Batch) -> Tensor:
-        # A question's choices are neighbours in the batch: where the next one begins, a sample is of another question.
-        questions_M = np.searchsorted(split.bounds_Q1, batch.samples, side="right") - 1
-        firsts = np.flatnonzero(np.diff(questions_M, prepend=-1))
-        bounds = torch.from_numpy(np.append(firsts, len(questions_M))).to(scores_M1.device)
-        right = targets_on_device(firsts + split.right_Q[questions_M[firsts]], cell)
-        return (segment_logsumexp(scores_M1, bounds)[:, 0] - scores_M1[right, 0]).sum() / len(items)
+        return backward_in_microbatches(model, self.texts, items, cell, loss_of, self.bounds_Q1)
 
-    return backward_in_microbatches(model, split.texts, items, cell, loss_of, split.bounds_Q1)
+    def predict(self, model: nn.Module, cell: CellContext) -> np.ndarray:
+        """The scores [S, 1]."""
+        return predict_samples(model, self.texts, num_outputs(cell.task), cell)
 
-
-def judge_choices(split: ChoiceSplit, scores_S1: np.ndarray, cell: CellContext) -> Judgement:
-    parts = np.split(scores_S1[:, 0], split.bounds_Q1[1:-1])
-    rows = []
-    for id, right, part in zip(split.ids, split.right_Q, parts, strict=True):
-        gold, best = cell.task.classes[right], best_choice(part, cell.task.classes)
-        row = {"id": id, "gold": gold, "predicted": best["predicted"], "score": float(gold == best["predicted"])}
-        rows.append(row | {"probability": best["probability"]})
-    return {"accuracy": accuracy(split.right_Q, np.array([part.argmax() for part in parts]))}, rows
+    def judge(self, scores_S1: np.ndarray, cell: CellContext) -> Judgement:
+        parts = np.split(scores_S1[:, 0], self.bounds_Q1[1:-1])
+        rows = []
+        for id, right, part in zip(self.ids, self.right_Q, parts, strict=True):
+            gold, best = cell.task.classes[right], best_choice(part, cell.task.classes)
+            row = {"id": id, "gold": gold, "predicted": best["predicted"], "score": float(gold == best["predicted"])}
+            rows.append(row | {"probability": best["probability"]})
+        return {"accuracy": accuracy(self.right_Q, np.array([part.argmax() for part in parts]))}, rows
 
 
 def best_choice(scores: np.ndarray, names: Sequence[str]) -> dict[str, Any]:

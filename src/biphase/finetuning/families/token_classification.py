@@ -22,7 +22,6 @@ from biphase.finetuning.encoding import (
     Batch,
     CellContext,
     EncodedSplit,
-    EncodedTask,
     HashedTokenizer,
     backward_in_microbatches,
     bounds_of_lengths,
@@ -32,7 +31,8 @@ from biphase.finetuning.encoding import (
     tokenize,
 )
 from biphase.finetuning.metrics import Judgement, token_metrics
-from biphase.tasks.examples import TaggedWords, TaskData
+from biphase.tasks.examples import TaggedWords
+from biphase.tasks.spec import Task
 
 
 @dataclass(frozen=True)
@@ -44,73 +44,70 @@ class TaggedSplit(EncodedSplit):
     words_T: np.ndarray
     """The word of each token; -1 for special tokens."""
 
+    @classmethod
+    def encode(
+        cls, task: Task, examples: Sequence[TaggedWords], tokenizer: HashedTokenizer, config: FinetuneConfig
+    ) -> "TaggedSplit":
+        word_bounds_S1 = bounds_of_lengths([len(example.words) for example in examples])
+        sentences = [" ".join(example.words) for example in examples]
+        room = tokenizer.room(config.max_length)
+        parts, words = [], []
+        for example, first, (ids, spans_T2) in zip(
+            examples, word_bounds_S1[:-1], tokenize(tokenizer, sentences, with_spans=True), strict=True
+        ):
+            parts.append(ids)
+            # The words of the tokens that are kept, numbered through the whole split, between special tokens (-1).
+            last_characters = np.maximum(spans_T2[:, 1] - 1, spans_T2[:, 0])[:room]
+            inside = first + words_of_tokens(example.words, last_characters)
+            words += [np.full(len(tokenizer.opening), -1), inside, np.full(1, -1)]
+        texts = concatenate(tokenizer, parts, config.max_length)
+        return TaggedSplit(
+            ids=[example.id for example in examples],
+            texts=texts,
+            num_examples=len(examples),
+            num_truncated=len(texts.truncated),
+            tags_W=np.concatenate([example.tags for example in examples]).astype(np.int64),
+            word_bounds_S1=word_bounds_S1,
+            words_T=np.concatenate(words),
+        )
+
+    def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: CellContext) -> Tensor:
+        """The mean loss over the tokens of words in some sentences, and its gradient."""
+        num_targets = sum(int((self.words_T[begin:end] >= 0).sum()) for begin, end in self.texts.bounds_of(items))
+
+        def loss_of(logits_TC: Tensor, batch: Batch) -> Tensor:
+            words_T = self.words_T[batch.indices_T]
+            targets_T = np.where(words_T >= 0, self.tags_W[words_T], -100)  # torch's number for: no target
+            return cross_entropy(logits_TC, targets_on_device(targets_T, cell), reduction="sum") / max(num_targets, 1)
+
+        return backward_in_microbatches(model, self.texts, items, cell, loss_of)
+
+    def predict(self, model: nn.Module, cell: CellContext) -> tuple[np.ndarray, np.ndarray]:
+        """The tags [W], and the mean, over a word's tokens, of the probability of its tag; 0 for words that were cut
+        off."""
+        classes, num_words = cell.task.classes, len(self.tags_W)
+        logits_TC = predict_tokens(model, self.texts, len(classes), cell)
+        default = 0 if classes[0] == "O" else UNKNOWN
+        tags_W = vote(logits_TC.argmax(-1), self.words_T, num_words, len(classes), default)
+        probabilities_TC = softmax(logits_TC, axis=-1)
+        inside = np.flatnonzero(self.words_T >= 0)
+        words = self.words_T[inside]
+        sums_W = np.bincount(words, probabilities_TC[inside, tags_W[words]], minlength=num_words)
+        return tags_W, sums_W / np.maximum(np.bincount(words, minlength=num_words), 1)
+
+    def judge(self, predictions: tuple[np.ndarray, np.ndarray], cell: CellContext) -> Judgement:
+        metrics = token_metrics(self.tags_W, predictions[0], self.word_bounds_S1, cell.task.classes)
+        return metrics, list(tag_rows(self, predictions, cell.task.classes))
+
 
 UNKNOWN = -1
 """The prediction for a word that was cut off, where no tag stands for nothing: always wrong, written as ""."""
-
-
-def encode_tagged(
-    data: TaskData[TaggedWords], tokenizer: HashedTokenizer, config: FinetuneConfig
-) -> EncodedTask[TaggedSplit]:
-    splits = {name: encode_sentences(examples, tokenizer, config.max_length) for name, examples in data.splits.items()}
-    return EncodedTask(splits, data.left_out)
-
-
-def encode_sentences(examples: Sequence[TaggedWords], tokenizer: HashedTokenizer, max_length: int) -> TaggedSplit:
-    word_bounds_S1 = bounds_of_lengths([len(example.words) for example in examples])
-    sentences = [" ".join(example.words) for example in examples]
-    room = tokenizer.room(max_length)
-    parts, words = [], []
-    for example, first, (ids, spans_T2) in zip(
-        examples, word_bounds_S1[:-1], tokenize(tokenizer, sentences, with_spans=True), strict=True
-    ):
-        parts.append(ids)
-        # The words of the tokens that are kept, numbered through the whole split, between special tokens (-1).
-        last_characters = np.maximum(spans_T2[:, 1] - 1, spans_T2[:, 0])[:room]
-        inside = first + words_of_tokens(example.words, last_characters)
-        words += [np.full(len(tokenizer.opening), -1), inside, np.full(1, -1)]
-    texts = concatenate(tokenizer, parts, max_length)
-    return TaggedSplit(
-        ids=[example.id for example in examples],
-        texts=texts,
-        num_examples=len(examples),
-        num_truncated=len(texts.truncated),
-        tags_W=np.concatenate([example.tags for example in examples]).astype(np.int64),
-        word_bounds_S1=word_bounds_S1,
-        words_T=np.concatenate(words),
-    )
 
 
 def words_of_tokens(words: Sequence[str], last_characters: np.ndarray) -> np.ndarray:
     """The number of the word that each token's last character is in; a space belongs to the word after it."""
     ends_W = np.cumsum([len(word) + 1 for word in words]) - 1
     return np.minimum(np.searchsorted(ends_W, last_characters, side="right"), len(words) - 1)
-
-
-def tags_loss(model: nn.Module, split: TaggedSplit, items: np.ndarray, cell: CellContext) -> Tensor:
-    """The mean loss over the tokens of words in some sentences, and its gradient."""
-    num_targets = sum(int((split.words_T[begin:end] >= 0).sum()) for begin, end in split.texts.bounds_of(items))
-
-    def loss_of(logits_TC: Tensor, batch: Batch) -> Tensor:
-        words_T = split.words_T[batch.indices_T]
-        targets_T = np.where(words_T >= 0, split.tags_W[words_T], -100)  # torch's number for: no target
-        return cross_entropy(logits_TC, targets_on_device(targets_T, cell), reduction="sum") / max(num_targets, 1)
-
-    return backward_in_microbatches(model, split.texts, items, cell, loss_of)
-
-
-def predict_tags(model: nn.Module, split: TaggedSplit, cell: CellContext) -> tuple[np.ndarray, np.ndarray]:
-    """The tags [W], and the mean, over a word's tokens, of the probability of its tag; 0 for words that were cut
-    off."""
-    classes, num_words = cell.task.classes, len(split.tags_W)
-    logits_TC = predict_tokens(model, split.texts, len(classes), cell)
-    default = 0 if classes[0] == "O" else UNKNOWN
-    tags_W = vote(logits_TC.argmax(-1), split.words_T, num_words, len(classes), default)
-    probabilities_TC = softmax(logits_TC, axis=-1)
-    inside = np.flatnonzero(split.words_T >= 0)
-    words = split.words_T[inside]
-    sums_W = np.bincount(words, probabilities_TC[inside, tags_W[words]], minlength=num_words)
-    return tags_W, sums_W / np.maximum(np.bincount(words, minlength=num_words), 1)
 
 
 def vote(labels_T: np.ndarray, words_T: np.ndarray, num_words: int, num_labels: int, default: int) -> np.ndarray:
@@ -128,11 +125,6 @@ def vote(labels_T: np.ndarray, words_T: np.ndarray, num_words: int, num_labels: 
     ranks_WC = (counts * (len(words_T) + 1) - first).reshape(num_words, num_labels)
     has_tokens_W = counts.reshape(num_words, num_labels).any(axis=1)
     return np.where(has_tokens_W, ranks_WC.argmax(axis=1), default)
-
-
-def judge_tags(split: TaggedSplit, predictions: tuple[np.ndarray, np.ndarray], cell: CellContext) -> Judgement:
-    metrics = token_metrics(split.tags_W, predictions[0], split.word_bounds_S1, cell.task.classes)
-    return metrics, list(tag_rows(split, predictions, cell.task.classes))
 
 
 def tag_rows(
