@@ -21,17 +21,18 @@ import numpy as np
 
 from biphase.machine import end_with_parent, grace, num_cores
 from biphase.report.contrasts import difference
-from biphase.report.formats import label_measures, read_words
+from biphase.report.formats import label_measures
 from biphase.report.results import (
     FAMILY_NAMES,
     ReportArm,
     ResultSet,
     num_parameters,
     objective_pairs,
+    read_words,
     reference_mask,
-    scores_by_rate,
     short_steps,
     sizes_of,
+    stability_rates,
 )
 from biphase.report.statistics import rate_spread
 from biphase.style import INK, LOOKS, PLOT_STYLE, SERIES, Look, plot_losses
@@ -342,9 +343,12 @@ def mark_spread(results: ResultSet, family: str, x: float, arm: ReportArm) -> li
     metric = results.primary_metric
     tables = []
     for dataset in results.datasets(family, metric):
-        scores_RS = scores_by_rate(results.find(arm, family, dataset, metric))
-        if scores_RS is None or np.isnan(scores_RS).all():
+        score = results.find(arm, family, dataset, metric)
+        by_rate = score.by_rate or {} if score else {}
+        rows = [by_rate[rate] for rate in stability_rates(sorted(by_rate))]
+        if len({len(row) for row in rows}) != 1 or np.isnan(rows).all():
             return []
+        scores_RS = np.array(rows, dtype=np.float64)
         tables.append(scores_RS - np.nanmean(scores_RS))
     if not tables or len({table.shape[1] for table in tables}) > 1:
         return []

@@ -4,12 +4,8 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Sequence
-from functools import cache
-from importlib import resources
-from typing import Any
 
-from biphase.files import parse_yaml
-from biphase.report.results import AVERAGE, ResultSet
+from biphase.report.results import AVERAGE, ResultSet, read_words
 from biphase.report.statistics import SIGNIFICANCE, Interval
 
 MISSING = "–"
@@ -79,12 +75,6 @@ def csv_text(rows: Iterable[Sequence[object]]) -> str:
     file = io.StringIO()
     csv.writer(file, lineterminator="\n").writerows(rows)
     return file.getvalue()
-
-
-@cache
-def read_words() -> dict[str, Any]:
-    """The words of figures and of measures, as `words.yaml` has them."""
-    return parse_yaml((resources.files("biphase.report") / "words.yaml").read_text("utf-8"))
 
 
 def group_measures(results: ResultSet, family: str, metric: str) -> dict[str, list[str]]:

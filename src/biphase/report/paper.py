@@ -148,7 +148,12 @@ def make_claims(key: str, results: ResultSet, planned: AskedScores = NOTHING_ASK
     families = {family: family for family in PUBLISHED_FAMILIES}
     asked = {task: family for task, family in planned.families.items() if family in families}
     planned = AskedScores(asked, planned.num_runs)
-    results = ResultSet(tuple(at_stability_rates(one) for one in results.results if one.family in families))
+    selected = []
+    for result in results.results:
+        if result.family in families:
+            rates = [rate for rate in result.by_rate or {} if is_stability_rate(rate)]
+            selected.append(replace(result, by_rate=result.by_rate and {rate: result.by_rate[rate] for rate in rates}))
+    results = ResultSet(tuple(selected))
     arms = results.arms()
     ladders = {name: stand_for(chosen, arms) for name, chosen in read_findings()["names"].items()}
     claims = []
@@ -158,12 +163,6 @@ def make_claims(key: str, results: ResultSet, planned: AskedScores = NOTHING_ASK
         except InputError as error:
             claims.append(Claim(line, (), (str(error).removeprefix(f"'{clipped(line)}': ").partition(";")[0],)))
     return claims
-
-
-def at_stability_rates(result: Result) -> Result:
-    """A result without its scores at rates that the paper says nothing of."""
-    by_rate = result.by_rate and {rate: own for rate, own in result.by_rate.items() if is_stability_rate(rate)}
-    return replace(result, by_rate=by_rate)
 
 
 def judge_paper(results: ResultSet, planned: AskedScores = NOTHING_ASKED) -> Verdicts:
@@ -188,23 +187,20 @@ def judge_findings(results: ResultSet, planned: AskedScores = NOTHING_ASKED) -> 
 
 def answer(findings: Sequence[Finding]) -> str:
     """What the scores say about CLM then MLM, where they are of the paper's sizes, and what became of the findings."""
-    inequalities = next(finding for finding in findings if finding.key == "F6").claims[0].inequalities
-    ahead, behind, open_ = (
-        sum(one.verdict == verdict for one in inequalities) for verdict in ("supported", "contradicted", "undecided")
-    )
-    corrected = f"corrected for the {show_count(count_tested(findings), 'finding')} tested"
-    noise = f"cannot be told from noise, {corrected}"
     if not any(finding.is_tested for finding in findings):
         return f"No score tests any of the paper's {len(findings)} findings."
-    place = findings[0].place
-    if not inequalities or place:  # a study answers its own question
-        first = ""
-    elif ahead == behind == 0:
+    sixth = next(finding for finding in findings if finding.key == "F6")
+    verdicts = Counter(one.verdict for one in sixth.claims[0].inequalities)
+    ahead, behind, num_open = verdicts["supported"], verdicts["contradicted"], verdicts["undecided"]
+    corrected = f"corrected for the {show_count(count_tested(findings), 'finding')} tested"
+    noise, place, first = f"cannot be told from noise, {corrected}", findings[0].place, ""
+    # A study, which has a place, answers its own question.
+    if num_open and not place and not ahead and not behind:
         first = f"The differences between CLM then MLM (25–50 % CLM) and MLM alone at the same budget {noise}. "
-    else:
-        rest = f"; the other {open_} {noise}" if open_ else f", {corrected}"
+    elif verdicts and not place:
+        rest = f"; the other {num_open} {noise}" if num_open else f", {corrected}"
         first = (
-            f"At the same budget, CLM then MLM (25–50 % CLM) is ahead of MLM alone in {ahead} of {len(inequalities)} "
+            f"At the same budget, CLM then MLM (25–50 % CLM) is ahead of MLM alone in {ahead} of {verdicts.total()} "
             f"comparisons and behind in {behind or 'none'}{rest}. "
         )
 

@@ -4,17 +4,20 @@ A result is one cell: an arm (a trained model in its place in a comparison) on a
 Arms have an order, one of them is usual, and some are set against each other.
 """
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
+from importlib import resources
 from itertools import chain
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from biphase.errors import InputError
+from biphase.files import parse_yaml
 from biphase.finetuning.choosing import RateChoice
 from biphase.finetuning.scores import KeptExamples
 from biphase.report.statistics import is_stability_rate, mean_interval, repetitions
@@ -32,17 +35,12 @@ FAMILY_NAMES: dict[str, str] = {
 FAMILY_CODES = {words.replace(" ", "_"): code for code, words in FAMILY_NAMES.items()} | {"multiple_choice": "SC"}
 """The families of tasks by the names that `biphase.tasks` has for them; choosing stands among the classifications."""
 
-SETUPS: dict[str, str] = {
-    "objective": "objective and masking ratio",
-    "efficiency": "undecayed checkpoints on the way",
-    "ratio": "CLM then MLM at a fixed budget",
-    "adapted": "masking ratio after CLM",
-    "cpt": "continued pretraining with MLM",
-    "control": "beside random weights",
-    "other": "further curricula and settings",
-}
-"""The comparisons. The paper's tables show the first three and `cpt`; `adapted` is in one of its figures; `control` is
-every final model of a network that was also fine-tuned without any pretraining."""
+
+@cache
+def read_words() -> dict[str, Any]:
+    """The words of comparisons, figures and measures, as `words.yaml` has them."""
+    return parse_yaml((resources.files("biphase.report") / "words.yaml").read_text("utf-8"))
+
 
 AVERAGE = "Average"
 """The name that stands for the mean over the datasets of a family."""
@@ -60,7 +58,7 @@ class ReportArm:
 
     name: str
     setup: str
-    """A key of `SETUPS`. `efficiency` says that the checkpoint is undecayed."""
+    """A key of the `comparisons` in `words.yaml`. `efficiency` says that the checkpoint is undecayed."""
     size: str
     objective: Literal["clm", "mlm", "clm+mlm", "none"]
     """The objective of the pretraining from scratch; what continues from it is MLM. `none`: random weights."""
@@ -293,15 +291,6 @@ def pool(results: Sequence[Result]) -> Result:
     )
 
 
-def scores_by_rate(result: Result | None) -> np.ndarray | None:
-    """[rates, seeds] test scores at the rates of `stability_rates`; None where they are not known, or not for the same
-    number of seeds at every rate."""
-    if result is None or result.by_rate is None:
-        return None
-    rows = [result.by_rate[rate] for rate in stability_rates(sorted(result.by_rate))]
-    return np.array(rows, dtype=np.float64) if len({len(row) for row in rows}) == 1 else None
-
-
 def stability_rates(rates: Sequence[float]) -> list[float]:
     """Those rates over which stability is measured; all of them, where fewer than two lie there."""
     inside = [rate for rate in rates if is_stability_rate(rate)]
@@ -310,16 +299,14 @@ def stability_rates(rates: Sequence[float]) -> list[float]:
 
 def missing_cells(results: ResultSet) -> list[str]:
     """A line for every arm that lacks datasets which another arm of its comparison has."""
-    lines = []
-    for metric in results.metrics:
-        for setup in SETUPS:
-            part = results.select(metric=metric, setup=setup)
-            for family in part.families:
-                names = part.datasets(family, metric)
-                for arm in part.arms():
-                    lost = [name for name in names if part.find(arm, family, name, metric) is None]
-                    if lost:
-                        lines.append(f"{SETUPS[setup]} · {arm.name} · {family}: {', '.join(lost)} ({metric} metric)")
+    lines, comparisons = [], read_words()["comparisons"]
+    for metric, setup in itertools.product(results.metrics, comparisons):
+        part = results.select(metric=metric, setup=setup)
+        for family, arm in itertools.product(part.families, part.arms()):
+            lost = [name for name in part.datasets(family, metric) if part.find(arm, family, name, metric) is None]
+            if lost:
+                where = f"{comparisons[setup]['name']} · {arm.name} · {family}"
+                lines.append(f"{where}: {', '.join(lost)} ({metric} metric)")
     return lines
 
 
@@ -343,7 +330,7 @@ def check_averages(results: ResultSet) -> list[str]:
         means = [cell.mean for cell in cells if cell is not None]
         recomputed = float(np.mean(means)) if len(means) == len(cells) else result.mean
         if abs(recomputed - result.mean) > PUBLISHED_DIGIT * (1 + 1e-9):
-            where = f"{SETUPS[result.arm.setup]} · {result.arm.name} · {result.family}"
+            where = f"{read_words()['comparisons'][result.arm.setup]['name']} · {result.arm.name} · {result.family}"
             lines.append(f"{where}: {100 * result.mean:.2f}, but its datasets give {100 * recomputed:.2f}")
     num_right = len(averages) - len(lines)
     return [f"{num_right} of {len(averages)} averages are the mean of their datasets, up to rounding.", *lines]

@@ -18,18 +18,10 @@ from rich.text import Text
 from biphase.console import out, printable
 from biphase.report.contrasts import Signal, difference, measure_signal
 from biphase.report.formats import MISSING, csv_text, show_share, tell_measures
-from biphase.report.results import ALL_TASKS, AVERAGE, FAMILY_NAMES, SETUPS, ReportArm, Result, ResultSet
+from biphase.report.results import ALL_TASKS, AVERAGE, FAMILY_NAMES, ReportArm, Result, ResultSet, read_words
 
 if TYPE_CHECKING:
     from jinja2 import Template
-
-RULE = (
-    "Bold: the best of its block. "
-    "=: within noise of it, as the 95 % interval of the difference includes zero or cannot be told; over seeds and, "
-    "where predictions were kept, test examples; not corrected for the number of comparisons. †: one and the same "
-    "predicted for all examples. –: no score. Signal ÷ noise: the spread of the trained models over the standard error "
-    "of a score; about 1 where they are equally good, in parentheses where all of them may be (F test)."
-)
 
 OBJECTIVE_NAMES = {"clm": "CLM", "mlm": "MLM", "clm+mlm": "CLM → MLM", "none": "random"}
 
@@ -94,44 +86,25 @@ STUBS: dict[str, Callable[[ReportArm], str]] = {
 }
 """What stands before the scores of an arm, by its header."""
 
-FORMS: dict[str, tuple[tuple[str, ...], int]] = {
-    "objective": (("size", "objective", "masked"), 1),
-    "efficiency": (("size", "steps", "objective"), 2),
-    "ratio": (("size", "steps", "CLM steps", "MLM steps"), 2),
-    "adapted": (("size", "CLM steps", "MLM steps", "masked"), 3),
-    "cpt": (("size", "continued steps", "parent"), 2),
-    "control": (("size", "model"), 1),
-    "other": (("size", "model"), 1),
-}
-"""How each comparison is laid out: what stands before the scores, and in how many of these first columns rows have the
-same in one block."""
-assert FORMS.keys() == SETUPS.keys()
-
-
-PRINTED = itertools.product(("objective", "efficiency", "ratio", "cpt"), ("SC", "TC", "QA", "IR"))
-TABLE_NUMBERS = dict(zip(PRINTED, itertools.count(2), strict=False))
-"""The paper's number of the table for each comparison and family that it prints: tables 2 to 17."""
-
 
 def make_tables(results: ResultSet) -> list[Table]:
-    """A table for each comparison, family and metric with a result, in the order of `SETUPS`: a row for every arm of
-    the comparison, also for one that lacks this family.
-    """
+    """A table for each comparison, family and metric with a result, in the order of `words.yaml`: a row for every arm
+    of the comparison, also for one that lacks this family."""
     tables = []
-    for metric, setup in itertools.product(results.metrics, SETUPS):
+    for metric, (setup, words) in itertools.product(results.metrics, read_words()["comparisons"].items()):
         part = results.select(metric=metric, setup=setup)
-        stub, num_block = FORMS[setup]
+        stub = tuple(words["stub"])
         stubs = {arm: tuple(STUBS[head](arm) for head in stub) for arm in part.arms()}
-        blocks = {arm: words[:num_block] for arm, words in stubs.items()}
+        blocks = {arm: facts[: words["block"]] for arm, facts in stubs.items()}
         trained = [arm for arm in stubs if arm.objective != "none"]
         for family in part.families:
             names = part.datasets(family, metric)
             columns = [*names, AVERAGE] if len(names) != 1 else names
             scores = {(arm.name, name): part.find(arm, family, name, metric) for arm in stubs for name in columns}
-            title = f"{SETUPS[setup]}, {FAMILY_NAMES[family]} ({tell_measures(part, family, metric)})"
+            title = f"{words['name']}, {FAMILY_NAMES[family]} ({tell_measures(part, family, metric)})"
             name = f"{setup}-{family.lower()}"
-            number = TABLE_NUMBERS.get((setup, family))
-            if number is not None:
+            if "first_table" in words and family != "EM":
+                number = words["first_table"] + [*FAMILY_NAMES].index(family)
                 title, name = f"{title}, in the form of the paper's table {number}", f"{number:02d}-{name}"
             title, name = title[0].upper() + title[1:], f"table-{name}-{metric}"
             rows = fill_rows(stubs, blocks, columns, scores)
@@ -189,7 +162,7 @@ def make_score_table(
     by = "as published, 1.96·s/√n (verdicts are by Student’s t)" if is_published else "by Student’s t"
     notes = [
         f"Test scores in %: mean over seeds ± half of the 95 % interval over them, {by}. ± –: no interval, because "
-        f"there is one seed or all seeds score the same. {RULE}"
+        f"there is one seed or all seeds score the same. {read_words()['scores_rule']}"
     ]
     pairs = [(column, signal.needs) for column, signal in zip(columns, signals, strict=False) if signal]
     undecided = [f"{column} decides nothing here; what would: {needs}" for column, needs in pairs if needs]

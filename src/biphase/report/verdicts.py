@@ -24,15 +24,7 @@ from biphase.finetuning.scores import (
     short_name,
     show_rate,
 )
-from biphase.report.contrasts import (
-    Contrast,
-    Signal,
-    difference,
-    is_significant,
-    judge_difference,
-    measure_signal,
-    say_difference,
-)
+from biphase.report import contrasts
 from biphase.report.formats import MISSING, show_count, show_noise, show_p_value, show_share, show_spread
 from biphase.report.statistics import (
     STABILITY_RATES,
@@ -109,16 +101,16 @@ def summarize(scores: ScoreSet) -> list[SummaryRow]:
     return sorted(rows, key=lambda row: (row.task, row.rate is None, -row.interval.value, row.model))
 
 
-def measure_signals(rows: Iterable[SummaryRow]) -> dict[str, Signal]:
+def measure_signals(rows: Iterable[SummaryRow]) -> dict[str, contrasts.Signal]:
     """Task → how far it tells the models apart that have scores on it by one metric; none with fewer than two."""
-    by_task: dict[str, dict[str, list[Selection]]] = {}
+    by_task: dict[str, list[SummaryRow]] = {}
     for row in rows:
         if row.chosen:
-            by_task.setdefault(row.task, {}).setdefault(row.metric, []).append(row.chosen)
+            by_task.setdefault(row.task, []).append(row)
     signals = {}
-    for task, by_metric in by_task.items():
-        signal = measure_signal(*by_metric.values()) if len(by_metric) == 1 else None
-        if signal is not None:
+    for task, chosen in by_task.items():
+        signal = contrasts.measure_signal(row.chosen for row in chosen)
+        if signal is not None and len({row.metric for row in chosen}) == 1:
             signals[task] = signal
     return signals
 
@@ -134,7 +126,7 @@ class TaskComparison:
     a: Selection | None = None
     """None where there is nothing to choose from; `notes` say why."""
     b: Selection | None = None
-    seen: Contrast | None = None
+    seen: contrasts.Contrast | None = None
     """None where the two cannot be set against each other."""
     p_value: float = math.nan
     """The p-value of their difference, adjusted over tasks by Holm; nan where there is no test."""
@@ -204,7 +196,7 @@ def measure_task(scores: ScoreSet, model_a: str, model_b: str, task: str) -> Tas
         return replace(known, notes=(f"they were scored with different {' and '.join(clash)}",))
     if changed and base_name(model_a) != base_name(model_b):
         notes.append(f"they were fine-tuned with different {', '.join(changed)}")
-    return replace(known, seen=difference(a, b), notes=(*notes, *list_doubts(a, b)))
+    return replace(known, seen=contrasts.difference(a, b), notes=(*notes, *list_doubts(a, b)))
 
 
 def list_doubts(a: Selection, b: Selection) -> Iterator[str]:
@@ -241,7 +233,7 @@ def judge(measured: TaskComparison) -> TaskComparison:
     a, b, seen = measured.a, measured.b, measured.seen
     if a is None or b is None or seen is None:
         return measured
-    says = judge_difference(seen.estimate, measured.p_value)
+    says = contrasts.judge_difference(seen.estimate, measured.p_value)
     notes = list(measured.notes)
     verdict: ComparisonVerdict = "cannot be told"
     if says in ("above", "below"):
@@ -254,7 +246,7 @@ def judge(measured: TaskComparison) -> TaskComparison:
     else:
         notes.append("one seed says nothing about the next" if seen.num == 1 else "all seeds differ by the same amount")
         p_examples = seen.over_examples().p_value
-        if is_significant(p_examples):
+        if contrasts.is_significant(p_examples):
             notes.append("these runs do differ on the test examples, but others may not")
         elif not math.isnan(p_examples):
             verdict = "within noise"
@@ -371,10 +363,9 @@ def describe_comparison(one: TaskComparison, names: Mapping[str, str]) -> str:
         over += ["the choice of rates"] if "the choice of rates" in one.seen.noise else []
         test = f"p = {show_p_value(one.p_value)} over {show_noise(over)}".replace("= <", "<")
         test = f" ({test}{f'; adjusted over {one.num_tasks} tasks' if one.num_tasks > 1 else ''})"
+    told = contrasts.say_difference(gap, *sides, is_ahead=one.verdict in ("A better", "B better"))
     within = ", within noise" if one.verdict == "within noise" else ""
-    return (
-        f"{start}: {say_difference(gap, *sides, is_ahead=one.verdict in ('A better', 'B better'))}{within}{test}{notes}"
-    )
+    return f"{start}: {told}{within}{test}{notes}"
 
 
 def shorten(models: set[str]) -> dict[str, str]:
