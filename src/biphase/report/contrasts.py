@@ -23,12 +23,7 @@ from biphase.report.formats import show_points, show_share
 from biphase.report.results import AVERAGE, NORMAL_QUANTILE, ReportArm, Result, ResultSet, measured
 from biphase.report.statistics import ROUNDING, SIGNIFICANCE, TAILS, Interval, repetitions
 
-Noise = Literal[
-    "pretraining seeds",
-    "fine-tuning seeds",
-    "test examples",
-    "the choice of rates",
-]
+Noise = Literal["pretraining seeds", "fine-tuning seeds", "test examples", "the choice of rates"]
 """Where a difference between equally good models comes from."""
 
 Side = Literal["above", "below", "within noise", "untested"]

@@ -247,9 +247,7 @@ def begin_drawing(parent: int) -> None:
 
 
 def list_figures(
-    results: ResultSet,
-    losses: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
-    ladders: Sequence[Panel] = (),
+    results: ResultSet, losses: Mapping[str, Sequence[Mapping[str, Any]]] | None = None, ladders: Sequence[Panel] = ()
 ) -> tuple[list[Picture], dict[str, dict[str, str]], list[str]]:
     """Every figure for which there are scores.
 

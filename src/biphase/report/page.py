@@ -25,16 +25,8 @@ from biphase import __version__
 from biphase.console import out as terminal
 from biphase.errors import InputError
 from biphase.files import own_folder
+from biphase.report import contrasts, tables
 from biphase.report.claims import Claim, Finding, Verdicts, count_tested, group_verdicts, tell_verdict
-from biphase.report.contrasts import (
-    Signal,
-    average,
-    difference,
-    is_significant,
-    measure_signal,
-    say_difference,
-    with_averages,
-)
 from biphase.report.equivalents import PriceList, ladder_panel, list_prices, price_sentence, price_tables
 from biphase.report.figures import figure_pool, list_figures, save_figure
 from biphase.report.formats import MISSING, show_count, show_p_value, show_points, show_share, tell_measures
@@ -52,26 +44,16 @@ from biphase.report.results import (
     short_steps,
 )
 from biphase.report.statistics import SIGNIFICANCE
-from biphase.report.tables import (
-    OBJECTIVE_NAMES,
-    Table,
-    fill_rows,
-    make_score_table,
-    make_tables,
-    percent,
-    print_table,
-    show_signal,
-    table_files,
-)
 from biphase.style import GRID, INK
 
-XLINK = "{http://www.w3.org/1999/xlink}"
+TAG = re.compile(r"<[^>]+>")
+ATTRIBUTE = re.compile(r' ([\w:-]+)="([^"]*)"')
 SUPERFLUOUS = re.compile(
     r"font-family: [^;]*;? ?|stroke-linejoin: miter;? ?|(?<=[0-9]\.[0-9])[0-9]+|rotate\(-?0 [^)]*\)"
 )
 """What the page says for all its pictures, digits beyond the first, and turns by nothing."""
 
-REFERENCE = re.compile(r"(?<=url\(#)[\w-]+|(?<=href=#)[\w-]+")
+REFERENCE = re.compile(r"(?<=url\(#)[\w-]+|(?<=href=\"#)[\w-]+")
 """An id that an attribute names."""
 
 PANEL_TITLE, PANEL_LABELS, PANEL_END, CHARACTER_WIDTH = 18.0, 32.0, 12.0, 5.4
@@ -84,10 +66,8 @@ def inline_svg(text: str, name: str, styles: dict[str, str]) -> Markup:
 
     `styles`: what pictures of the page look like → the name of that class; new ones are added.
     """
-    root = fromstring(text[text.index("<svg") :])
-    tidy(root, name, styles)
     parts = []
-    for kind, box, content in cut_panels(root):
+    for kind, box, content in cut_panels(fromstring(tidy(text, name, styles))):
         part = Element("svg", {"class": kind, "viewBox": box})
         if kind == "legend":
             part.set("width", f"{1.5 * float(box.split()[2]):.0f}")
@@ -97,29 +77,27 @@ def inline_svg(text: str, name: str, styles: dict[str, str]) -> Markup:
     return Markup("".join(parts))
 
 
-def tidy(root: Element, name: str, styles: dict[str, str]) -> None:
-    """Leave out what a page says for all its pictures; give ids and colours of the page."""
-    for parent in root.iter():
-        for child in [child for child in parent if child.tag.endswith(("}metadata", "}style"))]:
-            parent.remove(child)
-    values = " ".join(f"{key}={value}" for one in root.iter() for key, value in one.attrib.items())
-    ids = {own: f"{name}-{number}" for number, own in enumerate(dict.fromkeys(REFERENCE.findall(values)))}
-    for one in root.iter():
-        one.tag = one.tag.partition("}")[2] or one.tag
-        one.text, one.tail = one.text if (one.text or "").strip() else None, None
-        kept = {}
-        for key, value in one.attrib.items():
-            key = key.removeprefix(XLINK)
-            value = SUPERFLUOUS.sub("", " ".join(value.split()))
-            value = REFERENCE.sub(lambda match: ids[match[0]], f"{key}={value}").removeprefix(f"{key}=")
-            if key == "style":
-                value = value.replace(INK, "currentColor").replace(GRID, "var(--grid)")
-                key, value = "class", styles.setdefault(value, f"s{len(styles)}")
-            elif key == "id":
-                value = ids.get(value, value if value.startswith(("axes_", "legend_")) else "")
-            if value:
-                kept[key] = value
-        one.attrib = kept
+def tidy(text: str, name: str, styles: dict[str, str]) -> str:
+    """A picture without what a page says for all its pictures, with ids and colours of the page."""
+    text = re.sub(r"(?s)<metadata>.*?</metadata>|<style.*?</style>", "", text[text.index("<svg") :])
+    tags = "".join(TAG.findall(text))
+    ids = {reference: f"{name}-{number}" for number, reference in enumerate(dict.fromkeys(REFERENCE.findall(tags)))}
+
+    def shorten(attribute: re.Match[str]) -> str:
+        key, value = attribute[1].removeprefix("xlink:"), SUPERFLUOUS.sub("", " ".join(attribute[2].split()))
+        if key == "style":
+            value = value.replace(INK, "currentColor").replace(GRID, "var(--grid)")
+            key, value = "class", styles.setdefault(value, f"s{len(styles)}")
+        elif key == "id":
+            value = ids.get(value, value if value.startswith(("axes_", "legend_")) else "")
+        elif key.startswith("xmlns"):
+            value = ""
+        return f' {key}="{value}"' if value else ""
+
+    def clean(tag: re.Match[str]) -> str:
+        return ATTRIBUTE.sub(shorten, REFERENCE.sub(lambda match: ids[match[0]], tag[0]))
+
+    return re.sub(r">\s+<", "><", TAG.sub(clean, text))
 
 
 def cut_panels(root: Element) -> Iterator[tuple[str, str, list[Element]]]:
@@ -185,12 +163,12 @@ def scores_by_model(results: ResultSet) -> dict[str, dict[tuple[str, str], Resul
         cells = [scores[place] for place in places if place in scores]
         by_model[model] = dict(scores)
         if cells and len(cells) == len(places):
-            mean = average(cells) if len(cells) > 1 else replace(cells[0], dataset=AVERAGE)
+            mean = contrasts.average(cells) if len(cells) > 1 else replace(cells[0], dataset=AVERAGE)
             by_model[model]["", ALL_TASKS] = mean
     return by_model
 
 
-def wide_table(results: ResultSet, metric: str) -> Table:
+def wide_table(results: ResultSet, metric: str) -> tables.Table:
     """A row for every model; columns are the mean over all tasks, then each family's tasks and, of several
     families, its mean."""
     results = results.select(metric=metric)
@@ -206,16 +184,16 @@ def wide_table(results: ResultSet, metric: str) -> Table:
 
     stubs = {}
     for arm in results.models:
-        facts = (arm.size, short_steps(arm.pretrain_steps + arm.cpt_steps), OBJECTIVE_NAMES[arm.whole_objective])
-        stubs[arm] = (arm.name, *facts, percent(arm.mask_percent))
+        facts = (arm.size, short_steps(arm.pretrain_steps + arm.cpt_steps), tables.OBJECTIVE_NAMES[arm.whole_objective])
+        stubs[arm] = (arm.name, *facts, tables.percent(arm.mask_percent))
     by_place = {(name, place): score for name, cells in scores.items() for place, score in cells.items()}
-    rows = fill_rows(stubs, {arm: rivals(arm) for arm in stubs}, columns, by_place)
+    rows = tables.fill_rows(stubs, {arm: rivals(arm) for arm in stubs}, columns, by_place)
     # How far tasks tell models apart is a question about models that are compared: those of the largest block.
     ((largest, num_rivals),) = Counter(row.block for row in rows).most_common(1)
-    signals: tuple[Signal | None, ...] = ()
+    signals: tuple[contrasts.Signal | None, ...] = ()
     if num_rivals > 1:
         compared = zip(*(row.cells for row in rows if row.block == largest), strict=True)
-        signals = tuple(measure_signal(cell.score for cell in cells) for cells in compared)
+        signals = tuple(contrasts.measure_signal(cell.score for cell in cells) for cells in compared)
     # A dataset may have the name of another family's: `uner` of two families becomes `uner (TC)`.
     heads = [f"{code} mean" if name == AVERAGE else name for code, name in columns]
     heads = [f"{head} ({columns[at][0]})" if heads.count(head) > 1 else head for at, head in enumerate(heads)]
@@ -225,7 +203,7 @@ def wide_table(results: ResultSet, metric: str) -> Table:
     details = tuple(is_long and name not in (AVERAGE, ALL_TASKS) and code in of_means for code, name in columns)
     title = f"All models and tasks, {'standard' if metric == 'standard' else 'the paper’s own'} metrics ({about})"
     stub = ("model", "network", "steps", "objective", "masked")
-    return make_score_table(f"all-{metric}", title, stub, heads, rows, signals, details)
+    return tables.make_score_table(f"all-{metric}", title, stub, heads, rows, signals, details)
 
 
 def answer_sentences(results: ResultSet, means: Sequence[Result]) -> Iterator[str]:
@@ -268,16 +246,16 @@ def compare_in_words(best: Result, other: Result, where: str, num_models: int) -
     if all(part.num_degenerate == part.num for part in (*best.parts, *other.parts)):
         told = "both predict one and the same for all examples, as networks do that were trained too little"
         return f"{best.arm.name} cannot be told from {other.arm.name} {where}: {told}."
-    seen = difference(best, other)
+    seen = contrasts.difference(best, other)
     tested = seen.against()
     num_asked = num_models if other.arm.objective == "none" else num_models - 1
     p_value = min(tested.p_value * num_asked, 1.0)
     sides = [(result.arm.name, result.mean) for result in (best, other)]
-    told = say_difference(tested, *sides, is_ahead=is_significant(p_value), where=where)
+    told = contrasts.say_difference(tested, *sides, is_ahead=contrasts.is_significant(p_value), where=where)
     if math.isnan(tested.low):
         told += "; with one seed, or seeds that differ by the same, there is no interval"
     elif num_asked > 1:  # the number is told where the interval, which is not corrected, speaks otherwise
-        is_otherwise = is_significant(tested.p_value) != is_significant(p_value)
+        is_otherwise = contrasts.is_significant(tested.p_value) != contrasts.is_significant(p_value)
         told += (
             f", p{f' {show_p_value(p_value)}' if is_otherwise else ''} corrected for choosing the best of {num_models}"
         )
@@ -329,13 +307,13 @@ def write_report(results: ResultSet, out: Path, told: Told, pool: Executor | Non
     if not results.results:
         raise InputError("there is no finished score to report on yet")
     with own_folder(out, "report") as folder, pool or figure_pool() as drawing:
-        results = with_averages(results.results)
+        results = contrasts.with_averages(results.results)
         prices, unpriced = list_prices(results, told.declared)
         pictures, figures, lacking = list_figures(results, told.losses, [*map(ladder_panel, prices)])
         drawn = drawing.map(partial(save_figure, folder=folder / "figures"), pictures)  # beside the tables
-        wide, tables = [wide_table(results, metric) for metric in results.metrics], make_tables(results)
+        wide, printed = [wide_table(results, metric) for metric in results.metrics], tables.make_tables(results)
         priced = [price_tables(listed) for listed in prices]
-        texts = {**told.files, **table_files([*wide, *tables, *chain(*priced)])}
+        texts = {**told.files, **tables.table_files([*wide, *printed, *chain(*priced)])}
         lacks = [*missing_cells(results), *missing_examples(results), *(f"No figure: {line}" for line in lacking)]
         parts = vars(told) | {"missing": [*told.missing, *unpriced, *lacks]}
         html = render(
@@ -344,7 +322,7 @@ def write_report(results: ResultSet, out: Path, told: Told, pool: Executor | Non
             wide=wide,
             prices=[*zip(prices, priced, strict=True)],
             figures=figures,
-            tables=tables,
+            tables=printed,
             svgs={file.stem: file.read_text("utf-8") for file in sorted(drawn)},
             **parts,
         )
@@ -375,7 +353,7 @@ def render(svgs: Mapping[str, str], plan_svg: str, **parts: Any) -> str:
     pictures = {name: inline_svg(text, name, styles) for name, text in drawn.items()}
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     functions: list[Callable[..., Any]] = [bars_of, check_averages, count_tested, describe_results, first_number]
-    functions += [mean_bars, price_sentence, show_count, show_p_value, show_points, show_share, show_signal]
+    functions += [mean_bars, price_sentence, show_count, show_p_value, show_points, show_share]
     functions += [sort_value, tell_verdict]
     environment.globals |= {function.__name__: function for function in functions}
     here = resources.files("biphase.report")
@@ -386,11 +364,12 @@ def render(svgs: Mapping[str, str], plan_svg: str, **parts: Any) -> str:
         style=Markup((here / "page.css").read_text("utf-8")),
         script=Markup((here / "page.js").read_text("utf-8")),
         signs=SIGNS,
-        objectives=OBJECTIVE_NAMES,
+        objectives=tables.OBJECTIVE_NAMES,
         families=FAMILY_NAMES,
         bar=(BAR_WIDTH, BAR_HEIGHT),
         mean_width=MEAN_WIDTH,
         significance=f"{100 * SIGNIFICANCE:g}",
+        show_signal=tables.show_signal,
         version=__version__,
     )
 
@@ -423,7 +402,7 @@ def bars_of(claim: Claim) -> list[dict[str, float] | None]:
     return scale(rows, BAR_WIDTH)
 
 
-def mean_bars(table: Table) -> tuple[list[dict[str, float] | None], tuple[float, float]]:
+def mean_bars(table: tables.Table) -> tuple[list[dict[str, float] | None], tuple[float, float]]:
     """The first score of every row with its interval on one scale, likewise, and the ends of that scale; no bar for a
     score that lacks, and none where there are not two."""
     rows: list[dict[str, float] | None] = []
@@ -470,6 +449,6 @@ def first_number(text: str) -> str:
 def print_results(results: ResultSet) -> None:
     """The table of all models and tasks, and the answer to the study's question, as its page has them."""
     title = "Test scores in %, mean over seeds ± half of the 95 % interval"
-    print_table(replace(wide_table(results, results.primary_metric), title=title, signals=()))
+    tables.print_table(replace(wide_table(results, results.primary_metric), title=title, signals=()))
     for sentence in answer_sentences(results, list_means(results)):
         terminal.print(sentence, markup=False)

@@ -26,14 +26,7 @@ from biphase.finetuning.scores import (
 )
 from biphase.report import contrasts
 from biphase.report.formats import MISSING, show_count, show_noise, show_p_value, show_share, show_spread
-from biphase.report.statistics import (
-    STABILITY_RATES,
-    Interval,
-    holm,
-    is_stability_rate,
-    mean_interval,
-    rate_spread,
-)
+from biphase.report.statistics import STABILITY_RATES, Interval, holm, is_stability_rate, mean_interval, rate_spread
 from biphase.report.tables import Cell, Row, Table, print_table, show_signal
 
 ComparisonVerdict = Literal["A better", "B better", "within noise", "cannot be told"]
