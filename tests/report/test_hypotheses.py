@@ -34,7 +34,7 @@ def asked(line: str) -> list[tuple[str, str]]:
     "text", ["(" * 5000 + "a" + ")" * 5000 + " > 0", "a > 0 at 1e999 steps", "a > 1e400 points", "9" * 400 + " * a > 0"]
 )
 def test_nothing_is_endless(text: str) -> None:
-    with pytest.raises(InputError, match=r"is more than 1e\+15|more than 50 brackets") as error:
+    with pytest.raises(InputError, match=r"is wanted where|more than 50 brackets") as error:
         parse_inequality(text)
     assert len(str(error.value)) < 300
 

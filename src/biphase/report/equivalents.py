@@ -20,7 +20,7 @@ from biphase.errors import InputError
 from biphase.report.contrasts import Contrast, Noise, Terms, average, combine, contrast
 from biphase.report.figures import Mark, Panel, mark_mean, round_ticks
 from biphase.report.formats import MISSING, show_noise, show_share
-from biphase.report.results import ReportArm, Result, ResultSet, reference_mask, short_steps, sizes_of
+from biphase.report.results import ReportArm, Result, ResultSet, read_words, reference_mask, short_steps, sizes_of
 from biphase.report.tables import Cell, Row, Table
 from biphase.style import LOOKS, SERIES
 
@@ -285,17 +285,12 @@ class PriceList:
 
     @property
     def rule(self) -> str:
+        """How its tables are to be read."""
         noise = self.prices[0].mean[0].noise
         over = f", over {show_noise(noise)}" if noise else ""
         once = "" if "pretraining seeds" in noise else " Each model was pretrained once: this is about these models."
         where = f"the mean over {len(self.datasets)} data sets" if len(self.datasets) > 1 else self.datasets[0]
-        return (
-            f"The share of the baseline's compute at which it reaches the same score, on {where}: 0.6 saves 40 %. In "
-            f"brackets its 95 % interval{over}, as “at most” or “at least” where the baseline's budgets end before it "
-            f"does; with 1 in it, no saving is shown. What scores more or less than the baseline at all budgets is "
-            f"above or below the ladder. Between two budgets it is a line against the logarithm of compute. Not "
-            f"corrected for the number of models. ± is half of a score's 95 % interval over seeds.{once}"
-        )
+        return read_words()["prices_rule"].format(where=where, over=over) + once
 
     @property
     def compared(self) -> tuple[Equivalent, ...]:

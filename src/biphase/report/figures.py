@@ -209,10 +209,6 @@ def name_gap(arm: ReportArm) -> str:
     return f"{arm.size}, from CLM − from MLM"
 
 
-def name_parent(arm: ReportArm) -> str:
-    return f"from {arm.objective.upper()}"
-
-
 choose_ratios = partial(choose_arms, setup="objective", objective="mlm")
 choose_undecayed, choose_cpt = partial(choose_arms, setup="efficiency"), partial(choose_arms, setup="cpt")
 
@@ -224,7 +220,7 @@ FIGURES: dict[str, FigureRow] = {
     "splits": FigureRow(choose_splits, name_share, BUDGETS, "bars", "ahead of MLM alone (points)", True, ""),
     "masking-after-clm": FigureRow(choose_masks_after_clm, name_split, MASKS, by_size=True),
     "continued": FigureRow(choose_continued, name_gap, PARENTS, "bars", "CLM parent ahead (points)", look=""),
-    "continued-steps": FigureRow(choose_cpt, name_parent, CONTINUED, by_size=True),
+    "continued-steps": FigureRow(choose_cpt, lambda arm: f"from {arm.objective.upper()}", CONTINUED, by_size=True),
     "score-by-flops": FigureRow(choose_priced, name_objective, FLOPS, "rings", look="whole_objective"),
 }
 """By the name of its files. Loss curves are no results, and drawn by themselves."""
@@ -256,12 +252,14 @@ def list_figures(
     Returns:
         The pictures to be drawn; the words of those that stand by themselves, by name; and what the others lack.
     """
-    plots = {name: [partial(plot_panel, panel) for panel in fill_panels(row, results)] for name, row in FIGURES.items()}
+    plots: dict[str, list[Callable[[Axes], object]]] = {}
+    for name, row in FIGURES.items():
+        plots[name] = [partial(plot_panel, panel) for panel in fill_panels(row, results)]
     plots["losses"] = list(share_out_curves(losses or {}))
     pictures = [Picture(name, drawn) for name, drawn in plots.items() if drawn]
     if ladders:
-        drawn = [partial(plot_panel, panel) for panel in ladders]
-        pictures.insert(0, Picture("compute-equivalents", drawn, ladders[0].height))
+        beside = Picture("compute-equivalents", [partial(plot_panel, panel) for panel in ladders], ladders[0].height)
+        pictures.insert(0, beside)
     words = read_words()["figures"]
     missing = [f"{words[name]['title']}: needs {words[name]['needs']}" for name, drawn in plots.items() if not drawn]
     return pictures, {name: words[name] for name, drawn in plots.items() if drawn}, missing

@@ -153,7 +153,7 @@ def read_line(
         score = results.score(arm, dataset)
         if score is not None:
             seeds = score.pretraining_seeds if score.num_pretrainings > 1 else ()
-            by_value = score.by_rate or {} if axis == RATE else {value: score.samples}
+            by_value = {value: score.samples} if axis != RATE else score.by_rate or {}
             line |= {place: (samples, seeds) for place, samples in by_value.items()}
     return line
 
@@ -243,21 +243,21 @@ def label_choice(line: ParsedInequality, terms: Sequence[Operand], task: str, sp
 
 def expand_tasks(wanted: Sequence[str], tasks: Mapping[str, str]) -> list[str]:
     """Names of tasks, codes of families, or `average`."""
-    by_words = {**{code: code for code in FAMILY_NAMES}, **FAMILY_CODES}
-    there = list(dict.fromkeys(tasks.values()))
+    families = list(dict.fromkeys(tasks.values()))
+    by_words = {code: code for code in FAMILY_NAMES if code in families}
+    by_words |= {word: code for word, code in FAMILY_CODES.items() if code in families}
     expanded: list[str] = []
     for name in wanted:
         if name in ("every family", "some family"):
-            expanded += there
+            expanded += families
         elif name in ("every task", "some task"):
             expanded += tasks
         elif name == MEAN_OF_FAMILIES or name in tasks:
             expanded.append(name)
-        elif by_words.get(name) in there:
+        elif name in by_words:
             expanded.append(by_words[name])
         else:
-            known = [*tasks, *there, *(word for word, code in by_words.items() if code in there)]
-            known = list(dict.fromkeys([MEAN_OF_FAMILIES, "every family", "every task", *known]))
+            known = dict.fromkeys([MEAN_OF_FAMILIES, "every family", "every task", *tasks, *families, *by_words])
             raise InputError(f"unknown task or family '{name}'; known: {', '.join(known)}")
     return list(dict.fromkeys(expanded))
 

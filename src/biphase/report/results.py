@@ -217,9 +217,9 @@ class ResultSet:
             chosen = tuple(result for result in chosen if getattr(result.arm, key) == value)
         return ResultSet(chosen)
 
-    def arms(self, family: str | None = None, metric: str | None = None, **arm: Any) -> list[ReportArm]:
-        """The arms with a result among those selected, in the order in which they come."""
-        return list(dict.fromkeys(result.arm for result in self.select(family, metric=metric, **arm).results))
+    def arms(self, **arm: Any) -> list[ReportArm]:
+        """The arms with these values in their fields, where given, in the order in which they come."""
+        return list(dict.fromkeys(result.arm for result in self.select(**arm).results))
 
     def find(self, arm: ReportArm, family: str, dataset: str, metric: str) -> Result | None:
         return self.cells.get((arm.setup, arm.name, family, dataset, metric))

@@ -26,6 +26,7 @@ from biphase.finetuning.scores import (
 )
 from biphase.report import contrasts
 from biphase.report.formats import MISSING, show_count, show_noise, show_p_value, show_share, show_spread
+from biphase.report.results import read_words
 from biphase.report.statistics import STABILITY_RATES, Interval, holm, is_stability_rate, mean_interval, rate_spread
 from biphase.report.tables import Cell, Row, Table, print_table, show_signal
 
@@ -259,12 +260,7 @@ def print_summary(rows: Sequence[SummaryRow], broken: Mapping[Path, str] | None 
         "paper ±": lambda row: interval_cell(row.paper_interval),
         "seeds": lambda row: Cell(str(len(row.seeds))),
     }
-    lines = [
-        "mean: each seed at the rate that the others chose; ±: half of the 95 % interval over seeds, by Student's t; "
-        "–: no interval, because there is one seed or all seeds score the same",
-        "paper: all seeds at the rate that they chose together, which is the one shown; ± is 1.96·s/√n. Both are too "
-        "optimistic for few seeds",
-    ]
+    lines = list(read_words()["summary_rules"])
     if any(row.diverged for row in rows):
         columns["diverged"] = lambda row: Cell(f"{len(row.diverged)} of {row.num_cells}" if row.diverged else "0")
     if any(row.spread for row in rows):
@@ -276,9 +272,8 @@ def print_summary(rows: Sequence[SummaryRow], broken: Mapping[Path, str] | None 
         chosen = [row for row in rows if row.task == task]
         metric = " / ".join(sorted({row.metric for row in chosen}))
         shown.append(Row((task,), (Cell(""), Cell(metric)), task))
-        shown += [
-            Row((f"  {names[row.model]}",), tuple(show(row) for show in columns.values()), task) for row in chosen
-        ]
+        for row in chosen:
+            shown.append(Row((f"  {names[row.model]}",), tuple(show(row) for show in columns.values()), task))
     if shown:
         title = "Test scores in %, each seed at the rate that the others chose"
         print_table(Table("scores", title, ("model",), tuple(columns), tuple(shown)))
