@@ -19,16 +19,7 @@ from typing import Any
 
 from biphase.errors import InputError, clipped
 from biphase.files import parse_yaml
-from biphase.report.claims import (
-    ON_PAR,
-    Claim,
-    Finding,
-    Verdicts,
-    count_tested,
-    group_verdicts,
-    judge_claims,
-    name_noise,
-)
+from biphase.report import claims
 from biphase.report.contrasts import with_averages
 from biphase.report.formats import show_count, show_list
 from biphase.report.grammar import parse_inequality
@@ -103,7 +94,7 @@ def place_arms(arms: Iterable[ReportArm]) -> tuple[ReportArm, ...]:
     return tuple(replace(arm, setup=setup) for arm in arms for setup in setups(arm))
 
 
-NOTE = f"“On par” allows for {100 * ON_PAR:g} point, a number that is ours."
+NOTE = f"“On par” allows for {100 * claims.ON_PAR:g} point, a number that is ours."
 
 
 @cache
@@ -142,7 +133,7 @@ def stand_for(chosen: Mapping[str, Any], arms: Sequence[ReportArm]) -> Ladder:
     return ladder
 
 
-def make_claims(key: str, results: ResultSet, planned: AskedScores = NOTHING_ASKED) -> list[Claim]:
+def make_claims(key: str, results: ResultSet, planned: AskedScores = NOTHING_ASKED) -> list[claims.Claim]:
     """The lines of a finding as claims, at the paper's fine-tuning rates; one that is about arms that are not there is
     untested. `planned` is that of `make_line`."""
     families = {family: family for family in PUBLISHED_FAMILIES}
@@ -152,47 +143,48 @@ def make_claims(key: str, results: ResultSet, planned: AskedScores = NOTHING_ASK
     for result in results.results:
         if result.family in families:
             rates = [rate for rate in result.by_rate or {} if is_stability_rate(rate)]
-            selected.append(replace(result, by_rate=result.by_rate and {rate: result.by_rate[rate] for rate in rates}))
+            by_rate = result.by_rate and {rate: result.by_rate[rate] for rate in rates}
+            selected.append(replace(result, by_rate=by_rate))
     results = ResultSet(tuple(selected))
     arms = results.arms()
     ladders = {name: stand_for(chosen, arms) for name, chosen in read_findings()["names"].items()}
-    claims = []
+    lines = []
     for line in read_findings()["findings"][key]["holds"]:
         try:
-            claims.append(make_line(bind(parse_inequality(line), ladders, families), results, planned))
+            lines.append(make_line(bind(parse_inequality(line), ladders, families), results, planned))
         except InputError as error:
-            claims.append(Claim(line, (), (str(error).removeprefix(f"'{clipped(line)}': ").partition(";")[0],)))
-    return claims
+            lines.append(claims.Claim(line, (), (str(error).removeprefix(f"'{clipped(line)}': ").partition(";")[0],)))
+    return lines
 
 
-def judge_paper(results: ResultSet, planned: AskedScores = NOTHING_ASKED) -> Verdicts:
+def judge_paper(results: ResultSet, planned: AskedScores = NOTHING_ASKED) -> claims.Verdicts:
     """What a report in the paper's terms says: every finding, and two sentences. `planned` is that of `make_line`."""
     findings = judge_findings(results, planned)
-    over = name_noise(findings)
+    over = claims.name_noise(findings)
     return findings, answer(findings), f"{NOTE} Tests are over {over}." if over else NOTE
 
 
-def judge_findings(results: ResultSet, planned: AskedScores = NOTHING_ASKED) -> tuple[Finding, ...]:
+def judge_findings(results: ResultSet, planned: AskedScores = NOTHING_ASKED) -> tuple[claims.Finding, ...]:
     """Every finding with its verdict (see `judge_claims`), on the standard metrics where there are any, else on the
     paper's. `planned` is that of `make_line`."""
     results = with_averages(results.select(metric=results.primary_metric).results)
     sizes = sizes_of(results.arms())
     place = "" if {size.lower() for size in sizes} <= PUBLISHED_SIZES else f"here, at {show_list(sizes)}"
     findings = []
-    for key, one in read_findings()["findings"].items():
-        claims = make_claims(key, results, planned)
-        findings.append(Finding(key, one["says"], one.get("judged", ""), tuple(claims), place))
-    return judge_claims(findings)
+    for key, finding in read_findings()["findings"].items():
+        lines = make_claims(key, results, planned)
+        findings.append(claims.Finding(key, finding["says"], finding.get("judged", ""), tuple(lines), place))
+    return claims.judge_claims(findings)
 
 
-def answer(findings: Sequence[Finding]) -> str:
+def answer(findings: Sequence[claims.Finding]) -> str:
     """What the scores say about CLM then MLM, where they are of the paper's sizes, and what became of the findings."""
     if not any(finding.is_tested for finding in findings):
         return f"No score tests any of the paper's {len(findings)} findings."
     sixth = next(finding for finding in findings if finding.key == "F6")
     verdicts = Counter(one.verdict for one in sixth.claims[0].inequalities)
     ahead, behind, num_open = verdicts["supported"], verdicts["contradicted"], verdicts["undecided"]
-    corrected = f"corrected for the {show_count(count_tested(findings), 'finding')} tested"
+    corrected = f"corrected for the {show_count(claims.count_tested(findings), 'finding')} tested"
     noise, place, first = f"cannot be told from noise, {corrected}", findings[0].place, ""
     # A study, which has a place, answers its own question.
     if num_open and not place and not ahead and not behind:
@@ -204,13 +196,13 @@ def answer(findings: Sequence[Finding]) -> str:
             f"comparisons and behind in {behind or 'none'}{rest}. "
         )
 
-    def name(finding: Finding) -> str:
+    def name(finding: claims.Finding) -> str:
         said = finding.statement
         if not said[:2].isupper():  # `At a fixed …`, but not `MLM beats …`
             said = said[0].lower() + said[1:]
         return finding.key if finding.verdict == "undecided" else f"{finding.key} ({said})"
 
-    groups = group_verdicts(findings, name)
+    groups = claims.group_verdicts(findings, name)
     return f"{first}Of the paper’s {len(findings)} findings, {place}{': ' if place else ''}{groups}."
 
 
