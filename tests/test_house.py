@@ -110,7 +110,6 @@ PLANNING = (
     "embedding.pairs",
     "api.finetuning",
     "api.networks",
-    "api.grids",
     "api.folders",
     "pretraining.objectives",
 )

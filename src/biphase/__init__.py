@@ -14,9 +14,8 @@ if TYPE_CHECKING:  # what loads `typing` would come before Ctrl-C is heard
     from typing import Any
 
     from biphase.api import silence
-    from biphase.api.finetuning import finetune, predict
+    from biphase.api.finetuning import compare, evaluate, finetune, predict
     from biphase.api.folders import inspect
-    from biphase.api.grids import compare, evaluate
     from biphase.api.networks import embed, encode, export, load, pretrain, push, search
     from biphase.api.studies import study
     from biphase.api.text import advise, prepare, train_tokenizer
@@ -29,8 +28,7 @@ __version__ = "0.1.0"
 OFFERED = {
     **dict.fromkeys(("train_tokenizer", "prepare", "advise"), "api.text"),
     **dict.fromkeys(("pretrain", "export", "push", "load", "encode", "embed", "search"), "api.networks"),
-    **dict.fromkeys(("finetune", "predict"), "api.finetuning"),
-    **dict.fromkeys(("evaluate", "compare"), "api.grids"),
+    **dict.fromkeys(("finetune", "predict", "evaluate", "compare"), "api.finetuning"),
     "study": "api.studies",
     "inspect": "api.folders",
     "silence": "api",

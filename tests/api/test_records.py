@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from biphase.api.finetuning import EvaluatedGrid, comparison_records, summary_records, to_json
 from biphase.api.folders import FOLDER_KINDS, inspect, tell_facts
-from biphase.api.grids import EvaluatedGrid, comparison_records, summary_records, to_json
 from biphase.console import UNSEEN
 from biphase.engine.scheduler import Failure
 from biphase.errors import InputError

@@ -281,7 +281,7 @@ def test_cells_that_hold_several_devices_are_told(
 
 
 def test_rows_alone_are_all_the_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from biphase.api import grids
+    from biphase.api import finetuning
 
     asked: list[list[str]] = []
 
@@ -289,7 +289,7 @@ def test_rows_alone_are_all_the_tasks(tmp_path: Path, monkeypatch: pytest.Monkey
         asked.append(tasks)
         raise InputError("not run")
 
-    monkeypatch.setattr(grids, "run_evaluation", run)
+    monkeypatch.setattr(finetuning, "run_evaluation", run)
     rows = [{"text": f"a text {n}", "label": "ab"[n % 2]} for n in range(9)]
     for data in (None, {"mine": rows}):
         with pytest.raises(InputError, match="not run"):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import biphase.api.grids as grids
+import biphase.api.finetuning as verbs
 import biphase.cli.app as cli
 from biphase.cli.commands import parse_seeds
 from biphase.cli.evaluate import parse_data_dirs
@@ -155,7 +155,7 @@ def test_bad_words(call: Any, models: Path, arguments: list[str], said: str) -> 
 
 def test_a_missing_model_is_told_before_data_is_fetched(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="/no/such/model is neither"):
-        grids.evaluate("/no/such/model", "squad", scores=tmp_path)
+        verbs.evaluate("/no/such/model", "squad", scores=tmp_path)
 
 
 def test_words_of_the_options() -> None:
@@ -188,11 +188,11 @@ def test_which_tasks_data_is_given_for(tmp_path: Path) -> None:
 
 def test_a_cpu_grid_asks_for_no_gpu(models: Path, words: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engines = []
-    monkeypatch.setattr(grids, "run_and_keep", lambda grid, chosen, engine, keep: engines.append(engine) or [])
+    monkeypatch.setattr(verbs, "run_and_keep", lambda grid, chosen, engine, keep: engines.append(engine) or [])
     (tmp_path / "scores").mkdir()
     for device in ("cpu", "auto"):
         where = {"scores": tmp_path / "scores", "data": {"wnut17": words}, "engine": "ray", "precision": "fp32"}
-        grids.evaluate(models / "a", "wnut17", learning_rates=[1e-3], seeds=[0], device=device, **where)
+        verbs.evaluate(models / "a", "wnut17", learning_rates=[1e-3], seeds=[0], device=device, **where)
     assert [(engine.kind, engine.device) for engine in engines] == [("ray", "cpu"), ("ray", "auto")]
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from biphase.api.grids import evaluate
+from biphase.api.finetuning import evaluate
 from biphase.errors import InputError
 from biphase.finetuning.cells import find_task_sources, plan_cells
 from biphase.finetuning.config import FinetuneConfig

@@ -1,28 +1,59 @@
-"""A network and a task → a fine-tuned network with its score; that network and rows → predictions."""
+"""A network and a task → a fine-tuned network with its score; that network and rows → predictions; models × tasks ×
+rates × seeds → what is missing is run, what is there is summarized, and two models are compared.
+
+Records of plain data are the rows of DataFrames and of `--format json`. Shares, not percent; what is not known is None
+or NaN, and null in JSON.
+"""
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
+from pydantic_core import to_jsonable_python
+
 from biphase import console
-from biphase.api.own_task import keep_rows, write_task
+from biphase.api.networks import ZERO_SHOT, ZeroShot, run_zero_shot
+from biphase.api.own_task import keep_rows, listed_numbers, write_task
 from biphase.config import parse_config
-from biphase.console import err, track
+from biphase.console import UNSEEN, err, track
 from biphase.corpus.rows import PlacedRow, Row, rows_in_memory
-from biphase.engine.scheduler import Failure
+from biphase.engine.local import Engine, EngineKind, count_workers
+from biphase.engine.scheduler import Failure, read_failures
 from biphase.errors import InputError
 from biphase.files import refuse_filled, whole_file
 from biphase.finetuning.cells import plan_cells
 from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.grid import (
+    PAPER_LEARNING_RATES,
+    PAPER_SEEDS,
+    Grid,
+    SharedTraining,
+    check_keep,
+    choose_part,
+    estimate_seconds,
+    keep_best_networks,
+    missing_trainings,
+    plan_grid,
+    read_finished,
+    resolve_for,
+    run_grid,
+)
 from biphase.finetuning.kept import RECORD, KeptModel, find_kept, open_rows
-from biphase.finetuning.scores import Score
-from biphase.tasks.spec import find_task
+from biphase.finetuning.scores import Score, ScoreSet, read_scores
+from biphase.report import verdicts
+from biphase.tasks.sources import name_data_dirs
+from biphase.tasks.spec import METRICS, PAPER_TASKS, find_task, name_tests
 
 if TYPE_CHECKING:
     import pandas
+
+    from biphase.report.verdicts import SummaryRow, TaskComparison
 
 
 OWN_TASKS = "data"
@@ -212,3 +243,227 @@ def write_csv(rows: Iterable[Row], sink: TextIO) -> None:
         if extra:
             raise InputError(f"row {number} has a column '{extra[0]}' that the first row has not; write a .jsonl file")
         table.writerow(flat)
+
+
+def fields_of(record: object, names: str) -> dict[str, Any]:
+    """Fields of a record as plain data."""
+    return {name: getattr(record, name) for name in names.split()}
+
+
+def summary_records(rows: "Iterable[SummaryRow]") -> list[dict[str, Any]]:
+    """A record for each model on each task, in the order of the table: the task's best mean first."""
+    records = []
+    for row in rows:
+        record = fields_of(row, "model task metric rate")
+        record |= {"mean": row.interval.value, "half_width": row.interval.half_width}
+        record |= {"paper_half_width": row.paper_interval.half_width, "seeds": list(row.seeds)}
+        record |= {"num_cells": row.num_cells, "num_diverged": len(row.diverged), "num_missing": len(row.missing)}
+        record |= {"num_degenerate": row.num_degenerate, "spread": row.spread.value if row.spread else None}
+        records.append(record)
+    return records
+
+
+def comparison_records(comparisons: "Iterable[TaskComparison]") -> list[dict[str, Any]]:
+    """A record for each task; differences are A minus B."""
+    records = []
+    for pair in comparisons:
+        record = fields_of(pair, "task metric model_a model_b")
+        record |= {"mean_a": pair.a.mean if pair.a else None, "mean_b": pair.b.mean if pair.b else None}
+        interval = pair.difference
+        record |= dict.fromkeys(("difference", "low", "high"))
+        if interval is not None:
+            record |= {"difference": interval.value, "low": interval.low, "high": interval.high}
+        records.append(record | fields_of(pair, "p_value num_tasks verdict") | {"notes": list(pair.notes)})
+    return records
+
+
+def to_json(value: Any) -> str:
+    """The text of plain data and of records, as every `--format json` writes it: indented, in UTF-8, no NaN, nothing
+    that a terminal obeys."""
+    tree = to_jsonable_python(value, inf_nan_mode="null")
+    text = json.dumps(tree, indent=2, ensure_ascii=False, allow_nan=False)
+    return UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def evaluate(
+    models: str | Path | Iterable[str | Path] = (),
+    tasks: str | Iterable[str] | None = None,
+    *,
+    learning_rates: Iterable[float] = PAPER_LEARNING_RATES,
+    seeds: Iterable[int] = PAPER_SEEDS,
+    scores: str | Path = "scores",
+    data: Mapping[str, Any] | None = None,
+    engine: EngineKind = "local",
+    address: str | None = None,
+    workers: int | None = None,
+    workers_per_gpu: int = 1,
+    part: str | None = None,
+    dry_run: bool = False,
+    keep: str | Path | None = None,
+    **settings: Any,
+) -> "pandas.DataFrame":
+    """Fine-tune and score models on tasks with every rate and seed, if not done yet; validation chooses the rate.
+
+    Args:
+        models: RUN[@STEP], model folders or hub ids (ID@REVISION). Without one: what is in `scores` already.
+        tasks: names or YAML files, those of `data` or `paper`, its twelve, unless given; zero-shot:FOLDER, mteb:NAME.
+        learning_rates: the rates that are tried, of which validation chooses one.
+        seeds: the seeds of each rate.
+        scores: where finished cells are kept.
+        data: by task, the folder with its data as published; or, for tasks of your own, rows as `finetune` takes them.
+        engine: local: this machine; ray: several machines.
+        address: the address of a Ray cluster, such as `auto`.
+        workers: cells side by side; one per core or GPU unless given.
+        workers_per_gpu: cells that share a GPU.
+        part: NUMBER/TOTAL: only this part of the cells, from 0/TOTAL on (a Slurm array).
+        dry_run: say which cells are missing and how long they take.
+        keep: write the best fine-tuned model of each task, by validation, below here.
+        settings: of all cells, such as `max_steps=200`.
+
+    Returns: a row for each model on each task that `scores` holds: `rate`, the `mean` of its test scores with its 95 %
+    interval, …; shares from 0 to 1. In a dry run, how many cells each has and how many are missing.
+    """
+    import pandas
+
+    own = by_task(data)
+    asked, folders = place_data(own, list_names(tasks or list(own) or "paper"), Path(scores))
+    evaluation = run_evaluation(
+        list_names(models),
+        asked,
+        settings=parse_config(FinetuneConfig, settings, origin="evaluate"),
+        learning_rates=listed_numbers(learning_rates, "learning_rates"),
+        seeds=listed_numbers(seeds, "seeds"),
+        scores=scores,
+        data_dirs=folders,
+        part=part,
+        dry_run=dry_run,
+        keep=keep,
+        engine=engine,
+        address=address,
+        workers=workers,
+        workers_per_gpu=workers_per_gpu,
+    )
+    raise_failures(evaluation.failures)
+    return pandas.DataFrame(evaluation.records)
+
+
+def compare(model_a: str | Path, model_b: str | Path, *, scores: str | Path = "scores") -> "pandas.DataFrame":
+    """Two models that `evaluate` has scored, task by task: who wins where, and is it more than noise?
+
+    Returns: a row for each task: both means, their `difference` (A minus B) with its 95 % interval, the p-value
+    adjusted over the tasks, the `verdict` and `notes` on it.
+    """
+    import pandas
+
+    return pandas.DataFrame(comparison_records(verdicts.compare(read_scores(Path(scores)), str(model_a), str(model_b))))
+
+
+def list_names(given: str | Path | Iterable[str | Path] | None) -> list[str]:
+    """One name or several, as a list."""
+    return [str(one) for one in ([given] if isinstance(given, str | Path) else given or ())]
+
+
+@dataclass(frozen=True)
+class EvaluatedGrid:
+    """What a folder of scores holds after missing cells were run, or what would be run."""
+
+    scores: ScoreSet
+    rows: list[verdicts.SummaryRow]
+    failures: list[Failure]
+    planned: dict[str, Any] | None = None
+    """In a dry run, which cells are missing, and how long they take."""
+    compared: "Sequence[TaskComparison] | None" = None
+    zero_shot: ZeroShot | None = None
+    """The scores of embedding models as they are; nothing else is there then."""
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        if self.zero_shot is not None:
+            return [
+                {"model": arm, "task": name, **values}
+                for name, arms in self.zero_shot.items()
+                for arm, values in arms.items()
+            ]
+        return self.planned["cells"] if self.planned else summary_records(self.rows)
+
+    @property
+    def easier_searches(self) -> list[str]:
+        """Tasks whose searches were among judged documents only, which scores higher than among all."""
+        easier = [one for one in self.scores.scores if one.metric in METRICS["retrieval"] and one.config.judged_only]
+        return sorted({score.task for score in easier})
+
+
+def run_evaluation(
+    models: Sequence[str],
+    tasks: Sequence[str],
+    *,
+    settings: FinetuneConfig,
+    learning_rates: tuple[float, ...],
+    seeds: tuple[int, ...],
+    scores: str | Path,
+    data_dirs: Sequence[tuple[str, str]],
+    part: str | None,
+    dry_run: bool,
+    keep: str | Path | None,
+    engine: EngineKind,
+    pair: tuple[str, str] | None = None,
+    **workers: Any,
+) -> EvaluatedGrid:
+    """Run what is missing of the grid, unless it is a dry run, read what `scores` holds then, and compare a pair."""
+    for key in {"learning_rate", "seed"} & settings.model_fields_set:
+        raise InputError(f"{key} is one of the axes of a grid: give `{key}s`")
+    if models and any(task.startswith(ZERO_SHOT) for task in tasks):
+        refused: dict[str, Any] = {"dry_run": dry_run, "part": part, "compare": pair, "keep": keep}
+        refused |= {"settings": settings.model_fields_set}
+        return EvaluatedGrid(ScoreSet(()), [], [], zero_shot=run_zero_shot(models, tasks, Path(scores), **refused))
+    if keep is not None and (not models or part is not None):
+        raise InputError("`keep` is for models that are fine-tuned on tasks, without `part`")
+    failures: list[Failure] = []
+    if models:
+        names = tuple(name for task in tasks for name in (PAPER_TASKS if task == "paper" else name_tests(task)))
+        known = name_data_dirs(data_dirs, names, "`data`")
+        where = parse_config(Engine, {"kind": engine, "device": settings.device, **workers}, origin="evaluate")
+        folder = Path(scores)
+        grid = Grid(tuple(models), names, resolve_for(settings, where), folder, learning_rates, seeds, known)
+        chosen = plan_grid(grid)
+        chosen = chosen if part is None else choose_part(chosen, part)
+        if dry_run:
+            return EvaluatedGrid(ScoreSet(()), [], [], plan_missing(grid, chosen, where))
+        failures = run_and_keep(grid, chosen, where, None if keep is None else Path(keep))
+    score_set = read_scores(Path(scores))
+    compared = verdicts.compare(score_set, *pair) if pair else None
+    return EvaluatedGrid(score_set, verdicts.summarize(score_set), failures, compared=compared)
+
+
+def run_and_keep(grid: Grid, chosen: Sequence[SharedTraining], engine: Engine, keep: Path | None) -> list[Failure]:
+    best = {} if keep is None else check_keep(chosen, keep)
+    missing = missing_trainings(chosen, grid.out)
+    num_cells = sum(len(training.cells) for training in chosen)
+    num_missing = sum(len(training.cells) for training in missing)
+    err.print(f"{num_cells:,} cells, {num_cells - num_missing:,} of them finished")
+    failures = run_grid(grid, missing, engine) if missing else []
+    keep_best_networks(best, grid.out)
+    return failures
+
+
+def plan_missing(grid: Grid, chosen: Sequence[SharedTraining], engine: Engine) -> dict[str, Any]:
+    """How many cells each model has on each task and how many are missing; how long one worker needs for the trainings
+    that finished ones of their tasks can judge."""
+    missing = missing_trainings(chosen, grid.out)
+    totals = Counter((training.model, cell.task.name) for training in chosen for cell in training.cells)
+    lefts = Counter((training.model, cell.task.name) for training in missing for cell in training.cells)
+    cells = []
+    for key in product(grid.models, (find_task(task).name for task in grid.tasks)):
+        numbers = {"cells": totals[key], "finished": totals[key] - lefts[key], "missing": lefts[key]}
+        cells.append({"model": key[0], "task": key[1], **numbers})
+    seconds, num_unknown = estimate_seconds(missing, read_finished(chosen, grid.out))
+    return {
+        "rates": grid.learning_rates,
+        "seeds": grid.seeds,
+        "cells": cells,
+        "workers": count_workers(engine),
+        "seconds_of_one_worker": seconds,
+        "known_trainings": len(missing) - num_unknown,
+        "unknown_trainings": num_unknown,
+        "failed": read_failures(grid.out),
+    }

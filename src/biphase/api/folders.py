@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from biphase.api.grids import fields_of
+from biphase.api.finetuning import fields_of
 from biphase.config import load_config, read_yaml
 from biphase.corpus.shards import SHARD_SPLITS, ShardSet, count_near_copies
 from biphase.embedding.recipe import EmbeddingRecipe

@@ -16,8 +16,8 @@ from cyclopts import Parameter
 from docstring_parser import parse
 from rich.console import RenderableType
 
-from biphase.api import finetuning, folders, grids, networks, studies, text
-from biphase.api.grids import to_json
+from biphase.api import finetuning, folders, networks, studies, text
+from biphase.api.finetuning import to_json
 from biphase.api.own_task import by_commas
 from biphase.api.studies import OpenStudy
 from biphase.cli import doctor as machine
@@ -337,7 +337,7 @@ def predict(model: str, data: Path, out: Path | None, form: Form = "text", **giv
     return to_json({"file": str(out)}) if form == "json" else None
 
 
-@like(grids.evaluate, arguments="models", data=DataDirs, scores=Out)
+@like(finetuning.evaluate, arguments="models", data=DataDirs, scores=Out)
 def evaluate(
     models: Sequence[str],
     tasks: list[str] | None,
@@ -360,7 +360,7 @@ def evaluate(
     names = [word for word in models if word not in settings]
     if settings and not names:
         raise InputError(f"which model? Only settings are given: {' '.join(settings)}")
-    evaluation = grids.run_evaluation(
+    evaluation = finetuning.run_evaluation(
         names,
         tasks or ["paper"],
         settings=parse_config(FinetuneConfig, {}, settings, origin="evaluate"),

@@ -12,7 +12,7 @@ import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from biphase.api.grids import to_json
+from biphase.api.finetuning import to_json
 from biphase.errors import first_line
 from biphase.machine import num_cores, total_memory
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from biphase.api.grids import comparison_records, to_json
+from biphase.api.finetuning import comparison_records, to_json
 from biphase.api.networks import print_zero_shot
 from biphase.console import duration, out
 from biphase.errors import InputError
@@ -29,7 +29,7 @@ from biphase.tasks.spec import find_task
 from biphase.tasks.splits import Collection
 
 if TYPE_CHECKING:
-    from biphase.api.grids import EvaluatedGrid
+    from biphase.api.finetuning import EvaluatedGrid
 
 
 MOST_LABELS = 12
