@@ -10,7 +10,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Column
+from rich.table import Column, Table
 from rich.text import Text
 
 from biphase.errors import InputError
@@ -139,6 +139,17 @@ class PlainConsole(Console):
 
 err = PlainConsole(stderr=True)
 out = PlainConsole()
+
+
+def print_rows(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
+    """A table for a person: what a row is of at the left, numbers at the right."""
+    table = Table(title=title)
+    for head in heads:
+        is_name = head in ("part", "model", "task", "what", "layer")
+        table.add_column(head, justify="left" if is_name else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    out.print(table)
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
 from biphase.api.own_task import Changes, are_names, by_commas, name_sources, read_settings
 from biphase.console import out as console
+from biphase.console import print_rows
 from biphase.corpus.packing import open_text
 from biphase.corpus.text import check_place
 from biphase.embedding.recipe import EmbeddingRecipe, refuse_equal_names
@@ -207,10 +206,8 @@ def embed(recipe: Any, changes: Changes = (), *, runs: str | Path = "runs") -> P
     with needs_embeddings("biphase embed"):
         from biphase.embedding.embed import train_embedder
     folder, facts = train_embedder(found, Path(runs))
-    table = Table("layer", "cosine with the weights before training", box=None)
-    for layer, cosine in facts["cosines"].items():
-        table.add_row(layer, f"{cosine:.4f}")
-    console.print(table)
+    cosines = [(layer, f"{cosine:.4f}") for layer, cosine in facts["cosines"].items()]
+    print_rows(("layer", "cosine with the weights before training"), cosines)
     print_zero_shot(facts["scores"])
     console.print(f"{folder}: load it with SentenceTransformer('{folder}')")
     return folder
@@ -220,10 +217,8 @@ def print_zero_shot(scores: ZeroShot) -> None:
     """A table for each set, with a row for each model."""
     for name, arms in scores.items():
         metrics = list(next(iter(arms.values())))
-        table = Table(name, *metrics, box=None)
-        for arm, values in arms.items():
-            table.add_row(arm, *(f"{values[metric]:.4f}" for metric in metrics))
-        console.print(table)
+        rows = [(arm, *(f"{values[metric]:.4f}" for metric in metrics)) for arm, values in arms.items()]
+        print_rows(("model", *metrics), rows, name)
 
 
 def run_zero_shot(models: Sequence[str], tasks: Sequence[str], out: Path, **refused: Any) -> ZeroShot:

@@ -23,9 +23,9 @@ from biphase.api.studies import OpenStudy
 from biphase.cli import doctor as machine
 from biphase.cli import init
 from biphase.cli.demo import run_demo
-from biphase.cli.evaluate import check_task, parse_data_dirs, print_evaluation, print_rows, show_task, write_evaluation
+from biphase.cli.evaluate import check_task, parse_data_dirs, print_evaluation, show_task, write_evaluation
 from biphase.config import MOST_REPEATS, parse_config
-from biphase.console import duration, err
+from biphase.console import duration, err, print_rows
 from biphase.console import out as console
 from biphase.errors import InputError
 from biphase.files import write_text
@@ -104,7 +104,8 @@ WORDS: dict[str, Any] = {
 
 
 def like(*functions: Callable[..., Any], arguments: str = "", hidden: str = "", **own: Any) -> Callable[..., Any]:
-    """Makes a command of a function: it has the parameters of other functions, and then those that it alone has.
+    """Makes a command of a function: it has the parameters of other functions, and then those that it alone has. One
+    without parameters is what its description says, and calls the first of the others.
 
     Args:
         functions: what the parameters, their types, defaults and descriptions are taken from.
@@ -132,7 +133,7 @@ def like(*functions: Callable[..., Any], arguments: str = "", hidden: str = "", 
                 OPTIONS[name] = named[-1] if named else f"--{name.replace('_', '-')}"
             bound = form.bind(*words, **options)
             bound.apply_defaults()
-            answer = run(**bound.arguments)
+            answer = (run if signature(run).parameters else functions[0])(**bound.arguments)
             if answer is not None and not isinstance(answer, Path):
                 console.print(answer)
 
@@ -173,31 +174,28 @@ def demo(**given: Any) -> None:
 
 
 @like(init.init_recipe, arguments="name")
-def init_recipe(**given: Any) -> None:
+def init_recipe() -> None:
     """Write a recipe to start from. On a terminal, it asks for what no option says.
 
     Example: `biphase init recipe --shards shards --model 11m --steps 5000 --out mine.yaml`
     """
-    init.init_recipe(**given)
 
 
 @like(init.init_study, arguments="name")
-def init_study(**given: Any) -> None:
+def init_study() -> None:
     """Write a study to start from. On a terminal, it asks for the shards where no option names them.
 
     Example: `biphase init study --shards shards --model 3m --tasks snli,reviews.yaml --data-dir reviews.yaml=reviews/
     --out mine.yaml`
     """
-    init.init_study(**given)
 
 
 @like(init.init_task, arguments="data")
-def init_task(**given: Any) -> None:
+def init_task() -> None:
     """Write a task to start from: with data, its columns and classes as they stand there.
 
     Example: `biphase init task data/reviews-train.csv --label stars --out reviews.yaml`
     """
-    init.init_task(**given)
 
 
 @like(machine.examine, arguments="folder")
@@ -210,30 +208,27 @@ def doctor(folder: Path, form: Form = "text") -> str:
 
 
 @like(text.train_tokenizer, arguments="sources")
-def tokenizer_train(**given: Any) -> None:
+def tokenizer_train() -> None:
     """Train a byte-level BPE tokenizer on text.
 
     Example: `biphase tokenizer train corpus/*.jsonl.zst --vocab-size 32768 --out tokenizer`
     """
-    text.train_tokenizer(**given)
 
 
 @like(text.take_tokenizer, arguments="source")
-def tokenizer_from(**given: Any) -> None:
+def tokenizer_from() -> None:
     """Take an existing tokenizer and make sure that it has mask, end-of-text and padding tokens.
 
     Example: `biphase tokenizer from EuroBERT/EuroBERT-210m --out tokenizer`
     """
-    text.take_tokenizer(**given)
 
 
 @like(text.prepare, arguments="sources")
-def prepare(**given: Any) -> None:
+def prepare() -> None:
     """Tokenize text into memory-mapped shards. Killed? The same command goes on where it stopped.
 
     Example: `biphase prepare corpus/ --tokenizer tokenizer --out shards`
     """
-    text.prepare(**given)
 
 
 @like(networks.pretrain, arguments="recipe changes")
@@ -275,24 +270,22 @@ def export(folder: str, form: Form = "text", **given: Any) -> str | None:
 
 
 @like(networks.push, arguments="source repo")
-def push(**given: Any) -> None:
+def push() -> None:
     """Send a model to the Hugging Face hub: weights, configuration, tokenizer and card, nothing else.
 
     Of a run, its end goes to `main`, and each earlier checkpoint to a branch `step-N`.
 
     Example: `biphase push encoder user/encoder --license apache-2.0 --language en --dry-run`
     """
-    networks.push(**given)
 
 
 @like(networks.convert, arguments="model folder")
-def convert(**given: Any) -> None:
+def convert() -> None:
     """Write the text network of a model that reads images or sound too (Gemma 3, Qwen-VL, Mistral Small) as a folder of
     its own; or an old EuroBERT, made for code of its own, as one that transformers loads, without running that code.
 
     Example: `biphase convert google/gemma-3-4b-pt gemma-3-4b-text`
     """
-    networks.convert(**given)
 
 
 @like(check_task, arguments="task")
@@ -373,12 +366,11 @@ def evaluate(
 
 
 @like(networks.embed, arguments="recipe changes")
-def embed(**given: Any) -> None:
+def embed() -> None:
     """Train an encoder or a decoder into an embedding model for sentence-transformers. The same command resumes.
 
     Example: `biphase embed embed model=encoder out=embedder`
     """
-    networks.embed(**given)
 
 
 @like(networks.search, arguments="source question")

@@ -2,15 +2,13 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
 from biphase.api.finetuning import comparison_records, to_json
 from biphase.api.networks import print_zero_shot
-from biphase.console import duration, out
+from biphase.console import duration, out, print_rows
 from biphase.errors import InputError
 from biphase.tasks.examples import (
     AnyExample,
@@ -67,17 +65,6 @@ def check_task(task: str, data_dir: Path | None = None) -> dict[str, Any]:
         "left_out": data.left_out,
         "also_in_train": count_shared(data),
     }
-
-
-def print_rows(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
-    """A table for a person: what a row is of at the left, numbers at the right."""
-    table = Table(title=title)
-    for head in heads:
-        is_name = head in ("part", "model", "task", "what")
-        table.add_column(head, justify="left" if is_name else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    out.print(table)
 
 
 def show_task(facts: dict[str, Any]) -> None:
