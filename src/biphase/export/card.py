@@ -134,41 +134,37 @@ def tell_history(run: Run, manifest: CheckpointManifest) -> tuple[str | None, li
         steps_left -= phase.steps
     taken = f", with the parent's {' and '.join(manifest.carried)}" if manifest.parent else ""
     settings = f"{recipe.batch_label} tokens a step, peak rate {recipe.schedule.peak_lr}"
-    own = f"`{run.path.name}`: {' → '.join(phases)}, {settings}{taken}."
-    if init.preset:
-        return None, [f"Random weights of preset `{init.preset}`.", own]
+    line = f"`{run.path.name}`: {' → '.join(phases)}, {settings}{taken}."
+    base: str | None = None
+    before = [f"Random weights of preset `{init.preset}`."]
     if init.model:
-        if Path(init.model).is_dir():
-            return None, [f"The model `{Path(init.model).name}`.", own]
-        return init.model, [f"The model `{init.model}`.", own]
-    assert init.checkpoint is not None
-    parent_name = Path(split_reference(init.checkpoint)[0]).name
-    try:
-        folder = find_checkpoint(init.checkpoint)
-        parent = read_checkpoint_manifest(folder, check_files=False)
-    except InputError:
-        base, before = tell_dropped(init.checkpoint, manifest.parent or "")
-        return base, [*before, own]
-    if parent.content != manifest.parent:
-        return None, [
-            f"`{parent_name}` as it was (`{(manifest.parent or '')[:16]}`): it has been trained anew since.",
-            own,
-        ]
-    base, before = tell_history(Run(folder.parent.parent), parent)
-    return base, [*before, own]
+        is_here = Path(init.model).is_dir()
+        base = None if is_here else init.model
+        before = [f"The model `{Path(init.model).name if is_here else init.model}`."]
+    elif init.checkpoint:
+        base, before = tell_parent(init.checkpoint, manifest.parent or "")
+    return base, [*before, line]
 
 
-def tell_dropped(reference: str, content: str) -> tuple[str | None, list[str]]:
-    """The history behind RUN@STEP whose checkpoint is gone: all of it, where the run has a later one."""
+def tell_parent(reference: str, content: str) -> tuple[str | None, list[str]]:
+    """The history behind RUN@STEP as it was when it had this content; where its checkpoint is gone, as far as a later
+    one of the run tells it."""
     path, at = split_reference(reference)
     run = Run(Path(path))
     try:
-        last = read_checkpoint_manifest(find_checkpoint(path), check_files=False)
+        folder = find_checkpoint(reference)
+        parent = read_checkpoint_manifest(folder, check_files=False)
     except InputError:
-        return None, [f"`{run.path.name}`, which is not here any more (`{content[:16]}`)."]
-    passed = last.run_step - (last.step - int(at))
-    base, [*before, line] = tell_history(run, replace(last, step=int(at), run_step=passed))
-    return base, [*before, f"{line.removesuffix('.')}; this checkpoint (`{content[:16]}`) is not here any more."]
+        try:
+            last = read_checkpoint_manifest(find_checkpoint(path), check_files=False)
+        except InputError:
+            return None, [f"`{run.path.name}`, which is not here any more (`{content[:16]}`)."]
+        passed = last.run_step - (last.step - int(at))
+        base, [*before, line] = tell_history(run, replace(last, step=int(at), run_step=passed))
+        return base, [*before, f"{line.removesuffix('.')}; this checkpoint (`{content[:16]}`) is not here any more."]
+    if parent.content != content:
+        return None, [f"`{run.path.name}` as it was (`{content[:16]}`): it has been trained anew since."]
+    return tell_history(run, parent)
 
 
 def draw_curves(run: Run, last_step: int, path: Path) -> None:

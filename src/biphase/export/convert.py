@@ -170,7 +170,11 @@ def convert_checkpoint(reference: str, folder: Path) -> str:
         return write_text_part(source, folder, shown)
     config = read_old_config(source / "config.json")
     weights = read_old_weights(source)
-    kind = find_class(weights, config, source)
+    heads = frozenset({name.partition(".")[0] for name in weights} - BACKBONE_PARTS)
+    if heads not in CLASS_BY_HEAD:
+        raise InputError(f"{source} has weights that no EuroBERT has: {', '.join(sorted(heads))}")
+    is_tied = not heads and config.tie_word_embeddings  # a tied head is not written
+    kind = EuroBertForMaskedLM if is_tied else CLASS_BY_HEAD[heads]
     dtype = next(iter(weights.values())).dtype
     with told_as(f"{source}: its weights do not fit its config.json"):
         made: Any = kind.from_pretrained(None, config=config, state_dict=weights, dtype=dtype, output_loading_info=True)
@@ -219,16 +223,6 @@ def read_old_weights(source: Path) -> dict[str, Tensor]:
     if not kept or len({weight.dtype for weight in kept.values()}) > 1:
         raise InputError(f"{source}: its weights are {'of several precisions' if kept else 'absent'}; save them anew")
     return kept
-
-
-def find_class(weights: dict[str, Tensor], config: EuroBertConfig, source: Path) -> type[PreTrainedModel]:
-    """The class that the weights beside the network belong to; a tied head is not written."""
-    heads = frozenset({name.partition(".")[0] for name in weights} - BACKBONE_PARTS)
-    if heads not in CLASS_BY_HEAD:
-        raise InputError(f"{source} has weights that no EuroBERT has: {', '.join(sorted(heads))}")
-    if not heads and config.tie_word_embeddings:
-        return EuroBertForMaskedLM
-    return CLASS_BY_HEAD[heads]
 
 
 def check_converted(folder: Path, kind: Any, weights: dict[str, Tensor], source: Path) -> None:
