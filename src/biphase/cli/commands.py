@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from inspect import Parameter as PythonParameter
 from inspect import Signature, getdoc, signature
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -103,7 +105,13 @@ WORDS: dict[str, Any] = {
 """What the command line has for parameters that take more kinds of things in Python."""
 
 
-def like(*functions: Callable[..., Any], arguments: str = "", hidden: str = "", **own: Any) -> Callable[..., Any]:
+def like(
+    *functions: Callable[..., Any],
+    arguments: str = "",
+    hidden: str = "",
+    shows: Callable[[Any], str | None] | None = None,
+    **own: Any,
+) -> Callable[..., Any]:
     """Makes a command of a function: it has the parameters of other functions, and then those that it alone has. One
     without parameters is what its description says, and calls the first of the others.
 
@@ -111,6 +119,7 @@ def like(*functions: Callable[..., Any], arguments: str = "", hidden: str = "", 
         functions: what the parameters, their types, defaults and descriptions are taken from.
         arguments: the names of those that are given by their place; the others are options.
         hidden: the names of those that only Python has.
+        shows: how the answer is shown to a person, where `--format json` writes it for programs.
         own: types of single parameters, in place of those in `WORDS` and of Python's.
     """
 
@@ -124,6 +133,9 @@ def like(*functions: Callable[..., Any], arguments: str = "", hidden: str = "", 
                 if is_typed and name not in (*parameters, *hidden.split()):
                     typed = parameter.replace(annotation=types.get(name, parameter.annotation))
                     parameters[name] = as_option(typed, told.get(name, ""), name in arguments.split())
+        if shows is not None:
+            asked = PythonParameter("form", PythonParameter.KEYWORD_ONLY, default="text", annotation=Form)
+            parameters["form"] = as_option(asked, "", is_argument=False)
         form = Signature(sorted(parameters.values(), key=lambda parameter: parameter.kind))
 
         @wraps(run)
@@ -133,7 +145,10 @@ def like(*functions: Callable[..., Any], arguments: str = "", hidden: str = "", 
                 OPTIONS[name] = named[-1] if named else f"--{name.replace('_', '-')}"
             bound = form.bind(*words, **options)
             bound.apply_defaults()
+            is_json = shows is not None and bound.arguments.pop("form") == "json"
             answer = (run if signature(run).parameters else functions[0])(**bound.arguments)
+            if shows is not None:
+                answer = to_json(answer) if is_json else shows(answer)
             if answer is not None and not isinstance(answer, Path):
                 console.print(answer)
 
@@ -198,13 +213,12 @@ def init_task() -> None:
     """
 
 
-@like(machine.examine, arguments="folder")
-def doctor(folder: Path, form: Form = "text") -> str:
+@like(machine.examine, arguments="folder", shows=machine.show)
+def doctor() -> None:
     """Versions, devices, what `auto` chooses and why, disk, locks, hub: for bug reports. `!` marks what is wrong.
 
     Example: `biphase doctor /shared/runs`
     """
-    return machine.show(machine.examine(folder), form == "json")
 
 
 @like(text.train_tokenizer, arguments="sources")
@@ -243,14 +257,13 @@ def pretrain(**given: Any) -> None:
     err.print(f"next: biphase export {run} encoder")
 
 
-@like(folders.inspect, arguments="folder")
-def inspect(form: Form = "text", **given: Any) -> str:
+@like(folders.inspect, arguments="folder", shows=folders.tell_facts)
+def inspect(**given: Any) -> dict[str, Any]:
     """Show what is in a folder, and check that it is whole.
 
     Example: `biphase inspect shards --verify`
     """
-    facts = folders.inspect(**given)
-    return to_json(facts) if form == "json" else folders.tell_facts(facts)
+    return folders.inspect(**given)
 
 
 @like(networks.export, arguments="run folder")
@@ -288,17 +301,12 @@ def convert() -> None:
     """
 
 
-@like(check_task, arguments="task")
-def task_check(form: Form = "text", **given: Any) -> str | None:
+@like(check_task, arguments="task", shows=show_task)
+def task_check() -> None:
     """Check a task's data: show counts, labels, lengths and what train and test share. Trains nothing.
 
     Example: `biphase task check reviews.yaml --data-dir reviews/`
     """
-    facts = check_task(**given)
-    if form == "json":
-        return to_json(facts)
-    show_task(facts)
-    return None
 
 
 @like(
@@ -373,22 +381,23 @@ def embed() -> None:
     """
 
 
-@like(networks.search, arguments="source question")
-def search(form: Form = "text", **given: Any) -> str | None:
+def print_passages(passages: list[dict[str, Any]]) -> None:
+    """Print what the model finds, then what BM25 finds."""
+    for name, group in groupby(passages, key=itemgetter("by")):
+        console.print(f"\n{name}", style="bold")
+        for passage in group:
+            text = passage["text"]
+            console.print(f"{passage['rank']:>2}  {passage['score']:.3f}  {passage['id']}")
+            console.prose(f"    {text[:SHOWN_CHARACTERS]}{' …' if len(text) > SHOWN_CHARACTERS else ''}")
+
+
+@like(networks.search, arguments="source question", shows=print_passages)
+def search(**given: Any) -> list[dict[str, Any]]:
     """Find passages for a question, by an embedding model and by BM25. Documents are embedded once and kept.
 
     Example: `biphase search documents/ "how are leaves shed?" --model embedder`
     """
-    passages = networks.search(**given)
-    if form == "json":
-        return to_json(passages.to_dict("records"))
-    for name, group in passages.groupby("by", sort=False):
-        console.print(f"\n{name}", style="bold")
-        for passage in group.itertuples():
-            text = passage.text if len(passage.text) <= SHOWN_CHARACTERS else passage.text[:SHOWN_CHARACTERS] + " …"
-            console.print(f"{passage.rank:>2}  {passage.score:.3f}  {passage.id}")
-            console.prose(f"    {text}")
-    return None
+    return networks.search(**given).to_dict("records")
 
 
 @like(studies.study, OpenStudy.plan, arguments="file changes", hidden="folder data")
@@ -427,30 +436,31 @@ def study_run(file: str, changes: Sequence[str], folder: Path | None, **given: A
     studies.study(file, changes, folder).run(**given)
 
 
-@like(studies.study, arguments="file changes", hidden="data", folder=OutFolder)
-def study_status(file: str, changes: Sequence[str], folder: Path | None, form: Form = "text") -> str | None:
+def print_status(facts: dict[str, Any]) -> None:
+    """Print how far a study is: a row for the training runs and one for the cells of each task, and what failed."""
+    rows = []
+    for line in facts["lines"]:
+        left = "–" if line.seconds_left is None else duration(line.seconds_left)
+        numbers = (line.done, line.running or "", line.failed or "", line.total)
+        rows.append([line.name, *map(str, numbers), left if line.done < line.total else ""])
+    heads = ("what", "done", "begun", "failed", "of", "one worker needs")
+    print_rows(heads, rows, f"{facts['study']}: {facts['folder']}")
+    for sentence in (*facts["seeds"], *facts["notes"]):
+        console.prose(sentence)
+    for failure in facts["failed"]:
+        console.prose(f"failed: {failure.unit}: {failure.reason}")
+    if facts["num_waiting"]:
+        console.print(f"{facts['num_waiting']} more units wait for these")
+
+
+@like(studies.study, arguments="file changes", hidden="data", shows=print_status, folder=OutFolder)
+def study_status(file: str, changes: Sequence[str], folder: Path | None) -> dict[str, Any]:
     """What is done, begun and failed, and how long the rest takes.
 
     Example: `biphase study status mini`
     """
     study = studies.study(file, changes, folder)
-    progress = study.progress()
-    name = study.planned.study.name
-    if form == "json":
-        return to_json({"study": name, "folder": str(study.folder), **progress})
-    rows = []
-    for line in progress["lines"]:
-        left = "–" if line.seconds_left is None else duration(line.seconds_left)
-        numbers = (line.done, line.running or "", line.failed or "", line.total)
-        rows.append([line.name, *map(str, numbers), left if line.done < line.total else ""])
-    print_rows(("what", "done", "begun", "failed", "of", "one worker needs"), rows, f"{name}: {study.folder}")
-    for told in (*progress["seeds"], *progress["notes"]):
-        console.prose(told)
-    for failure in progress["failed"]:
-        console.prose(f"failed: {failure.unit}: {failure.reason}")
-    if progress["num_waiting"]:
-        console.print(f"{progress['num_waiting']} more units wait for these")
-    return None
+    return {"study": study.planned.study.name, "folder": str(study.folder), **study.progress()}
 
 
 @like(studies.study, OpenStudy.report, arguments="file changes", hidden="data", folder=OutFolder, out=ReportFolder)

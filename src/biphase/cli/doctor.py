@@ -12,7 +12,6 @@ import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from biphase.api.finetuning import to_json
 from biphase.errors import first_line
 from biphase.machine import num_cores, total_memory
 
@@ -60,9 +59,7 @@ def examine(folder: Path = Path()) -> Facts:
     }
 
 
-def show(facts: Facts, as_json: bool = False) -> str:
-    if as_json:
-        return to_json(facts)
+def show(facts: Facts) -> str:
     lines = []
     for topic, entries in facts.items():
         width = max((len(name) for name in entries), default=0)
