@@ -29,10 +29,8 @@ def choose_device(wanted: str, local_rank: int = 0) -> torch.device:
     if wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available()):
         number = torch.cuda.device_count()
         if local_rank >= number:
-            raise InputError(
-                f"the process with the local rank {local_rank} sees {number} GPU{'s' * (number > 1)}: start one "
-                "process for each GPU of a machine (torchrun --nproc-per-node), and let each of them see all"
-            )
+            told = f"the process with the local rank {local_rank} sees {number} GPU{'s' * (number > 1)}"
+            raise InputError(f"{told}: start one process for each GPU of a machine, and let each of them see all")
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
         return device

@@ -255,9 +255,8 @@ def join_world(device: str, silence_seconds: float | None = None) -> Iterator[Wo
             raise
         # One that was asked to stop meanwhile was so by its launcher, which tells who was killed.
         err.quiet = bool(world.asked) or not heart.may_tell()
-        raise InputError(
-            f"{heart.name_of(gone)} is gone: killed, out of memory, or ended by an error of its own; {GO_ON}"
-        ) from None
+        told = f"{heart.name_of(gone)} is gone: killed, out of memory, or ended by an error of its own"
+        raise InputError(f"{told}; {GO_ON}") from None
     else:
         heart.leave()
     finally:

@@ -62,10 +62,8 @@ def fetch_model(id: str, revision: str | None = None, kind: Literal["model", "to
             folder = Path(fetch(local_files_only=True))  # raises for one of which files are known to lack
     except Exception as error:  # the hub's, the network's and the disk's, each of a kind of its own
         named = f"{id} at revision {revision}" if revision else id
-        raise InputError(
-            f"{kind} {named} is no folder here and cannot be had from the hub ({hub_says(error)}); give a folder, or "
-            "try again"
-        ) from None
+        told = f"{kind} {named} is no folder here and cannot be had from the hub ({hub_says(error)})"
+        raise InputError(f"{told}; give a folder, or try again") from None
     if revision != folder.name:
         console.err.print(f"{kind} {id}: commit {folder.name}", markup=False)
     return folder
@@ -101,10 +99,8 @@ def pin_commit(id: str, revision: str | None) -> str:
     try:
         return HfApi().resolve_revision(id, repo_type="dataset", revision=revision).resolved
     except Exception as error:  # the hub's and the network's, each of a kind of its own
-        raise InputError(
-            f"{id}: the commit of its {revision or 'newest'} revision cannot be had from the hub ({hub_says(error)}); "
-            "give a folder with a copy of the data, or try again"
-        ) from None
+        told = f"the commit of its {revision or 'newest'} revision cannot be had from the hub ({hub_says(error)})"
+        raise InputError(f"{id}: {told}; give a folder with a copy of the data, or try again") from None
 
 
 def load_rows(id: str, config: str | None, split: str, commit: str, streaming: bool = False) -> Any:
@@ -133,10 +129,8 @@ def load_rows(id: str, config: str | None, split: str, commit: str, streaming: b
         reason = hub_says(error)
         if "scripts are no longer supported" in reason or "trust_remote_code" in reason:
             reason = "it needs remote code, which is never run"
-        raise InputError(
-            f"{id}: split '{split}' cannot be read from the hub ({reason}); give a folder with a copy of the data, or "
-            "try again"
-        ) from None
+        told = f"{id}: split '{split}' cannot be read from the hub ({reason})"
+        raise InputError(f"{told}; give a folder with a copy of the data, or try again") from None
 
 
 def open_prepared(id: str, config: str | None, commit: str) -> Any:
@@ -221,14 +215,10 @@ def refuse_pickles(source: str | Path) -> None:
         return
     pickled = next((path for pattern in PICKLED_WEIGHTS for path in folder.glob(pattern)), None)
     if pickled is not None:
-        raise InputError(
-            f"{source} has its weights as a pickle only ({pickled.name}), which is never opened; "
-            "save them as safetensors: model.save_pretrained(folder)"
-        )
-    raise InputError(  # no pickle comes to the hub's cache
-        f"{model_name(source)} has no weights (*.safetensors), and pickles are never opened: choose a revision that "
-        "has them (refs/pr may), or save them so"
-    )
+        told = f"{source} has its weights as a pickle only ({pickled.name}), which is never opened"
+        raise InputError(f"{told}; save them as safetensors: model.save_pretrained(folder)")
+    remedy = "choose a revision that has them (refs/pr may), or save them so"  # no pickle comes to the hub's cache
+    raise InputError(f"{model_name(source)} has no weights (*.safetensors), and pickles are never opened: {remedy}")
 
 
 def check_index(path: Path) -> None:
@@ -238,13 +228,9 @@ def check_index(path: Path) -> None:
     content = read_json(path)
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
-        raise InputError(
-            f"{path} is damaged (it has no weight_map); save the model anew: model.save_pretrained(folder)"
-        )
+        raise InputError(f"{path} is damaged (it has no weight_map); save the model anew")
     for name in sorted({str(name) for name in weight_map.values()}):
         if Path(name).name != name or not name.endswith(".safetensors"):
-            raise InputError(
-                f"{path} names '{name}': weights must be *.safetensors files in the same folder; nothing else is opened"
-            )
+            raise InputError(f"{path} names '{name}': only *.safetensors files in the same folder are opened")
         if not (path.parent / name).is_file():
             raise InputError(f"{path} names '{name}', which is missing; copy the whole model folder")

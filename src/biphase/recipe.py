@@ -313,16 +313,12 @@ class Recipe(Strict):
 
     @model_validator(mode="after")
     def steps_and_batches_fit(self) -> "Recipe":
-        ends = self.schedule.warmup_steps + self.schedule.decay_steps
-        if ends > self.num_steps:
-            raise ValueError(
-                f"schedule: {self.schedule.warmup_steps} warm-up + {self.schedule.decay_steps} decay steps do not fit "
-                f"into the {self.num_steps} steps of the curriculum"
-            )
+        warmup, decay = self.schedule.warmup_steps, self.schedule.decay_steps
+        all_steps = f"the {self.num_steps} steps of the curriculum"
+        if warmup + decay > self.num_steps:
+            raise ValueError(f"schedule: {warmup} warm-up + {decay} decay steps do not fit into {all_steps}")
         if late := [step for step in self.checkpoints.keep if step > self.num_steps]:
-            raise ValueError(
-                f"checkpoints.keep: step {late[0]} lies behind the {self.num_steps} steps of the curriculum"
-            )
+            raise ValueError(f"checkpoints.keep: step {late[0]} lies behind {all_steps}")
         smallest = self.batch_tokens
         if isinstance(smallest, BatchRamp):
             smallest = min(smallest.start, smallest.to)

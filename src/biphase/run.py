@@ -165,11 +165,9 @@ def find_checkpoint(reference: str) -> Path:
     if not wanted:
         done = read_done(run)
         if done is not None and done.get("step") != steps[-1]:
-            raise InputError(
-                f"{path} is done at step {done.get('step')} (done.json), whose checkpoint is damaged or was removed; "
-                f"the last whole one is @{steps[-1]}: say {path}@{steps[-1]} for that, or delete done.json and run the "
-                "run's own command again"
-            )
+            told = f"{path} is done at step {done.get('step')}, whose checkpoint is damaged or was removed"
+            remedy = f"say {path}@{steps[-1]} for that, or delete done.json and run the run's own command again"
+            raise InputError(f"{told}; the last whole one is @{steps[-1]}: {remedy}")
         return run.steps / str(steps[-1])
     if not wanted.isdecimal() or int(wanted) not in steps:
         raise InputError(f"{path} has no checkpoint '@{wanted}'; it has {', '.join(f'@{step}' for step in steps)}")

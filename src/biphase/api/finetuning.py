@@ -89,9 +89,7 @@ def finetune(
         settings: changes to single keys of the cell, such as `learning_rate=1e-4, seed=3`.
     """
     if not isinstance(task, str | Path | None):
-        raise InputError(
-            f"the task is of type {type(task).__name__}: give its name or its YAML file; rows go to `data`"
-        )
+        raise InputError(f"the task is of type {type(task).__name__}: give its name or its file; rows go to `data`")
     config = parse_config(FinetuneConfig, settings, origin=str(task or "finetune"))
     if task is None and is_folder(data) and not Path(data).exists():
         raise InputError(f"{data} does not exist; give a file of rows as data")
@@ -127,10 +125,8 @@ def raise_failures(failures: Sequence[Failure]) -> None:
     failed = [failure for failure in failures if not failure.is_blocked]
     first = (failed or failures)[0]
     waiting = f", {len(failures) - len(failed)} that need them were not run" if len(failed) < len(failures) else ""
-    raise InputError(
-        f"{len(failed)} failed{waiting}; the first: {first.unit}: {first.reason}; what is finished is kept, the same "
-        "command runs the others again"
-    )
+    told = f"{len(failed)} failed{waiting}; the first: {first.unit}: {first.reason}"
+    raise InputError(f"{told}; what is finished is kept, the same command runs the others again")
 
 
 def by_task(data: Any) -> Mapping[str, Any]:

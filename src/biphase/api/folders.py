@@ -66,10 +66,7 @@ def find_kind(path: Path) -> str:
         return "runs"
     if next(path.glob("encoded/*.safetensors"), None) or next(path.glob("encoded/*/hashes.json"), None):
         return "cache"
-    raise InputError(
-        f"{path} holds nothing that biphase knows: no shards (manifest.json), run (config.yaml), model (config.json), "
-        "study (study.yaml), scores (score.json), tokenizer (tokenizer.json), index or report"
-    )
+    raise InputError(f"{path} holds nothing that biphase knows: no {', no '.join([*FOLDER_KINDS])}")
 
 
 def shard_facts(path: Path, *, verify: bool, near_copies: bool) -> Facts:

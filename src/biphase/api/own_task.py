@@ -236,10 +236,9 @@ def rename_columns(texts: list[str], columns: Row) -> dict[str, str]:
 def template_of(texts: list[str], columns: Row, data: str, label: str) -> str:
     """Make a template of all columns of texts, a line each."""
     if not texts:
-        raise InputError(
-            f"{data}: no column besides '{label}' has texts of several words, or they only say the label; name them in "
-            f"a template; the columns are: {clipped(', '.join(field_names(columns)))}"
-        )
+        names = clipped(", ".join(field_names(columns)))
+        told = f"{data}: no column besides '{label}' has texts of several words, or they only say the label"
+        raise InputError(f"{told}; name them in a template; the columns are: {names}")
     if len(texts) > 2:
         told = f"template: {', '.join(texts)}: take out what says the answer, or is not known before it"
         err.print(told, markup=False)
@@ -314,14 +313,10 @@ def describe_labels(
     for (place, _), value in zip(placed, values, strict=True):
         names = part_names(value) if is_several else [plain_label(value)]
         if len(set(names)) < len(names):
-            raise InputError(
-                f"{place} has a class twice in '{label}': name each once, or say `multi_hot: true` {IN_A_FILE}"
-            )
+            raise InputError(f"{place}: '{label}' has a class twice: name each once, or `multi_hot: true` {IN_A_FILE}")
         classes.update(names)
     if not 2 <= len(classes) <= MOST_CLASSES:
-        raise InputError(
-            f"{data}: column '{label}' has {len(classes)} different values; name the one with classes as `label`"
-        )
+        raise InputError(f"{data}: '{label}' has {len(classes)} different values; name a column of classes as `label`")
     ordered = sorted(classes, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
     return {"problem_type": family, "classes": ordered} if is_several else {"classes": ordered}
 
@@ -340,10 +335,8 @@ def guess_problem(data: str, label: str, values: list[Any]) -> str | None:
         return "multi_label_classification"
     listed = next((value for value in values if len(part_names(value)) > 1), None)
     if listed is not None:
-        keys = "`problem_type`, `multi_hot` or `classes`"
-        raise InputError(
-            f"{data}: is '{listed}' in '{label}' one class, several, or a number? Say it by {keys} {IN_A_FILE}"
-        )
+        question = f"is '{listed}' in '{label}' one class, several, or a number?"
+        raise InputError(f"{data}: {question} Say it by `problem_type`, `multi_hot` or `classes` {IN_A_FILE}")
     return None
 
 

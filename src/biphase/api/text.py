@@ -179,9 +179,7 @@ def advise(
 
     where = {"device": device, "devices": devices, "efficiency": efficiency}
     if needless := [name for name, value in where.items() if value is not None and hours is None]:
-        raise InputError(
-            f"`{needless[0]}` says what computes in `hours`, and none are given: give them, or leave it out"
-        )
+        raise InputError(f"`{needless[0]}` says what computes in `hours`: give these too, or leave it out")
     amount = None if text is None else amount_of(text, text_field)
     evidence = () if study is None else read_evidence(Path(study))
     machine = None

@@ -67,10 +67,8 @@ def write_text_part(source: Path, folder: Path, shown: str) -> str:
     """
     config = load_whole_config(source)
     if not has_other_parts(config):
-        raise InputError(
-            f"{shown} is a '{config.model_type}' model, which needs no converting: only old EuroBERT checkpoints and "
-            "models that read images or sound too are converted"
-        )
+        told = f"{shown} is a '{config.model_type}' model, which needs no converting"
+        raise InputError(f"{told}: only old EuroBERTs and models that read images or sound too are converted")
     whole: Any = load_weights(AutoModelForMultimodalLM, source, config, attention=None, dtype="auto").eval()
     tower, head = whole.get_decoder(), whole.get_output_embeddings()
     network = as_plain(tower, head, shown)

@@ -81,9 +81,8 @@ def push_model(
                     api.create_repo(repo, private=not public)
                 told += [send(api, repo, upload) for upload in uploads]
             except (HfHubHTTPError, HTTPError, OSError) as error:
-                raise InputError(
-                    f"{repo}: {hub_says(error)}; is the name right, and are you signed in (`hf auth login`)?"
-                ) from None
+                remedy = "is the name right, and are you signed in (`hf auth login`)?"
+                raise InputError(f"{repo}: {hub_says(error)}; {remedy}") from None
     return "\n".join(told)
 
 
@@ -143,9 +142,7 @@ def complete_card(text: str, path: Path, license: str | None, languages: tuple[s
     named = {"license": license, "language": list(languages)}
     if missing := [name for name, wanted in named.items() if not (wanted or getattr(card.data, name))]:
         options = " and ".join(f"`{name}`" for name in missing)
-        raise InputError(
-            f"{path} says no {' and no '.join(missing)}: give {options}, or write it at the top of the card"
-        )
+        raise InputError(f"{path} says no {' and no '.join(missing)}: give {options}, or write it at its top")
     for name, wanted in named.items():
         said = getattr(card.data, name)
         if said and wanted and wanted not in (said, [said]):
