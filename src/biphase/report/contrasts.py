@@ -295,16 +295,8 @@ def jackknife(
         return Contrast(seen, math.nan, math.nan, size, "jackknife t", num_left_out)
     without_R = np.array([statistic(samples_S[seeds_S != kind]) for kind in kinds_R])
     variance_of_mean = variance(num_left_out * seen - (num_left_out - 1) * without_R) / num_left_out
-    return Contrast(
-        estimate=seen,
-        error=math.sqrt(variance_of_mean),
-        degrees=num_left_out - 1,
-        size=size,
-        test="jackknife t",
-        num=num_left_out,
-        num_pretrainings=num_pretrainings,
-        seed_variance=variance_of_mean,
-    )
+    error, degrees, nums = math.sqrt(variance_of_mean), num_left_out - 1, (num_left_out, num_pretrainings)
+    return Contrast(seen, error, degrees, size, "jackknife t", *nums, seed_variance=variance_of_mean)
 
 
 def is_significant(p_value: float) -> bool:

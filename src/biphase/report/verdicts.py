@@ -161,11 +161,11 @@ def compare(scores: ScoreSet, a: str, b: str) -> list[TaskComparison]:
     if not tasks[model_a] & tasks[model_b]:
         raise InputError(f"{model_a} and {model_b} have no task in common; fine-tune both on the same")
     measured = [measure_task(scores, model_a, model_b, task) for task in sorted(tasks[model_a] | tasks[model_b])]
-    p_values = holm([one.seen.against().p_value if one.seen else math.nan for one in measured])
+    p_values = holm([pair.seen.against().p_value if pair.seen else math.nan for pair in measured])
     num_tasks = int((~np.isnan(p_values)).sum())
     return [
-        judge(replace(one, p_value=float(p_value), num_tasks=num_tasks))
-        for one, p_value in zip(measured, p_values, strict=True)
+        judge(replace(pair, p_value=float(p_value), num_tasks=num_tasks))
+        for pair, p_value in zip(measured, p_values, strict=True)
     ]
 
 
@@ -284,7 +284,11 @@ def print_summary(rows: Sequence[SummaryRow], broken: Mapping[Path, str] | None 
     if signals := measure_signals(rows):
         measured = ", ".join(f"{task} {show_signal(signal)}" for task, signal in signals.items())
         lines.append(f"signal ÷ noise: {measured}; about 1 where models are equally good, (…) where nothing is decided")
-        lines += [f"{task} decides nothing here; what would: {one.needs}" for task, one in signals.items() if one.needs]
+        lines += [
+            f"{task} decides nothing here; what would: {signal.needs}"
+            for task, signal in signals.items()
+            if signal.needs
+        ]
     for line in (*lines, *(f"left out: {path} ({reason})" for path, reason in (broken or {}).items())):
         out.print(line, markup=False)
 
@@ -313,46 +317,46 @@ def print_comparison(comparisons: Sequence[TaskComparison]) -> None:
     first = comparisons[0]
     names = shorten({first.model_a, first.model_b})
     rows = []
-    for one in comparisons:
-        cells = [interval_cell(mean_interval(side.test)) if side else Cell(MISSING) for side in (one.a, one.b)]
-        tested = one.seen.against() if one.seen else None
+    for pair in comparisons:
+        cells = [interval_cell(mean_interval(side.test)) if side else Cell(MISSING) for side in (pair.a, pair.b)]
+        tested = pair.seen.against() if pair.seen else None
         gap = Cell(f"{100 * tested.value:+.2f}", show_share(tested.half_width)) if tested else Cell(MISSING)
-        rows.append(Row((one.task,), (*cells, gap, Cell(show_p_value(one.p_value)), Cell(one.verdict))))
+        rows.append(Row((pair.task,), (*cells, gap, Cell(show_p_value(pair.p_value)), Cell(pair.verdict))))
     for letter, model in (("A", first.model_a), ("B", first.model_b)):
         out.print(f"{letter} = {model}", markup=False)
     title, columns = "Test scores in % ± half of the 95 % interval over seeds", ("A", "B", "A − B", "p", "verdict")
     print_table(Table("comparison", title, ("task",), columns, tuple(rows)))
-    for one in comparisons:
-        out.print(describe_comparison(one, names), markup=False)
+    for pair in comparisons:
+        out.print(describe_comparison(pair, names), markup=False)
     verdicts = get_args(ComparisonVerdict)
-    counts = [f"{verdict} on {sum(one.verdict == verdict for one in comparisons)}" for verdict in verdicts]
+    counts = [f"{verdict} on {sum(pair.verdict == verdict for pair in comparisons)}" for verdict in verdicts]
     counted = f"of {show_count(len(comparisons), 'task')}: {', '.join(counts)}"
     out.print(f"{counted}; about these two checkpoints, not about how they were pretrained", markup=False)
 
 
-def describe_comparison(one: TaskComparison, names: Mapping[str, str]) -> str:
+def describe_comparison(pair: TaskComparison, names: Mapping[str, str]) -> str:
     """One comparison in words: who is ahead, by how much, whether that is more than noise, and by which test."""
-    start = f"{one.task} ({one.metric})" if one.metric else one.task
-    notes = "".join(f"; {note}" for note in one.notes)
-    gap = one.difference
-    if gap is None or not one.seen or not one.a or not one.b:
+    start = f"{pair.task} ({pair.metric})" if pair.metric else pair.task
+    notes = "".join(f"; {note}" for note in pair.notes)
+    gap = pair.difference
+    if gap is None or not pair.seen or not pair.a or not pair.b:
         return f"{start}: cannot be told{notes}"
-    sides = [(names[one.model_a], one.a.mean), (names[one.model_b], one.b.mean)]
+    sides = [(names[pair.model_a], pair.a.mean), (names[pair.model_b], pair.b.mean)]
     if gap.value < 0:
         sides.reverse()
         gap = replace(gap, value=-gap.value, low=-gap.high, high=-gap.low)
     # What the test is over: ` (p = 0.031 over 5 pairs of seeds and 2,000 examples; adjusted over 3 tasks)`; with
     # several rates: `over 5 pairs of seeds, 2,000 examples and the choice of rates`.
     test = ""
-    if not math.isnan(one.p_value):
-        is_paired = one.seen.test == "paired t"
-        over = [f"{show_count(one.a.num, 'pair')} of seeds" if is_paired else f"{one.a.num} and {one.b.num} seeds"]
-        over += [show_count(one.seen.num_examples, "example")] if one.seen.num_examples else []
-        over += ["the choice of rates"] if "the choice of rates" in one.seen.noise else []
-        test = f"p = {show_p_value(one.p_value)} over {show_noise(over)}".replace("= <", "<")
-        test = f" ({test}{f'; adjusted over {one.num_tasks} tasks' if one.num_tasks > 1 else ''})"
-    told = contrasts.say_difference(gap, *sides, is_ahead=one.verdict in ("A better", "B better"))
-    within = ", within noise" if one.verdict == "within noise" else ""
+    if not math.isnan(pair.p_value):
+        is_paired = pair.seen.test == "paired t"
+        over = [f"{show_count(pair.a.num, 'pair')} of seeds" if is_paired else f"{pair.a.num} and {pair.b.num} seeds"]
+        over += [show_count(pair.seen.num_examples, "example")] if pair.seen.num_examples else []
+        over += ["the choice of rates"] if "the choice of rates" in pair.seen.noise else []
+        test = f"p = {show_p_value(pair.p_value)} over {show_noise(over)}".replace("= <", "<")
+        test = f" ({test}{f'; adjusted over {pair.num_tasks} tasks' if pair.num_tasks > 1 else ''})"
+    told = contrasts.say_difference(gap, *sides, is_ahead=pair.verdict in ("A better", "B better"))
+    within = ", within noise" if pair.verdict == "within noise" else ""
     return f"{start}: {told}{within}{test}{notes}"
 
 
