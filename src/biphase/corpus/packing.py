@@ -58,12 +58,12 @@ class DocumentSamples:
         self.min_tokens, self.max_tokens = min_tokens, max_tokens
         self.ends = document_ends
         lengths = np.diff(document_ends, prepend=0)
-        kept = lengths >= min_tokens
-        pieces = np.where(kept, -(-lengths // max_tokens), 0)
+        is_kept = lengths >= min_tokens
+        pieces = np.where(is_kept, -(-lengths // max_tokens), 0)
         self.piece_ends = np.cumsum(pieces)
         self.num_samples = int(self.piece_ends[-1]) if len(pieces) else 0
-        self.num_tokens = int(lengths[kept].sum())
-        self.left_out_tokens = int(lengths[~kept].sum())
+        self.num_tokens = int(lengths[is_kept].sum())
+        self.left_out_tokens = int(lengths[~is_kept].sum())
 
     def spans(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """First token and end (exclusive) of each sample, as offsets into the token stream of the shards."""
@@ -269,9 +269,7 @@ class TrainingText:
 def open_text(data: Data) -> TrainingText:
     """Raises `InputError` as `ShardSet.open`, and where sets were not made with the tokenizer of `data.shards`."""
     main = ShardSet.open(data.shards, "train")
-    if not data.mixture:
-        return TrainingText(main, (main,), find_shares(data))
-    sets = tuple(ShardSet.open(part.path, "train") for part in data.mixture)
+    sets = tuple(ShardSet.open(part.path, "train") for part in data.mixture or ()) or (main,)
     for shards in sets:
         check_tokenizer(shards, main.manifest.tokenizer_hash)
     if len({shards.fingerprint for shards in sets}) < len(sets):

@@ -176,7 +176,7 @@ def find_both(sources: Sequence[str | Path], validation_sources: Sequence[str | 
             known.update(read_json_as(path, Shard).sources)
     if not validation_sources:
         return [(None, find_text_sources(sources, known))]
-    train, validation = (find_text_sources(given, known) for given in (sources, validation_sources))
+    train, validation = (find_text_sources(names, known) for names in (sources, validation_sources))
     shared = {source.fingerprint for source in train} & {source.fingerprint for source in validation}
     for source in train:
         if source.fingerprint in shared:

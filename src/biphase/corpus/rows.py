@@ -60,8 +60,8 @@ def read_text_lines(path: Path) -> Iterator[tuple[int, str, int]]:
                     form = "cp1252"
                     if number == 1 and line.startswith(UTF_16_MARKS):
                         what, form = "UTF-16, Excel's Unicode text", "utf-16"
-                    told = f"not UTF-8 ({what}); convert it: iconv -f {form} -t utf-8"
-                    raise InputError(f"{path}:{number}: {told}") from None
+                    message = f"not UTF-8 ({what}); convert it: iconv -f {form} -t utf-8"
+                    raise InputError(f"{path}:{number}: {message}") from None
                 yield number, text, file.tell()
     except FileNotFoundError:
         raise InputError(f"{path} does not exist") from None
@@ -121,8 +121,8 @@ def check_text(place: str, name: str, value: Any) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        told = f"half of a surrogate pair at character {error.start}, which is no Unicode"
-        raise InputError(f"{place}: column '{name}' has {told}: take it out") from None
+        message = f"half of a surrogate pair at character {error.start}, which is no Unicode"
+        raise InputError(f"{place}: column '{name}' has {message}: take it out") from None
     return value
 
 

@@ -189,51 +189,51 @@ def find_text_sources(sources: Sequence[str | Path], known: Collection[str] = ()
     Files without a byte stay out, and are told. Raises `InputError` for what does not exist, matches nothing, has an
     unknown ending, or is given twice, and where all files are empty.
     """
-    given = [source for word in sources for source in expand(str(word), known)]
-    if not given:
+    named = [source for name in sources for source in expand(str(name), known)]
+    if not named:
         raise InputError("no source is given: name files, folders, globs or hub data sets")
-    found = [source for source in given if source.num_bytes != 0]
-    if not found:
-        raise InputError(f"{given[0].name} is empty{', as are all other sources' if len(given) > 1 else ''}")
-    name_left_out("empty", [source.name for source in given if source.num_bytes == 0], len(given))
-    seen: set[str] = set()
-    for source in found:
-        if source.fingerprint in seen:
+    filled = [source for source in named if source.num_bytes != 0]
+    if not filled:
+        raise InputError(f"{named[0].name} is empty{', as are all other sources' if len(named) > 1 else ''}")
+    name_left_out("empty", [source.name for source in named if source.num_bytes == 0], len(named))
+    fingerprints: set[str] = set()
+    for source in filled:
+        if source.fingerprint in fingerprints:
             raise InputError(f"{source.name} is given twice (by name, by its folder or by a glob): name it once")
-        seen.add(source.fingerprint)
-    return found
+        fingerprints.add(source.fingerprint)
+    return filled
 
 
-def expand(given: str, known: Collection[str] = ()) -> list[TextSource]:
+def expand(source_name: str, known: Collection[str] = ()) -> list[TextSource]:
     """The sources that one word stands for."""
-    if not given.strip():  # of a variable of the shell that is not set; as a path it would be the folder at hand
+    if not source_name.strip():  # of a variable of the shell that is not set; as a path it would be the folder at hand
         raise InputError("a source without a name is given: name a file, a folder, a glob or a hub data set")
-    path = Path(given).expanduser()
+    path = Path(source_name).expanduser()
     if path.is_dir():
         return folder_sources(path)
     if path.exists():
         return [file_source(path)]
-    if glob.has_magic(given):
+    if glob.has_magic(source_name):
         matches = sorted(glob.glob(str(path), recursive=True))
         if not matches:
-            raise InputError(f"{given} matches no file")
+            raise InputError(f"{source_name} matches no file")
         return [source for match in matches for source in expand(match, known)]
     # A bare `owner/name` can be no mistyped path: no known ending, and no local folder of the owner's name.
     is_bare = not path.is_absolute() and path.parts[0] not in (".", "..") and HUB_ADDRESS.fullmatch(str(path))
-    if given.startswith("hub:") or (is_bare and kind_of(path) is None and not Path(path.parts[0]).exists()):
-        return hub_sources(given, known)
+    if source_name.startswith("hub:") or (is_bare and kind_of(path) is None and not Path(path.parts[0]).exists()):
+        return hub_sources(source_name, known)
     if not path.parent.is_dir():
-        raise InputError(f"{given} does not exist: there is no folder {path.parent}")
+        raise InputError(f"{source_name} does not exist: there is no folder {path.parent}")
     names = sorted(entry.name for entry in path.parent.iterdir() if entry.exists())
-    raise InputError(f"{given} does not exist{nearest(path.name, names) if 0 < len(names) <= 20 else ''}")
+    raise InputError(f"{source_name} does not exist{nearest(path.name, names) if 0 < len(names) <= 20 else ''}")
 
 
-def check_place(given: str) -> None:
+def check_place(source_name: str) -> None:
     """Raises `InputError` for a name of what is not here, or no source, without reading anything; the hub is not
     asked."""
-    path = Path(given).expanduser()
-    if not path.is_dir() and (path.exists() or not HUB_ADDRESS.fullmatch(given)):
-        expand(given)
+    path = Path(source_name).expanduser()
+    if not path.is_dir() and (path.exists() or not HUB_ADDRESS.fullmatch(source_name)):
+        expand(source_name)
 
 
 def kind_of(path: Path) -> TextKind | None:
@@ -266,8 +266,8 @@ def folder_sources(folder: Path) -> list[TextSource]:
 
 def name_left_out(what: str, names: list[str], number: int) -> None:
     if names:
-        told = f"{len(names):,} of {number:,} files are {what} and stay out"
-        console.err.print(f"{told}: {first_of(names, NAMES_SHOWN)}", markup=False)
+        message = f"{len(names):,} of {number:,} files are {what} and stay out"
+        console.err.print(f"{message}: {first_of(names, NAMES_SHOWN)}", markup=False)
 
 
 def file_source(path: Path) -> TextSource:
@@ -278,19 +278,19 @@ def file_source(path: Path) -> TextSource:
     return TextSource(str(path), kind, f"{place} {status.st_size} {status.st_mtime_ns}", status.st_size, place)
 
 
-def hub_sources(given: str, known: Collection[str]) -> list[TextSource]:
+def hub_sources(source_name: str, known: Collection[str]) -> list[TextSource]:
     """The files of a hub data set. Where all of it that is among the `known` names is from one commit, and no revision
     is given, that commit is taken, and told."""
-    match = HUB_ADDRESS.fullmatch(given)
+    match = HUB_ADDRESS.fullmatch(source_name)
     if match is None:
-        raise InputError(f"{given} is no hub address; write hub:owner/name[:config[:split]][@revision]")
+        raise InputError(f"{source_name} is no hub address; write hub:owner/name[:config[:split]][@revision]")
     dataset, config, split = match["dataset"], match["config"] or "", match["split"] or "train"
     commits = {name.rpartition("@")[2].partition("#")[0] for name in known if name.startswith(f"hub:{dataset}:")}
     try:
         if match["revision"] is None and len(commits) == 1:
             [commit] = commits
-            told = f"{given}: commit {commit}, of which a part is here; name another by @REVISION"
-            console.err.print(told, markup=False)
+            message = f"{source_name}: commit {commit}, of which a part is here; name another by @REVISION"
+            console.err.print(message, markup=False)
         else:
             commit = pin_commit(dataset, match["revision"])
         address = f"hub:{dataset}:{config}:{split}@{commit}"
@@ -298,7 +298,7 @@ def hub_sources(given: str, known: Collection[str]) -> list[TextSource]:
         whole = HubFile(dataset, config or None, split, commit, 0, 1)
         count = max(counts) if counts else max(stream_rows(whole).num_shards, 1)
     except InputError as error:
-        raise InputError(f"{given} is no local path; {error}") from None
+        raise InputError(f"{source_name} is no local path; {error}") from None
     sources = []
     for index in range(count):
         name = f"{address}#{index + 1}/{count}"

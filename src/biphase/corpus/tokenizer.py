@@ -146,8 +146,8 @@ def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerFast":
         return load_llama3(path)
     if path.is_file():
         if path.suffix != ".json":
-            told = "neither a tokenizer.json nor a Llama 3 tokenizer.model (base64 and a rank a line)"
-            raise InputError(f"{path} is {told}")
+            message = "neither a tokenizer.json nor a Llama 3 tokenizer.model (base64 and a rank a line)"
+            raise InputError(f"{path} is {message}")
         from tokenizers import Tokenizer
 
         with told_as(f"{path} is not a tokenizer.json"):

@@ -134,8 +134,8 @@ def open_models(recipe: EmbeddingRecipe) -> tuple[Any, Any]:
     misread_as = misreading_class(before[0].tokenizer, before[0].network.config)
     if misread_as:
         kind = before[0].network.config.model_type
-        told = f"sentence-transformers would take {misread_as} for its type '{kind}', and split texts otherwise"
-        raise InputError(f"{recipe.model}: {told}: take another network, or its tokenizer")
+        message = f"sentence-transformers would take {misread_as} for its type '{kind}', and split texts otherwise"
+        raise InputError(f"{recipe.model}: {message}: take another network, or its tokenizer")
     if recipe.token_embedding_rms is not None:
         scale_token_embeddings(model[0], recipe.token_embedding_rms, whiten=recipe.whiten_token_embeddings)
     return before, model
@@ -181,8 +181,8 @@ def read_sources(recipe: EmbeddingRecipe, model: SentenceTransformer) -> Sources
             make_loss(model, stage, kind, recipe.matryoshka)
         for pairs in tables:
             if stage.hard_negatives is not None and len(pairs.columns) > 2:
-                told = f"hard_negatives are mined for pairs alone, and {pairs.name} has scores or negatives of its own"
-                raise InputError(f"stage {stage.name}: {told}: leave hard_negatives out, or name two of its columns")
+                message = f"hard_negatives are for pairs alone, and {pairs.name} has scores or negatives of its own"
+                raise InputError(f"stage {stage.name}: {message}: leave hard_negatives out, or name two of its columns")
             console.err.print(f"stage {stage.name}: {pairs.name}: {pairs.made}", markup=False)
     return sources
 

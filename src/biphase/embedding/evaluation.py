@@ -115,12 +115,12 @@ def score_bm25(judged: Judged) -> dict[str, float]:
     return retrieval_scores(judged, ranked)[0]
 
 
-def retrieval_scores(judged: Judged, found: Iterable[Sequence[tuple[int, float]]]) -> Judgement:
+def retrieval_scores(judged: Judged, hits_of_queries: Iterable[Sequence[tuple[int, float]]]) -> Judgement:
     """NDCG, MRR and recall, trec_eval's, of the numbers and scores of documents that were found for each query, best
     first; and the share of right documents that are among the first ten."""
     ids = list(judged.documents)
     ranked: dict[str, dict[str, float]] = {}
-    for query, hits in zip(judged.queries, found, strict=True):
+    for query, hits in zip(judged.queries, hits_of_queries, strict=True):
         scores = {ids[number]: score for number, score in hits if ids[number] != query or query not in judged.own}
         ranked[query] = dict(itertools.islice(scores.items(), KEPT_DOCUMENTS))
     means, rows = judge_ranking(judged.relevance, ranked, judged.metric)
@@ -175,5 +175,5 @@ def run_mteb(model: SentenceTransformer, name: str) -> tuple[dict[str, Any], flo
             f"{folder} must have its data as the hub has them" if folder else f"mteb:{name}=FOLDER needs no network"
         )
         raise InputError(f"MTEB's {name} cannot be run ({first_line(error)}); {remedy}") from None
-    found = result.task_results[0]
-    return found.to_dict() | {"date": found.date.timestamp() if found.date else None}, float(found.get_score())
+    scored = result.task_results[0]
+    return scored.to_dict() | {"date": scored.date.timestamp() if scored.date else None}, float(scored.get_score())

@@ -165,10 +165,10 @@ def answer_question(index: Path, manifest: IndexManifest, question: str, top: in
     query_1D = embedder.encode_query([question], normalize_embeddings=is_cosine, convert_to_tensor=True).cpu()
     similarity = {} if is_cosine else {"similarity": embedder.similarity}
     [hits] = find_nearest(query_1D, in_pieces(torch.from_numpy(rows_ND)), top, **similarity)
-    found = {manifest.model: hits, "BM25": query_bm25(words, [question], top)[0]}
+    hits_by_name = {manifest.model: hits, "BM25": query_bm25(words, [question], top)[0]}
     records = []
     with reading(index / PASSAGES, "rebuild it"), open(index / PASSAGES, "rb") as file:
-        for name, ranked in found.items():
+        for name, ranked in hits_by_name.items():
             for rank, (number, value) in enumerate(ranked, start=1):
                 file.seek(lines_N[number])
                 records.append({"by": name, "rank": rank, "score": value, **json.loads(file.readline())})

@@ -140,8 +140,8 @@ def scale_token_embeddings(packed: PackedTransformer, rms: float, *, whiten: boo
     packed(features)
     hook.remove()
     if not torch.allclose(factor * inputs[0], inputs[1], rtol=1e-3):
-        told = f"{type(packed.network).__name__} changes token embeddings before its first layer"
-        raise InputError(f"token_embedding_rms: {told}; leave it out")
+        message = f"{type(packed.network).__name__} changes token embeddings before its first layer"
+        raise InputError(f"token_embedding_rms: {message}; leave it out")
     if whiten:
         table.copy_(whitened(table))
         table.mul_(rms / table.square().mean().sqrt())
@@ -179,8 +179,8 @@ def make_embedder(
     """
     encoder = load_encoder(model)
     if max_seq_length is not None and max_seq_length > encoder.max_length:
-        told = f"the {encoder.max_length} tokens that {model} has positions for"
-        raise InputError(f"max_length {max_seq_length} is above {told}; leave it out to take those")
+        message = f"the {encoder.max_length} tokens that {model} has positions for"
+        raise InputError(f"max_length {max_seq_length} is above {message}; leave it out to take those")
     shared: Any = encoder.backbone
     tokenizer = copy.deepcopy(encoder.tokenizer.pretrained)
     close_texts(tokenizer)

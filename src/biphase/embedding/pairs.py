@@ -101,8 +101,8 @@ def read_pairs(source: PairSource, seed: int) -> Pairs:
         raise InputError(f"{source.path}: is 'label' a score or a class? {remedy}")
     if len(scores) == 1:
         raise InputError(f"{source.path}: all scores are {scores[0]}, from which nothing can be learnt")
-    told = f"{len(table):,} {'scored pairs' if is_scored else 'rows'} of {', '.join(columns)}"
-    return Pairs(source.path, "scored" if is_scored else "pairs", table, hash_pairs(source), told)
+    message = f"{len(table):,} {'scored pairs' if is_scored else 'rows'} of {', '.join(columns)}"
+    return Pairs(source.path, "scored" if is_scored else "pairs", table, hash_pairs(source), message)
 
 
 def check_places(recipe: EmbeddingRecipe) -> None:
@@ -144,8 +144,8 @@ def open_pairs(source: PairSource) -> tuple[Iterator[PlacedRow], tuple[str, ...]
     columns = source.columns or guess_columns(source.path, first[1])
     missing = [column for column in columns if column not in first[1]]
     if missing or len(columns) < 2:
-        told = f"no column '{missing[0] if missing else '?'}'; it has {', '.join(first[1])}"
-        raise InputError(f"{source.path}: {told}: name two or more with columns")
+        message = f"no column '{missing[0] if missing else '?'}'; it has {', '.join(first[1])}"
+        raise InputError(f"{source.path}: {message}: name two or more with columns")
     may_be_scored = len(columns) == 3 and not columns[2].startswith("negative")
     is_scored = may_be_scored and (columns[2] in SCORES or is_number(first[1][columns[2]]))
     return chain([first], rows), columns, is_scored
@@ -247,8 +247,8 @@ def pairs_from_text(source: PairSource, path: str, seed: int) -> Pairs:
         table = to_arrow(islice(make_all(), source.limit), ("anchor", "positive"), progress)
     if not len(table):
         raise InputError(f"{path}: no pairs by '{source.pairs}' in {num_documents:,} documents; are they too short?")
-    told = f"{len(table):,} pairs by {source.pairs} from {num_used:,} of {num_documents:,} documents"
-    return Pairs(path, "pairs", table, content, told)
+    message = f"{len(table):,} pairs by {source.pairs} from {num_used:,} of {num_documents:,} documents"
+    return Pairs(path, "pairs", table, content, message)
 
 
 def cut_passages(words: list[str], passage_words: int) -> list[list[str]]:
@@ -292,9 +292,9 @@ def check_stage(stage: EmbeddingStage, sources: Sequence[Pairs]) -> None:
             distinct |= {f"{name}s": pc.count_distinct(pairs.table[name]).as_py() for name in ("anchor", "positive")}
         fewest, number = min(distinct.items(), key=lambda item: item[1])
         if number < (stage.batch_size if pairs.kind == "pairs" else 2):
-            told = f"{pairs.name} has {number:,} different {fewest}, too few for a batch of {stage.batch_size}"
-            raise InputError(f"stage {stage.name}: {told}: lower batch_size, or give more pairs")
+            message = f"{pairs.name} has {number:,} different {fewest}, too few for a batch of {stage.batch_size}"
+            raise InputError(f"stage {stage.name}: {message}: lower batch_size, or give more pairs")
         wanted = stage.hard_negatives
         if wanted and wanted.first_rank + wanted.number > min(wanted.last_rank, number):
-            told = f"ranks {wanted.first_rank} to {wanted.last_rank} of the {number:,} {fewest} of {pairs.name}"
-            raise InputError(f"stage {stage.name}: hard_negatives: {told} do not hold {wanted.number} negatives")
+            message = f"ranks {wanted.first_rank} to {wanted.last_rank} of the {number:,} {fewest} of {pairs.name}"
+            raise InputError(f"stage {stage.name}: hard_negatives: {message} do not hold {wanted.number} negatives")

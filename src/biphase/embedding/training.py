@@ -62,12 +62,12 @@ def load_teacher(stage: EmbeddingStage, width: int) -> SentenceTransformer | Non
     try:
         teacher = open_teacher(stage.teacher, hash_embedder(stage.teacher))
     except (OSError, ValueError) as error:
-        told = f"teacher {stage.teacher} cannot be loaded ({first_line(error)})"
-        raise InputError(f"stage {stage.name}: {told}") from None
+        message = f"teacher {stage.teacher} cannot be loaded ({first_line(error)})"
+        raise InputError(f"stage {stage.name}: {message}") from None
     dimension = teacher.get_embedding_dimension()
     if dimension != width and not stage.projection:
-        told = f"teacher {stage.teacher} has {dimension} dimensions, the model {width}"
-        raise InputError(f"stage {stage.name}: {told}: say projection: true, or take another teacher")
+        message = f"teacher {stage.teacher} has {dimension} dimensions, the model {width}"
+        raise InputError(f"stage {stage.name}: {message}: say projection: true, or take another teacher")
     return teacher
 
 
@@ -200,8 +200,8 @@ def mine_once(table: Dataset, model: SentenceTransformer, stage: str, wanted: Ha
 
     make_once(kept, mine)
     mined = Dataset.from_file(str(kept))
-    told = f"{len(mined):,} of {len(table):,} pairs have {wanted.number} hard negatives"
-    console.err.print(f"stage {stage}: {told}", markup=False)
+    message = f"{len(mined):,} of {len(table):,} pairs have {wanted.number} hard negatives"
+    console.err.print(f"stage {stage}: {message}", markup=False)
     return mined
 
 
@@ -227,8 +227,8 @@ def mine_negatives(
     chosen: dict[str, list[str]] = {}
     left = iter(right)
     for piece_AD in embed_pieces(model.encode_query, right, len(right), f"{label}: anchors", normalize_embeddings=True):
-        found = find_nearest(piece_AD, in_pieces(rows_ND), top)
-        for anchor, row_D, hits in zip(islice(left, len(piece_AD)), piece_AD.cpu(), found, strict=True):
+        nearest_A = find_nearest(piece_AD, in_pieces(rows_ND), top)
+        for anchor, row_D, hits in zip(islice(left, len(piece_AD)), piece_AD.cpu(), nearest_A, strict=True):
             own = set(right[anchor])
             worst = float((rows_ND[sorted(own)] @ row_D).min())
             most = worst - abs(worst) * wanted.margin
@@ -263,9 +263,9 @@ class CardlessTrainer(SentenceTransformerTrainer):
     def learnt_by_losses(self) -> dict[str, Tensor]:
         """Parameters of the losses by their names, those of the model left out."""
         of_model = {id(parameter) for parameter in self.model.parameters()}
-        given: Any = self.loss
-        found = nn.ModuleDict(given if isinstance(given, dict) else {"loss": given})
-        return {name: parameter for name, parameter in found.named_parameters() if id(parameter) not in of_model}
+        loss: Any = self.loss
+        modules = nn.ModuleDict(loss if isinstance(loss, dict) else {"loss": loss})
+        return {name: parameter for name, parameter in modules.named_parameters() if id(parameter) not in of_model}
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         super()._save(output_dir, state_dict)

@@ -45,27 +45,27 @@ MULTI_HOT = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "
 """What a list may say of each class: whether it applies."""
 
 
-def label_number(task: Task, place: str, value: Any, names: tuple[str, ...] = ()) -> int:
+def label_number(task: Task, place: str, value: Any, choices: tuple[str, ...] = ()) -> int:
     """The number of a label among the names that a row has for its choices, or else among the task's classes.
 
     It is given by its name: a name that is a number also by its value, as pandas may write 1.0, and JSON's true and
     false, and pandas' True and False, in any case of their letters. Where no name is a number, the label may be its
     number from 0, which tables write as text.
     """
-    known = names or task.classes
-    is_truth = isinstance(value, bool) or (value in ("True", "False") and value not in known)
-    word, words = (str(value).lower(), tuple(map(str.lower, known))) if is_truth else (str(value), known)
+    names = choices or task.classes
+    is_truth = isinstance(value, bool) or (value in ("True", "False") and value not in names)
+    word, words = (str(value).lower(), tuple(map(str.lower, names))) if is_truth else (str(value), names)
     if value is not None and word in words:
         return words.index(word)
     number, numbers = number_of(value), numbers_of(words)
-    has_numbers = any(each is not None for each in numbers)
+    has_numbers = any(other is not None for other in numbers)
     if number is not None and numbers.count(number) == 1:
         return numbers.index(number)
-    if number is not None and not has_numbers and number == int(number) and 0 <= number < len(known):
+    if number is not None and not has_numbers and number == int(number) and 0 <= number < len(names):
         return int(number)
-    told = "is none of its choices" if names else f"is not one of task '{task.name}'"
-    by_number = "" if has_numbers else f" (or 0 to {len(known) - 1})"
-    raise InputError(f"{place}: label {value!r} {told}: {', '.join(known)}{by_number}")
+    message = "is none of its choices" if choices else f"is not one of task '{task.name}'"
+    by_number = "" if has_numbers else f" (or 0 to {len(names) - 1})"
+    raise InputError(f"{place}: label {value!r} {message}: {', '.join(names)}{by_number}")
 
 
 def number_of(value: Any) -> Decimal | None:
@@ -99,18 +99,18 @@ def score_number(place: str, name: str, value: Any) -> float:
 
 def label_numbers(task: Task, place: str, value: Any) -> tuple[int, ...]:
     """The numbers of the classes in a list of labels, ascending."""
-    labels, told = list_labels(value), f"{place}: '{task.label}' is {shown(value)}"
+    labels, message = list_labels(value), f"{place}: '{task.label}' is {shown(value)}"
     if labels is None:
-        raise InputError(f"{told}, not a list of labels (empty for none)")
+        raise InputError(f"{message}, not a list of labels (empty for none)")
     is_multi_hot = len(labels) == len(task.classes) and all(str(label).lower() in MULTI_HOT for label in labels)
     if is_multi_hot if task.multi_hot is None else task.multi_hot and not is_multi_hot:
         remedy = "say `multi_hot: true` where lists have a 0 or 1 for each class, `false` where they name classes"
-        raise InputError(f"{told}, and task '{task.name}' has {len(task.classes)} classes; {remedy}")
+        raise InputError(f"{message}, and task '{task.name}' has {len(task.classes)} classes; {remedy}")
     if task.multi_hot:
         return tuple(number for number, label in enumerate(labels) if MULTI_HOT[str(label).lower()])
     numbers = sorted(label_number(task, place, label) for label in labels)
     if len(set(numbers)) < len(numbers):
-        raise InputError(f"{told}, which has a class twice: name each once, or say `multi_hot: true` of 0s and 1s")
+        raise InputError(f"{message}, which has a class twice: name each once, or say `multi_hot: true` of 0s and 1s")
     return tuple(numbers)
 
 
@@ -432,8 +432,8 @@ def make_choices(task: Task, place: str, row: Row) -> ChoiceTexts | None:
     texts, names = read_choices(task, place, row)
     right = label_number(task, place, label, names)
     if max(right, len(texts) - 1) >= min(len(texts), len(task.classes)):
-        told = f"task '{task.name}' names {len(task.classes)}, and {shown(label)} is right"
-        raise InputError(f"{place}: {len(texts)} choices, where {told}")
+        message = f"task '{task.name}' names {len(task.classes)}, and {shown(label)} is right"
+        raise InputError(f"{place}: {len(texts)} choices, where {message}")
     return ChoiceTexts(id_of(place, row), fill_choices(task, place, row, texts), right)
 
 
@@ -446,8 +446,8 @@ def fill_choices(task: Task, place: str, row: Row, texts: list[str]) -> tuple[La
 def read_choices(task: Task, place: str, row: Row) -> tuple[list[str], tuple[str, ...]]:
     """The choices of a row, and what it calls them itself: ARC's are {text: […], label: […]}, whose labels are A, B, …
     in some rows and 1, 2, … in others."""
-    given = [column(place, row, name) for name in task.choices]
-    texts: Any = given[0] if len(given) == 1 else given
+    columns = [column(place, row, name) for name in task.choices]
+    texts: Any = columns[0] if len(columns) == 1 else columns
     names = None
     if isinstance(texts, dict):
         texts, names = texts.get("text"), texts.get("label")

@@ -150,12 +150,13 @@ def name_data_dirs(pairs: Iterable[tuple[str, str]], tasks: Iterable[str], origi
     Raises `InputError` for any other task, and for one that is given twice.
     """
     folders: dict[str, str] = {}
-    asked = [find_task(task) for task in tasks]
-    names = {name for task in asked for name in (task.name, task.trained_on, task.part_of) if name}
-    for given, folder in pairs:
-        name = find_task(given).name if given.endswith((".yaml", ".yml")) else given
+    names: set[str] = set()
+    for task in map(find_task, tasks):
+        names.update(name for name in (task.name, task.trained_on, task.part_of) if name)
+    for task_name, folder in pairs:
+        name = find_task(task_name).name if task_name.endswith((".yaml", ".yml")) else task_name
         if name not in names:
-            raise InputError(f"{origin}: '{given}' is none of the tasks{nearest(name, names)}")
+            raise InputError(f"{origin}: '{task_name}' is none of the tasks{nearest(name, names)}")
         if name in folders:
             raise InputError(f"{origin}: {name} has {folders[name]} already")
         folders[name] = folder
@@ -210,10 +211,10 @@ def column(place: str, row: Row, name: str) -> Any:
 
 def id_of(place: str, row: Row) -> str:
     """The row's own id, else its place: `train.tsv:12`. ReCoRD's is a mapping of two numbers."""
-    own = row.get("id", row.get("idx"))
-    if own is None:
+    row_id = row.get("id", row.get("idx"))
+    if row_id is None:
         return place.rpartition("/")[2]
-    return "-".join(str(part) for part in own.values()) if isinstance(own, dict) else str(own)
+    return "-".join(str(part) for part in row_id.values()) if isinstance(row_id, dict) else str(row_id)
 
 
 def check_distinct(source: TaskSource) -> None:
@@ -221,8 +222,8 @@ def check_distinct(source: TaskSource) -> None:
     hashes = {part: [hash_part(path) for path in paths] for part, paths in source.files.items()}
     if "validation" in hashes and hashes["validation"] == hashes.get("test"):
         files = f"{source.files['validation'][0].name}, {source.files['test'][0].name}"
-        told = f"task '{source.task.name}': validation and test in {source.name} are the same data ({files})"
-        raise InputError(f"{told}: leave validation out, and a part of train takes its place")
+        message = f"task '{source.task.name}': validation and test in {source.name} are the same data ({files})"
+        raise InputError(f"{message}: leave validation out, and a part of train takes its place")
 
 
 def hash_part(path: Path) -> str:
@@ -271,10 +272,10 @@ def read_rows(source: TaskSource, part: PartName) -> Iterator[PlacedRow]:
         rows = read_layout(source, form, part)
     else:
         if part == "corpus" or part == "queries":
-            asked: HubRows = getattr(form, part)
+            texts: HubRows = getattr(form, part)
         else:
-            asked = HubRows(config=form.config, splits=(named_splits(form.splits)[part],))
-        splits = (read_hub_split(form.id, form.revision, asked.config, split) for split in asked.splits)
+            texts = HubRows(config=form.config, splits=(named_splits(form.splits)[part],))
+        splits = (read_hub_split(form.id, form.revision, texts.config, split) for split in texts.splits)
         rows = itertools.chain.from_iterable(splits)
     for place, row in rows:
         yield place, row | renamed(form, row) if form.rename and row is not SHORT_ROW else row

@@ -346,7 +346,7 @@ def find_task(name: str) -> Task:
     for key in ("bundled", "part_of"):
         if getattr(task, key):
             raise InputError(f"{name}: '{key}' is set by biphase itself: leave it out")
-    known = [other.name for other in own.values() if other.family == task.family]
-    if task.trained_on is not None and task.trained_on not in known:
-        raise InputError(f"{name}: trained_on: no retrieval task '{task.trained_on}'{nearest(task.trained_on, known)}")
+    others = [other.name for other in own.values() if other.family == task.family]
+    if task.trained_on is not None and task.trained_on not in others:
+        raise InputError(f"{name}: trained_on: no retrieval task '{task.trained_on}'{nearest(task.trained_on, others)}")
     return with_test(task, test) if test else task

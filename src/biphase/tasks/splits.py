@@ -96,8 +96,8 @@ def draw_queries(source: TaskSource, judged: dict[TaskSplit, Judgements]) -> dic
     for split, end in ends.items():
         chosen = set(ids[begin:end])
         if not chosen:
-            told = f"task '{source.task.name}': the {drawn_from} split in {source.name}"
-            raise InputError(f"{told} has too few queries ({num_ids}) to draw a {split} split from it")
+            message = f"task '{source.task.name}': the {drawn_from} split in {source.name}"
+            raise InputError(f"{message} has too few queries ({num_ids}) to draw a {split} split from it")
         splits[split] = {query: grades for query, grades in judged[drawn_from].items() if query in chosen}
         begin = end
     return splits
@@ -183,8 +183,8 @@ def read_judged_texts(
     documents = read_texts(source, "corpus", named if judged_only else None)
     for kind, judged_ids, texts in (("query", wanted, queries), ("document", named, documents)):
         if missing := judged_ids - texts.keys():
-            told = f"a judgement of {kind} '{min(missing)}', which {source.name} does not have"
-            raise InputError(f"task '{source.task.name}': {told}")
+            message = f"a judgement of {kind} '{min(missing)}', which {source.name} does not have"
+            raise InputError(f"task '{source.task.name}': {message}")
     return queries, documents
 
 
@@ -238,8 +238,8 @@ def index_bm25(documents: Iterable[str]) -> Any:
 
 def open_bm25(folder: Path) -> Any:
     """Map an index that was saved into memory; None where there is no such folder."""
-    own = {"backend": "auto"}  # the machine that wrote it may have had another one
-    return load_bm25s().BM25.load(folder, mmap=True, override_params=own) if folder.exists() else None
+    settings = {"backend": "auto"}  # the machine that wrote it may have had another one
+    return load_bm25s().BM25.load(folder, mmap=True, override_params=settings) if folder.exists() else None
 
 
 def load_bm25s() -> Any:
