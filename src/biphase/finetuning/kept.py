@@ -127,6 +127,7 @@ def open_rows(kept: KeptModel, file: Path) -> Iterator[PlacedRow]:
     Raises `InputError` at once where there are none, or the first one lacks a column that inputs are made of.
     """
     task, columns = kept.task, input_columns(kept.task)
+    rows: Iterator[PlacedRow]
     if plain_path(file).suffix == ".txt" and has_text_lines(task, kept.layout, file):
         if len(columns) > 1:
             raise InputError(f"{file}: a line is one text, but {task.name} needs {' and '.join(columns)}")

@@ -291,4 +291,4 @@ LATEX |= {"…": r"\ldots{}", "“": "``", "”": "''"}
 
 
 def escape_latex(text: str) -> str:
-    return text.translate(str.maketrans(LATEX))
+    return "".join(LATEX.get(sign, sign) for sign in text)

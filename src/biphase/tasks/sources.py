@@ -356,9 +356,9 @@ def read_separated(path: Path, layout: FileLayout, *, is_csv: bool) -> Iterator[
     nothing, a header in quotes makes the table one of quoted fields, and a single field in quotes is an error: whether
     they belong to the text cannot be seen.
     """
-    lines = (line for _, line, _ in read_text_lines(path))
-    first = next(lines, "")
-    lines = itertools.chain([first], lines)
+    later_lines = (line for _, line, _ in read_text_lines(path))
+    first = next(later_lines, "")
+    lines = itertools.chain([first], later_lines)
     is_quoted, is_guessed = is_csv or layout.quotes, not is_csv and layout.quotes is None
     if is_guessed and first.startswith(QUOTE):
         is_quoted, is_guessed = True, False

@@ -97,7 +97,9 @@ class JudgedSplit(EncodedSplit):
 
         rows: dict[str, list[tuple[str, str, int]]] = {}
         rows["train"] = [(query, document, 1) for query, document in data.train]
-        judged: dict[str, Iterable[str]] = {"train": {document for _, document in data.train}, **data.judged_documents}
+        judged: dict[str, Iterable[str]] = {"train": {document for _, document in data.train}}
+        for split, ids in data.judged_documents.items():
+            judged[split] = ids
         num_examples = {"train": len(data.train)}
         for name in EVALUATED_SPLITS:
             rows[name], num_examples[name] = [], len(data.relevance[name])
