@@ -109,7 +109,7 @@ def start_wandb(folder: Path, settings: Mapping[str, Any]) -> Any:
     except wandb.errors.Error as error:
         raise InputError(f"tracking: wandb: {error}; or set WANDB_MODE=offline, and `wandb sync` later") from None
     where = f"offline; `wandb sync {Path(run.dir).parent}` sends it" if run.offline else run.url
-    err.print(f"W&B: {where}", markup=False)
+    err.print(f"W&B: {where}")
     return run
 
 
@@ -339,7 +339,7 @@ class Tracker:
 
     def say(self, line: str) -> None:
         """A line that stays, above the bar."""
-        (self.bar.console if self.bar is not None else err).print(line, markup=False)
+        (self.bar.console if self.bar is not None else err).print(line)
 
     def describe(self, note: str = "", seconds_left: float | None = None) -> str:
         now = time.monotonic()

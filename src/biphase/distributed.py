@@ -119,7 +119,7 @@ class World:
     def tell(self, line: str) -> None:
         """A line for the person who watches, from one process."""
         if self.is_main:
-            err.print(line, markup=False)
+            err.print(line)
 
     def barrier(self) -> None:
         self.sum(0.0)
@@ -201,10 +201,8 @@ class Heart(threading.Thread):
 
     def describe_silence(self, rank: int) -> str:
         what = "has been silent" if self.heard[rank] else "has not joined"
-        return (
-            f"{self.name_of(rank)} {what} for {self.missed[rank] * BEAT_SECONDS:.0f} s: stopped, starved or cut off "
-            f"(compute.silence_seconds says how long is waited); {GO_ON}"
-        )
+        line = f"{self.name_of(rank)} {what} for {self.missed[rank] * BEAT_SECONDS:.0f} s: stopped, starved or cut off"
+        return f"{line} (compute.silence_seconds says how long is waited); {GO_ON}"
 
     def may_tell(self) -> bool:
         """Whether this process is the first to say why the run ends."""
@@ -218,7 +216,7 @@ class Heart(threading.Thread):
         if line and self.may_tell():
             err.quiet = False
             err.show_cursor(True)
-            err.print(f"biphase: {line}", markup=False)
+            err.print(f"biphase: {line}")
         sys.stderr.flush()
         os._exit(2)  # as after any InputError
 
@@ -275,7 +273,7 @@ def launch() -> int:
     try:
         patience = max(grace() - LAUNCHER_SECONDS, 1.0)
     except InputError as error:
-        err.print(f"biphase: {error}", markup=False)
+        err.print(f"biphase: {error}")
         return 2
     if PARENT in os.environ:
         threading.Thread(target=end_with_parent, args=(int(os.environ[PARENT]), grace()), daemon=True).start()
@@ -289,7 +287,7 @@ def launch() -> int:
     except SignalException as stop:
         if asked and time.monotonic() - asked[0] >= patience:
             line = f"biphase: processes that had not saved their state in {patience:.0f} s were killed"
-            err.print(f"{line}; {GRACE} gives them longer; {GO_ON}", markup=False)
+            err.print(f"{line}; {GRACE} gives them longer; {GO_ON}")
         return 128 + stop.sigval
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
@@ -297,7 +295,7 @@ def launch() -> int:
         return tell_failure(failed.failures)
     except RendezvousError:
         line = "the launchers of other machines do not answer, or no longer: killed, cut off, or not started"
-        err.print(f"biphase: {line} with the same --rdzv-endpoint and --rdzv-id; {GO_ON}", markup=False)
+        err.print(f"biphase: {line} with the same --rdzv-endpoint and --rdzv-id; {GO_ON}")
         return 2
     return 0
 
@@ -334,11 +332,8 @@ def tell_failure(failures: Mapping[int, Any]) -> int:
     rank = next((rank for rank, code in codes.items() if code != -signal.SIGTERM), min(codes))
     number = signal.Signals(-codes[rank])
     memory = "; out of memory?" if number == signal.SIGKILL else ""
-    err.print(
-        f"biphase: process {rank} (pid {failures[rank].pid}) was killed (signal {number.value}, "
-        f"{number.name}{memory}); {GO_ON}",
-        markup=False,
-    )
+    killed = f"was killed (signal {number.value}, {number.name}{memory})"
+    err.print(f"biphase: process {rank} (pid {failures[rank].pid}) {killed}; {GO_ON}")
     return 2
 
 

@@ -135,7 +135,7 @@ class FlopCount:
         return self.per_token + self.per_token_and_key * keys + self.per_target * targets
 
 
-def training_flops(*, block_weights: float, attention_width: float, head_weights: float) -> FlopCount:
+def training_flops(block_weights: float, attention_width: float, head_weights: float) -> FlopCount:
     """The formula at the top of this file; `attention_width` is layers · heads · head width."""
     return FlopCount(6.0 * block_weights, 12.0 * attention_width, 6.0 * head_weights)
 
@@ -188,11 +188,8 @@ class Shape:
 
     @property
     def flops(self) -> FlopCount:
-        return training_flops(
-            block_weights=self.block_weights,
-            attention_width=self.layers * self.heads * self.head_width,
-            head_weights=self.width * self.vocab_size,
-        )
+        attention_width, head_weights = self.layers * self.heads * self.head_width, self.width * self.vocab_size
+        return training_flops(self.block_weights, attention_width, head_weights)
 
 
 def read_shape(settings: Mapping[str, Any]) -> Shape:
@@ -205,16 +202,8 @@ def read_shape(settings: Mapping[str, Any]) -> Shape:
         if not isinstance(settings[key], int) or isinstance(settings[key], bool) or settings[key] < 1:
             raise InputError(f"architecture: '{key}' is {settings[key]!r}; it must be a whole number from 1 on")
     layers, width, ffn, heads, kv_heads = (settings[key] for key in SHAPE_KEYS)
-    return Shape(
-        layers,
-        width,
-        ffn,
-        heads,
-        kv_heads,
-        head_width=settings.get("head_dim") or width // heads,
-        vocab_size=settings["vocab_size"],
-        is_tied=bool(settings.get("tie_word_embeddings", False)),
-    )
+    head_width, is_tied = settings.get("head_dim") or width // heads, bool(settings.get("tie_word_embeddings", False))
+    return Shape(layers, width, ffn, heads, kv_heads, head_width, settings["vocab_size"], is_tied)
 
 
 AFTER_PADDING = {

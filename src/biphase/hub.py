@@ -47,13 +47,8 @@ def fetch_model(id: str, revision: str | None = None, kind: Literal["model", "to
         cached = cached_commit(id, revision)
         if cached is None and path.parent.name and path.parent.is_dir():
             raise NotADirectoryError(f"{path.parent} is a folder here, and only that was looked into")
-        fetch = partial(
-            snapshot_download,
-            id,
-            revision=cached or revision,
-            allow_patterns=FILES[kind],
-            ignore_patterns=OTHER_FOLDERS[kind],
-        )
+        patterns = {"allow_patterns": FILES[kind], "ignore_patterns": OTHER_FOLDERS[kind]}
+        fetch = partial(snapshot_download, id, revision=cached or revision, **patterns)
         try:
             folder = Path(fetch())
         except Exception:  # as below; what is in the cache may do without the hub
@@ -65,7 +60,7 @@ def fetch_model(id: str, revision: str | None = None, kind: Literal["model", "to
         told = f"{kind} {named} is no folder here and cannot be had from the hub ({hub_says(error)})"
         raise InputError(f"{told}; give a folder, or try again") from None
     if revision != folder.name:
-        console.err.print(f"{kind} {id}: commit {folder.name}", markup=False)
+        console.err.print(f"{kind} {id}: commit {folder.name}")
     return folder
 
 
@@ -149,9 +144,8 @@ def open_prepared(id: str, config: str | None, commit: str) -> Any:
     if config is None and configs:
         name = configs.get_default_config_name() or ""
     owner, slash, bare_name = id.rpartition("/")
-    place = Path(
-        datasets.config.HF_DATASETS_CACHE, owner + slash.replace("/", "___") + camelcase_to_snakecase(bare_name)
-    )
+    folder_name = owner + slash.replace("/", "___") + camelcase_to_snakecase(bare_name)
+    place = Path(datasets.config.HF_DATASETS_CACHE, folder_name)
     for folder in place.glob(f"*/*/{commit}"):  # CONFIGURATION/VERSION/COMMIT
         if folder.parts[-3] == name:
             source = {"repo_id": id, "dataset_name": bare_name, "config_name": name}

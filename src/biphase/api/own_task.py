@@ -241,7 +241,7 @@ def template_of(texts: list[str], columns: Row, data: str, label: str) -> str:
         raise InputError(f"{told}; name them in a template; the columns are: {names}")
     if len(texts) > 2:
         told = f"template: {', '.join(texts)}: take out what says the answer, or is not known before it"
-        err.print(told, markup=False)
+        err.print(told)
     return "\n".join(f"{{{name}}}" for name in texts)
 
 
@@ -349,7 +349,7 @@ def find_splits(train: Path, needed: str | None = None) -> dict[str, str]:
         names = (train.name.replace("train", word) for word in words)
         other = next((name for name in names if name != train.name and (train.parent / name).exists()), None)
         if other and needed and needed not in next(rows_of_file(train.parent / other), ("", {}))[1]:
-            err.print(f"{train.parent / other} has no '{needed}': {split} is drawn from train instead", markup=False)
+            err.print(f"{train.parent / other} has no '{needed}': {split} is drawn from train instead")
         elif other:
             splits[split] = other
     return {split: plain_path(Path(name)).name for split, name in splits.items()}

@@ -135,7 +135,7 @@ class OpenStudy:
         where = parse_config(Engine, chosen | {"devices_per_worker": processes}, (), origin="study run")
         if processes > 1 and unit is None and self.planned.cells:
             told = "`--unit train`, then `--unit cells` without `--processes`, keep all of them busy"
-            err.print(f"each cell holds {processes} devices as a run does, and uses one: {told}", markup=False)
+            err.print(f"each cell holds {processes} devices as a run does, and uses one: {told}")
         place = claim_study_folder(self.folder, self.planned.study)
         raise_failures(run_study(self.planned, place, where, processes, unit))
         done = f"{self.folder}: done; `{self.command('report')}` writes the report"

@@ -422,9 +422,9 @@ def study_plan(
         err.print(str(picture))
     if form == "mermaid":
         return plan_graph(study.planned)
-    return (
-        to_json(study.plan_facts(**where)) if form == "json" else describe_plan(study.planned, study.estimate(**where))
-    )
+    if form == "json":
+        return to_json(study.plan_facts(**where))
+    return describe_plan(study.planned, study.estimate(**where))
 
 
 @like(studies.study, OpenStudy.run, arguments="file changes", hidden="data", folder=OutFolder)

@@ -45,10 +45,10 @@ def run_demo(folder: Path = Path("biphase-demo"), overrides: Sequence[str] = ())
     if not encoder.exists():
         from biphase.export.model import export_checkpoint
 
-        out.print(export_checkpoint(f"{(place.runs / record.folder).resolve()}@{last.step}", encoder), markup=False)
+        out.print(export_checkpoint(f"{(place.runs / record.folder).resolve()}@{last.step}", encoder))
     say("5/5", "report")
     opened.report(folder / "report")
-    out.print(f"encoder: {encoder} · took {duration(time.monotonic() - started)}", markup=False)
+    out.print(f"encoder: {encoder} · took {duration(time.monotonic() - started)}")
 
 
 def say(stage: str, what: str) -> None:

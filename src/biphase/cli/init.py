@@ -31,11 +31,8 @@ def names_of(kind: str) -> list[str]:
 
 SHARDS_QUESTION = "Shards (what `biphase prepare` wrote)"
 COUNTED_IN_STEPS = (
-    "schedule.warmup_steps",
-    "schedule.decay_steps",
-    "batch_tokens.steps",
-    "validation.every_steps",
-    "checkpoints.every_steps",
+    *("schedule.warmup_steps", "schedule.decay_steps", "batch_tokens.steps"),
+    *("validation.every_steps", "checkpoints.every_steps"),
 )
 """What of a recipe is counted in updates, beside its phases."""
 

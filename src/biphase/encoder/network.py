@@ -438,7 +438,7 @@ def load_backbone(source: str | Path) -> nn.Module:
         raise InputError(f"{source} cannot be made a bidirectional encoder: {first_line(error)}") from None
     batches = "batches of equal lengths" if padded.equal_lengths else "padded batches"
     kind = type(padded.network).__name__
-    console.err.print(f"{source}: {kind} attends over {batches} only, which is slower", markup=False)
+    console.err.print(f"{source}: {kind} attends over {batches} only, which is slower")
     return padded
 
 

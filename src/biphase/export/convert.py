@@ -82,9 +82,8 @@ def write_text_part(source: Path, folder: Path, shown: str) -> str:
         check_text_part(part, type(network), load_weights(AutoModelForMultimodalLM, source, config, None).eval(), shown)
         what = f"with the weights and the logits for text, without the {left:,} other parameters ({others}), of"
         finish_folder(part, source, folder.name, f"`{type(network).__name__}`, {what} `{shown}`")
-    return (
-        f"{folder}: {type(network).__name__}, the text network of {shown}; left behind: {left:,} parameters ({others})"
-    )
+    told = f"{folder}: {type(network).__name__}, the text network of {shown}"
+    return f"{told}; left behind: {left:,} parameters ({others})"
 
 
 def finish_folder(part: Path, source: Path, name: str, about: str) -> None:
