@@ -69,9 +69,9 @@ def train_unit(plan: Plan, run: str, folder: StudyFolder, processes: int) -> lis
     with locked(folder.lock(run), busy=f"another process is at {name}"):
         if is_complete(plan, folder, planned):
             return [f"{name}: done by another process"]
-        recipe, keep = planned.recipe, needed_steps(plan, folder, planned)
-        changes: dict[str, Any] = {"keep": tuple(step - planned.first for step in keep)}
-        changes = {"checkpoints": recipe.checkpoints.model_copy(update=changes)}
+        recipe = planned.recipe
+        keep = tuple(step - planned.first for step in needed_steps(plan, folder, planned))
+        changes: dict[str, Any] = {"checkpoints": recipe.checkpoints.model_copy(update={"keep": keep})}
         if planned.parent is not None:
             checkpoint = reach_step(folder, plan.runs[planned.parent], planned.first)
             changes["init"] = recipe.init.model_copy(update={"checkpoint": checkpoint})
@@ -84,13 +84,14 @@ def train_unit(plan: Plan, run: str, folder: StudyFolder, processes: int) -> lis
             before = find_record(folder, planned) or TrainedRecord("", planned.key, 0.0, untimed=begun)
         with keep_time(clock, before) as so_far:
             path = train_here(recipe, folder) if processes == 1 else train_by_torchrun(recipe, folder, processes)
+        timed = so_far()
         from biphase.pretraining.checkpoint import read_checkpoint_manifest
 
         # The fingerprints of the shard sets that it was trained on, as its last checkpoint says them.
         steps = whole_steps(Run(path))
         manifest = read_checkpoint_manifest(Run(path).steps / str(steps[-1]), check_files=False) if steps else None
         text = manifest.data_history[-1][1] if manifest and manifest.data_history else None
-        record = replace(so_far(), folder=path.name, text=text)
+        record = replace(timed, folder=path.name, text=text)
         write_json(clock, asdict(record))
         clock.replace(folder.record(run))
     last = f", {duration(record.seconds - before.seconds)} of it since it went on" if before.seconds else ""
