@@ -168,11 +168,10 @@ def name_noise(findings: Iterable[Finding]) -> str:
         return ""
     num_over = Counter(source for one in tested for source in one.noise)
     every = len(tested)
-    told = [
-        f"{source} ({num_over[source]} of {every} tests)" if num_over[source] < every else source
-        for source in get_args(Noise)
-        if num_over[source]
-    ]
+    told = []
+    for source in get_args(Noise):
+        if num_over[source]:
+            told.append(f"{source} ({num_over[source]} of {every} tests)" if num_over[source] < every else source)
     once = "these checkpoints, each pretrained once, not about what another pretraining run would give"
     return f"{show_noise(told)}; about {'recipes' if num_over['pretraining seeds'] == every else once}"
 
@@ -192,10 +191,9 @@ def decide(inequality: Inequality, others: Sequence[float], num_tests: int) -> I
         verdict = "supported"
     elif is_significant(fails):
         verdict = "contradicted"
-    lacks = {"supported": inequality.lacks_above, "contradicted": inequality.lacks_below}.get(
-        verdict, (*inequality.lacks_above, *inequality.lacks_below)
-    )
-    needs = list(dict.fromkeys(lacks))
+    lacks_above = () if verdict == "contradicted" else inequality.lacks_above
+    lacks_below = () if verdict == "supported" else inequality.lacks_below
+    needs = list(dict.fromkeys((*lacks_above, *lacks_below)))
     if verdict == "undecided":  # at the level that Holm's correction asks of the first of all findings
         num_findings = 1 + sum(not math.isnan(p_value) for p_value in others)
         num_asked = inequality.num_asked if inequality.estimate > inequality.bound else num_tests

@@ -189,11 +189,9 @@ def wide_table(results: ResultSet, metric: str) -> tables.Table:
     by_place = {(name, place): score for name, cells in scores.items() for place, score in cells.items()}
     rows = tables.fill_rows(stubs, {arm: rivals(arm) for arm in stubs}, columns, by_place)
     # How far tasks tell models apart is a question about models that are compared: those of the largest block.
-    ((largest, num_rivals),) = Counter(row.block for row in rows).most_common(1)
-    signals: tuple[contrasts.Signal | None, ...] = ()
-    if num_rivals > 1:
-        compared = zip(*(row.cells for row in rows if row.block == largest), strict=True)
-        signals = tuple(contrasts.measure_signal(cell.score for cell in cells) for cells in compared)
+    ((largest, _),) = Counter(row.block for row in rows).most_common(1)
+    compared = zip(*(row.cells for row in rows if row.block == largest), strict=True)
+    signals = [contrasts.measure_signal(cell.score for cell in cells) for cells in compared]
     # A dataset may have the name of another family's: `uner` of two families becomes `uner (TC)`.
     heads = [f"{code} mean" if name == AVERAGE else name for code, name in columns]
     heads = [f"{head} ({columns[at][0]})" if heads.count(head) > 1 else head for at, head in enumerate(heads)]
@@ -256,9 +254,8 @@ def compare_in_words(best: Result, other: Result, where: str, num_models: int) -
         told += "; with one seed, or seeds that differ by the same, there is no interval"
     elif num_asked > 1:  # the number is told where the interval, which is not corrected, speaks otherwise
         is_otherwise = contrasts.is_significant(tested.p_value) != contrasts.is_significant(p_value)
-        told += (
-            f", p{f' {show_p_value(p_value)}' if is_otherwise else ''} corrected for choosing the best of {num_models}"
-        )
+        shown = f" {show_p_value(p_value)}" if is_otherwise else ""
+        told += f", p{shown} corrected for choosing the best of {num_models}"
     scope = "" if seen.num_pretrainings > 1 else " This is about these checkpoints: each was pretrained once."
     return f"{told}.{scope}"
 
@@ -315,7 +312,6 @@ def write_report(results: ResultSet, out: Path, told: Told, pool: Executor | Non
         priced = [price_tables(listed) for listed in prices]
         texts = {**told.files, **tables.table_files([*wide, *printed, *chain(*priced)])}
         lacks = [*missing_cells(results), *missing_examples(results), *(f"No figure: {line}" for line in lacking)]
-        parts = vars(told) | {"missing": [*told.missing, *unpriced, *lacks]}
         html = render(
             sentences=[told.answer] if told.answer else list(tell_answer(results, prices, told)),
             results=results,
@@ -324,7 +320,7 @@ def write_report(results: ResultSet, out: Path, told: Told, pool: Executor | Non
             figures=figures,
             tables=printed,
             svgs={file.stem: file.read_text("utf-8") for file in sorted(drawn)},
-            **parts,
+            **vars(told) | {"missing": [*told.missing, *unpriced, *lacks]},
         )
         for name, text in {**texts, "index.html": html}.items():
             (folder / name).parent.mkdir(exist_ok=True)
