@@ -21,7 +21,7 @@ import numpy as np
 
 from biphase.machine import end_with_parent, grace, num_cores
 from biphase.report.contrasts import difference
-from biphase.report.formats import label_measures
+from biphase.report.formats import group_measures, show_list
 from biphase.report.results import (
     FAMILY_NAMES,
     ReportArm,
@@ -295,7 +295,8 @@ def fill_panels(row: FigureRow, results: ResultSet) -> list[Panel]:
                 else:
                     marks += mark_score(results, family, x, size, (arm, *others))
             marked.append((name, look, sorted(marks, key=lambda mark: mark.x)))
-        y_label = row.y_label or label_measures(results, family, results.primary_metric)
+        measures = [words.partition(",")[0] for words in group_measures(results, family, results.primary_metric)]
+        y_label = row.y_label or f"{'mean of ' if len(measures) > 1 else ''}{show_list(measures)} (%)"
         names = f"{family} · {FAMILY_NAMES[family]}", axis.label + unit, y_label
         panels.append(Panel(row.kind, marked, *names, ticks, labels, axis.is_logarithmic, margin))
     return panels if any(marks for panel in panels for _, _, marks in panel.series) else []

@@ -98,9 +98,3 @@ def tell_measures(results: ResultSet, family: str, metric: str) -> str:
         return next(iter(groups))
     told = [f"{words} on {show_list(names)}" for words, names in groups.items()]
     return f"{show_list(told)}, which averages mix"
-
-
-def label_measures(results: ResultSet, family: str, metric: str) -> str:
-    """The same for the axis of a family's average: `accuracy (%)`; `mean of accuracy and Matthews correlation (%)`."""
-    names = [words.partition(",")[0] for words in group_measures(results, family, metric)]
-    return f"{'mean of ' if len(names) > 1 else ''}{show_list(names)} (%)"
