@@ -392,7 +392,7 @@ def print_passages(passages: list[dict[str, Any]]) -> None:
 
 
 @like(networks.search, arguments="source question", shows=print_passages)
-def search(**given: Any) -> list[dict[str, Any]]:
+def search(**given: Any) -> Any:
     """Find passages for a question, by an embedding model and by BM25. Documents are embedded once and kept.
 
     Example: `biphase search documents/ "how are leaves shed?" --model embedder`

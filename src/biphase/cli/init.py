@@ -60,21 +60,22 @@ def init_recipe(
     text = starting_text("recipes", name)
     tree = parse_yaml(text)
     changes: dict[str, Any] = {"name": out.stem}
-    kind: type[EmbeddingRecipe] | type[Recipe]
+    kind: type[Recipe | EmbeddingRecipe] = Recipe
     if "stages" in tree:
-        kind, verb = EmbeddingRecipe, "embed"
+        kind = EmbeddingRecipe
         if shards or steps is not None:
             option = "--shards" if shards else "--steps"
             raise InputError(f"{option}: {name} trains on pairs or plain text, not shards; change its stages instead")
         changes |= {"model": model} if model else {}
     else:
-        kind, verb = Recipe, "pretrain"
         changes |= {"init": origin} if origin else {}
         changes["data.shards"] = asked(shards, SHARDS_QUESTION, tree["data"]["shards"])
         changes |= scale_steps(tree, steps) if steps is not None else {}
     text = with_values(text, changes)
     parse_config(kind, parse_yaml(text), origin=str(out))
-    write_start(out, f"recipes/{name}.yaml", text, f"biphase {verb} {out}")
+    write_start(
+        out, f"recipes/{name}.yaml", text, f"biphase {'embed' if kind is EmbeddingRecipe else 'pretrain'} {out}"
+    )
 
 
 def init_study(
