@@ -223,10 +223,8 @@ def mend_set(out: Path, before: ShardManifest, lost: list[ShardPlan]) -> ShardMa
     parts = {shard.name: shard.parts for shard in before.shards}
     for plan in lost:
         if read_json_as(plan.folder / "shard.json", Shard).parts != parts[plan.folder.name]:
-            raise InputError(
-                f"{plan.folder} came out otherwise than it was, though its sources have the same size and time: take "
-                "the folder from a copy of the set, or delete manifest.json to make the set anew"
-            )
+            remedy = "take it from a copy of the set, or delete manifest.json to make the set anew"
+            raise InputError(f"{plan.folder} came out otherwise than it was, of sources of the same size: {remedy}")
     console.err.print(f"{out} {'lacked files and has them again' if lost else 'is complete, nothing to do'}")
     shutil.rmtree(out / ".locks", ignore_errors=True)
     return before
@@ -266,12 +264,10 @@ def finish_set(out: Path, plans: list[ShardPlan], facts: dict[str, Any]) -> Shar
     if splits["train"].documents == 0:
         raise InputError("no document is left for training: every text is empty or went to validation")
     if splits["validation"].documents == 0 and facts["options"].validation_fraction > 0:
-        console.err.print(
-            f"no document fell into validation ({splits['train'].documents} in all): give validation sources or a "
-            "higher fraction; documents without an id are drawn by the name of their file: have .txt files split into "
-            "paragraphs, or give files of one name names of their own",
-            markup=False,
-        )
+        remedy = "give validation sources or a higher fraction; documents without an id are drawn by the name of their"
+        remedy += " file: have .txt files split into paragraphs, or give files of one name names of their own"
+        count = splits["train"].documents
+        console.err.print(f"no document fell into validation ({count} in all): {remedy}", markup=False)
     if splits["validation"].documents == 0 and any(plan.split == "validation" for plan in plans):
         raise InputError("the validation sources hold no text: name others, or leave them out")
     manifest = ShardManifest(

@@ -29,7 +29,7 @@ from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, choose_backend, lay_out
 from biphase.encoder.network import load_backbone
 from biphase.encoder.packed import PaddedBackbone, packed_hidden
-from biphase.errors import InputError, first_line
+from biphase.errors import InputError, told_as
 from biphase.export.model import close_texts, set_direction, write_sentence_transformer
 from biphase.files import content_hash, file_hash, own_folder, write_json, write_text
 from biphase.finetuning.cells import find_folder, hash_model
@@ -301,10 +301,8 @@ def load_embedder(name: str) -> SentenceTransformer:
         return make_embedder(name, None, "mean")
     for pickled in sorted(folder.glob("[0-9]*/pytorch_model*.bin")):  # of modules such as `2_Dense`
         refuse_pickles(pickled.parent)
-    try:
+    with told_as(f"{name} is no embedding model that can be loaded"):
         plain = SentenceTransformer(str(folder), trust_remote_code=False, model_kwargs={"dtype": torch.float32})
-    except (OSError, ValueError) as error:
-        raise InputError(f"{name} is no embedding model that can be loaded ({first_line(error)})") from None
     first: Any = plain[0]
     if type(first) is not Transformer or first.do_lower_case or not (folder / "config.json").exists():
         return plain

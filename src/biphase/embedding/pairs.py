@@ -84,9 +84,8 @@ def to_arrow(
 
 def read_pairs(source: PairSource, seed: int) -> Pairs:
     """All rows of a source. Raises `InputError` naming file and line for what is no pair of texts."""
-    if source.from_text is not None:
-        return pairs_from_text(source, source.from_text, seed)
-    assert source.path is not None
+    if source.path is None:
+        return pairs_from_text(source, str(source.from_text), seed)
     rows, columns, is_scored = open_pairs(source)
     if not source.columns:
         console.err.print(f"{source.path}: pairs are its columns {', '.join(columns)}", markup=False)
@@ -178,9 +177,8 @@ def check_rows(rows: Iterable[PlacedRow], columns: Sequence[str], is_scored: boo
 def hash_pairs(source: PairSource) -> str:
     """Return the hash of what a source holds, which is `Pairs.hash` where it was read: of a file, of all files of a
     folder, or of the newest commit of a hub data set."""
-    if source.from_text is not None:
-        return hash_text(source.from_text, find_text_sources([source.from_text]))
-    assert source.path is not None
+    if source.path is None:
+        return hash_text(str(source.from_text), find_text_sources([str(source.from_text)]))
     path = Path(source.path).expanduser()
     if path.is_dir():
         return hash_folder(path, [file for file in path.rglob("*") if file.is_file()])

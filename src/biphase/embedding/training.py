@@ -59,11 +59,7 @@ def load_teacher(stage: EmbeddingStage, width: int) -> SentenceTransformer | Non
     """The stage's teacher. Raises `InputError` where it cannot be loaded, or has another dimension than the student."""
     if stage.teacher is None:
         return None
-    try:
-        teacher = open_teacher(stage.teacher, hash_embedder(stage.teacher))
-    except (OSError, ValueError) as error:
-        message = f"teacher {stage.teacher} cannot be loaded ({first_line(error)})"
-        raise InputError(f"stage {stage.name}: {message}") from None
+    teacher = open_teacher(stage.teacher, hash_embedder(stage.teacher))
     dimension = teacher.get_embedding_dimension()
     if dimension != width and not stage.projection:
         message = f"teacher {stage.teacher} has {dimension} dimensions, the model {width}"
