@@ -45,7 +45,7 @@ from biphase.encoder.proofs import FailedProofError
 from biphase.errors import InputError
 from biphase.export.model import check_export, close_texts, export_checkpoint, set_direction
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import CellContext, encode_texts, pack
+from biphase.finetuning.encoding import CellContext, pack
 from biphase.finetuning.heads import Embedder, Encoder, load_encoder
 from biphase.pretraining.loop import train
 from biphase.recipe import Recipe
@@ -193,7 +193,7 @@ TEXTS = ["Glinda sat in her palace.", "", "Tip, who was a strong and sturdy lad,
 def embeddings_by_us(run: str) -> torch.Tensor:
     """As evaluation reads texts and pools them."""
     encoder = load_encoder(run)
-    texts = encode_texts(encoder.tokenizer, TEXTS, max_length=encoder.max_length)
+    texts = encoder.tokenizer.encode_texts(TEXTS, max_length=encoder.max_length)
     cell = CellContext(task_table()["squad_retrieval"], FinetuneConfig(), torch.device("cpu"), torch.float32)
     with torch.no_grad():
         return Embedder(encoder.backbone)(pack(texts, np.arange(len(TEXTS)), cell))

@@ -4,12 +4,9 @@ import torch
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF
 from biphase.finetuning.encoding import (
     TokenizedTexts,
-    bounds_of_lengths,
-    evaluation_batches,
     pack,
-    predict_samples,
-    predict_tokens,
     split_by_tokens,
+    to_bounds,
     training_order,
 )
 
@@ -19,9 +16,7 @@ CELL = make_cell("snli", microbatch_tokens=100)
 
 
 def texts_of(lengths: list[int]) -> TokenizedTexts:
-    return TokenizedTexts(
-        np.arange(sum(lengths), dtype=np.int32), bounds_of_lengths(lengths), np.zeros(0, dtype=np.int64)
-    )
+    return TokenizedTexts(np.arange(sum(lengths), dtype=np.int32), to_bounds(lengths), np.zeros(0, dtype=np.int64))
 
 
 def test_batch_is_its_samples() -> None:
@@ -54,7 +49,7 @@ def test_evaluation_sees_each_sample_once_within_the_budget() -> None:
         def forward(self, batch):
             return torch.tensor(len(batch.tokens_T))
 
-    found = [(batch, int(size)) for batch, size in evaluation_batches(Sizes(), texts, chosen, CELL)]
+    found = [(batch, int(size)) for batch, size in texts.outputs(Sizes(), chosen, CELL)]
     assert found[0][0].samples.tolist() == [17]
     assert sorted(np.concatenate([batch.samples for batch, _ in found])) == sorted(chosen)
     assert all(size <= 100 for _, size in found[1:])
@@ -72,8 +67,8 @@ def test_outputs_stand_where_their_samples_and_tokens_do() -> None:
         def forward(self, batch):
             return batch.tokens_T[batch.layout.bounds_S1[:-1].long()][:, None].float()
 
-    assert predict_tokens(Tokens(), texts, 1, CELL)[:, 0].tolist() == texts.tokens_T.tolist()
-    assert predict_samples(Firsts(), texts, 1, CELL)[:, 0].tolist() == texts.bounds_S1[:-1].tolist()
+    assert texts.predict_tokens(Tokens(), 1, CELL)[:, 0].tolist() == texts.tokens_T.tolist()
+    assert texts.predict_samples(Firsts(), 1, CELL)[:, 0].tolist() == texts.bounds_S1[:-1].tolist()
 
 
 def test_cut_fills_parts() -> None:

@@ -3,7 +3,7 @@ import copy
 import numpy as np
 import pytest
 
-from biphase.finetuning.encoding import HashedTokenizer, cut_longest, encode_filled, encode_texts, tokenize
+from biphase.finetuning.encoding import HashedTokenizer, cut_longest
 from biphase.finetuning.heads import Encoder
 from biphase.tasks.examples import LabelledText, fill_row
 from biphase.tasks.spec import Task
@@ -19,7 +19,7 @@ def fill_template(template: str, row: dict[str, str]) -> tuple[str, tuple[tuple[
 
 
 def test_texts_end_with_eos_and_decode_to_themselves(encoder: Encoder) -> None:
-    texts = encode_texts(encoder.tokenizer, TEXTS, 100)
+    texts = encoder.tokenizer.encode_texts(TEXTS, 100)
     tokenizer = encoder.tokenizer.pretrained
     assert texts.num_samples == 4 and len(texts.truncated) == 0
     for number, text in enumerate(TEXTS):
@@ -30,7 +30,7 @@ def test_texts_end_with_eos_and_decode_to_themselves(encoder: Encoder) -> None:
 
 
 def test_long_texts_are_cut_and_named(encoder: Encoder) -> None:
-    whole, cut = encode_texts(encoder.tokenizer, TEXTS, 100), encode_texts(encoder.tokenizer, TEXTS, 6)
+    whole, cut = encoder.tokenizer.encode_texts(TEXTS, 100), encoder.tokenizer.encode_texts(TEXTS, 6)
     assert cut.lengths_S.tolist() == np.minimum(whole.lengths_S, 6).tolist()
     assert cut.truncated.tolist() == np.flatnonzero(whole.lengths_S > 6).tolist() == [1, 3]
     assert cut.tokens_T[cut.bounds_S1[1:] - 1].tolist() == [encoder.tokenizer.closing] * 4
@@ -43,8 +43,8 @@ def test_a_classification_token_opens_inputs(encoder: Encoder) -> None:
         cls_token_id, sep_token_id, eos_token_id = 7, 8, 9
         backend_tokenizer = encoder.tokenizer.pretrained.backend_tokenizer
 
-    texts = encode_texts(HashedTokenizer("", Bert()), ["the dog", ""], 100)
-    plain = encode_texts(encoder.tokenizer, ["the dog", ""], 100)
+    texts = HashedTokenizer("", Bert()).encode_texts(["the dog", ""], 100)
+    plain = encoder.tokenizer.encode_texts(["the dog", ""], 100)
     first = texts.tokens_T[: texts.bounds_S1[1]]
     assert first[0] == 7 and first[-1] == 8
     assert (first[1:-1] == plain.tokens_T[: plain.bounds_S1[1] - 1]).all()
@@ -53,7 +53,7 @@ def test_a_classification_token_opens_inputs(encoder: Encoder) -> None:
 
 def test_spans_are_characters(encoder: Encoder) -> None:
     text = "naïve 🤖 dogs"
-    [(ids, spans)] = tokenize(encoder.tokenizer, [text], with_spans=True)
+    [(ids, spans)] = encoder.tokenizer.tokenize([text], with_spans=True)
     assert len(spans) == len(ids)
     assert spans[:, 1].max() == len(text)
     assert spans[-1].tolist()[1] == len(text)
@@ -71,7 +71,7 @@ def test_the_longer_text_of_a_pair_is_cut_as_transformers_does(
     wanted = theirs(
         texts["first"], texts["second"], truncation="longest_first", max_length=room, add_special_tokens=False
     )["input_ids"]
-    encoded = encode_filled(encoder.tokenizer, [LabelledText("", text, 0, columns)], room + 1)
+    encoded = encoder.tokenizer.encode_filled([LabelledText("", text, 0, columns)], room + 1)
     assert encoded.tokens_T[:-1].tolist() == wanted
     whole = theirs(texts["first"], texts["second"], truncation=False, add_special_tokens=False)["input_ids"]
     assert encoded.truncated.tolist() == [0] * (len(whole) > room)
@@ -83,7 +83,7 @@ def test_both_hypotheses_of_a_long_premise_are_seen(encoder: Encoder) -> None:
     pairs = [{"premise": "the dog sees a cat " * 60, "hypothesis": hypothesis} for hypothesis in said]
     filled = [fill_template(template, pair) for pair in pairs]
     examples = [LabelledText("", text, 0, columns) for text, columns in filled]
-    encoded = encode_filled(encoder.tokenizer, examples, 64)
+    encoded = encoder.tokenizer.encode_filled(examples, 64)
     first, second = (encoded.tokens_T[a:b] for a, b in zip(encoded.bounds_S1, encoded.bounds_S1[1:], strict=False))
     assert len(first) == len(second) == 64 and encoded.truncated.tolist() == [0, 1]
     for sample, pair in zip((first, second), pairs, strict=True):

@@ -1,6 +1,5 @@
 import itertools
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from .conftest import make_cell
 Dirs = dict[str, Path]
 
 
-def load_for(encoder: Encoder, task: str, data_dirs: Dirs, **settings: object) -> EncodedTask[Any]:
+def load_for(encoder: Encoder, task: str, data_dirs: Dirs, **settings: object) -> EncodedTask:
     cell = make_cell(task, **settings)
     return load_encoded(find_task_sources(task, data_dirs)[0], encoder.tokenizer, cell.config)
 

@@ -18,13 +18,12 @@ from biphase.finetuning.cells import find_task_sources, identify, plan_cell, pla
 from biphase.finetuning.config import EVALUATED_SPLITS, PROTOCOL, FinetuneConfig
 from biphase.finetuning.encoding import CellContext, EncodedTask
 from biphase.finetuning.fit import (
-    build_network,
     finetuning_rate,
     fit_cells,
     load_encoded,
     train_network,
 )
-from biphase.finetuning.heads import Encoder, load_encoder
+from biphase.finetuning.heads import Encoder, build_network, load_encoder
 from biphase.finetuning.scores import Score, read_examples, read_score
 from biphase.tasks.spec import METRICS, find_task, task_table
 from biphase.tasks.splits import draw_indices
@@ -35,7 +34,7 @@ ONE_PER_FAMILY = ("snli", "wnut17", "squad_v2", "squad_retrieval")
 Dirs = dict[str, Path]
 
 
-def encoded_for(encoder: Encoder, cell: CellContext, data_dirs: Dirs) -> EncodedTask[Any]:
+def encoded_for(encoder: Encoder, cell: CellContext, data_dirs: Dirs) -> EncodedTask:
     return load_encoded(find_task_sources(cell.task.name, data_dirs)[0], encoder.tokenizer, cell.config)
 
 

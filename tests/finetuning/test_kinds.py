@@ -15,8 +15,8 @@ import yaml
 from biphase.errors import InputError
 from biphase.finetuning.config import FinetuneConfig, settle_config
 from biphase.finetuning.encoding import CellContext
-from biphase.finetuning.fit import build_network, encode_source
-from biphase.finetuning.heads import Encoder
+from biphase.finetuning.fit import encode_source
+from biphase.finetuning.heads import Encoder, build_network
 from biphase.finetuning.scores import Score, read_examples
 from biphase.tasks.examples import label_number, load_examples
 from biphase.tasks.sources import find_source

@@ -314,7 +314,7 @@ def test_what_predicts_nothing_is_refused(model_folder: Path, data_dirs: dict[st
     with pytest.raises(InputError, match="has no head that predicts; fine-tune it with"):
         find_kept(str(model_folder), file)
     kept, _, _ = fit_and_keep("squad_retrieval", model_folder, data_dirs["squad_retrieval"], tmp_path)
-    with pytest.raises(InputError, match="gives embeddings, not predictions: ask it with `biphase search"):
+    with pytest.raises(InputError, match="gives embeddings: ask it with `biphase search"):
         find_kept(str(kept), file)
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from biphase.errors import InputError
 from biphase.finetuning import fit
-from biphase.finetuning.metrics import macro_f1, micro_f1
-from biphase.finetuning.scores import ExampleScores, KeptExamples, is_one_for_all, linearize, read_examples, read_score
+from biphase.finetuning.metrics import is_one_for_all, macro_f1, micro_f1
+from biphase.finetuning.scores import ExampleScores, KeptExamples, linearize, read_examples, read_score
 
 
 def test_shares_are_their_own_contributions() -> None:

@@ -14,11 +14,10 @@ from sklearn.linear_model import LogisticRegression
 
 from biphase.config import parse_config
 from biphase.errors import InputError
-from biphase.finetuning import fit as fit_module
 from biphase.finetuning import heads as probe
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.fit import build_network, encode_source, train_network
-from biphase.finetuning.heads import Encoder
+from biphase.finetuning.fit import encode_source, train_network
+from biphase.finetuning.heads import Encoder, build_network
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import task_table
 from biphase.tasks.splits import draw_shots
@@ -71,11 +70,11 @@ def test_features_are_made_once_and_give_what_the_frozen_encoder_gives(
     probe.kept.clear()
     alone = fit(cell.config)
     with monkeypatch.context() as patch:
-        patch.setattr(probe, "evaluation_batches", lambda *_: pytest.fail("encoded again"))
+        patch.setattr(probe, "packed_hidden", lambda *_: pytest.fail("encoded again"))
         fit(cell.config.model_copy(update={"learning_rate": 0.01, "seed": 1}))
         again = fit(cell.config)
     assert again.metrics == alone.metrics and again.final_loss == alone.final_loss
-    monkeypatch.setattr(fit_module, "can_look_up", lambda _: False)
+    monkeypatch.setattr(probe, "can_look_up", lambda _: False)
     slow = fit(cell.config)
     assert slow.final_loss == pytest.approx(alone.final_loss, rel=1e-4)
     assert slow.metrics["test"] == pytest.approx(alone.metrics["test"], abs=0.1)

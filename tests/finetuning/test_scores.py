@@ -10,8 +10,8 @@ from biphase.errors import InputError
 from biphase.files import write_hashed
 from biphase.finetuning.choosing import choose_for_each_seed, choose_rate, find_missing, find_scored_model, select_rate
 from biphase.finetuning.config import PROTOCOL
-from biphase.finetuning.metrics import macro_f1, micro_f1
-from biphase.finetuning.scores import count_tags, read_examples, read_score, read_scores, show_rate
+from biphase.finetuning.metrics import count_tags, macro_f1, micro_f1
+from biphase.finetuning.scores import read_examples, read_score, read_scores, show_rate
 from biphase.report.verdicts import summarize
 
 WriteCell = Callable[..., Path]

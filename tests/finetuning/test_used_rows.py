@@ -11,8 +11,8 @@ from transformers import AutoModel, Gemma3TextConfig
 from biphase.finetuning import fit
 from biphase.finetuning.cells import find_task_sources
 from biphase.finetuning.encoding import TokenizedTexts
-from biphase.finetuning.fit import build_network, load_encoded, train_network
-from biphase.finetuning.heads import Encoder, UsedEmbedding, copy_backbone, is_table
+from biphase.finetuning.fit import load_encoded, train_network
+from biphase.finetuning.heads import Encoder, UsedEmbedding, build_network, copy_backbone, is_table
 
 from .conftest import fit_cell, make_cell, predict_split
 

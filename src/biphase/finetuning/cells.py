@@ -14,15 +14,7 @@ from typing import Any
 
 from biphase.corpus.tokenizer import TOKENIZER_FILES
 from biphase.errors import InputError
-from biphase.files import (
-    MARK,
-    content_hash,
-    hash_stamped,
-    read_hashed,
-    read_json_as,
-    refuse_changed,
-    refuse_damaged,
-)
+from biphase.files import MARK, content_hash, hash_stamped, read_hashed, read_json_as, refuse_changed, refuse_damaged
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
 from biphase.flops import AFTER_PADDING, count_positions
 from biphase.hub import INDEX, fetch_model, refuse_pickles

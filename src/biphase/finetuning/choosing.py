@@ -140,9 +140,8 @@ def find_scored_model(scores: ScoreSet, name: str) -> str:
         return models[0]
     if models:
         raise InputError(f"'{name}' could be any of {', '.join(map(repr, models))}; give the whole name")
-    raise InputError(
-        f"no scores of a model '{name}'{nearest(wanted, {*scores.models, *map(short_name, scores.models)})}"
-    )
+    names = {*scores.models, *map(short_name, scores.models)}
+    raise InputError(f"no scores of a model '{name}'{nearest(wanted, names)}")
 
 
 def choose_rate(validation: Mapping[float, Sequence[float | None]]) -> float:

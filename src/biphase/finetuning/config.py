@@ -120,9 +120,7 @@ def settle_config(config: FinetuneConfig, task: Task, max_length: int) -> Finetu
     `models.ModelFingerprint`). Where a cell runs and what `auto` means there are left as they are.
     """
     if config.frozen and task.family == "retrieval":
-        raise InputError(
-            f"frozen: {task.name} has no head to train; the task zero-shot:FOLDER scores embeddings as they are"
-        )
+        raise InputError(f"frozen: {task.name} has no head to train; zero-shot:FOLDER scores embeddings as they are")
     matters = {*FAMILY_SETTINGS.get(task.family, ())}
     if task.family == "question_answering":
         matters |= {*QA_HEAD_SETTINGS[config.qa_head]}

@@ -9,10 +9,11 @@ Letters: T tokens, S samples, U tokens in use.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from biphase.device import to_device
@@ -49,6 +50,51 @@ class HashedTokenizer:
         """How many tokens of a text fit into an input of `max_length` tokens."""
         return max_length - len(self.opening) - 1
 
+    def tokenize(self, texts: Sequence[str], *, with_spans: bool = False) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The tokens of each text, in order, neither opened nor closed nor cut.
+
+        With each comes where its tokens begin and end, [T, 2], in characters; nothing is in there without `with_spans`.
+        """
+        backend = Tokenizer.from_str(self.pretrained.backend_tokenizer.to_str())
+        backend.no_padding()
+        backend.no_truncation()
+        backend.encode_special_tokens = True
+        encode = backend.encode_batch if with_spans else backend.encode_batch_fast
+        for begin in range(0, len(texts), TEXTS_PER_CALL):
+            for encoding in encode(texts[begin : begin + TEXTS_PER_CALL], add_special_tokens=False):
+                spans_T2 = np.array(encoding.offsets if with_spans else [], dtype=np.int32).reshape(-1, 2)
+                yield np.array(encoding.ids, dtype=np.int32), spans_T2
+
+    def concatenate(self, parts: Iterable[np.ndarray], max_length: int) -> "TokenizedTexts":
+        """Samples of at most `max_length` tokens, opened and closed, end to end."""
+        opening, closing = np.array(self.opening, np.int32), np.array([self.closing], np.int32)
+        room = self.room(max_length)
+        assert room >= 1
+        pieces, lengths, truncated = [], [], []
+        for number, ids in enumerate(parts):
+            if len(ids) > room:
+                truncated.append(number)
+            kept = ids[:room]
+            pieces += [opening, kept, closing]
+            lengths.append(len(opening) + len(kept) + len(closing))
+        tokens_T = np.concatenate([np.zeros(0, np.int32), *pieces])
+        return TokenizedTexts(tokens_T, to_bounds(lengths), np.array(truncated, dtype=np.int64))
+
+    def encode_texts(self, texts: Sequence[str], max_length: int) -> "TokenizedTexts":
+        return self.concatenate((ids for ids, _ in self.tokenize(texts)), max_length)
+
+    def encode_filled(self, examples: Sequence[LabelledText], max_length: int) -> "TokenizedTexts":
+        """Texts that may be made of several columns: of one that is too long, the longest columns are cut, as
+        transformers' `longest_first` does; what stands around them is kept."""
+        room = self.room(max_length)
+        parts = [ids for ids, _ in self.tokenize([example.text for example in examples])]
+        long = [number for number, ids in enumerate(parts) if len(ids) > room and len(examples[number].columns) > 1]
+        spans = self.tokenize([examples[number].text for number in long], with_spans=True)
+        for number, (ids, spans_T2) in zip(long, spans, strict=True):
+            parts[number] = ids[cut_longest(spans_T2, examples[number].columns, room)]
+        encoded = self.concatenate(parts, max_length)
+        return replace(encoded, truncated=np.union1d(encoded.truncated, np.array(long, dtype=np.int64)))
+
 
 @dataclass(frozen=True)
 class TokenizedTexts:
@@ -80,12 +126,34 @@ class TokenizedTexts:
         """How many tokens each of the given samples has."""
         return self.bounds_S1[samples + 1] - self.bounds_S1[samples]
 
-    def bounds_of(self, samples: np.ndarray) -> list[tuple[int, int]]:
-        """Where each of the given samples begins and ends in `tokens_T`."""
-        return list(zip(self.bounds_S1[samples].tolist(), self.bounds_S1[samples + 1].tolist(), strict=True))
-
     def count_tokens(self, samples: np.ndarray) -> int:
         return int(self.lengths_of(samples).sum())
+
+    def outputs(self, model: nn.Module, samples: np.ndarray, cell: "CellContext") -> Iterator[tuple["Batch", Tensor]]:
+        """The model's output for the given samples, longest first, batch by batch. Call under `torch.no_grad`."""
+        most = cell.config.microbatch_tokens
+        if cell.device.type == "cpu":
+            most = min(4096, most)  # what its caches hold
+        ordered = samples[np.argsort(-self.lengths_of(samples), kind="stable")]
+        for part in split_by_tokens(ordered, self.lengths_S, most):
+            batch = pack(self, part, cell)
+            with cell.autocast():
+                output = model(batch)
+            yield batch, output
+
+    def predict_samples(self, model: nn.Module, width: int, cell: "CellContext") -> np.ndarray:
+        """The model's outputs for each sample, [S, width], fp32. Call under `torch.no_grad`."""
+        outputs_SC = np.zeros((self.num_samples, width), dtype=np.float32)
+        for batch, output in self.outputs(model, np.arange(self.num_samples), cell):
+            outputs_SC[batch.samples] = output.cpu().numpy()
+        return outputs_SC
+
+    def predict_tokens(self, model: nn.Module, width: int, cell: "CellContext") -> np.ndarray:
+        """The model's outputs for each token, [T, width], fp32. Call under `torch.no_grad`."""
+        outputs_TC = np.zeros((len(self.tokens_T), width), dtype=np.float32)
+        for batch, output in self.outputs(model, np.arange(self.num_samples), cell):
+            outputs_TC[batch.indices_T] = output.cpu().numpy()
+        return outputs_TC
 
 
 @dataclass(frozen=True)
@@ -124,7 +192,7 @@ class EncodedSplit:
         raise NotImplementedError
 
     @classmethod
-    def encode_task(cls, data: Any, tokenizer: HashedTokenizer, config: FinetuneConfig) -> "EncodedTask[Any]":
+    def encode_task(cls, data: Any, tokenizer: HashedTokenizer, config: FinetuneConfig) -> "EncodedTask":
         """All splits of a task; a family that must see them together has its own."""
         splits = {name: cls.encode(data.task, data.splits[name], tokenizer, config) for name in TASK_SPLITS}
         return EncodedTask(splits, data.left_out)
@@ -132,6 +200,30 @@ class EncodedSplit:
     def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: "CellContext") -> Tensor:
         """The mean loss over some training items, and its gradient added to that of the parameters."""
         raise NotImplementedError
+
+    def backward(
+        self,
+        model: nn.Module,
+        items: np.ndarray,
+        cell: "CellContext",
+        loss_of: Callable[[Tensor, "Batch"], Tensor],
+        bounds_G1: np.ndarray | None = None,
+    ) -> Tensor:
+        """The sum of `loss_of` the output and the batch over microbatches that fit into memory, and its gradient.
+
+        Items are samples; with `bounds_G1`, numbers of groups that stay together: all samples between a group's bounds.
+        """
+        total = torch.zeros((), device=cell.device)
+        lengths = self.texts.lengths_S if bounds_G1 is None else np.diff(self.texts.bounds_S1[bounds_G1])
+        for part in split_by_tokens(items, lengths, cell.config.microbatch_tokens):
+            if bounds_G1 is not None:
+                part = np.concatenate([np.arange(bounds_G1[group], bounds_G1[group + 1]) for group in part])
+            with cell.autocast():
+                batch = pack(self.texts, part, cell)
+                loss = loss_of(model(batch), batch)
+            loss.backward()
+            total += loss.detach()
+        return total
 
     def predict(self, model: nn.Module, cell: "CellContext") -> Any:
         """The predictions for all examples. Called under `torch.no_grad`, with a model in evaluation mode."""
@@ -143,49 +235,13 @@ class EncodedSplit:
         raise NotImplementedError
 
 
-Split = TypeVar("Split", bound=EncodedSplit)
-
-
 @dataclass(frozen=True)
-class EncodedTask(Generic[Split]):
+class EncodedTask:
     """The splits of a task as token ids."""
 
-    splits: dict[TaskSplit, Split]
+    splits: dict[TaskSplit, Any]
     left_out: int
     """Rows of the data without a gold label."""
-
-
-def tokenize(
-    tokenizer: HashedTokenizer, texts: Sequence[str], *, with_spans: bool = False
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The tokens of each text, in order, neither opened nor closed nor cut.
-
-    With each comes where its tokens begin and end, [T, 2], in characters; nothing is in there without `with_spans`.
-    """
-    from tokenizers import Tokenizer
-
-    backend = Tokenizer.from_str(tokenizer.pretrained.backend_tokenizer.to_str())
-    backend.no_padding()
-    backend.no_truncation()
-    backend.encode_special_tokens = True
-    encode = backend.encode_batch if with_spans else backend.encode_batch_fast
-    for begin in range(0, len(texts), TEXTS_PER_CALL):
-        for encoding in encode(texts[begin : begin + TEXTS_PER_CALL], add_special_tokens=False):
-            spans_T2 = np.array(encoding.offsets if with_spans else [], dtype=np.int32).reshape(-1, 2)
-            yield np.array(encoding.ids, dtype=np.int32), spans_T2
-
-
-def encode_filled(tokenizer: HashedTokenizer, examples: Sequence[LabelledText], max_length: int) -> TokenizedTexts:
-    """Texts that may be made of several columns: of one that is too long, the longest columns are cut, as transformers'
-    `longest_first` does; what stands around them is kept."""
-    room = tokenizer.room(max_length)
-    parts = [ids for ids, _ in tokenize(tokenizer, [example.text for example in examples])]
-    long = [number for number, ids in enumerate(parts) if len(ids) > room and len(examples[number].columns) > 1]
-    spans = tokenize(tokenizer, [examples[number].text for number in long], with_spans=True)
-    for number, (ids, spans_T2) in zip(long, spans, strict=True):
-        parts[number] = ids[cut_longest(spans_T2, examples[number].columns, room)]
-    encoded = concatenate(tokenizer, parts, max_length)
-    return replace(encoded, truncated=np.union1d(encoded.truncated, np.array(long, dtype=np.int64)))
 
 
 def cut_longest(spans_T2: np.ndarray, columns: Sequence[tuple[int, int]], room: int) -> np.ndarray:
@@ -211,32 +267,12 @@ def share_room(lengths: Sequence[int], room: int) -> list[int]:
     return caps
 
 
-def concatenate(tokenizer: HashedTokenizer, parts: Iterable[np.ndarray], max_length: int) -> TokenizedTexts:
-    """Samples of at most `max_length` tokens, opened and closed, end to end."""
-    opening, closing = np.array(tokenizer.opening, np.int32), np.array([tokenizer.closing], np.int32)
-    room = tokenizer.room(max_length)
-    assert room >= 1
-    pieces, lengths, truncated = [], [], []
-    for number, ids in enumerate(parts):
-        if len(ids) > room:
-            truncated.append(number)
-        kept = ids[:room]
-        pieces += [opening, kept, closing]
-        lengths.append(len(opening) + len(kept) + len(closing))
-    tokens_T = np.concatenate([np.zeros(0, np.int32), *pieces])
-    return TokenizedTexts(tokens_T, bounds_of_lengths(lengths), np.array(truncated, dtype=np.int64))
-
-
-def encode_texts(tokenizer: HashedTokenizer, texts: Sequence[str], max_length: int) -> TokenizedTexts:
-    return concatenate(tokenizer, (ids for ids, _ in tokenize(tokenizer, texts)), max_length)
-
-
 def count_touched(bounds_G1: np.ndarray, samples: np.ndarray) -> int:
     """How many groups of neighbouring samples, between these bounds, hold one of the given samples."""
     return len(np.unique(np.searchsorted(bounds_G1, samples, side="right")))
 
 
-def bounds_of_lengths(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
+def to_bounds(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     """The bounds of parts laid end to end, int64, from 0: lengths 3, 2 give 0, 3, 5."""
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
@@ -253,6 +289,11 @@ class CellContext:
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
+
+    def on_device(self, targets: np.ndarray) -> Tensor:
+        """Targets as int64, or fp32 where they are fractions."""
+        kind = np.float32 if np.issubdtype(targets.dtype, np.floating) else np.int64
+        return to_device(np.ascontiguousarray(targets, dtype=kind), self.device)
 
 
 @dataclass(frozen=True)
@@ -277,7 +318,7 @@ def pack(texts: TokenizedTexts, samples: np.ndarray, cell: CellContext) -> Batch
     5 6 7 8 0 1 2.
     """
     lengths = texts.lengths_of(samples)
-    bounds = bounds_of_lengths(lengths)
+    bounds = to_bounds(lengths)
     positions_T = np.arange(bounds[-1]) - np.repeat(bounds[:-1], lengths)
     indices_T = np.repeat(texts.bounds_S1[samples], lengths) + positions_T
     backend = choose_backend(cell.device, cell.dtype)
@@ -292,12 +333,6 @@ def pack(texts: TokenizedTexts, samples: np.ndarray, cell: CellContext) -> Batch
     )
 
 
-def targets_on_device(targets: np.ndarray, cell: CellContext) -> Tensor:
-    """Targets as int64, or fp32 where they are fractions."""
-    kind = np.float32 if np.issubdtype(targets.dtype, np.floating) else np.int64
-    return to_device(np.ascontiguousarray(targets, dtype=kind), cell.device)
-
-
 def training_order(num_items: int, batch_size: int, num_steps: int, seed: int) -> Iterator[np.ndarray]:
     """The items of each step: every epoch a new seeded permutation, its last batch as short as it comes."""
     steps_per_epoch = -(-num_items // batch_size)
@@ -306,62 +341,6 @@ def training_order(num_items: int, batch_size: int, num_steps: int, seed: int) -
         if batch == 0:
             order = np.random.default_rng((seed, epoch)).permutation(num_items)
         yield order[batch * batch_size : (batch + 1) * batch_size]
-
-
-def backward_in_microbatches(
-    model: nn.Module,
-    texts: TokenizedTexts,
-    samples: np.ndarray,
-    cell: CellContext,
-    loss_of: Callable[[Tensor, Batch], Tensor],
-    bounds_G1: np.ndarray | None = None,
-) -> Tensor:
-    """The sum over microbatches that fit into memory of `loss_of` the model's output and the batch, and its gradient.
-
-    With `bounds_G1`, `samples` are numbers of groups that stay together: group g is all samples between its bounds.
-    """
-    total = torch.zeros((), device=cell.device)
-    lengths = texts.lengths_S if bounds_G1 is None else np.diff(texts.bounds_S1[bounds_G1])
-    for part in split_by_tokens(samples, lengths, cell.config.microbatch_tokens):
-        if bounds_G1 is not None:
-            part = np.concatenate([np.arange(bounds_G1[group], bounds_G1[group + 1]) for group in part])
-        with cell.autocast():
-            batch = pack(texts, part, cell)
-            loss = loss_of(model(batch), batch)
-        loss.backward()
-        total += loss.detach()
-    return total
-
-
-def evaluation_batches(
-    model: nn.Module, texts: TokenizedTexts, samples: np.ndarray, cell: CellContext
-) -> Iterator[tuple[Batch, Tensor]]:
-    """The model's output for the given samples, longest first, batch by batch. Call under `torch.no_grad`."""
-    most = cell.config.microbatch_tokens
-    if cell.device.type == "cpu":
-        most = min(4096, most)  # what its caches hold
-    ordered = samples[np.argsort(-texts.lengths_of(samples), kind="stable")]
-    for part in split_by_tokens(ordered, texts.lengths_S, most):
-        batch = pack(texts, part, cell)
-        with cell.autocast():
-            output = model(batch)
-        yield batch, output
-
-
-def predict_samples(model: nn.Module, texts: TokenizedTexts, width: int, cell: CellContext) -> np.ndarray:
-    """The model's outputs for each sample of the texts, [S, width], fp32. Call under `torch.no_grad`."""
-    outputs_SC = np.zeros((texts.num_samples, width), dtype=np.float32)
-    for batch, output in evaluation_batches(model, texts, np.arange(texts.num_samples), cell):
-        outputs_SC[batch.samples] = output.cpu().numpy()
-    return outputs_SC
-
-
-def predict_tokens(model: nn.Module, texts: TokenizedTexts, width: int, cell: CellContext) -> np.ndarray:
-    """The model's outputs for each token of the texts, [T, width], fp32. Call under `torch.no_grad`."""
-    outputs_TC = np.zeros((len(texts.tokens_T), width), dtype=np.float32)
-    for batch, output in evaluation_batches(model, texts, np.arange(texts.num_samples), cell):
-        outputs_TC[batch.indices_T] = output.cpu().numpy()
-    return outputs_TC
 
 
 def split_by_tokens(samples: np.ndarray, lengths_S: np.ndarray, most_tokens: int) -> list[np.ndarray]:

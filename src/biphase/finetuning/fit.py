@@ -47,16 +47,9 @@ from biphase.finetuning.cells import CellPlan
 from biphase.finetuning.config import ENCODING_SETTINGS, EVALUATED_SPLITS, PROTOCOL, FinetuneConfig
 from biphase.finetuning.encoding import CellContext, EncodedSplit, EncodedTask, HashedTokenizer, training_order
 from biphase.finetuning.families import kind_of_splits
-from biphase.finetuning.heads import (
-    Encoder,
-    FrozenFeatures,
-    add_head,
-    can_look_up,
-    check_length,
-    copy_backbone,
-    open_encoder,
-)
+from biphase.finetuning.heads import Encoder, build_network, check_length, open_encoder
 from biphase.finetuning.keep import check_keepable, keep_network
+from biphase.finetuning.metrics import Rows
 from biphase.finetuning.scores import Score, measure_examples, read_score, save_examples
 from biphase.tasks.examples import Collection, TaskData, count_shared, input_of, limit_evaluation, load_examples
 from biphase.tasks.sources import TaskSource
@@ -70,7 +63,7 @@ are kept in another form."""
 NO_ARRAYS = "json"
 """The array that holds, as JSON, what is none: a header of safetensors ends at 100 MB."""
 
-encodings: dict[Path, EncodedTask[Any]] = {}
+encodings: dict[Path, EncodedTask] = {}
 """The tasks that were asked for last."""
 NUM_ENCODINGS = 8
 
@@ -81,7 +74,7 @@ def cache_folder() -> Path:
     return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "biphase"
 
 
-def load_encoded(source: TaskSource, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask[Any]:
+def load_encoded(source: TaskSource, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask:
     """The examples of a source as token ids, from the disk; made first where they are not there.
 
     They are kept in the `cache_folder`. It is safe to delete.
@@ -103,7 +96,7 @@ def load_encoded(source: TaskSource, tokenizer: HashedTokenizer, config: Finetun
     return encodings[path]
 
 
-def encode_source(source: TaskSource, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask[Any]:
+def encode_source(source: TaskSource, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask:
     """The examples of a source as token ids. Tells what training and scores will not see, or see twice."""
     task, data = source.task, load_data(source, config)
     for split, number in count_shared(data).items():
@@ -124,7 +117,7 @@ def load_data(source: TaskSource, config: FinetuneConfig) -> TaskData[Any] | Col
     return data if config.max_eval_examples is None else limit_evaluation(data, config.max_eval_examples)
 
 
-def save_encoded(path: Path, encoded: EncodedTask[Any]) -> None:
+def save_encoded(path: Path, encoded: EncodedTask) -> None:
     """Write one file. What several splits share (the documents of a retrieval) is written once."""
     arrays: dict[str, np.ndarray] = {}
     values: dict[str, Any] = {}
@@ -157,7 +150,7 @@ def leaves_of(record: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{item.name}", value
 
 
-def read_encoded(path: Path, kind: Any) -> EncodedTask[Any]:
+def read_encoded(path: Path, kind: Any) -> EncodedTask:
     """Read splits of a kind that `save_encoded` wrote; arrays are mapped from the disk, read-only."""
     leaves: dict[str, Any] = {}
     for name, tensor in load_file(path).items():  # torch's: numpy's would copy the file into memory
@@ -195,22 +188,7 @@ class TrainingResult:
         return float(np.mean(tail)) if self.diverged_at is None else None
 
 
-def build_network(encoder: Encoder, cell: CellContext, tasks: Sequence[EncodedTask[Any]]) -> nn.Module:
-    """A copy of the encoder for the texts of some tasks (none: for any text), or its features, with a new head.
-
-    Random weights come from torch's generator.
-    """
-    if can_look_up(cell):
-        return add_head(FrozenFeatures(encoder, cell), cell)
-    splits = [split for encoded in tasks for split in encoded.splits.values()]
-    texts = [texts for split in splits for texts in split.all_texts]
-    network: Any = add_head(copy_backbone(encoder.backbone, texts, cell.config.weights), cell)
-    if cell.config.frozen:
-        network.backbone.requires_grad_(False)
-    return network.to(torch.bfloat16) if cell.config.weight_dtype == "bf16" else network
-
-
-def train_network(network: nn.Module, encoded: EncodedTask[Any], cell: CellContext) -> TrainingResult:
+def train_network(network: nn.Module, encoded: EncodedTask, cell: CellContext) -> TrainingResult:
     """Update `network` in place. Stops early only when a loss or a gradient is not finite."""
     # 1. What is trained on, and for how long.
     config, split = cell.config, encoded.splits["train"]
@@ -290,17 +268,17 @@ def append_losses(losses: list[float], unseen: Sequence[Tensor]) -> int | None:
 
 def evaluate_cell(
     network: nn.Module,
-    encoded: EncodedTask[Any],
+    encoded: EncodedTask,
     training: TrainingResult,
     plan: CellPlan,
     cell: CellContext,
     encoder: Encoder,
-) -> tuple[Score, dict[str, list[dict[str, Any]]]]:
+) -> tuple[Score, dict[str, Rows]]:
     """Predict validation and test of one task, unless training diverged, and say how good that is; with the rows of the
     predictions of each split."""
     splits, started = encoded.splits, time.perf_counter()
     metrics: dict[str, dict[str, float]] = {}
-    rows: dict[str, list[dict[str, Any]]] = {}
+    rows: dict[str, Rows] = {}
     network.eval()
     for name in EVALUATED_SPLITS if training.diverged_at is None else ():
         with torch.no_grad():
@@ -371,7 +349,7 @@ def fit_cells(
     return [read_score(plan.folder(out)) for plan in plans]
 
 
-def add_inputs(predictions: Mapping[str, list[dict[str, Any]]], data: TaskData[Any] | Collection) -> None:
+def add_inputs(predictions: Mapping[str, Rows], data: TaskData[Any] | Collection) -> None:
     """Add to the rows of the predictions what the network saw of each example."""
     for split in EVALUATED_SPLITS if predictions else ():
         if isinstance(data, Collection):
@@ -382,9 +360,7 @@ def add_inputs(predictions: Mapping[str, list[dict[str, Any]]], data: TaskData[A
             row["input"] = text
 
 
-def write_cell(
-    folder: Path, score: Score, losses: Sequence[float], predictions: Mapping[str, Sequence[dict[str, Any]]]
-) -> None:
+def write_cell(folder: Path, score: Score, losses: Sequence[float], predictions: Mapping[str, Rows]) -> None:
     """A cell's folder, whole or not at all."""
     with whole_folder(folder) as part:
         hashes = {}
@@ -399,7 +375,7 @@ def write_cell(
 
 def run_cells(
     model: str, plans: Sequence[CellPlan], label: str | None = None, keep: Path | None = None
-) -> Iterator[tuple[Score, list[float], dict[str, list[dict[str, Any]]]]]:
+) -> Iterator[tuple[Score, list[float], dict[str, Rows]]]:
     """Train once, then evaluate each task: its score, the losses, the rows of the predictions of each split."""
     source, config = plans[0].train, plans[0].config
     assert all(plan.train.hash == source.hash for plan in plans), "these tasks do not share a training"

@@ -20,7 +20,6 @@ from biphase.files import read_json_as, refuse_filled
 from biphase.finetuning.cells import (
     CellPlan,
     DataDirs,
-    ModelFingerprint,
     find_task_sources,
     identify,
     plan_cell,
@@ -79,27 +78,21 @@ def plan_grid(grid: Grid) -> list[SharedTraining]:
     for rate in grid.learning_rates:
         if not 0 < rate < math.inf:
             raise InputError(f"learning rate {rate} must be above 0 and finite")
-    models: dict[str, ModelFingerprint] = {}
-    for model in grid.models:
-        models[model] = identity = identify(model)
-        twin = next((other for other in models if other != model and models[other].hash == identity.hash), None)
-        if twin is not None:
+    models = {model: identify(model) for model in grid.models}
+    names_by_hash: dict[str, str] = {}
+    for model, identity in models.items():
+        twin = names_by_hash.setdefault(identity.hash, model)
+        if twin != model:
             raise InputError(f"{twin} and {model} are the same model under two names")
     sources = {task: find_task_sources(task, grid.data_dirs) for task in grid.tasks}
-    groups: dict[str, list[str]] = {}
-    for task in grid.tasks:
-        groups.setdefault(sources[task][0].hash, []).append(task)
-    base, configs, trainings = resolve_precision(grid.config), [], []
-    for rate, seed in product(grid.learning_rates, grid.seeds):
-        configs.append(base.model_copy(update={"learning_rate": rate, "seed": seed}))
+    base, trainings = resolve_precision(grid.config), []
     for model, identity in models.items():
-        for tasks in groups.values():
-            for config in configs:
-                shared: dict[FinetuneConfig, list[CellPlan]] = {}  # tasks of one training may settle differently
-                for task in tasks:
-                    cell = plan_cell(identity, *sources[task], config)
-                    shared.setdefault(cell.config, []).append(cell)
-                trainings += [SharedTraining(model, tuple(cells)) for cells in shared.values()]
+        shared: dict[tuple[str, FinetuneConfig], list[CellPlan]] = {}  # tasks of one training may settle differently
+        for task, rate, seed in product(grid.tasks, grid.learning_rates, grid.seeds):
+            config = base.model_copy(update={"learning_rate": rate, "seed": seed})
+            cell = plan_cell(identity, *sources[task], config)
+            shared.setdefault((cell.train.hash, cell.config), []).append(cell)
+        trainings += [SharedTraining(model, tuple(cells)) for cells in shared.values()]
     return trainings
 
 
@@ -108,8 +101,7 @@ def missing_trainings(trainings: Iterable[SharedTraining], out: Path) -> list[Sh
     missing = []
     for training in trainings:
         cells = tuple(cell for cell in training.cells if not cell.is_finished(out))
-        if cells:
-            missing.append(SharedTraining(training.model, cells))
+        missing += [SharedTraining(training.model, cells)] if cells else []
     return missing
 
 
@@ -133,11 +125,10 @@ def resolve_for(config: FinetuneConfig, engine: Engine) -> FinetuneConfig:
     """
     if engine.kind == "local" or config.precision != "auto":
         return resolve_precision(config)
-    unit = Unit("find out the precision", precision_unit, {"config": config.model_dump(mode="json")})
-    [outcome] = run_units([unit], engine)
+    [outcome] = run_units([Unit("find out the precision", resolve_precision, {"config": config})], engine)
     if outcome.error is not None:
         raise InputError(f"{outcome.name}: {outcome.error}")
-    return config.model_copy(update={"precision": outcome.value})
+    return FinetuneConfig.model_validate(outcome.value)
 
 
 def run_grid(grid: Grid, trainings: Sequence[SharedTraining], engine: Engine) -> list[Failure]:
@@ -152,11 +143,7 @@ def run_grid(grid: Grid, trainings: Sequence[SharedTraining], engine: Engine) ->
     for training in trainings:
         model, cells = training.model, training.cells
         trained_on = cells[0].train.task.name
-        shared = {
-            "model": model,
-            "config": training.config.model_dump(mode="json"),
-            "data_dirs": dict(grid.data_dirs),
-        }
+        shared = {"model": model, "config": training.config, "data_dirs": dict(grid.data_dirs)}
         tasks = [cell.task.name for cell in cells]
         encoded = tasks if cells[0].task.part_of else [trained_on, *tasks]
         needs = {f"encode {task} for {model}": named.get(task, task) for task in encoded}
@@ -167,7 +154,7 @@ def run_grid(grid: Grid, trainings: Sequence[SharedTraining], engine: Engine) ->
             Unit(
                 training.name,
                 fit_unit,
-                shared | {"label": model, "tasks": [named[task] for task in tasks], "out": grid.out},
+                shared | {"tasks": [named[task] for task in tasks], "out": grid.out},
                 affinity=f"{model} {trained_on}",
                 needs=tuple(needs),
                 kind=trained_on,
@@ -196,27 +183,21 @@ def estimate_seconds(trainings: Sequence[SharedTraining], finished: Iterable[Sco
 # What a worker does. PyTorch is loaded there only
 
 
-def precision_unit(config: dict[str, Any]) -> str:
-    return resolve_precision(FinetuneConfig.model_validate(config)).precision
-
-
-def encode_unit(model: str, task: str, config: dict[str, Any], data_dirs: DataDirs) -> list[str]:
+def encode_unit(model: str, task: str, config: FinetuneConfig, data_dirs: DataDirs) -> list[str]:
     from biphase.finetuning.fit import load_encoded
     from biphase.finetuning.heads import check_length, load_encoder
 
-    encoder, settings = load_encoder(model), FinetuneConfig.model_validate(config)
-    check_length(encoder, settings)
-    load_encoded(find_task_sources(task, data_dirs)[1], encoder.tokenizer, settings)
+    encoder = load_encoder(model)
+    check_length(encoder, config)
+    load_encoded(find_task_sources(task, data_dirs)[1], encoder.tokenizer, config)
     return []
 
 
-def fit_unit(
-    model: str, label: str, tasks: list[str], config: dict[str, Any], out: Path, data_dirs: DataDirs
-) -> list[str]:
+def fit_unit(model: str, tasks: list[str], config: FinetuneConfig, out: Path, data_dirs: DataDirs) -> list[str]:
     from biphase.finetuning.fit import fit_cells
 
-    plans = plan_cells(model, tasks, FinetuneConfig.model_validate(config), data_dirs)
-    return [score.headline() for score in fit_cells(model, plans, out, label)]
+    plans = plan_cells(model, tasks, config, data_dirs)
+    return [score.headline() for score in fit_cells(model, plans, out)]
 
 
 # What is kept of a grid: the best fine-tuned network of each model and task

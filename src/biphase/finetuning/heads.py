@@ -30,15 +30,7 @@ from biphase.encoder.packed import packed_hidden
 from biphase.errors import InputError
 from biphase.finetuning.cells import ModelFingerprint, identify
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import (
-    Batch,
-    CellContext,
-    HashedTokenizer,
-    TokenizedTexts,
-    encode_texts,
-    evaluation_batches,
-    predict_samples,
-)
+from biphase.finetuning.encoding import Batch, CellContext, EncodedTask, HashedTokenizer, TokenizedTexts
 from biphase.flops import count_positions
 from biphase.tasks.spec import Task
 
@@ -72,15 +64,11 @@ def open_encoder(name: str, model: ModelFingerprint) -> Encoder:
     pretrained = tokenizer.pretrained
     config: Any = backbone.config
     highest = max(number for token, number in pretrained.get_vocab().items() if token not in NEW_NAMES.values())
+    sizes = f"{name}: its tokenizer has {highest + 1:,} tokens, its network {config.vocab_size:,}"
     if max(highest, tokenizer.closing, *tokenizer.opening) >= config.vocab_size:
-        raise InputError(
-            f"{name}: its tokenizer has {highest + 1:,} tokens, its network only {config.vocab_size:,}; they do not "
-            "belong together"
-        )
+        raise InputError(f"{sizes}; they do not belong together")
     if config.vocab_size - highest > max(UNUSED_EMBEDDINGS, config.vocab_size // 20):
-        err.print(
-            f"{name}: its tokenizer has {highest + 1:,} tokens, its network {config.vocab_size:,}: is it its own?"
-        )
+        err.print(f"{sizes}: is it its own?")
     limit = count_positions(config, getattr(backbone, "first_position", None))
     return Encoder(name, model.hash, backbone, tokenizer, limit)
 
@@ -94,14 +82,11 @@ def check_length(encoder: Encoder, config: FinetuneConfig) -> None:
     """Raises `InputError` where special tokens leave no room for a question and its context, or positions run out."""
     if config.max_length > encoder.max_length:
         raise InputError(
-            f"max_length {config.max_length} is above the {encoder.max_length} tokens that {encoder.name} has "
-            f"positions for: give max_length={encoder.max_length}"
+            f"max_length {config.max_length}: {encoder.name} has positions for {encoder.max_length} tokens"
         )
     least = len(encoder.tokenizer.opening) + 1 + 2
     if config.max_length < least:
-        raise InputError(
-            f"max_length {config.max_length} leaves no room for text: {encoder.name} needs {least} or more"
-        )
+        raise InputError(f"max_length {config.max_length} leaves no room for text; give {least} or more")
 
 
 class UsedEmbedding(nn.Embedding):
@@ -143,9 +128,8 @@ def copy_backbone(
     embedding = backbone.get_input_embeddings()
     if not texts or not is_table(backbone, embedding):
         return copy.deepcopy(backbone)
-    pad_id = (
-        getattr(backbone.config, "pad_token_id", None) or 0
-    )  # networks without packing pad their batches themselves
+    # Networks without packing pad their batches themselves.
+    pad_id = getattr(backbone.config, "pad_token_id", None) or 0
     once = {id(part.tokens_T): part for part in texts}.values()  # splits may share their texts
     used_U = np.unique(np.concatenate([[pad_id], *(part.used_U for part in once)]))
     # What deepcopy takes for copied already, it does not copy: the whole embedding never exists twice.
@@ -316,18 +300,29 @@ class FrozenFeatures(nn.Module):
         while len(kept) > NUM_KEPT:
             del kept[next(iter(kept))]
         _, rows_of = kept[key]
-        for block in np.unique([sample // BLOCK for sample in batch.samples.tolist() if sample not in rows_of]):
-            self.make(batch.texts, int(block), rows_of)
-        return torch.cat([rows_of[sample] for sample in batch.samples.tolist()])
+        texts, samples = batch.texts, batch.samples.tolist()
+        for block in np.unique([sample // BLOCK for sample in samples if sample not in rows_of]).tolist():
+            neighbours = np.arange(block * BLOCK, min((block + 1) * BLOCK, texts.num_samples))
+            with torch.no_grad():
+                for part, output in texts.outputs(self.model, neighbours, self.cell):
+                    lengths = texts.lengths_of(part.samples).tolist() if self.is_of_tokens else 1
+                    rows_of.update(zip(part.samples.tolist(), output.float().split(lengths), strict=True))
+        return torch.cat([rows_of[sample] for sample in samples])
 
-    @torch.no_grad()
-    def make(self, texts: TokenizedTexts, block: int, rows_of: dict[int, Tensor]) -> None:
-        """Add the rows of a block of neighbours, whichever of them was asked for."""
-        samples = np.arange(block * BLOCK, min((block + 1) * BLOCK, texts.num_samples))
-        for batch, output in evaluation_batches(self.model, texts, samples, self.cell):
-            lengths = texts.lengths_of(batch.samples).tolist() if self.is_of_tokens else 1
-            rows = output.float().split(lengths)
-            rows_of.update(zip(batch.samples.tolist(), rows, strict=True))
+
+def build_network(encoder: Encoder, cell: CellContext, tasks: Sequence[EncodedTask]) -> nn.Module:
+    """A copy of the encoder for the texts of some tasks (none: for any text), or its features, with a new head.
+
+    Random weights come from torch's generator.
+    """
+    if can_look_up(cell):
+        return add_head(FrozenFeatures(encoder, cell), cell)
+    splits = [split for encoded in tasks for split in encoded.splits.values()]
+    texts = [texts for split in splits for texts in split.all_texts]
+    network: Any = add_head(copy_backbone(encoder.backbone, texts, cell.config.weights), cell)
+    if cell.config.frozen:
+        network.backbone.requires_grad_(False)
+    return network.to(torch.bfloat16) if cell.config.weight_dtype == "bf16" else network
 
 
 def can_look_up(cell: CellContext) -> bool:
@@ -336,13 +331,24 @@ def can_look_up(cell: CellContext) -> bool:
     return config.frozen and has_layer and config.weights == "pretrained" and config.weight_dtype == "fp32"
 
 
+def whole_backbone(backbone: Any, encoder: Encoder) -> Any:
+    """What a cell trained as a network for any text: with all rows of the embedding, or with the encoder itself."""
+    pretrained: Any = encoder.backbone
+    if isinstance(backbone, FrozenFeatures):
+        return copy_backbone(pretrained, [])
+    used = backbone.get_input_embeddings()
+    if isinstance(used, UsedEmbedding):
+        backbone.set_input_embeddings(used.put_back(pretrained.get_input_embeddings()))
+    return backbone
+
+
 @torch.no_grad()
 def encode_packed(encoder: Encoder, texts: Sequence[str], device: torch.device) -> np.ndarray:
     """The mean over each text's tokens, fp32, [texts, width]; of texts that have to be cut, a line tells."""
     backbone: Any = place_backbone(encoder, device)
-    encoded = encode_texts(encoder.tokenizer, texts, encoder.max_length)
+    encoded = encoder.tokenizer.encode_texts(texts, encoder.max_length)
     if len(encoded.truncated):
         err.print(f"{len(encoded.truncated):,} of {len(texts):,} texts are cut at {encoder.max_length:,} tokens")
     task = Task.model_construct(name="encode", family="retrieval")
     cell = CellContext(task, FinetuneConfig(precision="fp32"), device, torch.float32)
-    return predict_samples(Embedder(backbone).eval(), encoded, backbone.config.hidden_size, cell)
+    return encoded.predict_samples(Embedder(backbone).eval(), backbone.config.hidden_size, cell)

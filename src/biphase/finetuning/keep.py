@@ -13,13 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from torch import nn
-from transformers import (
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    EuroBertConfig,
-)
 
 from biphase.corpus.tokenizer import misreading_class
 from biphase.encoder.proofs import telling_tokens
@@ -30,26 +25,18 @@ from biphase.files import whole_folder, write_json, write_mark, write_text
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import CellContext, EncodedSplit, TokenizedTexts, pack
 from biphase.finetuning.families.question_answering import QuestionSplit
-from biphase.finetuning.heads import (
-    Encoder,
-    FrozenFeatures,
-    PaddedNetwork,
-    UsedEmbedding,
-    add_head,
-    copy_backbone,
-    num_outputs,
-)
+from biphase.finetuning.heads import Encoder, PaddedNetwork, add_head, copy_backbone, num_outputs, whole_backbone
 from biphase.finetuning.kept import RECORD, KeptRecord
 from biphase.finetuning.scores import Score
 from biphase.run import find_model
 from biphase.tasks.spec import Family, Task
 
 AUTO_CLASSES: dict[Family, Any] = {
-    "sequence_classification": AutoModelForSequenceClassification,
-    "token_classification": AutoModelForTokenClassification,
-    "question_answering": AutoModelForQuestionAnswering,
-    "retrieval": AutoModelForSequenceClassification,
-    "multiple_choice": AutoModelForSequenceClassification,
+    "sequence_classification": transformers.AutoModelForSequenceClassification,
+    "token_classification": transformers.AutoModelForTokenClassification,
+    "question_answering": transformers.AutoModelForQuestionAnswering,
+    "retrieval": transformers.AutoModelForSequenceClassification,
+    "multiple_choice": transformers.AutoModelForSequenceClassification,
 }
 """What a family's networks are kept as, where they have a head."""
 
@@ -75,9 +62,7 @@ def check_keepable(encoder: Encoder, task: Task, finetuning: FinetuneConfig) -> 
         raise InputError("keep: transformers has no class with the token head; give qa_head=span")
     for template in (task.query_template, task.document_template) if is_embedder(cell) else ():
         if not template.endswith("{text}"):
-            raise InputError(
-                f"keep: sentence-transformers puts prompts before a text; '{template}' must end with {{text}}"
-            )
+            raise InputError(f"keep: a prompt stands before its text; '{template}' must end with {{text}}")
     config: Any = encoder.backbone.config
     misread_as = misreading_class(encoder.tokenizer.pretrained, config)
     if misread_as:
@@ -130,20 +115,15 @@ def to_transformers(network: Any, encoder: Encoder, cell: CellContext) -> Any:
 
     Raises `InputError` where the class of its type has another head.
     """
-    pretrained: Any = encoder.backbone
-    if isinstance(network.backbone, FrozenFeatures):
-        network.backbone = copy_backbone(pretrained, [])
-    used = network.backbone.get_input_embeddings()
-    if isinstance(used, UsedEmbedding):
-        network.backbone.set_input_embeddings(used.put_back(pretrained.get_input_embeddings()))
+    network.backbone = whole_backbone(network.backbone, encoder)
     if is_embedder(cell):
         return network.backbone
     config = copy.deepcopy(network.backbone.config)
-    if cell.task.family == "question_answering":
-        if isinstance(config, EuroBertConfig):  # which has no class for it, but is a Llama that looks both ways
-            config = as_llama(config)
-            set_direction(config, causal=False)
-    else:
+    # A EuroBERT has no class for answers, but is a Llama that looks both ways.
+    if cell.task.family == "question_answering" and isinstance(config, transformers.EuroBertConfig):
+        config = as_llama(config)
+        set_direction(config, causal=False)
+    if cell.task.family != "question_answering":
         config.id2label = {0: cell.task.label} if num_outputs(cell.task) == 1 else dict(enumerate(cell.task.classes))
         config.label2id = {name: number for number, name in config.id2label.items()}
         config.problem_type = cell.task.problem_type
@@ -157,12 +137,11 @@ def with_same_head(config: Any, network: Any, cell: CellContext) -> Any:
     """The class of transformers for a configuration, with the weights of ours. Raises `InputError` where there is none
     that computes the same."""
     kind = AUTO_CLASSES[cell.task.family]
-    is_sequence = kind is AutoModelForSequenceClassification
+    is_sequence = kind is transformers.AutoModelForSequenceClassification
     is_probe = cell.config.frozen and is_sequence
     remedy = "a linear probe is not kept" if is_probe else "encoders of biphase's own have one"
-    refusal = InputError(
-        f"keep: transformers has no class for '{config.model_type}' with our head for {cell.task.family}; {remedy}"
-    )
+    needed = f"'{config.model_type}' with our head for {cell.task.family}"
+    refusal = InputError(f"keep: transformers has no class for {needed}; {remedy}")
     has_dense_layer = config.model_type == "modernbert" and not is_sequence
     if has_dense_layer:
         config.classifier_activation = "linear"  # for `pass_on`

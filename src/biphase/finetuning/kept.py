@@ -71,13 +71,11 @@ def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
     classes = [str(kind) for kind in config.get("architectures") or []]
     family = next((HEADS[end] for kind in classes for end in HEADS if kind.endswith(end)), None)
     if family is None and (folder / "modules.json").exists():
-        raise InputError(
-            f"{name} gives embeddings, not predictions: ask it with `biphase search TEXT QUESTION --model {name}`"
-        )
+        raise InputError(f"{name} gives embeddings: ask it with `biphase search TEXT QUESTION --model {name}`")
     if family is None:
+        kind = " ".join(classes) or "of no named class"
         raise InputError(
-            f"{name} is {' '.join(classes) or 'of no named class'}, which has no head that predicts; fine-tune it "
-            "with `biphase finetune MODEL TASK --keep DIR`"
+            f"{name} is {kind}, which has no head that predicts; fine-tune it with `biphase finetune --keep`"
         )
     if (folder / RECORD).exists():
         remedy = "fine-tune it again with --keep"
@@ -89,9 +87,7 @@ def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
         if template is not None:
             raise InputError(f"{name} says itself what its inputs look like ({task.template!r}): leave template out")
     elif family == "question_answering":
-        raise InputError(
-            f"{name} does not say what its inputs look like: answers are found by what `finetune --keep` wrote"
-        )
+        raise InputError(f"{name} does not say what its inputs are: answers need what `finetune --keep` wrote")
     else:
         task = Task.model_construct(name=name, family=family, template=template or "{" + TEXT + "}")
         try:
@@ -165,9 +161,7 @@ def has_text_lines(task: Task, layout: FileLayout, file: Path) -> bool:
     widths = {len(line.split()) for line in filled}
     is_table = len(widths) == 1 and ("\t" in text or "\n\n" in text or (widths != {1} and len(filled) > CHANCE))
     if is_table and all(plain_path(Path(form.train)).suffix != ".txt" for form in task.files if form.train):
-        raise InputError(
-            f"{file}: words in columns, or a text a line? Name columns .conll, or give texts as a column '{TEXT}'"
-        )
+        raise InputError(f"{file}: words in columns, or a text a line? Name columns .conll, or give a column '{TEXT}'")
     return not is_table
 
 

@@ -18,12 +18,18 @@ import numpy as np
 
 from biphase.errors import InputError
 
-Judgement = tuple[dict[str, float], list[dict[str, Any]]]
-"""Metrics by name, and a row for each example: what was predicted, and its score."""
+Rows = list[dict[str, Any]]
+"""What was predicted for each example, and its score."""
+Metrics = dict[str, float]
+"""Scores by name: shares from 0 to 1, correlations from -1."""
+Judgement = tuple[Metrics, Rows]
 
 
 Statistic = Callable[[np.ndarray], np.ndarray]
 """Sums of counts [..., C] → scores [...]."""
+Contributions = tuple[np.ndarray, Statistic | None]
+"""What each example contributes to a score: [N] shares, whose mean it is; or [N, C] counts, and what makes the score of
+their sums."""
 
 
 def accuracy(gold_U: np.ndarray, predicted_U: np.ndarray) -> float:
@@ -41,7 +47,7 @@ def label_f1(gold_U: np.ndarray, predicted_U: np.ndarray, num_labels: int) -> tu
     return 2 * right_L / np.maximum(seen_L, 1), seen_L > 0
 
 
-def sequence_metrics(gold_S: np.ndarray, predicted_S: np.ndarray, num_labels: int) -> dict[str, float]:
+def sequence_metrics(gold_S: np.ndarray, predicted_S: np.ndarray, num_labels: int) -> Metrics:
     """`accuracy`; `macro_f1`, the mean F1 of the labels that are in gold or predictions; `mcc`, Matthews' correlation,
     GLUE's score of CoLA; of two labels also `f1`, that of label 1, GLUE's score of QQP and MRPC beside the accuracy.
     """
@@ -52,7 +58,7 @@ def sequence_metrics(gold_S: np.ndarray, predicted_S: np.ndarray, num_labels: in
     return {"accuracy": accuracy(gold_S, predicted_S)} | scores
 
 
-def multi_label_metrics(gold_SL: np.ndarray, predicted_SL: np.ndarray) -> dict[str, float]:
+def multi_label_metrics(gold_SL: np.ndarray, predicted_SL: np.ndarray) -> Metrics:
     """`micro_f1` over all labels together; `macro_f1`, the mean F1 of all labels; `accuracy`, the share of samples with
     the whole set right."""
     names = ("micro_f1", "macro_f1")
@@ -60,17 +66,18 @@ def multi_label_metrics(gold_SL: np.ndarray, predicted_SL: np.ndarray) -> dict[s
     return scores | {"accuracy": float((gold_SL == predicted_SL).all(axis=1).mean())}
 
 
-def regression_metrics(gold_S: np.ndarray, predicted_S: np.ndarray) -> dict[str, float]:
+def regression_metrics(gold_S: np.ndarray, predicted_S: np.ndarray) -> Metrics:
     """The correlations `spearman` and `pearson`; 0 where all numbers of a side are the same."""
     names = ("spearman", "pearson")
     return {name: total_score(*correlation_products(name, gold_S, predicted_S)) for name in names}
 
 
-def total_score(counts_NC: np.ndarray, statistic: Statistic) -> float:
-    return float(statistic(counts_NC.sum(axis=0)))
+def total_score(values: np.ndarray, statistic: Statistic | None) -> float:
+    """The score that contributions make."""
+    return float(values.mean() if statistic is None else statistic(values.sum(axis=0)))
 
 
-def correlation_products(metric: str, gold_N: np.ndarray, predicted_N: np.ndarray) -> tuple[np.ndarray, Statistic]:
+def correlation_products(metric: str, gold_N: np.ndarray, predicted_N: np.ndarray) -> Contributions:
     """What each example contributes to a correlation, [N, 6] products, and what makes the score of their sums.
 
     Ranks are those among all examples.
@@ -93,9 +100,7 @@ def correlation(products_C: np.ndarray) -> np.ndarray:
     return (num * xy - x * y) / np.sqrt(np.where(variances > 0, variances, np.inf))
 
 
-def label_counts(
-    metric: str, gold_NL: np.ndarray, predicted_NL: np.ndarray, is_multi: bool = False
-) -> tuple[np.ndarray, Statistic]:
+def label_counts(metric: str, gold_NL: np.ndarray, predicted_NL: np.ndarray, is_multi: bool = False) -> Contributions:
     """What each example contributes to a metric, [N, C] counts, and what makes the score of their sums.
 
     Labels are 1 in their columns, elsewhere 0. The macro F1 of sets of labels (`is_multi`) is over all labels, as
@@ -150,19 +155,12 @@ def matthews(counts_C: np.ndarray) -> np.ndarray:
 
 
 STATISTICS: dict[str, Statistic] = {
-    "correlation": correlation,
-    "macro_f1": macro_f1,
-    "macro_f1_of_all": macro_f1_of_all,
-    "matthews": matthews,
-    "micro_f1": micro_f1,
-    "share": share,
+    statistic.__name__: statistic for statistic in (correlation, macro_f1, macro_f1_of_all, matthews, micro_f1, share)
 }
 """What makes a score of sums of counts, by the names under which cells keep it."""
 
 
-def token_metrics(
-    gold_U: np.ndarray, predicted_U: np.ndarray, unit_bounds_S1: np.ndarray, labels: Sequence[str]
-) -> dict[str, float]:
+def token_metrics(gold_U: np.ndarray, predicted_U: np.ndarray, bounds_S1: np.ndarray, labels: Sequence[str]) -> Metrics:
     """Accuracy over words, and `macro_f1`, the mean F1 of the tags that are in gold or predictions; where tags are of
     entities (O comes first), scores over those, and the paper's score as `paper_f1`. A word without a prediction is -1.
     """
@@ -171,13 +169,11 @@ def token_metrics(
         known_U = np.where(predicted_U < 0, len(labels), predicted_U)
         f1_L, is_seen_L = label_f1(gold_U, known_U, len(labels) + 1)
         return scores | {"macro_f1": float(f1_L[:-1][is_seen_L[:-1]].mean())}
-    entities = entity_scores(gold_U, predicted_U, unit_bounds_S1, labels)
-    return entities | scores | {"paper_f1": sentence_macro_f1(gold_U, predicted_U, unit_bounds_S1, len(labels))}
+    entities = entity_scores(gold_U, predicted_U, bounds_S1, labels)
+    return entities | scores | {"paper_f1": sentence_macro_f1(gold_U, predicted_U, bounds_S1, len(labels))}
 
 
-def entity_scores(
-    gold_U: np.ndarray, predicted_U: np.ndarray, unit_bounds_S1: np.ndarray, labels: Sequence[str]
-) -> dict[str, float]:
+def entity_scores(gold_U: np.ndarray, predicted_U: np.ndarray, bounds_S1: np.ndarray, labels: Sequence[str]) -> Metrics:
     """`precision`, `recall`, `f1` and `strict_f1` over entities, all types together; without any entity they are 0.
 
     An entity is right when its type and both its ends are. The two ways of counting differ where tags are broken: an
@@ -186,8 +182,8 @@ def entity_scores(
     CoNLL-2003 are those, and a model whose tags are read one by one does break them. `strict_f1` is that of seqeval's
     strict mode for IOB2.
     """
-    counts_S3 = count_entities(gold_U, predicted_U, unit_bounds_S1, labels)
-    strict_S3 = count_entities(gold_U, predicted_U, unit_bounds_S1, labels, is_strict=True)
+    counts_S3 = count_entities(gold_U, predicted_U, bounds_S1, labels)
+    strict_S3 = count_entities(gold_U, predicted_U, bounds_S1, labels, is_strict=True)
     found, predicted, gold = counts_S3.sum(axis=0).tolist()
     scores = {"precision": found / max(predicted, 1), "recall": found / max(gold, 1)}
     return scores | {"f1": total_score(counts_S3, micro_f1), "strict_f1": total_score(strict_S3, micro_f1)}
@@ -196,7 +192,7 @@ def entity_scores(
 def count_entities(
     gold_U: np.ndarray,
     predicted_U: np.ndarray,
-    unit_bounds_S1: np.ndarray,
+    bounds_S1: np.ndarray,
     labels: Sequence[str],
     is_strict: bool = False,
 ) -> np.ndarray:
@@ -209,25 +205,23 @@ def count_entities(
     # and so its sentence.
     sides = []
     for tags_U in (gold_U, predicted_U):
-        entities_E, is_whole_E = find_entities(tags_U, unit_bounds_S1, labels)
+        entities_E, is_whole_E = find_entities(tags_U, bounds_S1, labels)
         sides.append(entities_E[is_whole_E] if is_strict else entities_E)
     gold_E, predicted_E = sides
-    entities_per_word = unit_bounds_S1[-1] * len(labels)
+    entities_per_word = bounds_S1[-1] * len(labels)
     columns = []
     for entities_E in (np.intersect1d(gold_E, predicted_E), predicted_E, gold_E):
-        sentences_E = np.searchsorted(unit_bounds_S1, entities_E // entities_per_word, side="right") - 1
-        columns.append(np.bincount(sentences_E, minlength=len(unit_bounds_S1) - 1))
+        sentences_E = np.searchsorted(bounds_S1, entities_E // entities_per_word, side="right") - 1
+        columns.append(np.bincount(sentences_E, minlength=len(bounds_S1) - 1))
     return np.stack(columns, axis=1)
 
 
-def find_entities(
-    tags_U: np.ndarray, unit_bounds_S1: np.ndarray, labels: Sequence[str]
-) -> tuple[np.ndarray, np.ndarray]:
+def find_entities(tags_U: np.ndarray, bounds_S1: np.ndarray, labels: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Every entity as one number made of its first word, its last word and its type, and whether it begins with B-.
 
     Raises `InputError` for a label that is neither O nor B- or I- with a type.
     """
-    check_sentences(tags_U, unit_bounds_S1)
+    check_sentences(tags_U, bounds_S1)
     # The first letter of each label, and its type as a number.
     prefixes, type_names = [], []
     for label in labels:
@@ -241,31 +235,29 @@ def find_entities(
     # Where entities begin and end, within their sentences.
     continues_U = np.zeros(len(tags_U), dtype=bool)
     continues_U[1:] = (prefixes_U[1:] == "I") & (prefixes_U[:-1] != "O") & (types_U[1:] == types_U[:-1])
-    continues_U[unit_bounds_S1[:-1]] = False
+    continues_U[bounds_S1[:-1]] = False
     is_inside_U = prefixes_U != "O"
     firsts_E = np.flatnonzero(is_inside_U & ~continues_U)
     lasts_E = np.flatnonzero(is_inside_U & ~np.append(continues_U[1:], False))
     return (firsts_E * len(tags_U) + lasts_E) * len(labels) + types_U[firsts_E], prefixes_U[firsts_E] == "B"
 
 
-def sentence_macro_f1(
-    gold_U: np.ndarray, predicted_U: np.ndarray, unit_bounds_S1: np.ndarray, num_labels: int
-) -> float:
+def sentence_macro_f1(gold_U: np.ndarray, predicted_U: np.ndarray, bounds_S1: np.ndarray, num_labels: int) -> float:
     """The paper's score of token classification: the mean over sentences of the macro F1 over tags, O included.
 
     As scikit-learn's `f1_score(average="macro")` of each sentence: a tag counts where it is in gold or predictions.
     """
-    check_sentences(gold_U, unit_bounds_S1)
-    num_sentences = len(unit_bounds_S1) - 1
-    shifts_U = np.repeat(np.arange(num_sentences) * num_labels, np.diff(unit_bounds_S1))
+    check_sentences(gold_U, bounds_S1)
+    num_sentences = len(bounds_S1) - 1
+    shifts_U = np.repeat(np.arange(num_sentences) * num_labels, np.diff(bounds_S1))
     f1, is_seen = label_f1(gold_U + shifts_U, predicted_U + shifts_U, num_sentences * num_labels)
     f1_SL, is_seen_SL = f1.reshape(-1, num_labels), is_seen.reshape(-1, num_labels)
     return float((f1_SL.sum(axis=1) / is_seen_SL.sum(axis=1)).mean())
 
 
-def check_sentences(tags_U: np.ndarray, unit_bounds_S1: np.ndarray) -> None:
-    assert unit_bounds_S1[0] == 0 and unit_bounds_S1[-1] == len(tags_U), "the bounds do not fit the words"
-    assert len(unit_bounds_S1) > 1 and (np.diff(unit_bounds_S1) > 0).all(), "a sentence has no word"
+def check_sentences(tags_U: np.ndarray, bounds_S1: np.ndarray) -> None:
+    assert bounds_S1[0] == 0 and bounds_S1[-1] == len(tags_U), "the bounds do not fit the words"
+    assert len(bounds_S1) > 1 and (np.diff(bounds_S1) > 0).all(), "a sentence has no word"
 
 
 PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -314,7 +306,7 @@ def answer_scores(
     predictions: Mapping[str, str],
     gold: Mapping[str, Sequence[str]],
     no_answer_scores: Mapping[str, float] | None = None,
-) -> dict[str, float]:
+) -> Metrics:
     """SQuAD's `exact` and `f1`, by the official script of version 1.1 or 2.0; ReCoRD's is that of 1.1.
 
     All three go by question id. `gold` holds the texts of all annotators, none for an unanswerable question; the
@@ -475,3 +467,75 @@ def best_documents(scores: Mapping[str, float], num: int) -> list[tuple[str, flo
     names = list(scores)
     best = [(names[place], float(values[place])) for place in np.flatnonzero(values >= floor)]
     return sorted(best, key=lambda pair: (pair[1], pair[0]), reverse=True)[:num]
+
+
+# Rows of predictions, as they are kept → what each contributes to a score
+
+
+def contributions(rows: Sequence[Mapping[str, Any]], metric: str, classes: Sequence[str]) -> Contributions:
+    """What each row of predictions contributes to any metric that may choose a rate (`tasks.METRICS`)."""
+    gold, predicted = [row.get("gold") for row in rows], [row.get("predicted") for row in rows]
+    is_of_classes = metric in ("micro_f1", "macro_f1", "mcc") or (metric == "f1" and isinstance(gold[0], str))
+    statistic = None
+    if metric in ("spearman", "pearson"):
+        values, statistic = correlation_products(metric, np.array(gold, np.float64), np.array(predicted, np.float64))
+    elif metric == "exact":
+        answers = counted_answers([row["gold"] for row in rows])
+        values = np.array([exact_match(row["predicted"], right) for row, right in zip(rows, answers, strict=True)])
+    elif "score" not in rows[0] and is_sentence(rows[0]):
+        values, statistic = count_tags(rows, metric, classes)
+    elif is_of_classes:
+        is_multi = isinstance(gold[0], list)
+        values, statistic = label_counts(metric, one_hot(gold, classes), one_hot(predicted, classes), is_multi)
+    else:
+        values = np.array([float(row["score"]) for row in rows])
+    return values, statistic
+
+
+def one_hot(labels: Sequence[Any], classes: Sequence[str]) -> np.ndarray:
+    """The label or the labels of each example, as 1 in its column of [N, L], 0 in the others."""
+    numbers = {name: number for number, name in enumerate(classes)}
+    rows_NL = np.zeros((len(labels), len(classes)), dtype=np.int64)
+    for row_L, label in zip(rows_NL, labels, strict=True):
+        row_L[[numbers[name] for name in (label if isinstance(label, list) else [label])]] = 1
+    return rows_NL
+
+
+def count_tags(rows: Sequence[Mapping[str, Any]], metric: str, classes: Sequence[str]) -> Contributions:
+    """What each sentence contributes to a metric of tags. Words that were cut off have no tag, written as ""."""
+    gold, predicted, bounds = [], [], [0]
+    for row in rows:
+        if not row["gold"]:
+            raise ValueError("a sentence has no word")
+        for right, tag in zip(row["gold"], row["predicted"], strict=True):
+            gold.append(right)
+            predicted.append(tag)
+        bounds.append(len(gold))
+    bounds_N1 = np.array(bounds)
+    if metric == "accuracy":
+        is_right_U = np.array(gold) == np.array(predicted)
+        right_N = np.add.reduceat(is_right_U.astype(np.int64), bounds_N1[:-1])
+        return np.stack([right_N, np.diff(bounds_N1)], axis=1), share
+    if metric == "macro_f1":
+        predicted_UL = one_hot([tag or [] for tag in predicted], classes)
+        counts_UC, statistic = label_counts("macro_f1", one_hot(gold, classes), predicted_UL)
+        return np.add.reduceat(counts_UC, bounds_N1[:-1]), statistic
+    labels, numbers_2U = np.unique([*gold, *predicted], return_inverse=True)
+    gold_U, predicted_U = np.split(numbers_2U, 2)
+    return count_entities(gold_U, predicted_U, bounds_N1, labels.tolist(), metric == "strict_f1"), micro_f1
+
+
+def is_one_for_all(rows: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether predictions say nothing about their examples: all the same, where what is right is not; tags all O."""
+    predicted, gold = set[str](), set[str]()
+    for row in rows:
+        predicted |= set(row["predicted"]) if is_sentence(row) else {str(row.get("predicted"))}
+        gold |= set(row.get("gold", ())) if is_sentence(row) else {str(row.get("gold"))}
+        if len(predicted) > 1:
+            return False
+    return len(gold) > 1 and predicted != {"None"}
+
+
+def is_sentence(row: Mapping[str, Any]) -> bool:
+    """Whether a row predicts something for each of its parts; a set of labels has the probability of each label."""
+    return isinstance(row.get("predicted"), list) and not isinstance(row.get("probabilities"), dict)

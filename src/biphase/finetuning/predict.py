@@ -18,7 +18,7 @@ from biphase.corpus.rows import PlacedRow, Row
 from biphase.encoder.network import load_model_config, load_weights
 from biphase.encoder.packed import position_limit
 from biphase.errors import InputError
-from biphase.finetuning.encoding import CellContext, HashedTokenizer, predict_samples
+from biphase.finetuning.encoding import CellContext, HashedTokenizer
 from biphase.finetuning.families.question_answering import encode_questions
 from biphase.finetuning.families.retrieval import encode_pairs
 from biphase.finetuning.families.sequence_classification import (
@@ -64,7 +64,7 @@ class Predicting:
     """A loaded model, and what its inputs look like."""
 
     kept: KeptModel
-    model: Any
+    network: PaddedNetwork
     tokenizer: HashedTokenizer
     device: torch.device
 
@@ -76,10 +76,6 @@ class Predicting:
     def cell(self) -> CellContext:
         assert self.kept.record is not None
         return CellContext(self.task, self.kept.record.config, self.device, torch.float32)
-
-    @property
-    def network(self) -> PaddedNetwork:
-        return PaddedNetwork(self.model)
 
 
 @torch.no_grad()
@@ -94,7 +90,7 @@ def predict_placed(kept: KeptModel, rows: Iterator[PlacedRow], name: str, device
     tokenizer = load_hashed_tokenizer(kept.folder)
     limit = position_limit(model) or tokenizer.pretrained.model_max_length  # many a tokenizer names none
     tokenizer.pretrained.model_max_length = limit = min(limit, tokenizer.pretrained.model_max_length)
-    predicting, predict = Predicting(kept, model, tokenizer, device), PREDICTORS[kept.task.family]
+    predicting, predict = Predicting(kept, PaddedNetwork(model), tokenizer, device), PREDICTORS[kept.task.family]
     num_rows = num_cut = num_empty = 0
     while chunk := list(islice(rows, ROWS_AT_ONCE)):
         named = [(place, with_task_names(kept.task, kept.layout, row)) for place, row in chunk]
@@ -133,7 +129,7 @@ def score_pairs(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
     """How well each row's `document` answers its `query`: the higher, the better."""
     pairs = [(text_column(place, row, "query"), text_column(place, row, "document")) for place, row in rows]
     texts = encode_pairs(predicting.tokenizer, pairs, predicting.cell.config.max_length)
-    scores_S = predict_samples(predicting.network, texts, 1, predicting.cell)[:, 0]
+    scores_S = texts.predict_samples(predicting.network, 1, predicting.cell)[:, 0]
     return [{"predicted": round(score, 5)} for score in scores_S.tolist()], len(texts.truncated)
 
 
@@ -163,8 +159,8 @@ def classify(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
 def classify_as_pipeline(predicting: Predicting, texts: Sequence[str]) -> tuple[list[Row], int]:
     tokenizer = predicting.tokenizer.pretrained
     lengths = map(len, tokenizer(texts, truncation=False, verbose=False)["input_ids"])
-    pipe = pipeline("text-classification", predicting.model, tokenizer=tokenizer, device=predicting.device)
-    is_single = predicting.model.config.problem_type != "multi_label_classification"
+    pipe = pipeline("text-classification", predicting.network.model, tokenizer=tokenizer, device=predicting.device)
+    is_single = predicting.network.model.config.problem_type != "multi_label_classification"
     found: list[Row] = []
     for scores in in_order_of_length(lambda part: pipe(part, top_k=None, truncation=True, batch_size=32), texts):
         if len(scores) == 1:  # a number, with no class
@@ -242,7 +238,7 @@ def tag_text(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
     tokenizer = predicting.tokenizer
     pipe: Any = pipeline(
         "token-classification",
-        predicting.model,
+        predicting.network.model,
         tokenizer=tokenizer.pretrained,
         device=predicting.device,
         aggregation_strategy="simple",

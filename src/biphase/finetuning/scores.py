@@ -24,17 +24,7 @@ from biphase.config import Strict
 from biphase.errors import InputError, first_line
 from biphase.files import RECORD_HASH, content_hash, parse_json, reading, refuse_changed, validate_record
 from biphase.finetuning.config import EVALUATED_SPLITS, PLACEMENT, PROTOCOL, FinetuneConfig
-from biphase.finetuning.metrics import (
-    STATISTICS,
-    Statistic,
-    correlation_products,
-    count_entities,
-    counted_answers,
-    exact_match,
-    label_counts,
-    micro_f1,
-    share,
-)
+from biphase.finetuning.metrics import STATISTICS, Statistic, contributions, is_one_for_all, total_score
 from biphase.tasks.spec import EvaluatedSplit
 
 GridPoint = tuple[float, int]
@@ -144,10 +134,6 @@ class ScoreSet:
     @cached_property
     def models(self) -> tuple[str, ...]:
         return tuple(sorted({model for model, _ in self.cells}))
-
-    @cached_property
-    def tasks(self) -> tuple[str, ...]:
-        return tuple(sorted({task for _, task in self.cells}))
 
     @cached_property
     def grids(self) -> dict[str, tuple[tuple[float, ...], tuple[int, ...]]]:
@@ -306,7 +292,7 @@ class ExampleScores:
     @property
     def total(self) -> float:
         """The score that the examples make."""
-        return float(self.values.mean() if self.statistic is None else self.statistic(self.values.sum(axis=0)))
+        return total_score(self.values, self.statistic)
 
 
 def read_examples(score: Score, split: EvaluatedSplit = "test", most: int | None = None) -> ExampleScores:
@@ -327,11 +313,9 @@ def read_examples(score: Score, split: EvaluatedSplit = "test", most: int | None
     if most is not None and len(examples.ids) > most:
         chosen = [number * len(examples.ids) // most for number in range(most)]
         return replace(examples, ids=[examples.ids[number] for number in chosen], values=examples.values[chosen])
-    stated = score.metrics[split][score.metric]
-    if most is None and not abs(examples.total - stated) <= 1e-4:
-        raise InputError(
-            f"{path} gives {score.metric} {examples.total:.4f} where score.json says {stated:.4f}; rerun its cell"
-        )
+    total, stated = examples.total, score.metrics[split][score.metric]
+    if most is None and not abs(total - stated) <= 1e-4:
+        raise InputError(f"{path} gives {score.metric} {total:.4f} where score.json says {stated:.4f}; rerun its cell")
     return examples
 
 
@@ -364,22 +348,6 @@ def parse_examples(path: Path, score: Score) -> ExampleScores:
         raise InputError(
             f"{path} does not say what each example contributes to {score.metric} ({first_line(error)}); rerun its cell"
         ) from None
-
-
-def is_one_for_all(rows: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether predictions say nothing about their examples: all the same, where what is right is not; tags all O."""
-    predicted, gold = set[str](), set[str]()
-    for row in rows:
-        predicted |= set(row["predicted"]) if is_sentence(row) else {str(row.get("predicted"))}
-        gold |= set(row.get("gold", ())) if is_sentence(row) else {str(row.get("gold"))}
-        if len(predicted) > 1:
-            return False
-    return len(gold) > 1 and predicted != {"None"}
-
-
-def is_sentence(row: Mapping[str, Any]) -> bool:
-    """Whether a row predicts something for each of its parts; a set of labels has the probability of each label."""
-    return isinstance(row.get("predicted"), list) and not isinstance(row.get("probabilities"), dict)
 
 
 @dataclass(frozen=True)
@@ -421,6 +389,12 @@ class KeptExamples:
         return None if isinstance(self.found, InputError) else self.found
 
 
+def measure_examples(rows: Sequence[Mapping[str, Any]], metric: str, classes: Sequence[str]) -> ExampleScores:
+    """What the examples of rows of predictions contribute to a metric."""
+    values, statistic = contributions(rows, metric, classes) if rows else (np.zeros(0), None)
+    return ExampleScores([row["id"] for row in rows], values, statistic, is_one_for_all(rows))
+
+
 def linearize(examples: ExampleScores) -> np.ndarray:
     """[N] values whose mean is the score and whose spread is its noise: the examples' own values where the score is
     their mean, else the jackknife's pseudo-values (Tukey 1958), moved so that their mean is the score."""
@@ -430,61 +404,3 @@ def linearize(examples: ExampleScores) -> np.ndarray:
     sums_C = counts_NC.sum(axis=0)
     without_N = examples.statistic(sums_C - counts_NC)
     return np.asarray(examples.statistic(sums_C) + (len(counts_NC) - 1) * (without_N.mean() - without_N))
-
-
-def measure_examples(rows: Sequence[Mapping[str, Any]], metric: str, classes: Sequence[str]) -> ExampleScores:
-    """What the examples of rows of predictions contribute to any metric that may choose a rate (`tasks.METRICS`)."""
-    if not rows:
-        return ExampleScores([], np.zeros(0))
-    ids = [row["id"] for row in rows]
-    gold, predicted = [row.get("gold") for row in rows], [row.get("predicted") for row in rows]
-    is_of_classes = metric in ("micro_f1", "macro_f1", "mcc") or (metric == "f1" and isinstance(gold[0], str))
-    statistic = None
-    if metric in ("spearman", "pearson"):
-        values, statistic = correlation_products(metric, np.array(gold, np.float64), np.array(predicted, np.float64))
-    elif metric == "exact":
-        answers = counted_answers([row["gold"] for row in rows])
-        values = np.array([exact_match(row["predicted"], right) for row, right in zip(rows, answers, strict=True)])
-    elif "score" not in rows[0] and is_sentence(rows[0]):
-        values, statistic = count_tags(rows, metric, classes)
-    elif is_of_classes:
-        is_multi = isinstance(gold[0], list)
-        values, statistic = label_counts(metric, one_hot(gold, classes), one_hot(predicted, classes), is_multi)
-    else:
-        values = np.array([float(row["score"]) for row in rows])
-    return ExampleScores(ids, values, statistic, is_one_for_all(rows))
-
-
-def one_hot(labels: Sequence[Any], classes: Sequence[str]) -> np.ndarray:
-    """The label or the labels of each example, as 1 in its column of [N, L], 0 in the others."""
-    numbers = {name: number for number, name in enumerate(classes)}
-    rows_NL = np.zeros((len(labels), len(classes)), dtype=np.int64)
-    for row_L, label in zip(rows_NL, labels, strict=True):
-        row_L[[numbers[name] for name in (label if isinstance(label, list) else [label])]] = 1
-    return rows_NL
-
-
-def count_tags(
-    rows: Sequence[Mapping[str, Any]], metric: str, classes: Sequence[str]
-) -> tuple[np.ndarray, Statistic | None]:
-    """What each sentence contributes to a metric of tags. Words that were cut off have no tag, written as ""."""
-    gold, predicted, bounds = [], [], [0]
-    for row in rows:
-        if not row["gold"]:
-            raise ValueError("a sentence has no word")
-        for right, tag in zip(row["gold"], row["predicted"], strict=True):
-            gold.append(right)
-            predicted.append(tag)
-        bounds.append(len(gold))
-    bounds_N1 = np.array(bounds)
-    if metric == "accuracy":
-        is_right_U = np.array(gold) == np.array(predicted)
-        right_N = np.add.reduceat(is_right_U.astype(np.int64), bounds_N1[:-1])
-        return np.stack([right_N, np.diff(bounds_N1)], axis=1), share
-    if metric == "macro_f1":
-        predicted_UL = one_hot([tag or [] for tag in predicted], classes)
-        counts_UC, statistic = label_counts("macro_f1", one_hot(gold, classes), predicted_UL)
-        return np.add.reduceat(counts_UC, bounds_N1[:-1]), statistic
-    labels, numbers_2U = np.unique([*gold, *predicted], return_inverse=True)
-    gold_U, predicted_U = np.split(numbers_2U, 2)
-    return count_entities(gold_U, predicted_U, bounds_N1, labels.tolist(), metric == "strict_f1"), micro_f1

@@ -127,7 +127,7 @@ def collect_model(
     Random weights beside several pretraining seeds have none: each fine-tuning draws them anew, and so repeats what a
     pretraining seed repeats. They are numbered below zero, for they share nothing with an arm's that could be paired.
     """
-    for task in scores.tasks:
+    for task in sorted(scores.grids):
         (name,) = (model for model in scores.models if (model, task) in scores.cells)  # by `refuse_mixtures`
         family = families[task]
         own = next(iter(scores.cells[name, task].values())).metric

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import pack
+from biphase.finetuning.encoding import TokenizedTexts, pack
 from biphase.finetuning.families.question_answering import (
     QuestionSplit,
     SpanPredictions,
@@ -109,7 +109,7 @@ def predict_from(
 ) -> SpanPredictions:
     """What a network with these logits predicts."""
     logits_T2 = logits_T2.astype(np.float32)
-    monkeypatch.setattr("biphase.finetuning.families.question_answering.predict_tokens", lambda *_: logits_T2)
+    monkeypatch.setattr(TokenizedTexts, "predict_tokens", lambda *_: logits_T2)
     network: Any = None
     return split.predict(network, make_cell("squad_v2", **settings))
 

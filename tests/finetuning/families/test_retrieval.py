@@ -9,8 +9,8 @@ import torch
 from biphase.finetuning.encoding import EncodedTask
 from biphase.finetuning.families import retrieval
 from biphase.finetuning.families.retrieval import contrastive_loss, embed_all, no_negatives
-from biphase.finetuning.fit import build_network, load_encoded
-from biphase.finetuning.heads import Encoder
+from biphase.finetuning.fit import load_encoded
+from biphase.finetuning.heads import Encoder, build_network
 from biphase.finetuning.metrics import best_documents
 from biphase.tasks.sources import find_source
 from biphase.tasks.splits import Collection, own_documents
@@ -19,7 +19,7 @@ from ..conftest import make_cell, predict_split
 
 
 @pytest.fixture(scope="module")
-def encoded(encoder: Encoder, data_dirs: dict[str, Path]) -> EncodedTask[retrieval.JudgedSplit]:
+def encoded(encoder: Encoder, data_dirs: dict[str, Path]) -> EncodedTask:
     cell = make_cell("squad_retrieval")
     return load_encoded(find_source(cell.task, data_dirs["squad_retrieval"]), encoder.tokenizer, cell.config)
 
@@ -29,7 +29,7 @@ def make_model(encoder: Encoder) -> torch.nn.Module:
     return build_network(encoder, make_cell("squad_retrieval"), [])
 
 
-def test_texts_carry_their_prefixes(encoder: Encoder, encoded: EncodedTask[retrieval.JudgedSplit]) -> None:
+def test_texts_carry_their_prefixes(encoder: Encoder, encoded: EncodedTask) -> None:
     decode = encoder.tokenizer.pretrained.decode
     queries, documents = encoded.splits["test"].all_texts
     assert decode(queries.tokens_T[: queries.bounds_S1[1] - 1]).startswith("Query: ")
@@ -47,7 +47,7 @@ def test_loss_by_hand() -> None:
     assert contrastive_loss(queries, documents, known, 20.0).item() == pytest.approx(terms[1] / 2, abs=1e-7)
 
 
-def test_known_positives_are_no_negatives(encoded: EncodedTask[retrieval.JudgedSplit]) -> None:
+def test_known_positives_are_no_negatives(encoded: EncodedTask) -> None:
     """Two queries ask for each document: side by side in a batch, neither takes the other's document for wrong."""
     split = encoded.splits["train"]
     queries, documents = split.queries_J[:4], split.documents_J[:4]
@@ -56,9 +56,7 @@ def test_known_positives_are_no_negatives(encoded: EncodedTask[retrieval.JudgedS
     assert (no_negatives(split, queries, documents).numpy() == wanted).all()
 
 
-def test_gradient_caching_changes_memory_not_the_gradient(
-    encoder: Encoder, encoded: EncodedTask[retrieval.JudgedSplit]
-) -> None:
+def test_gradient_caching_changes_memory_not_the_gradient(encoder: Encoder, encoded: EncodedTask) -> None:
     results = []
     for budget in (65_536, 30, 1):
         model = make_model(encoder)
@@ -69,9 +67,7 @@ def test_gradient_caching_changes_memory_not_the_gradient(
         torch.testing.assert_close(results[0], other, rtol=1e-4, atol=1e-6)
 
 
-def test_search_is_exact(
-    encoder: Encoder, encoded: EncodedTask[retrieval.JudgedSplit], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_search_is_exact(encoder: Encoder, encoded: EncodedTask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retrieval, "SEARCH_DOCUMENTS", 4)
     monkeypatch.setattr(retrieval, "TOP", 5)
     model, split = make_model(encoder).eval(), encoded.splits["test"]
@@ -137,7 +133,7 @@ def test_no_query_is_a_candidate_of_its_own(encoder: Encoder, monkeypatch: pytes
     assert all(query not in documents for query, documents in found.items())
 
 
-def test_a_perfect_ranking_scores_one(encoded: EncodedTask[retrieval.JudgedSplit]) -> None:
+def test_a_perfect_ranking_scores_one(encoded: EncodedTask) -> None:
     judged, cell = encoded.splits["test"], make_cell("squad_retrieval")
     for shift, score in ((0, 1.0), (1, 0.0)):
         pairs = zip(judged.queries_J, judged.documents_J + shift, strict=True)

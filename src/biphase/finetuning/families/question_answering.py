@@ -20,19 +20,7 @@ from torch.nn.functional import cross_entropy
 
 from biphase import console
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import (
-    Batch,
-    CellContext,
-    EncodedSplit,
-    EncodedTask,
-    HashedTokenizer,
-    backward_in_microbatches,
-    bounds_of_lengths,
-    concatenate,
-    predict_tokens,
-    targets_on_device,
-    tokenize,
-)
+from biphase.finetuning.encoding import Batch, CellContext, EncodedSplit, EncodedTask, HashedTokenizer, to_bounds
 from biphase.finetuning.metrics import Judgement, answer_scores, counted_answers, paper_answer_f1, token_f1
 from biphase.tasks.examples import Answer, Question, TaskData
 from biphase.tasks.spec import Task
@@ -149,9 +137,7 @@ class QuestionSplit(EncodedSplit):
         return np.flatnonzero(np.isin(self.questions_W, examples))
 
     @classmethod
-    def encode_task(
-        cls, data: TaskData[Question], tokenizer: HashedTokenizer, config: FinetuneConfig
-    ) -> "EncodedTask[QuestionSplit]":
+    def encode_task(cls, data: TaskData[Question], tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask:
         has_unanswerable = any(not example.answers for example in data.train)
         splits = {}
         for name, examples in data.splits.items():
@@ -169,12 +155,12 @@ class QuestionSplit(EncodedSplit):
             loss = span_loss if is_span else token_loss
             return loss(logits_T2, self, batch, cell) / num_targets
 
-        return backward_in_microbatches(model, self.texts, items, cell, loss_of)
+        return self.backward(model, items, cell, loss_of)
 
     def predict(self, model: nn.Module, cell: CellContext) -> SpanPredictions:
         is_span = cell.config.qa_head == "span"
         # 1. Logits of all tokens of all windows, and of each context token those of one window.
-        logits_T2 = predict_tokens(model, self.texts, 2, cell)
+        logits_T2 = self.texts.predict_tokens(model, 2, cell)
         logits_K2 = context_logits(self, logits_T2)
         # 2. How good it is to start and to end at each context token, and to have no answer. With the span head that is
         #    the lowest sum of both logits at an end-of-text token of the question's windows.
@@ -199,9 +185,8 @@ class QuestionSplit(EncodedSplit):
                 spans_Q2[number], scores_Q[number] = whole[scores.argmax()], scores.max()
         # 4. Its text, or none where having none is better.
         is_empty_Q = (null_Q > scores_Q) & self.has_unanswerable
-        characters_Q2 = np.array(
-            [characters_of_span(self, number, *span) for number, span in enumerate(spans_Q2.tolist())]
-        )
+        spans = enumerate(spans_Q2.tolist())
+        characters_Q2 = np.array([characters_of_span(self, number, *span) for number, span in spans])
         best_texts = [text[begin:end] for text, (begin, end) in zip(self.contexts, characters_Q2.tolist(), strict=True)]
         texts = ["" if empty else text for text, empty in zip(best_texts, is_empty_Q, strict=True)]
         if is_span:
@@ -267,7 +252,7 @@ def encode_questions(
     windows, context_tokens, spans = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
     num_windows, starts, answers, candidates = list[int](), list[int](), list[TokenSpan](), list[TokenSpan]()
     num_truncated = first = 0  # `first`: the number in K of the first context token of the question at hand
-    encoded = tokenize(tokenizer, inputs, with_spans=True)
+    encoded = tokenizer.tokenize(inputs, with_spans=True)
     for example, prefix, (ids, spans_T2) in zip(examples, prefixes, encoded, strict=True):
         # 1. Question and context were tokenized as one text; tokens that end within the prefix are the question's. Of a
         #    question that takes more than half of the room, the rest is cut off.
@@ -289,19 +274,19 @@ def encode_questions(
         first += len(context)
     return QuestionSplit(
         ids=[example.id for example in examples],
-        texts=concatenate(tokenizer, windows, config.max_length),
+        texts=tokenizer.concatenate(windows, config.max_length),
         num_examples=len(examples),
         num_truncated=num_truncated,
         questions_W=np.repeat(np.arange(len(examples)), num_windows),
         context_tokens_T=np.concatenate(context_tokens).astype(np.int64),
         context_starts_Q=np.array(starts, dtype=np.int64),
-        context_bounds_Q1=bounds_of_lengths([len(part) for part in spans]),
+        context_bounds_Q1=to_bounds([len(part) for part in spans]),
         spans_K2=np.concatenate(spans),
         answers_Q2=np.array(answers, dtype=np.int64),
         gold=[[answer.text for answer in example.answers] for example in examples],
         contexts=[example.context for example in examples],
         candidates_C2=np.array(candidates, dtype=np.int64).reshape(-1, 2),
-        candidate_bounds_Q1=bounds_of_lengths([len(example.candidates) for example in examples]),
+        candidate_bounds_Q1=to_bounds([len(example.candidates) for example in examples]),
         has_unanswerable=has_unanswerable,
         max_answer_tokens=LEAST_LONGEST,
     )
@@ -337,7 +322,7 @@ def tokens_of_answer(answer: Answer | None, spans_K2: np.ndarray, first: int, li
 def token_loss(logits_T2: Tensor, split: QuestionSplit, batch: Batch, cell: CellContext) -> Tensor:
     """Sum of cross-entropies: label 1 on the first answer's tokens, 0 on all others, the question's too."""
     targets_T = is_in_answer(split, batch).astype(np.int64)
-    return cross_entropy(logits_T2, targets_on_device(targets_T, cell), reduction="sum")
+    return cross_entropy(logits_T2, cell.on_device(targets_T), reduction="sum")
 
 
 def is_in_answer(split: QuestionSplit, batch: Batch) -> np.ndarray:
@@ -354,7 +339,7 @@ def span_loss(logits_T2: Tensor, split: QuestionSplit, batch: Batch, cell: CellC
     A window without the whole answer has both at its end-of-text token.
     """
     # 1. Among which tokens of a window is chosen: its context and its last token, the end-of-text.
-    bounds_W1 = bounds_of_lengths(split.texts.lengths_S[batch.samples])
+    bounds_W1 = to_bounds(split.texts.lengths_S[batch.samples])
     last_W = bounds_W1[1:] - 1
     is_choice_T = split.context_tokens_T[batch.indices_T] >= 0
     is_choice_T[last_W] = True
@@ -372,7 +357,7 @@ def span_loss(logits_T2: Tensor, split: QuestionSplit, batch: Batch, cell: CellC
     is_hidden_T = torch.from_numpy(~is_choice_T).to(logits_T2.device)
     masked_T2 = logits_T2.masked_fill(is_hidden_T[:, None], float("-inf"))
     logsumexp_W2 = segment_logsumexp(masked_T2, batch.layout.bounds_S1.long())
-    chosen_W2 = masked_T2.gather(0, targets_on_device(targets_W2, cell))
+    chosen_W2 = masked_T2.gather(0, cell.on_device(targets_W2))
     return (logsumexp_W2 - chosen_W2).mean(1).sum()
 
 

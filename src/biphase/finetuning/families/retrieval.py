@@ -29,15 +29,11 @@ from biphase.finetuning.encoding import (
     EncodedTask,
     HashedTokenizer,
     TokenizedTexts,
-    bounds_of_lengths,
-    concatenate,
     count_touched,
-    encode_texts,
-    evaluation_batches,
     pack,
     share_room,
     split_by_tokens,
-    tokenize,
+    to_bounds,
 )
 from biphase.finetuning.families.sequence_classification import ChoiceSplit
 from biphase.finetuning.metrics import BM25, Judgement, Ranked, judge_ranking, ranking_scores
@@ -81,27 +77,24 @@ class JudgedSplit(EncodedSplit):
         return np.sort(self.queries_J * self.documents.num_samples + self.documents_J)
 
     @classmethod
-    def encode_task(
-        cls, data: Collection, tokenizer: HashedTokenizer, config: FinetuneConfig
-    ) -> "EncodedTask[JudgedSplit]":
+    def encode_task(cls, data: Collection, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask:
         task = data.task
         query_ids, document_ids = list(data.queries), list(data.documents)
         query_numbers = {id: number for number, id in enumerate(query_ids)}
         document_numbers = {id: number for number, id in enumerate(document_ids)}
         texts = [task.query_template.replace("{text}", text) for text in data.queries.values()]
-        queries = encode_texts(tokenizer, texts, config.max_length)
+        queries = tokenizer.encode_texts(texts, config.max_length)
         texts = [task.document_template.replace("{text}", text) for text in data.documents.values()]
-        documents = encode_texts(tokenizer, texts, config.max_length)
+        documents = tokenizer.encode_texts(texts, config.max_length)
         own = own_documents(data.queries, data.documents, data.relevance["validation"] | data.relevance["test"])
         itself_A = np.array([document_numbers[id] if id in own else -1 for id in query_ids], dtype=np.int64)
 
         rows: dict[str, list[tuple[str, str, int]]] = {}
         rows["train"] = [(query, document, 1) for query, document in data.train]
         judged: dict[str, Iterable[str]] = {"train": {document for _, document in data.train}}
-        for split, ids in data.judged_documents.items():
-            judged[split] = ids
         num_examples = {"train": len(data.train)}
         for name in EVALUATED_SPLITS:
+            judged[name] = data.judged_documents[name]
             rows[name], num_examples[name] = [], len(data.relevance[name])
             for query, grades in data.relevance[name].items():
                 rows[name] += [(query, document, grade) for document, grade in grades.items()]
@@ -189,9 +182,8 @@ def contrastive_loss(queries_BD: Tensor, documents_BD: Tensor, known_BB: Tensor,
     Documents of other pairs that are `known` to be relevant to the query too, or the query itself, are no negatives.
     """
     scores_BB = scale * normalize(queries_BD, dim=-1) @ normalize(documents_BD, dim=-1).T
-    return cross_entropy(
-        scores_BB.masked_fill(known_BB, float("-inf")), torch.arange(len(scores_BB), device=scores_BB.device)
-    )
+    own_B = torch.arange(len(scores_BB), device=scores_BB.device)
+    return cross_entropy(scores_BB.masked_fill(known_BB, float("-inf")), own_B)
 
 
 def no_negatives(split: JudgedSplit, queries_B: np.ndarray, documents_B: np.ndarray) -> Tensor:
@@ -265,7 +257,7 @@ def embed_all(model: nn.Module, texts: TokenizedTexts, samples: np.ndarray, cell
     """Unit embeddings [S, D] of the given samples, in their order."""
     rows_of = {int(sample): row for row, sample in enumerate(samples)}
     embeddings = None
-    for batch, output in evaluation_batches(model, texts, samples, cell):
+    for batch, output in texts.outputs(model, samples, cell):
         if embeddings is None:
             embeddings = output.new_empty(len(samples), output.shape[1])
         rows = torch.tensor([rows_of[int(sample)] for sample in batch.samples], device=output.device)
@@ -289,9 +281,7 @@ class CandidateSplit(ChoiceSplit):
     relevance: dict[str, dict[str, int]]
 
     @classmethod
-    def encode_task(
-        cls, data: Collection, tokenizer: HashedTokenizer, config: FinetuneConfig
-    ) -> "EncodedTask[CandidateSplit]":
+    def encode_task(cls, data: Collection, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask:
         own = own_documents(data.queries, data.documents, data.relevance["validation"] | data.relevance["test"])
         groups = group_training(data, own)
         splits: dict[TaskSplit, CandidateSplit] = {"train": encode_groups(data, groups, {}, tokenizer, config)}
@@ -355,7 +345,7 @@ def encode_groups(
     named = [(query, document) for query, candidates in groups for document in candidates]
     pairs = [(data.queries[query], data.documents[document]) for query, document in named]
     encoded = encode_pairs(tokenizer, pairs, config.max_length)
-    bounds_Q1 = bounds_of_lengths([len(candidates) for _, candidates in groups])
+    bounds_Q1 = to_bounds([len(candidates) for _, candidates in groups])
     return CandidateSplit(
         ids=[query for query, _ in groups],
         texts=encoded,
@@ -371,7 +361,7 @@ def encode_groups(
 def encode_pairs(tokenizer: HashedTokenizer, pairs: Sequence[tuple[str, str]], max_length: int) -> TokenizedTexts:
     """Queries and documents as the tokenizer's own pairs, each closed; of a pair that is too long the longer is cut."""
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-    ids = dict(zip(texts, (tokens for tokens, _ in tokenize(tokenizer, texts)), strict=True))
+    ids = dict(zip(texts, (tokens for tokens, _ in tokenizer.tokenize(texts)), strict=True))
     closing, room = np.array([tokenizer.closing], np.int32), tokenizer.room(max_length) - 1
     parts, cut = [], []
     for number, (query, document) in enumerate(pairs):
@@ -380,7 +370,7 @@ def encode_pairs(tokenizer: HashedTokenizer, pairs: Sequence[tuple[str, str]], m
         parts.append(np.concatenate([ids[query][: caps[0]], closing, ids[document][: caps[1]]]))
         if caps != lengths:
             cut.append(number)
-    return replace(concatenate(tokenizer, parts, max_length), truncated=np.array(cut, dtype=np.int64))
+    return replace(tokenizer.concatenate(parts, max_length), truncated=np.array(cut, dtype=np.int64))
 
 
 def order_candidates(split: CandidateSplit, scores_S: np.ndarray) -> dict[str, dict[str, float]]:

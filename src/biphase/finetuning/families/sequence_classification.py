@@ -20,27 +20,10 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import (
-    Batch,
-    CellContext,
-    EncodedSplit,
-    HashedTokenizer,
-    backward_in_microbatches,
-    bounds_of_lengths,
-    count_touched,
-    encode_filled,
-    predict_samples,
-    targets_on_device,
-)
+from biphase.finetuning.encoding import Batch, CellContext, EncodedSplit, HashedTokenizer, count_touched, to_bounds
 from biphase.finetuning.families.question_answering import segment_logsumexp
 from biphase.finetuning.heads import num_outputs
-from biphase.finetuning.metrics import (
-    Judgement,
-    accuracy,
-    multi_label_metrics,
-    regression_metrics,
-    sequence_metrics,
-)
+from biphase.finetuning.metrics import Judgement, accuracy, multi_label_metrics, regression_metrics, sequence_metrics
 from biphase.tasks.examples import ChoiceTexts, LabelledText
 from biphase.tasks.spec import Task
 
@@ -58,7 +41,7 @@ class LabelledSplit(EncodedSplit):
     def encode(
         cls, task: Task, examples: Sequence[LabelledText], tokenizer: HashedTokenizer, config: FinetuneConfig
     ) -> "LabelledSplit":
-        texts = encode_filled(tokenizer, examples, config.max_length)
+        texts = tokenizer.encode_filled(examples, config.max_length)
         labels: Sequence[Any] = [example.label for example in examples]
         if task.problem_type == "multi_label_classification":
             labels_S = np.zeros((len(labels), len(task.classes)))
@@ -70,7 +53,7 @@ class LabelledSplit(EncodedSplit):
 
     def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: CellContext) -> Tensor:
         def loss_of(logits_SC: Tensor, batch: Batch) -> Tensor:
-            targets_S = targets_on_device(self.labels_S[batch.samples], cell)
+            targets_S = cell.on_device(self.labels_S[batch.samples])
             match cell.task.problem_type:
                 case None:
                     return cross_entropy(logits_SC, targets_S, reduction="sum") / len(items)
@@ -80,15 +63,16 @@ class LabelledSplit(EncodedSplit):
                     loss = binary_cross_entropy_with_logits(logits_SC, targets_S, reduction="sum")
                     return loss / (len(items) * logits_SC.shape[1])
 
-        return backward_in_microbatches(model, self.texts, items, cell, loss_of)
+        return self.backward(model, items, cell, loss_of)
 
     def predict(self, model: nn.Module, cell: CellContext) -> np.ndarray:
         """The logits [S, C]."""
-        return predict_samples(model, self.texts, num_outputs(cell.task), cell)
+        return self.texts.predict_samples(model, num_outputs(cell.task), cell)
 
     def judge(self, logits_SC: np.ndarray, cell: CellContext) -> Judgement:
         """In the rows a label is a name, a number, or a list of names."""
         task, labels_S = cell.task, self.labels_S
+        golds: list[Any]
         match task.problem_type:
             case None:
                 golds = [task.classes[number] for number in labels_S.tolist()]
@@ -146,13 +130,11 @@ class ChoiceSplit(EncodedSplit):
         cls, task: Task, examples: Sequence[ChoiceTexts], tokenizer: HashedTokenizer, config: FinetuneConfig
     ) -> "ChoiceSplit":
         choices = [choice for example in examples for choice in example.choices]
-        texts = encode_filled(tokenizer, choices, config.max_length)
-        bounds_Q1 = bounds_of_lengths([len(example.choices) for example in examples])
+        texts = tokenizer.encode_filled(choices, config.max_length)
+        bounds_Q1 = to_bounds([len(example.choices) for example in examples])
         right_Q = np.array([example.right for example in examples], dtype=np.int64)
-        num_truncated = count_touched(bounds_Q1, texts.truncated)
-        return ChoiceSplit(
-            [example.id for example in examples], texts, len(examples), num_truncated, bounds_Q1, right_Q
-        )
+        num_cut = count_touched(bounds_Q1, texts.truncated)
+        return ChoiceSplit([example.id for example in examples], texts, len(examples), num_cut, bounds_Q1, right_Q)
 
     def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: CellContext) -> Tensor:
         """The mean over questions of the cross-entropy over their choices, and its gradient."""
@@ -162,14 +144,14 @@ class ChoiceSplit(EncodedSplit):
             questions_M = np.searchsorted(self.bounds_Q1, batch.samples, side="right") - 1
             firsts = np.flatnonzero(np.diff(questions_M, prepend=-1))
             bounds = torch.from_numpy(np.append(firsts, len(questions_M))).to(scores_M1.device)
-            right = targets_on_device(firsts + self.right_Q[questions_M[firsts]], cell)
+            right = cell.on_device(firsts + self.right_Q[questions_M[firsts]])
             return (segment_logsumexp(scores_M1, bounds)[:, 0] - scores_M1[right, 0]).sum() / len(items)
 
-        return backward_in_microbatches(model, self.texts, items, cell, loss_of, self.bounds_Q1)
+        return self.backward(model, items, cell, loss_of, self.bounds_Q1)
 
     def predict(self, model: nn.Module, cell: CellContext) -> np.ndarray:
         """The scores [S, 1]."""
-        return predict_samples(model, self.texts, num_outputs(cell.task), cell)
+        return self.texts.predict_samples(model, num_outputs(cell.task), cell)
 
     def judge(self, scores_S1: np.ndarray, cell: CellContext) -> Judgement:
         parts = np.split(scores_S1[:, 0], self.bounds_Q1[1:-1])

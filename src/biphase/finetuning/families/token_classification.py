@@ -7,10 +7,9 @@ character is in.
 Letters: T tokens, S sentences, W words of a split, C classes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from scipy.special import softmax
@@ -18,19 +17,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import (
-    Batch,
-    CellContext,
-    EncodedSplit,
-    HashedTokenizer,
-    backward_in_microbatches,
-    bounds_of_lengths,
-    concatenate,
-    predict_tokens,
-    targets_on_device,
-    tokenize,
-)
-from biphase.finetuning.metrics import Judgement, token_metrics
+from biphase.finetuning.encoding import Batch, CellContext, EncodedSplit, HashedTokenizer, to_bounds
+from biphase.finetuning.metrics import Judgement, Rows, token_metrics
 from biphase.tasks.examples import TaggedWords
 from biphase.tasks.spec import Task
 
@@ -48,19 +36,19 @@ class TaggedSplit(EncodedSplit):
     def encode(
         cls, task: Task, examples: Sequence[TaggedWords], tokenizer: HashedTokenizer, config: FinetuneConfig
     ) -> "TaggedSplit":
-        word_bounds_S1 = bounds_of_lengths([len(example.words) for example in examples])
+        word_bounds_S1 = to_bounds([len(example.words) for example in examples])
         sentences = [" ".join(example.words) for example in examples]
         room = tokenizer.room(config.max_length)
         parts, words = [], []
         for example, first, (ids, spans_T2) in zip(
-            examples, word_bounds_S1[:-1], tokenize(tokenizer, sentences, with_spans=True), strict=True
+            examples, word_bounds_S1[:-1], tokenizer.tokenize(sentences, with_spans=True), strict=True
         ):
             parts.append(ids)
             # The words of the tokens that are kept, numbered through the whole split, between special tokens (-1).
             last_characters = np.maximum(spans_T2[:, 1] - 1, spans_T2[:, 0])[:room]
             inside = first + words_of_tokens(example.words, last_characters)
             words += [np.full(len(tokenizer.opening), -1), inside, np.full(1, -1)]
-        texts = concatenate(tokenizer, parts, config.max_length)
+        texts = tokenizer.concatenate(parts, config.max_length)
         return TaggedSplit(
             ids=[example.id for example in examples],
             texts=texts,
@@ -73,20 +61,21 @@ class TaggedSplit(EncodedSplit):
 
     def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: CellContext) -> Tensor:
         """The mean loss over the tokens of words in some sentences, and its gradient."""
-        num_targets = sum(int((self.words_T[begin:end] >= 0).sum()) for begin, end in self.texts.bounds_of(items))
+        bounds_S1 = self.texts.bounds_S1
+        num_targets = sum(int((self.words_T[bounds_S1[item] : bounds_S1[item + 1]] >= 0).sum()) for item in items)
 
         def loss_of(logits_TC: Tensor, batch: Batch) -> Tensor:
             words_T = self.words_T[batch.indices_T]
             targets_T = np.where(words_T >= 0, self.tags_W[words_T], -100)  # torch's number for: no target
-            return cross_entropy(logits_TC, targets_on_device(targets_T, cell), reduction="sum") / max(num_targets, 1)
+            return cross_entropy(logits_TC, cell.on_device(targets_T), reduction="sum") / max(num_targets, 1)
 
-        return backward_in_microbatches(model, self.texts, items, cell, loss_of)
+        return self.backward(model, items, cell, loss_of)
 
     def predict(self, model: nn.Module, cell: CellContext) -> tuple[np.ndarray, np.ndarray]:
         """The tags [W], and the mean, over a word's tokens, of the probability of its tag; 0 for words that were cut
         off."""
         classes, num_words = cell.task.classes, len(self.tags_W)
-        logits_TC = predict_tokens(model, self.texts, len(classes), cell)
+        logits_TC = self.texts.predict_tokens(model, len(classes), cell)
         default = 0 if classes[0] == "O" else UNKNOWN
         tags_W = vote(logits_TC.argmax(-1), self.words_T, num_words, len(classes), default)
         probabilities_TC = softmax(logits_TC, axis=-1)
@@ -97,7 +86,7 @@ class TaggedSplit(EncodedSplit):
 
     def judge(self, predictions: tuple[np.ndarray, np.ndarray], cell: CellContext) -> Judgement:
         metrics = token_metrics(self.tags_W, predictions[0], self.word_bounds_S1, cell.task.classes)
-        return metrics, list(tag_rows(self, predictions, cell.task.classes))
+        return metrics, tag_rows(self, predictions, cell.task.classes)
 
 
 UNKNOWN = -1
@@ -127,16 +116,12 @@ def vote(labels_T: np.ndarray, words_T: np.ndarray, num_words: int, num_labels: 
     return np.where(has_tokens_W, ranks_WC.argmax(axis=1), default)
 
 
-def tag_rows(
-    split: TaggedSplit, predictions: tuple[np.ndarray, np.ndarray], classes: Sequence[str]
-) -> Iterator[dict[str, Any]]:
+def tag_rows(split: TaggedSplit, predictions: tuple[np.ndarray, np.ndarray], classes: Sequence[str]) -> Rows:
     names = np.array([*classes, ""], dtype=object)
     gold, predicted = names[split.tags_W].tolist(), names[predictions[0]].tolist()
     probabilities = predictions[1].round(5).tolist()
+    rows = []
     for id, (begin, end) in zip(split.ids, pairwise(split.word_bounds_S1.tolist()), strict=True):
-        yield {
-            "id": id,
-            "gold": gold[begin:end],
-            "predicted": predicted[begin:end],
-            "probabilities": probabilities[begin:end],
-        }
+        row = {"id": id, "gold": gold[begin:end], "predicted": predicted[begin:end]}
+        rows.append(row | {"probabilities": probabilities[begin:end]})
+    return rows
