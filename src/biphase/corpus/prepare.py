@@ -168,8 +168,8 @@ Grouped = list[tuple[ShardSplitName | None, list[TextSource]]]
 
 
 def find_both(sources: Sequence[str | Path], validation_sources: Sequence[str | Path], out: Path) -> Grouped:
-    """The files of both splits. Of what the shards in `out` were made of, those of an unfinished set too, hub data
-    sets are taken at the same commit."""
+    """The files of both splits. A hub data set of which shards are in `out`, be the set finished or not, is taken at
+    their commit. Raises `InputError` where a file is in both."""
     known: set[str] = set()
     for path in sorted(out.glob("shards/*/shard.json")):
         with suppress(InputError):  # a damaged one is told where it is used
