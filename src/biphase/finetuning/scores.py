@@ -322,7 +322,11 @@ def read_examples(score: Score, split: EvaluatedSplit = "test", most: int | None
 def save_examples(path: Path, examples: ExampleScores, predictions: str) -> None:
     """Write what examples contribute, with the hash of the predictions that it belongs to."""
     statistic = getattr(examples.statistic, "__name__", "")
-    facts: dict[str, Any] = {"statistic": statistic, "is_degenerate": examples.is_degenerate, "predictions": predictions}
+    facts: dict[str, Any] = {
+        "statistic": statistic,
+        "is_degenerate": examples.is_degenerate,
+        "predictions": predictions,
+    }
     np.savez_compressed(path, ids=np.array(examples.ids), values=examples.values, **facts)
 
 
