@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from biphase.api.folders import inspect
+from biphase.corpus import shards
 from biphase.corpus.prepare import prepare
 from biphase.corpus.shards import Duplicates, ShardSet, count_near_copies, read_shard_manifest, shingles
 from biphase.errors import InputError
@@ -29,9 +30,11 @@ def made(corpus: Any, tmp_path: Path) -> Path:
     return tmp_path / "set"
 
 
-def test_exact_copies(made: Path) -> None:
+def test_exact_copies(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = read_shard_manifest(made)
     assert manifest.duplicates == Duplicates(train=2, validation=0, in_both=2)
+    monkeypatch.setattr(shards, "HASHES_AT_ONCE", 3)
+    assert shards.count_copies(made, manifest.shards) == manifest.duplicates, "in ranges"
     assert inspect(made)["exact_copies"] == manifest.duplicates.model_dump()
 
 

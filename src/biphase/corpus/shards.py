@@ -307,18 +307,32 @@ def check_tokenizer(shards: ShardSet, expected_hash: str) -> None:
         )
 
 
+HASHES_AT_ONCE = 1 << 26
+"""Hashes of documents that are sorted in memory together: half a GB."""
+
+
 def count_copies(folder: Path, shards: tuple[Shard, ...]) -> Duplicates:
-    """Count the documents of the shards below `folder` that are copies of another one, token for token."""
-    hashes: dict[ShardSplitName, np.ndarray] = {}
-    for split in SHARD_SPLITS:
-        paths = [folder / "shards" / shard.name / f"{split}.hashes" for shard in shards]
-        hashes[split] = np.concatenate([np.fromfile(path, dtype="<u8") for path in paths])
-    trained = np.unique(hashes["train"])
-    return Duplicates(
-        train=len(hashes["train"]) - len(trained),
-        validation=len(hashes["validation"]) - len(np.unique(hashes["validation"])),
-        in_both=int(np.isin(hashes["validation"], trained).sum()),
-    )
+    """Count the documents of the shards below `folder` that are copies of another one, token for token.
+
+    A set with many documents is read several times, each time for the hashes of one range of values.
+    """
+    num_documents = sum(part.documents for shard in shards for part in shard.parts.values())
+    num_ranges = num_documents // HASHES_AT_ONCE + 1
+    train = validation = in_both = 0
+    for number in range(num_ranges):
+        low, high = (number << 64) // num_ranges, ((number + 1) << 64) // num_ranges - 1
+        hashes: dict[ShardSplitName, np.ndarray] = {}
+        for split in SHARD_SPLITS:
+            pieces = [np.empty(0, np.uint64)]
+            for shard in shards:
+                hashes_D = np.fromfile(folder / "shards" / shard.name / f"{split}.hashes", dtype="<u8")
+                pieces.append(hashes_D[(hashes_D >= np.uint64(low)) & (hashes_D <= np.uint64(high))])
+            hashes[split] = np.concatenate(pieces)
+        trained = np.unique(hashes["train"])
+        train += len(hashes["train"]) - len(trained)
+        validation += len(hashes["validation"]) - len(np.unique(hashes["validation"]))
+        in_both += int(np.isin(hashes["validation"], trained).sum())
+    return Duplicates(train=train, validation=validation, in_both=in_both)
 
 
 COMPARED_DOCUMENTS = 20_000
