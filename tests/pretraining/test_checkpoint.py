@@ -162,7 +162,7 @@ def test_the_last_step_of_a_done_run_is_not_the_one_before(run: Run) -> None:
     manifest = run.steps / "12" / "manifest.json"
     manifest.unlink()
     manifest.symlink_to(manifest.name)  # a loop
-    with pytest.raises(InputError, match=r"is done at step 12 .*; the last whole one is @3: say .*@3 for that"):
+    with pytest.raises(InputError, match=r"is done at step 12, .*; the last whole one is @3: say .*@3 for that"):
         find_checkpoint(str(run.path))
     assert find_checkpoint(f"{run.path}@3") == run.steps / "3"
 

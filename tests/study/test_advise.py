@@ -368,7 +368,7 @@ def test_the_description_names_choices_sizes_and_caveats() -> None:
 def test_devices_are_for_hours(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU of this machine is measured, unless its efficiency is stated."""
     for name, value in (("device", "H100"), ("devices", 4), ("efficiency", 0.4)):
-        with pytest.raises(InputError, match=f"`{name}` says what computes in `hours`, and none are given"):
+        with pytest.raises(InputError, match=f"`{name}` says what computes in `hours`: give these too"):
             biphase.advise(flops=1e18, **{name: value})
     measured = Machine("CPU", 2, 2e10, 1.0, "measured here")
     monkeypatch.setattr("biphase.api.speed.measure_cpu", lambda cores: replace(measured, devices=cores or 2))

@@ -261,7 +261,7 @@ def test_scores_of_other_weights_do_not_count(plan: Plan, finished: StudyFolder,
     model = next(model for model in plan.models if model.name == "tiny-mlm40-12")
     config = trained_folder(place, "tiny-mlm40-12") / "steps" / "12" / "model" / "config.json"
     config.write_text(config.read_text() + " ")
-    with pytest.raises(InputError, match=r"config\.json is not as it was written"):
+    with pytest.raises(InputError, match=r"config\.json is damaged \(it is not what was written"):
         read_state(plan, place)
     manifest = config.parents[1] / "manifest.json"  # as if it had been trained anew
     content = {key: value for key, value in read_json(manifest).items() if key != "record_hash"}

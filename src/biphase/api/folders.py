@@ -171,7 +171,8 @@ def score_facts(path: Path) -> Facts:
 def scores_facts(path: Path) -> Facts:
     score_set = read_scores(path)
     broken = [f"{file} ({reason})" for file, reason in score_set.broken.items()]
-    return {"scores": len(score_set.scores), **fields_of(score_set, "models tasks"), "broken": broken}
+    names = {"models": score_set.models, "tasks": tuple(sorted(score_set.grids))}
+    return {"scores": len(score_set.scores), **names, "broken": broken}
 
 
 def cache_facts(path: Path) -> Facts:
