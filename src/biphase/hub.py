@@ -211,7 +211,7 @@ def refuse_pickles(source: str | Path) -> None:
     if pickled is not None:
         told = f"{source} has its weights as a pickle only ({pickled.name}), which is never opened"
         raise InputError(f"{told}; save them as safetensors: model.save_pretrained(folder)")
-    remedy = "choose a revision that has them (refs/pr may), or save them so"  # no pickle comes to the hub's cache
+    remedy = "choose a folder or a revision that has them (refs/pr may), or save them so"  # no pickle comes to the hub's cache
     raise InputError(f"{model_name(source)} has no weights (*.safetensors), and pickles are never opened: {remedy}")
 
 

@@ -6,6 +6,7 @@ An input is its text and the tokenizer's end-of-text token; where a tokenizer op
 Letters: T tokens, S samples, U tokens in use.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,7 +21,7 @@ from biphase.device import to_device
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, PackedLayout, choose_backend, lay_out
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.metrics import Judgement
-from biphase.tasks.examples import LabelledText
+from biphase.tasks.examples import LabelledText, TaskData
 from biphase.tasks.spec import TASK_SPLITS, Task, TaskSplit
 
 TEXTS_PER_CALL = 50_000
@@ -157,7 +158,7 @@ class TokenizedTexts:
 
 
 @dataclass(frozen=True)
-class EncodedSplit:
+class EncodedSplit(ABC):
     """One split of a task as token ids. Each family of tasks adds its targets to it, its loss, what it predicts and how
     that is scored; it knows neither where data is from nor how training goes.
 
@@ -187,19 +188,13 @@ class EncodedSplit:
         return self.texts.count_tokens(items)
 
     @classmethod
-    def encode(cls, task: Task, examples: Any, tokenizer: HashedTokenizer, config: FinetuneConfig) -> "EncodedSplit":
-        """The examples of a split, as `tasks.examples` has them, as token ids with their targets."""
-        raise NotImplementedError
-
-    @classmethod
+    @abstractmethod
     def encode_task(cls, data: Any, tokenizer: HashedTokenizer, config: FinetuneConfig) -> "EncodedTask":
-        """All splits of a task; a family that must see them together has its own."""
-        splits = {name: cls.encode(data.task, data.splits[name], tokenizer, config) for name in TASK_SPLITS}
-        return EncodedTask(splits, data.left_out)
+        """All splits of a task, as `tasks.examples` has them, as token ids with their targets."""
 
+    @abstractmethod
     def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: "CellContext") -> Tensor:
         """The mean loss over some training items, and its gradient added to that of the parameters."""
-        raise NotImplementedError
 
     def backward(
         self,
@@ -225,14 +220,14 @@ class EncodedSplit:
             total += loss.detach()
         return total
 
+    @abstractmethod
     def predict(self, model: nn.Module, cell: "CellContext") -> Any:
         """The predictions for all examples. Called under `torch.no_grad`, with a model in evaluation mode."""
-        raise NotImplementedError
 
+    @abstractmethod
     def judge(self, predictions: Any, cell: "CellContext") -> Judgement:
         """Every metric of the family by its name, as a share between 0 and 1; and a row for each example, as it is
         written to `test.jsonl`: its id, what was predicted, and its score."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -242,6 +237,17 @@ class EncodedTask:
     splits: dict[TaskSplit, Any]
     left_out: int
     """Rows of the data without a gold label."""
+
+
+def encode_each(
+    encode: Callable[[Task, Any, HashedTokenizer, FinetuneConfig], EncodedSplit],
+    data: TaskData[Any],
+    tokenizer: HashedTokenizer,
+    config: FinetuneConfig,
+) -> EncodedTask:
+    """The splits of a task whose family encodes one without a look at the others."""
+    splits = {name: encode(data.task, data.splits[name], tokenizer, config) for name in TASK_SPLITS}
+    return EncodedTask(splits, data.left_out)
 
 
 def cut_longest(spans_T2: np.ndarray, columns: Sequence[tuple[int, int]], room: int) -> np.ndarray:

@@ -333,7 +333,7 @@ def save_examples(path: Path, examples: ExampleScores, predictions: str) -> None
 def read_saved_examples(path: Path, predictions: str | None) -> ExampleScores | None:
     """What `save_examples` wrote; None where there is nothing that is whole and belongs to these predictions."""
     try:
-        with np.load(path) as saved:
+        with np.load(path, allow_pickle=False) as saved:
             if str(saved["predictions"]) != predictions:
                 return None
             statistic = STATISTICS.get(str(saved["statistic"]))

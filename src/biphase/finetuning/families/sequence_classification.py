@@ -20,7 +20,16 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import Batch, CellContext, EncodedSplit, HashedTokenizer, count_touched, to_bounds
+from biphase.finetuning.encoding import (
+    Batch,
+    CellContext,
+    EncodedSplit,
+    EncodedTask,
+    HashedTokenizer,
+    count_touched,
+    encode_each,
+    to_bounds,
+)
 from biphase.finetuning.families.question_answering import segment_logsumexp
 from biphase.finetuning.heads import num_outputs
 from biphase.finetuning.metrics import Judgement, accuracy, multi_label_metrics, regression_metrics, sequence_metrics
@@ -50,6 +59,10 @@ class LabelledSplit(EncodedSplit):
         else:
             labels_S = np.array(labels, dtype=np.int64 if task.problem_type is None else np.float64)
         return LabelledSplit([example.id for example in examples], texts, len(examples), len(texts.truncated), labels_S)
+
+    @classmethod
+    def encode_task(cls, data: Any, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask:
+        return encode_each(cls.encode, data, tokenizer, config)
 
     def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: CellContext) -> Tensor:
         def loss_of(logits_SC: Tensor, batch: Batch) -> Tensor:
@@ -135,6 +148,10 @@ class ChoiceSplit(EncodedSplit):
         right_Q = np.array([example.right for example in examples], dtype=np.int64)
         num_cut = count_touched(bounds_Q1, texts.truncated)
         return ChoiceSplit([example.id for example in examples], texts, len(examples), num_cut, bounds_Q1, right_Q)
+
+    @classmethod
+    def encode_task(cls, data: Any, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask:
+        return encode_each(cls.encode, data, tokenizer, config)
 
     def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: CellContext) -> Tensor:
         """The mean over questions of the cross-entropy over their choices, and its gradient."""

@@ -10,6 +10,7 @@ Letters: T tokens, S sentences, W words of a split, C classes.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from scipy.special import softmax
@@ -17,7 +18,15 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import Batch, CellContext, EncodedSplit, HashedTokenizer, to_bounds
+from biphase.finetuning.encoding import (
+    Batch,
+    CellContext,
+    EncodedSplit,
+    EncodedTask,
+    HashedTokenizer,
+    encode_each,
+    to_bounds,
+)
 from biphase.finetuning.metrics import Judgement, Rows, token_metrics
 from biphase.tasks.examples import TaggedWords
 from biphase.tasks.spec import Task
@@ -58,6 +67,10 @@ class TaggedSplit(EncodedSplit):
             word_bounds_S1=word_bounds_S1,
             words_T=np.concatenate(words),
         )
+
+    @classmethod
+    def encode_task(cls, data: Any, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask:
+        return encode_each(cls.encode, data, tokenizer, config)
 
     def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: CellContext) -> Tensor:
         """The mean loss over the tokens of words in some sentences, and its gradient."""
