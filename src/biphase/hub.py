@@ -211,7 +211,8 @@ def refuse_pickles(source: str | Path) -> None:
     if pickled is not None:
         told = f"{source} has its weights as a pickle only ({pickled.name}), which is never opened"
         raise InputError(f"{told}; save them as safetensors: model.save_pretrained(folder)")
-    remedy = "choose a folder or a revision that has them (refs/pr may), or save them so"  # no pickle comes to the hub's cache
+    # The hub's cache has no pickles, so it is not known whether there are any.
+    remedy = "choose a folder or a revision that has them (refs/pr may), or save them so"
     raise InputError(f"{model_name(source)} has no weights (*.safetensors), and pickles are never opened: {remedy}")
 
 
