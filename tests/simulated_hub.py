@@ -301,7 +301,8 @@ class SimulatedHub:
         if token != TOKEN:
             return refusal(403 if token else 401, "", "You don't have the rights for this.")
         if (kind, id) in self.repositories:
-            return refusal(409, "", "You already created this repo")
+            body = json.dumps({"error": "You already created this repo", "url": f"{self.url}/{id}"})
+            return Answer(409, body.encode(), {})
         is_private = wanted.get("private") is True or wanted.get("visibility") == "private"
         self.commit(id, {".gitattributes": b""}, kind=kind, private=is_private)
         return answer_json({"url": f"{self.url}/{id}", "id": id, "name": id})

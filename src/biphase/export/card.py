@@ -1,13 +1,15 @@
-"""A run, told to people: the curves of its losses and the model card of its export."""
+"""Model cards: a head for the hub and a template; and a run, told to people, with the curves of its losses."""
 
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import transformers
 import yaml
+from huggingface_hub import ModelCardData
 from jinja2 import Environment, StrictUndefined
 from transformers import PreTrainedModel
 
@@ -17,12 +19,6 @@ from biphase.errors import InputError
 from biphase.pretraining.checkpoint import CheckpointManifest, read_checkpoint_manifest
 from biphase.run import Run, find_checkpoint, read_metrics, read_recipe, split_reference
 from biphase.style import LOOKS, plot_losses
-
-PREDICTS = {
-    "clm": "the next token, from the tokens before it",
-    "mlm": "masked tokens in place, from both sides",
-    "mntp": "masked tokens, from the position before each and both sides",
-}
 
 FLOOR = "5.17"
 """The first version of transformers in which every decoder that is adapted here looks both ways."""
@@ -54,16 +50,18 @@ def tell_direction(config: Any) -> str:
     return BOTH_WAYS + (WINDOW.format(window=window) if window else "")
 
 
-def write_card(
-    run: Run,
-    manifest: CheckpointManifest,
-    name: str,
-    network: PreTrainedModel,
-    eos: str,
-    merged: str,
-    misread_as: str,
+def render_card(template: Path, head: ModelCardData, **facts: Any) -> str:
+    """A model card as Markdown: the fields that the hub reads, and a template that is filled with `facts`."""
+    room = Environment(trim_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined)
+    room.filters["yaml"] = partial(yaml.safe_dump, sort_keys=False, allow_unicode=True)
+    text = room.from_string(template.read_text(encoding="utf-8")).render(facts, version=__version__)
+    return f"---\n{head.to_yaml()}\n---\n\n{text}"
+
+
+def describe_export(
+    run: Run, manifest: CheckpointManifest, name: str, network: PreTrainedModel, eos: str, merged: str, misread_as: str
 ) -> str:
-    """The model card as Markdown, with the fields that the hub reads.
+    """The model card of a checkpoint.
 
     Args:
         eos: the end-of-text token.
@@ -75,24 +73,22 @@ def write_card(
     # fill-mask takes no class of a decoder, and none of these pipelines looks at the position before a mask.
     pipelines = {("mlm", "AutoModelForMaskedLM"): "fill-mask", ("clm", auto_class): "text-generation"}
     pipeline_tag = pipelines.get((manifest.objective, auto_class), "feature-extraction")
+    tags = ["biphase", network.config.model_type]
+    head = ModelCardData(library_name="transformers", pipeline_tag=pipeline_tag, base_model=base, tags=tags)
     config = read_recipe(run).model_dump(mode="json")  # without the paths of this machine
     texts = [(part, "path") for part in config["data"].get("mixture") or ()]
     config["data"]["shards"] = Path(config["data"]["shards"]).name
     for settings, key in ((config["init"], "model"), (config["init"], "checkpoint"), *texts):
         if settings[key] and Path(settings[key]).is_absolute():
             settings[key] = Path(settings[key]).name
-    room = Environment(trim_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined)
-    template = room.from_string(Path(__file__).with_name("card.md.j2").read_text(encoding="utf-8"))
-    return template.render(
-        head=write_head("transformers", pipeline_tag, base, ["biphase", network.config.model_type]),
+    return render_card(
+        Path(__file__).with_name("card.md.j2"),
+        head,
         title=harmless(name),
         name=json.dumps(name, ensure_ascii=False)[1:-1],
-        looks_back=manifest.objective == "clm",
+        network=network,
         network_class=type(network).__name__,
-        parameters=sum(parameter.numel() for parameter in network.parameters()),
-        predicts=PREDICTS[manifest.objective],
         auto_class=auto_class,
-        tokenizer_class="PreTrainedTokenizerFast" if misread_as else "AutoTokenizer",
         misread=misread_as and MISREAD.format(chosen=misread_as, type=network.config.model_type),
         both_ways=tell_direction(network.config),
         eos=eos,
@@ -100,8 +96,7 @@ def write_card(
         manifest=manifest,
         merged=merged,
         validation=[row for row in read_metrics(run, "validation") if row["step"] <= manifest.run_step],
-        recipe=yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
-        version=__version__,
+        recipe=config,
     )
 
 
@@ -111,14 +106,6 @@ def harmless(text: str) -> str:
         return text
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence}{text!r}{fence}"
-
-
-def write_head(library: str, pipeline_tag: str, base: str | None, tags: list[str], dataset: str | None = None) -> str:
-    """The lines at the top of a card that the hub reads; `base` and `dataset` are hub ids."""
-    head: dict[str, Any] = {"library_name": library, "pipeline_tag": pipeline_tag}
-    head |= {"base_model": base} if base else {}
-    head |= {"datasets": [dataset]} if dataset else {}
-    return f"---\n{yaml.safe_dump({**head, 'tags': tags}, sort_keys=False)}---\n"
 
 
 def tell_history(run: Run, manifest: CheckpointManifest) -> tuple[str | None, list[str]]:

@@ -7,6 +7,7 @@ a run that ended with CLM is written as Llama, and one that ended with MLM as Eu
 class; `is_causal` in its configuration tells transformers to look both ways."""
 
 import copy
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,22 +17,13 @@ import torch
 from transformers import AutoModelForCausalLM, EuroBertConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from biphase.corpus.tokenizer import load_tokenizer, misreading_class
+from biphase.encoder import proofs
 from biphase.encoder.attention import lay_out
 from biphase.encoder.network import check_mergeable, language_model_class, layer_cosines, load_model, merge_weights
 from biphase.encoder.packed import head_bias, head_input, packed_hidden, position_limit
-from biphase.encoder.proofs import (
-    MOVED_BY_ROUNDING,
-    PROOF_LENGTHS,
-    FailedProofError,
-    agree,
-    reach,
-    relative_moves,
-    telling_tokens,
-    window_of,
-    with_windows,
-)
+from biphase.encoder.proofs import FailedProofError
 from biphase.errors import InputError
-from biphase.export.card import FLOOR, MISREAD, draw_curves, write_card
+from biphase.export.card import FLOOR, MISREAD, describe_export, draw_curves
 from biphase.files import read_json_as, refuse_filled, whole_folder, write_json, write_mark, write_text
 from biphase.hub import fetch_model, model_fingerprint
 from biphase.pretraining.checkpoint import CheckpointManifest, read_checkpoint_manifest
@@ -100,15 +92,8 @@ SENTENCE_TRANSFORMERS_FILES: dict[str, Any] = {
 NEEDS_VERSION: dict[str, Any] = {"requirements": {"transformers": f">={FLOOR}"}}
 """The requirement of a decoder that looks both ways; sentence-transformers 6.2 and later heed it."""
 
-POOLING_KEYS = {
-    "cls": "cls_token",
-    "mean": "mean_tokens",
-    "max": "max_tokens",
-    "mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "weightedmean": "weightedmean_tokens",
-    "lasttoken": "lasttoken",
-}
-"""Ways of pooling → what that spelling calls them."""
+POOLING_KEYS = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+"""What that spelling calls ways of pooling: `mean`, for example, `mean_tokens`."""
 
 
 def export_checkpoint(reference: str, folder: Path, merge: float | None = None) -> str:
@@ -146,7 +131,7 @@ def export_checkpoint(reference: str, folder: Path, merge: float | None = None) 
             write_sentence_transformer(part, exported)
         check_export(part, kind, network, causal)
         draw_curves(run, manifest.run_step, part / "curves.png")
-        card = write_card(run, manifest, folder.name, exported, tokenizer.eos_token, merged, misread_as)
+        card = describe_export(run, manifest, folder.name, exported, tokenizer.eos_token, merged, misread_as)
         write_text(part / "README.md", card)
         write_mark(part, "encoder")
     looks = "causal" if causal else "bidirectional"
@@ -171,7 +156,7 @@ def set_direction(config: Any, causal: bool) -> None:
     config.__dict__.pop(DIRECTION_KEY, None)
     told = copy.copy(config)
     setattr(told, DIRECTION_KEY, True)
-    if not causal and window_of(type(config).from_dict(told.to_dict())) == window_of(config):
+    if not causal and proofs.window_of(type(config).from_dict(told.to_dict())) == proofs.window_of(config):
         setattr(config, DIRECTION_KEY, True)
 
 
@@ -187,11 +172,11 @@ def check_export(folder: Path, kind: Any, network: PreTrainedModel, causal: bool
     """Load the folder as a user would, and compare with the packed network on two sequences that differ at the end,
     both with narrow windows where they have any."""
     reloaded = kind.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval()
-    if window_of(reloaded.config) != window_of(network.config):
+    if proofs.window_of(reloaded.config) != proofs.window_of(network.config):
         raise FailedProofError(f"{folder}: its window is another than in training")
-    reloaded, packed = with_windows(reloaded), with_windows(network.eval())
-    length = min(max(PROOF_LENGTHS), position_limit(network) or max(PROOF_LENGTHS))
-    last, other, *tokens = telling_tokens(network, length + 1).tolist()
+    reloaded, packed = proofs.with_windows(reloaded), proofs.with_windows(network.eval())
+    length = min(max(proofs.PROOF_LENGTHS), position_limit(network) or max(proofs.PROOF_LENGTHS))
+    last, other, *tokens = proofs.telling_tokens(network, length + 1).tolist()
     tokens_T, changed_T = (torch.tensor([*tokens, end]) for end in (last, other))
     layout = lay_out(np.array([0, length]), causal=causal)
     hidden_TD = packed_hidden(packed.base_model, tokens_T, torch.arange(length), layout)
@@ -200,10 +185,10 @@ def check_export(folder: Path, kind: Any, network: PreTrainedModel, causal: bool
     ours_TV = torch.nn.functional.linear(head_input(network, hidden_TD), head.weight, head_bias(network))
     ours_TV = softcap * torch.tanh(ours_TV / softcap) if softcap else ours_TV
     theirs_TV = reloaded(input_ids=tokens_T[None]).logits[0]
-    if not agree(ours_TV, theirs_TV):
+    if not proofs.agree(ours_TV, theirs_TV):
         raise FailedProofError(f"{type(reloaded).__name__} of plain transformers computes something else than trained")
-    moved_T = relative_moves(theirs_TV, reloaded(input_ids=changed_T[None]).logits[0])
-    does_move = moved_T[-1 - reach(reloaded) :] > MOVED_BY_ROUNDING[torch.float32]
+    moved_T = proofs.relative_moves(theirs_TV, reloaded(input_ids=changed_T[None]).logits[0])
+    does_move = moved_T[-1 - proofs.reach(reloaded) :] > proofs.MOVED_BY_ROUNDING[torch.float32]
     if not does_move[-1]:
         raise FailedProofError(f"{folder}: the proof cannot tell which way it looks: changed tokens change no logits")
     if does_move[:-1].any() if causal else not does_move.all():
@@ -277,5 +262,5 @@ def write_sentence_transformer(
     limit = max_length or position_limit(network)
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": limit, "do_lower_case": False})
     (folder / "1_Pooling").mkdir()
-    modes = {f"pooling_mode_{key}": pooling == mode for mode, key in POOLING_KEYS.items()}
+    modes = {f"pooling_mode_{key}": pooling == re.sub("_tokens?$", "", key) for key in POOLING_KEYS}
     write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": network.config.hidden_size, **modes})

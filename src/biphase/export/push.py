@@ -7,13 +7,12 @@ load goes, with card and curves, and nothing before all of it was looked at: no 
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCard
-from huggingface_hub.errors import HfHubHTTPError, HTTPError, RepositoryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, HTTPError
 from huggingface_hub.utils import validate_repo_id
 
 from biphase.errors import InputError, told_as
@@ -39,16 +38,6 @@ HUB_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
 WORDS_OF_A_TOKENIZER = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt")
 
 
-@dataclass(frozen=True)
-class Upload:
-    """One branch of the repository: the files by their paths there, and the completed card."""
-
-    revision: str
-    files: dict[str, Path]
-    card: str
-    left_here: list[str]
-
-
 def push_model(
     source: str,
     repo: str,
@@ -66,20 +55,30 @@ def push_model(
     told = [f"{repo}: {'public' if public else 'private'}, nothing sent (dry run)" if dry_run else f"{repo}:"]
     api = HfApi(library_name="biphase")
     with TemporaryDirectory() as room:
-        folders = folders_to_send(source, repo, Path(room))  # the first is looked at before the next is exported
-        uploads = [plan_upload(folder, revision, repo, license, languages) for revision, folder in folders]
-        for upload in uploads:
-            told.append(f"revision {upload.revision}:")
-            told += [f"  {name}  {path.stat().st_size / 1e6:,.2f} MB" for name, path in upload.files.items()]
-            told += [f"  stays here: {', '.join(upload.left_here)}"] if upload.left_here else []
+        uploads: dict[str, dict[str, Any]] = {}
+        # The first is looked at before the next is exported.
+        for revision, folder in folders_to_send(source, repo, Path(room)):
+            paths = {path.relative_to(folder).as_posix(): path for path in files_below(folder) if not path.is_symlink()}
+            files = {name: path for name, path in paths.items() if MODEL_FILES.fullmatch(name)}
+            told.append(f"revision {revision}:")
+            told += [f"  {name}  {path.stat().st_size / 1e6:,.2f} MB" for name, path in files.items()]
+            told += [f"  stays here: {', '.join(sorted(paths.keys() - files.keys()))}"] if paths != files else []
+            check_files(folder, files)
+            card = files[CARD_NAME].read_text(encoding="utf-8").replace(f'("{folder.name}"', f'("{repo}"')
+            card = complete_card(card, files[CARD_NAME], license, languages)
+            uploads[revision] = {**files, CARD_NAME: card.encode()}
         if not dry_run:
             try:
-                try:
-                    if not api.model_info(repo).private and not public:
-                        raise InputError(f"{repo} is there already, and public; say public to send to it")
-                except RepositoryNotFoundError:
-                    api.create_repo(repo, private=not public)
-                told += [send(api, repo, upload) for upload in uploads]
+                api.create_repo(repo, private=not public, exist_ok=True)
+                if not public and not api.model_info(repo).private:
+                    raise InputError(f"{repo} is there already, and public; say public to send to it")
+                for revision, contents in uploads.items():
+                    if revision != "main":
+                        api.create_branch(repo, branch=revision, exist_ok=True)
+                    operations = [CommitOperationAdd(name, content) for name, content in contents.items()]
+                    message = f"biphase push ({revision})"
+                    commit = api.create_commit(repo, operations, commit_message=message, revision=revision)
+                    told.append(commit.commit_url)
             except (HfHubHTTPError, HTTPError, OSError) as error:
                 remedy = "is the name right, and are you signed in (`hf auth login`)?"
                 raise InputError(f"{repo}: {hub_says(error)}; {remedy}") from None
@@ -111,10 +110,8 @@ def folders_to_send(source: str, repo: str, room: Path) -> Iterator[tuple[str, P
         yield revision, folder
 
 
-def plan_upload(folder: Path, revision: str, repo: str, license: str | None, languages: tuple[str, ...]) -> Upload:
-    """Choose the files of a folder that go to the hub. Raises `InputError` for no model, and for texts to keep here."""
-    paths = {path.relative_to(folder).as_posix(): path for path in files_below(folder) if not path.is_symlink()}
-    files = {name: path for name, path in paths.items() if MODEL_FILES.fullmatch(name)}
+def check_files(folder: Path, files: dict[str, Path]) -> None:
+    """Raises `InputError` for files that are no model with a card, and for texts to keep here."""
     has_weights = any(name.endswith(".safetensors") for name in files)
     if not has_weights or not files.keys() & {"config.json", "modules.json"}:
         raise InputError(f"{folder} is no model folder (configuration and *.safetensors); export a run into one first")
@@ -130,9 +127,6 @@ def plan_upload(folder: Path, revision: str, repo: str, license: str | None, lan
                 local.append(f"{path} ({match[1]})")
     if local:
         raise InputError(f"places on this machine are named in {', '.join(local)}: write another word there")
-    text = files[CARD_NAME].read_text(encoding="utf-8").replace(f'("{folder.name}"', f'("{repo}"')
-    card = complete_card(text, folder / CARD_NAME, license, languages)
-    return Upload(revision, files, card, sorted(paths.keys() - files.keys()))
 
 
 def complete_card(text: str, path: Path, license: str | None, languages: tuple[str, ...]) -> str:
@@ -149,13 +143,3 @@ def complete_card(text: str, path: Path, license: str | None, languages: tuple[s
             raise InputError(f"{path} says {name} {said}, not {wanted}: leave one out, or change the other at its top")
         setattr(card.data, name, said or wanted)
     return str(card)
-
-
-def send(api: HfApi, repo: str, upload: Upload) -> str:
-    """One commit with all files of an upload; says where it is."""
-    if upload.revision != "main":
-        api.create_branch(repo, branch=upload.revision, exist_ok=True)
-    contents: dict[str, Any] = {**upload.files, CARD_NAME: upload.card.encode()}
-    operations = [CommitOperationAdd(name, content) for name, content in contents.items()]
-    message = f"biphase push ({upload.revision})"
-    return api.create_commit(repo, operations, commit_message=message, revision=upload.revision).commit_url

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from huggingface_hub import ModelCardData
 from torch import nn
 
 from biphase.corpus.tokenizer import misreading_class
 from biphase.encoder.proofs import telling_tokens
 from biphase.errors import InputError
-from biphase.export.card import harmless, tell_direction, write_head
+from biphase.export.card import harmless, tell_direction
 from biphase.export.model import as_llama, close_texts, set_direction, write_sentence_transformer
 from biphase.files import whole_folder, write_json, write_mark, write_text
 from biphase.finetuning.config import FinetuneConfig
@@ -206,8 +207,11 @@ def card_text(cell: CellContext, encoder: Encoder, model: Any, score: Score) -> 
     hub_id = task.hub.id if task.hub is not None else None
     dataset = hub_id if score.source.partition("@")[0] == hub_id else None
     tags = ["biphase", model.config.model_type]
-    head = write_head(library, pipeline_tag, None if is_of_this_machine else base, tags, dataset)
+    hub_base = None if is_of_this_machine else base
+    head = ModelCardData(
+        library_name=library, pipeline_tag=pipeline_tag, base_model=hub_base, datasets=dataset, tags=tags
+    )
     return (
-        f"{head}\n# {task.name}\n\n{name} fine-tuned by biphase.\n\n{headline}\n\n    {load}\n\n"
+        f"---\n{head}\n---\n\n# {task.name}\n\n{name} fine-tuned by biphase.\n\n{headline}\n\n    {load}\n\n"
         f"{inputs}\n{tell_direction(model.config)}{licence}"
     )
