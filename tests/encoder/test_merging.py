@@ -47,15 +47,14 @@ def test_cosines_are_pytorchs_over_all_weights_of_a_layer() -> None:
 
 def test_a_network_of_another_shape_is_refused() -> None:
     check_mergeable(Network(0), Network(1), "it")
-    with pytest.raises(InputError, match=r"it cannot be merged with: its weight 'embed.* is \[7, 4\], and \[7, 3\] in"):
+    with pytest.raises(
+        InputError, match=r"it cannot be merged with: weights that differ .* are embed_tokens\.weight, "
+    ):
         check_mergeable(Network(0), Network(1, width=4), "it")
     more = Network(1)
     more.head = nn.Linear(3, 1, bias=False)
-    for network, other, told in (
-        (Network(0), more, r"\[1, 3\], and absent"),
-        (more, Network(0), r"absent, and \[1, 3\]"),
-    ):
-        with pytest.raises(InputError, match=rf"its weight 'head.weight' is {told} in what was trained"):
+    for network, other in ((Network(0), more), (more, Network(0))):
+        with pytest.raises(InputError, match=r"are head\.weight$"):
             check_mergeable(network, other, "it")
-    with pytest.raises(InputError, match="it is a Linear and what was trained a Network"):
+    with pytest.raises(InputError, match="cannot be merged with"):
         check_mergeable(Network(0), nn.Linear(3, 3), "it")

@@ -59,7 +59,7 @@ TINY = {
     "pad_token_id": 0,
 }
 NO_GROUPS = {key: value for key, value in TINY.items() if key != "num_key_value_heads"}
-TOKENS = TokenIds(vocab_size=V, mask=1, eos=2, pad=2, bos=None)
+TOKENS = TokenIds(V, mask_token_id=1, eos_token_id=2, pad_token_id=2, bos_token_id=None)
 SMALL = {key: TINY[key] for key in list(TINY)[1:6]}
 
 FAMILIES: dict[str, Callable[[], Any]] = {
@@ -280,14 +280,14 @@ def test_initial_weights() -> None:
 def test_end_of_text_learns_where_it_is_the_padding_token() -> None:
     """In transformers, the embedding row of the padding token starts at zero and never gets a gradient."""
     model = PackedModel(make_family("eurobert"))
-    tokens_T = torch.tensor([5, 6, 7, TOKENS.eos])
+    tokens_T = torch.tensor([5, 6, 7, TOKENS.eos_token_id])
     loss, _, _ = model(
         tokens_T, torch.arange(4), lay_out(np.array([0, 4]), causal=False), torch.tensor([1]), torch.tensor([6])
     )
     loss.backward()
     embedding: Any = model.network.get_input_embeddings()
-    assert embedding.weight[TOKENS.eos].any()
-    assert embedding.weight.grad[TOKENS.eos].any()
+    assert embedding.weight[TOKENS.eos_token_id].any()
+    assert embedding.weight.grad[TOKENS.eos_token_id].any()
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -424,7 +424,7 @@ def test_make_model_names_what_is_wrong() -> None:
         make_model("1m", {"num_layers": 3}, TOKENS, 64, 0)
     with pytest.raises(InputError, match=r"5 attention heads and 4 key-value heads"):
         make_model("1m", {"num_attention_heads": 5}, TOKENS, 64, 0)
-    with pytest.raises(InputError, match=r"init.architecture: .*hidden_act"):
+    with pytest.raises(InputError, match=r"init.architecture makes no network .*hidden_act"):
         make_model("1m", {"hidden_act": 3}, TOKENS, 64, 0)
     with pytest.raises(InputError, match=r"max_position_embeddings is 16; set data.max_sample_tokens=16 or lower"):
         make_model("1m", {"max_position_embeddings": 16}, TOKENS, 64, 0)

@@ -9,31 +9,16 @@ shape can be averaged, and compared layer by layer.
 import copy
 import json
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from huggingface_hub.errors import StrictDataclassError
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    EuroBertConfig,
-    EuroBertForMaskedLM,
-    GenerationConfig,
-    PretrainedConfig,
-    PreTrainedModel,
-)
+from transformers import EuroBertConfig, PretrainedConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_MASKED_LM_MAPPING,
-    MODEL_FOR_MULTIMODAL_LM_MAPPING,
-)
 
 from biphase import console
 from biphase.encoder.attention import ATTENTION, OwnAttentionError
@@ -84,7 +69,7 @@ def load_whole_config(source: str | Path) -> PretrainedConfig:
     refuse_own_code(Path(source))
     name = model_name(source)
     with told_as(f"cannot read a model configuration from {name}"):
-        published: PretrainedConfig = AutoConfig.from_pretrained(str(source), trust_remote_code=False)
+        published: PretrainedConfig = transformers.AutoConfig.from_pretrained(str(source), trust_remote_code=False)
         config = published.get_text_config()
     quantized = getattr(published, "quantization_config", None) or getattr(config, "quantization_config", None)
     if quantized:
@@ -95,7 +80,10 @@ def load_whole_config(source: str | Path) -> PretrainedConfig:
 
 def has_other_parts(published: PretrainedConfig) -> bool:
     """Whether a network of text stands among others, for images or sound, in a model that writes text."""
-    return type(published) in MODEL_FOR_MULTIMODAL_LM_MAPPING and published.get_text_config() is not published
+    return (
+        type(published) in modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING
+        and published.get_text_config() is not published
+    )
 
 
 def refuse_own_code(folder: Path) -> None:
@@ -121,15 +109,10 @@ def refuse_own_code(folder: Path) -> None:
 
 def check_mergeable(network: nn.Module, other: nn.Module, name: str) -> None:
     """Raise `InputError` where `other`, which is called `name`, has not the same weights by name and shape."""
-    if type(network) is not type(other):
-        raise InputError(f"{name} is a {type(other).__name__} and what was trained a {type(network).__name__}")
-    ours, theirs = ({key: list(weight.shape) for key, weight in each.named_parameters()} for each in (network, other))
-    for key in sorted(ours.keys() | theirs.keys()):
-        if ours.get(key) != theirs.get(key):
-            raise InputError(
-                f"{name} cannot be merged with: its weight '{key}' is {theirs.get(key, 'absent')}, and "
-                f"{ours.get(key, 'absent')} in what was trained"
-            )
+    ours, theirs = ({(key, weight.shape) for key, weight in each.named_parameters()} for each in (network, other))
+    if type(network) is not type(other) or ours != theirs:
+        differing = ", ".join(sorted({key for key, _ in ours ^ theirs})[:3]) or "none, but other layers"
+        raise InputError(f"{name} cannot be merged with: weights that differ by name or shape are {differing}")
 
 
 @torch.no_grad()
@@ -162,34 +145,39 @@ MOST_OF_A_SIZE = 2**26
 
 @dataclass(frozen=True)
 class TokenIds:
-    """The ids that a network's configuration carries."""
+    """The ids that a network's configuration carries, by its names for them."""
 
     vocab_size: int
-    mask: int
-    eos: int
-    pad: int
-    bos: int | None
+    mask_token_id: int
+    eos_token_id: int
+    pad_token_id: int
+    bos_token_id: int | None
 
 
-def preset_config(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_len: int) -> EuroBertConfig:
+def preset_settings(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_len: int) -> dict[str, Any]:
     """The configuration of a preset, for samples of up to `max_len` tokens, with changes. Raises `InputError` for some
-    that make no network."""
-    sizes = find_preset(preset)
-    check_architecture(architecture, tokens.vocab_size)
+    that are no setting of the network, follow from the shards, or make no network."""
+    sizes, known = find_preset(preset), EuroBertConfig().to_dict()
+    for key, value in architecture.items():
+        if key not in known:
+            raise InputError(f"init.architecture: unknown key '{key}'{nearest(key, known)}")
+        if key.endswith("token_id"):
+            raise InputError(f"init.architecture: '{key}' follows from the tokenizer of the shards; leave it out")
+        most = MOST_LAYERS if key == "num_hidden_layers" else MOST_OF_A_SIZE
+        if type(known[key]) is int and not (type(value) is int and 0 < value <= most):
+            raise InputError(f"init.architecture: '{key}' is {value!r}; it can be a whole number from 1 to {most:,}")
     settings = {
-        "vocab_size": tokens.vocab_size,
         "max_position_embeddings": max_len,
         "rms_norm_eps": 1e-5,
         "initializer_range": 0.02,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
         "tie_word_embeddings": False,
-        "mask_token_id": tokens.mask,
-        "eos_token_id": tokens.eos,
-        "pad_token_id": tokens.pad,
-        "bos_token_id": tokens.bos,
+        **asdict(tokens),
         **sizes,
         **architecture,
     }
+    if settings["vocab_size"] < tokens.vocab_size:
+        raise InputError(f"init.architecture: vocab_size is below the {tokens.vocab_size:,} tokens of the shards")
     width, heads, kv_heads = (settings[key] for key in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
     if width % heads or heads % kv_heads:
         raise InputError(
@@ -201,40 +189,20 @@ def preset_config(preset: str, architecture: dict[str, Any], tokens: TokenIds, m
             f"init.architecture: max_position_embeddings is {positions}; set data.max_sample_tokens={positions} or "
             f"lower (it is {max_len}), or leave it out"
         )
-    try:
-        return EuroBertConfig(**settings)
-    except StrictDataclassError as error:
-        raise InputError(f"init.architecture: {' '.join(str(error).split())}") from None
+    return settings
 
 
 def make_model(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_len: int, seed: int) -> PreTrainedModel:
     """A network of a preset's shape with random weights: normal with standard deviation 0.02, norms 1."""
-    config = preset_config(preset, architecture, tokens, max_len)
+    settings = preset_settings(preset, architecture, tokens, max_len)
     torch.manual_seed(seed)
-    config._attn_implementation = ATTENTION
-    config.use_cache = False  # as in every network that is loaded, so that branches and fresh runs save the same
     with told_as("init.architecture makes no network"), console.told_if_slow(f"drawing the weights of {preset}"):
-        model = EuroBertForMaskedLM(config)
+        config = EuroBertConfig(**settings)
+        config._attn_implementation = ATTENTION
+        config.use_cache = False  # as in every network that is loaded, so that branches and fresh runs save the same
+        model = transformers.EuroBertForMaskedLM(config)
     train_padding_row(model)
     return model
-
-
-def check_architecture(architecture: dict[str, Any], vocab_size: int) -> None:
-    """Raise `InputError` for changes to a preset that are no setting of the network, or follow from the shards."""
-    known = EuroBertConfig().to_dict()
-    for key in architecture:
-        if key not in known:
-            raise InputError(f"init.architecture: unknown key '{key}'{nearest(key, known)}")
-        if key.endswith("token_id"):
-            raise InputError(f"init.architecture: '{key}' follows from the tokenizer of the shards; leave it out")
-        kind = type(known[key])
-        if kind in (bool, int, str) and type(architecture[key]) is not kind:
-            raise InputError(f"init.architecture: '{key}' is {architecture[key]!r}; it must be of type {kind.__name__}")
-        most = MOST_LAYERS if key == "num_hidden_layers" else MOST_OF_A_SIZE
-        if kind is int and not 0 < architecture[key] <= most:
-            raise InputError(f"init.architecture: '{key}' is {architecture[key]}; from 1 to {most:,} it can be")
-    if architecture.get("vocab_size", vocab_size) < vocab_size:
-        raise InputError(f"init.architecture: vocab_size is below the {vocab_size:,} tokens of the shards")
 
 
 def load_model(source: str | Path, *, vocab_size: int | None = None, seed: int = 0) -> PreTrainedModel:
@@ -256,7 +224,7 @@ def load_model(source: str | Path, *, vocab_size: int | None = None, seed: int =
     make_generation_saveable(model)
     if model.get_output_embeddings() is None or model.base_model is model:
         raise InputError(f"{source}: transformers does not say what lies below the head of {type(model).__name__}")
-    causal = kind is AutoModelForCausalLM and getattr(config, "is_causal", True)
+    causal = kind is transformers.AutoModelForCausalLM and getattr(config, "is_causal", True)
     reason = find_first_position(model.base_model, causal)
     if reason:
         raise InputError(
@@ -271,11 +239,16 @@ def load_model(source: str | Path, *, vocab_size: int | None = None, seed: int =
             model.resize_token_embeddings(vocab_size, mean_resizing=True)
         padding_idx = getattr(model.get_input_embeddings(), "padding_idx", None)
         train_padding_row(model)
-    if padding_idx is not None and not keeps_padding_row(model, padding_idx):
-        raise InputError(
-            f"{source}: transformers sets the padding row of a {type(model).__name__} to zero each time that it loads "
-            "one, so what is trained here could not be given away"
-        )
+    if padding_idx is not None and model.get_output_embeddings().weight is model.get_input_embeddings().weight:
+        # Loading initializes tied weights, but for those that are marked as loaded. Youtu heeds no mark.
+        marked: Any = nn.Embedding(1, 1, padding_idx=0, _weight=torch.ones(1, 1)).requires_grad_(False)
+        marked.weight._is_hf_initialized = True
+        model._init_weights(marked)
+        if not marked.weight.all():
+            raise InputError(
+                f"{source}: transformers sets the padding row of a {type(model).__name__} to zero each time that it "
+                "loads one, so what is trained here could not be given away"
+            )
     return model
 
 
@@ -330,7 +303,7 @@ def make_generation_saveable(model: PreTrainedModel) -> None:
     if not model.can_generate():
         return
     published: Any = model.generation_config
-    sampling, bare = copy.deepcopy(published), GenerationConfig()
+    sampling, bare = copy.deepcopy(published), transformers.GenerationConfig()
     sampling.do_sample = True
     bare.bos_token_id, bare.eos_token_id = published.bos_token_id, published.eos_token_id
     for settings in (published, sampling, bare):
@@ -345,10 +318,10 @@ def language_model_class(config: PretrainedConfig) -> Any:
 
     BERT's kin have both; they are decoders only where they say so.
     """
-    if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
-        return AutoModelForMaskedLM
-    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
-        return AutoModelForCausalLM
+    if type(config) in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
+        return transformers.AutoModelForMaskedLM
+    if type(config) in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING:
+        return transformers.AutoModelForCausalLM
     return None
 
 
@@ -368,27 +341,6 @@ def train_padding_row(model: PreTrainedModel) -> None:
     if padding_idx is not None and not weight[padding_idx].any():
         with torch.no_grad():
             weight[padding_idx].normal_(std=getattr(model.config, "initializer_range", 0.02))
-
-
-@torch.no_grad()
-def keeps_padding_row(model: PreTrainedModel, padding_idx: int) -> bool:
-    """Whether this row of the embedding comes back when transformers loads what was saved.
-
-    Tied weights go through its initialization, which leaves alone what is marked as loaded; that of Youtu looks at the
-    row by itself, which has no mark.
-    """
-    embedding: Any = model.get_input_embeddings()
-    weight = embedding.weight
-    if model.get_output_embeddings().weight is not weight:
-        return True
-    before_D = weight[padding_idx].clone()
-    weight._is_hf_initialized, embedding.padding_idx = True, padding_idx
-    model._init_weights(embedding)
-    del weight._is_hf_initialized
-    embedding.padding_idx = None
-    is_kept = torch.equal(weight[padding_idx], before_D)
-    weight[padding_idx] = before_D
-    return is_kept
 
 
 def describe_network(model: PreTrainedModel) -> str:
@@ -444,7 +396,7 @@ def load_backbone(source: str | Path) -> nn.Module:
 
 def load_headless(source: str | Path, config: PretrainedConfig, attention: str) -> PreTrainedModel:
     """A network without a head and without a pooler, which belongs to next sentence prediction."""
-    network: Any = load_weights(AutoModel, source, config, attention)
+    network: Any = load_weights(transformers.AutoModel, source, config, attention)
     with told_as(f"{source} is a '{config.model_type}' model, which does not read tokens of text"):
         network.get_input_embeddings()
     if getattr(network, "pooler", None) is not None:

@@ -332,17 +332,15 @@ class PaddedBackbone(nn.Module):
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, layout: PackedLayout, use_cache: bool = False) -> Any:
         """`last_hidden_state` [1, T, D] of tokens [1, T]; the network numbers the positions itself."""
-        lengths_S = layout.bounds_S1.diff()
-        samples = list(input_ids[0, : int(layout.bounds_S1[-1])].split(lengths_S.tolist()))
-        groups = [(lengths_S == length).nonzero()[:, 0] for length in lengths_S.unique()]
-        if not self.equal_lengths:
-            groups = [torch.arange(len(samples))]
-        hidden: list[Tensor] = [input_ids] * len(samples)
-        for group in groups:
-            numbers = group.tolist()
-            for number, hidden_LD in zip(numbers, self.read_padded([samples[n] for n in numbers]), strict=True):
-                hidden[number] = hidden_LD
-        hidden_TD = torch.cat(hidden)
+        lengths = layout.bounds_S1.diff().tolist()
+        samples = input_ids[0, : sum(lengths)].split(lengths)
+        groups: dict[int, list[int]] = {}
+        for number, length in enumerate(lengths):
+            groups.setdefault(length if self.equal_lengths else 0, []).append(number)
+        hidden: dict[int, Tensor] = {}
+        for numbers in groups.values():
+            hidden.update(zip(numbers, self.read_padded([samples[number] for number in numbers]), strict=True))
+        hidden_TD = torch.cat([hidden[number] for number in range(len(samples))])
         return SimpleNamespace(last_hidden_state=nn.functional.pad(hidden_TD, (0, 0, 0, layout.num_padding))[None])
 
     def read_padded(self, samples: list[Tensor]) -> list[Tensor]:

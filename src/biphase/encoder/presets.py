@@ -6,24 +6,20 @@ from typing import Any
 from biphase.errors import InputError, nearest
 from biphase.flops import SHAPE_KEYS, Shape, read_shape
 
-
-def sizes(*values: int) -> dict[str, int]:
-    """Layers, width, feed-forward width, heads and key-value heads under transformers' names."""
-    return dict(zip(SHAPE_KEYS, values, strict=True))
-
-
-PRESETS: dict[str, dict[str, int]] = {
+SIZES = {
     # The paper's three (Table 1), named by their parameters without the language model head ...
-    "1b": sizes(28, 1728, 5120, 18, 6),
-    "610m": sizes(26, 1152, 4096, 18, 6),
-    "210m": sizes(12, 768, 3072, 12, 12),
+    "1b": (28, 1728, 5120, 18, 6),
+    "610m": (26, 1152, 4096, 18, 6),
+    "210m": (12, 768, 3072, 12, 12),
     # ... and smaller ones, named by the parameters of their blocks.
-    "36m": sizes(10, 512, 1536, 8, 8),
-    "11m": sizes(6, 384, 1024, 6, 6),
-    "3m": sizes(4, 256, 640, 4, 4),
-    "1m": sizes(4, 128, 384, 4, 4),
+    "36m": (10, 512, 1536, 8, 8),
+    "11m": (6, 384, 1024, 6, 6),
+    "3m": (4, 256, 640, 4, 4),
+    "1m": (4, 128, 384, 4, 4),
 }
-"""Largest first."""
+"""Layers, width, feed-forward width, heads and key-value heads."""
+PRESETS = {name: dict(zip(SHAPE_KEYS, sizes, strict=True)) for name, sizes in SIZES.items()}
+"""The sizes under transformers' names, largest network first."""
 
 
 def find_preset(preset: str) -> dict[str, int]:

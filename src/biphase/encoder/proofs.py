@@ -364,11 +364,24 @@ def check_padded(padded: PaddedBackbone) -> None:
     raise FailedProofError(f"{name}: a text comes out otherwise in a batch than alone")
 
 
+@torch.no_grad()
 def check_head(model: PreTrainedModel) -> None:
     """Prove that our loss scores hidden states as the model's own head does (scaled or shifted logits would differ)."""
-    agrees = False
+    agrees, positions_T = False, torch.arange(8)
     with suppress(FailedProofError), foreign_errors_fail("it cannot be called"):
-        agrees = scores_like_itself(model)
+        tokens_T = telling_tokens(model, 8)
+        targets_T, layout = tokens_T.roll(-1), lay_out(np.array([0, 8]), causal=True)
+        packed, weight_VD, bias_V = PackedModel(model).eval(), model.get_output_embeddings().weight, head_bias(model)
+        hidden_TD = head_input(model, packed(tokens_T, positions_T, layout))
+        # Else a transform that we do not know lies between them, or the bias has not grown with the embeddings.
+        if hidden_TD.shape[1] == weight_VD.shape[1] and (bias_V is None or len(bias_V) == len(weight_VD)):
+            ours = packed(tokens_T, positions_T, layout, positions_T, targets_T)[1]
+            position_ids = positions_T[None] + getattr(model.base_model, "first_position", 0)
+            output = model(input_ids=tokens_T[None], position_ids=position_ids, layout=layout, use_cache=False)
+            logits_TV = output.logits[0].float()
+            theirs = nn.functional.cross_entropy(logits_TV, targets_T, reduction="none")
+            # Logits of fresh weights differ by little: a missing scale must not hide in that.
+            agrees = torch.allclose(ours, theirs, rtol=1e-5, atol=AGREEMENT * float(logits_TV.std()))
     if not agrees:
         raise InputError(f"{type(model).__name__} transforms its logits in a way that packed training does not support")
 
@@ -390,24 +403,3 @@ def freeze_unreached(model: PreTrainedModel) -> None:
     for name, weight in model.named_parameters():
         if id(weight) not in reached and "expert" not in name:
             weight.requires_grad_(False)
-
-
-@torch.no_grad()
-def scores_like_itself(model: PreTrainedModel) -> bool:
-    """Whether `PackedModel` gives each target of a sample the loss that the model's own logits give."""
-    tokens_T = telling_tokens(model, 8)
-    targets_T, positions_T = tokens_T.roll(-1), torch.arange(8)
-    layout = lay_out(np.array([0, 8]), causal=True)
-    packed, head = PackedModel(model).eval(), model.get_output_embeddings()
-    hidden_TD = head_input(model, packed(tokens_T, positions_T, layout))
-    if hidden_TD.shape[1] != head.weight.shape[1]:
-        return False  # a transform that we do not know lies between them
-    bias = head_bias(model)
-    if bias is not None and len(bias) != len(head.weight):
-        return False  # it has not grown with the embeddings
-    ours = packed(tokens_T, positions_T, layout, positions_T, targets_T)[1]
-    position_ids = positions_T[None] + getattr(model.base_model, "first_position", 0)
-    output = model(input_ids=tokens_T[None], position_ids=position_ids, layout=layout, use_cache=False)
-    theirs = nn.functional.cross_entropy(output.logits[0].float(), targets_T, reduction="none")
-    # Logits of fresh weights differ by little: a missing scale must not hide in that.
-    return torch.allclose(ours, theirs, rtol=1e-5, atol=AGREEMENT * float(output.logits[0].float().std()))
