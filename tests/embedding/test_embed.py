@@ -83,7 +83,7 @@ def kill_at_third_step(recipe: EmbeddingRecipe, runs: Path, monkeypatch: pytest.
             raise KilledError
 
     with monkeypatch.context() as patch:
-        patch.setattr(training.StageCallback, "on_step_begin", die, raising=False)
+        patch.setattr(training.StageRun, "on_step_begin", die, raising=False)
         with pytest.raises(KilledError):
             train_embedder(recipe, runs)
 
@@ -240,7 +240,7 @@ def test_a_training_that_is_asked_to_stop_keeps_every_step(
         if state.global_step == at - 1:
             signal.raise_signal(number)
 
-    monkeypatch.setattr(training.StageCallback, "on_step_begin", ask, raising=False)
+    monkeypatch.setattr(training.StageRun, "on_step_begin", ask, raising=False)
     for at in (1, 3):
         with pytest.raises(StoppedError, match=rf"pairs: stopped at step {at} of 4; run the same command to go on"):
             train_embedder(recipe, tmp_path / "b")
@@ -611,7 +611,7 @@ def test_without_memory_the_key_is_named(make: Make, tmp_path: Path, monkeypatch
     def train(*_: Any, **__: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("biphase.embedding.embed.train_stage", train)
+    monkeypatch.setattr("biphase.embedding.training.train_stage", train)
     for loss, key in (("auto", r"mini_batch_tokens \(16,384\)"), ("mnrl", r"batch_size \(8\)")):
         with pytest.raises(InputError, match=rf"\(CUDA out of memory\): stage pairs: lower {key}"):
             train_embedder(make(f"stages.0.loss={loss}"), tmp_path / "runs")

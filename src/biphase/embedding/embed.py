@@ -10,6 +10,8 @@ A study has one recipe for all its models: a pretrained network and that recipe 
 cells.
 """
 
+import copy
+import random
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -17,56 +19,31 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import torch
 import yaml
 from datasets import Dataset, disable_progress_bars
+from datasets.table import InMemoryTable
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import nn
 
-from biphase import console
+from biphase import console, files
 from biphase.config import parse_config
-from biphase.console import Send, check_tracking, open_tracking
 from biphase.corpus.tokenizer import misreading_class
 from biphase.device import choose_device, choose_dtype, describe_machine
+from biphase.embedding import model as embedders
+from biphase.embedding import training
 from biphase.embedding.evaluation import Judged, read_judged, score_arms, score_bm25, score_embedder
-from biphase.embedding.model import (
-    hash_embedder,
-    load_embedder,
-    make_embedder,
-    scale_token_embeddings,
-    width_of,
-    write_embedder,
-)
 from biphase.embedding.pairs import Pairs, check_places, check_stage, hash_pairs, read_pairs
 from biphase.embedding.recipe import EmbeddingRecipe
-from biphase.embedding.training import (
-    StageRun,
-    last_checkpoint,
-    load_teacher,
-    loss_name,
-    make_loss,
-    matryoshka_dims,
-    mine_once,
-    teach_once,
-    to_table,
-    train_stage,
-)
+from biphase.embedding.training import StageRun
 from biphase.encoder.network import layer_cosines, load_backbone, merge_weights
 from biphase.encoder.packed import explain_computing
 from biphase.errors import InputError, memory_told
-from biphase.files import (
-    content_hash,
-    locked,
-    read_json,
-    refuse_damaged,
-    refuse_links,
-    whole_folder,
-    write_json,
-    write_mark,
-    write_text,
-)
+from biphase.files import content_hash, read_json, write_json
 from biphase.finetuning.cells import find_folder, identify
 from biphase.finetuning.config import EVALUATED_SPLITS, PLACEMENT, PROTOCOL, FinetuneConfig
 from biphase.finetuning.fit import write_cell
@@ -92,7 +69,7 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
         StoppedError: after SIGTERM or SIGINT while a stage trains, once its state is saved.
     """
     out = Path(recipe.out)
-    check_tracking(recipe.tracking)
+    console.check_tracking(recipe.tracking)
     check_places(recipe)
     device = choose_device(recipe.device)
     dtype = choose_dtype(recipe.precision, device)
@@ -102,15 +79,16 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
     sources = read_sources(recipe, before)
     judged = [read_judged(Path(path)) for path in recipe.evaluation]
     hashes = [pairs.hash for of_stage in sources.values() for pairs in of_stage]
-    hashes += [hash_embedder(stage.teacher) for stage in recipe.stages if stage.teacher is not None]
-    identity = recipe.identity(hash_embedder(recipe.model), [*hashes, str(dtype)])
+    hashes += [embedders.hash_embedder(stage.teacher) for stage in recipe.stages if stage.teacher is not None]
+    identity = recipe.identity(embedders.hash_embedder(recipe.model), [*hashes, str(dtype)])
     folder = runs / f"{recipe.name}-{identity[:8]}"
     places = [folder / "stages" / stage.name for stage in recipe.stages]
-    refuse_links(folder / "stages", *places, *(place / name for place in places for name in ("trainer", "model")))
-    with locked(folder / "lock"):
-        write_text(folder / "config.yaml", yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
+    files.refuse_links(folder / "stages", *places, *(place / name for place in places for name in ("trainer", "model")))
+    with files.locked(folder / "lock"):
+        settings = recipe.model_dump(mode="json")
+        files.write_text(folder / "config.yaml", yaml.safe_dump(settings, sort_keys=False))
         tracking = None if (folder / "done.json").exists() else recipe.tracking
-        with open_tracking(tracking, folder, recipe.model_dump(mode="json"), steps_done(recipe, folder) + 1) as send:
+        with console.open_tracking(tracking, folder, settings, steps_done(recipe, folder) + 1) as send:
             bf16 = dtype == torch.bfloat16
             records = run_stages(recipe, sources, model.to(device), folder, bf16, send)
             facts = {"stages": records} | finish(recipe, model, before, judged)
@@ -119,25 +97,30 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
                 record |= {f"{name}/{metric}": score for metric, score in arms[TRAINED].items()}
             send(record)
         texts = [text for pairs in sources[recipe.stages[0].name] for text in pairs.table["positive"][:8].to_pylist()]
-        write_embedder(model, recipe, facts, [*texts, "a"], out)
+        embedders.write_embedder(model, recipe, facts, [*texts, "a"], out)
         write_json(folder / "done.json", facts | {"out": str(out)})
     return out, facts
 
 
 def open_models(recipe: EmbeddingRecipe) -> tuple[Any, Any]:
-    """The network before training, and the same one to train. Raises `InputError` where no folder for
-    sentence-transformers could be written, or token embeddings cannot be scaled."""
+    """The network before training, from the recipe's seed where it is random, and the same one to train. Raises
+    `InputError` where no folder for sentence-transformers could be written, or token embeddings cannot be scaled."""
     console.err.print(f"loading {recipe.model}")
     tell_unused_modules(recipe)
-    before: Any = new_embedder(recipe)
-    model: Any = new_embedder(recipe)
-    misread_as = misreading_class(before[0].tokenizer, before[0].network.config)
-    if misread_as:
-        kind = before[0].network.config.model_type
-        message = f"sentence-transformers would take {misread_as} for its type '{kind}', and split texts otherwise"
-        raise InputError(f"{recipe.model}: {message}: take another network, or its tokenizer")
+    torch.manual_seed(recipe.seed)
+    before: Any = embedders.make_embedder(
+        recipe.model, recipe.max_length, recipe.pooling, dense=recipe.dense, weights=recipe.weights
+    )
+    if recipe.max_length is None:
+        before.max_seq_length = min(EMBEDDER_MAX_LENGTH, before.max_seq_length)
+    before.prompts = recipe.prompts.model_dump()
+    config = before[0].network.config
+    if misread_as := misreading_class(before[0].tokenizer, config):
+        message = f"sentence-transformers would take {misread_as} for its type '{config.model_type}'"
+        raise InputError(f"{recipe.model}: {message}, and split texts otherwise: take another network or tokenizer")
+    model = copy.deepcopy(before)
     if recipe.token_embedding_rms is not None:
-        scale_token_embeddings(model[0], recipe.token_embedding_rms, whiten=recipe.whiten_token_embeddings)
+        embedders.scale_token_embeddings(model[0], recipe.token_embedding_rms, whiten=recipe.whiten_token_embeddings)
     return before, model
 
 
@@ -156,31 +139,22 @@ def tell_unused_modules(recipe: EmbeddingRecipe) -> None:
         console.err.print(f"{recipe.model}: the network alone is trained, without {', '.join(left_out)}")
 
 
-def new_embedder(recipe: EmbeddingRecipe) -> SentenceTransformer:
-    """The network before any training, from the recipe's seed where it is random."""
-    torch.manual_seed(recipe.seed)
-    model: Any = make_embedder(
-        recipe.model, recipe.max_length, recipe.pooling, dense=recipe.dense, weights=recipe.weights
-    )
-    if recipe.max_length is None:
-        model.max_seq_length = min(EMBEDDER_MAX_LENGTH, model.max_seq_length)
-    model.prompts = recipe.prompts.model_dump()
-    return model
-
-
 def read_sources(recipe: EmbeddingRecipe, model: SentenceTransformer) -> Sources:
     """All sources of all stages, and a first look at each loss: what is wrong is said before anything trains."""
     sources: Sources = {}
     for stage in recipe.stages:
         tables = sources[stage.name] = [read_pairs(source, recipe.seed) for source in stage.data]
         check_stage(stage, tables)
-        if len({pairs.columns for pairs in tables if pairs.kind == "pairs"}) > 1 and stage.hard_negatives is None:
+        if (
+            len({len(pairs.table.columns) for pairs in tables if pairs.kind == "pairs"}) > 1
+            and stage.hard_negatives is None
+        ):
             console.err.print(f"stage {stage.name}: its sources have unlike numbers of negatives", markup=False)
-        load_teacher(stage, width_of(model))
+        training.load_teacher(stage, embedders.width_of(model))
         for kind in {pairs.kind for pairs in tables}:
-            make_loss(model, stage, kind, recipe.matryoshka)
+            training.make_loss(model, stage, kind, recipe.matryoshka)
         for pairs in tables:
-            if stage.hard_negatives is not None and len(pairs.columns) > 2:
+            if stage.hard_negatives is not None and len(pairs.table.columns) > 2:
                 message = f"hard_negatives are for pairs alone, and {pairs.name} has scores or negatives of its own"
                 raise InputError(f"stage {stage.name}: {message}: leave hard_negatives out, or name two of its columns")
             console.err.print(f"stage {stage.name}: {pairs.name}: {pairs.made}", markup=False)
@@ -191,7 +165,7 @@ def steps_done(recipe: EmbeddingRecipe, folder: Path) -> int:
     """The steps of the stages that are trained, and of the one that was interrupted up to its last checkpoint."""
     steps = 0
     for place in (folder / "stages" / stage.name for stage in recipe.stages):
-        last = last_checkpoint(place / "trainer")
+        last = training.last_checkpoint(place / "trainer")
         if (place / "done.json").exists():
             steps += int(read_json(place / "done.json")["steps"])
         elif last is not None:
@@ -200,7 +174,7 @@ def steps_done(recipe: EmbeddingRecipe, folder: Path) -> int:
 
 
 def run_stages(
-    recipe: EmbeddingRecipe, sources: Sources, model: SentenceTransformer, folder: Path, bf16: bool, send: Send
+    recipe: EmbeddingRecipe, sources: Sources, model: SentenceTransformer, folder: Path, bf16: bool, send: console.Send
 ) -> list[dict[str, Any]]:
     """Train the stages that are not done, one after the other; returns the record of each."""
     records: list[dict[str, Any]] = []
@@ -208,7 +182,7 @@ def run_stages(
     for stage in recipe.stages:
         place = folder / "stages" / stage.name
         if (place / "done.json").exists():
-            refuse_damaged(place / "model", f"delete {place} and rerun")
+            files.refuse_damaged(place / "model", f"delete {place} and rerun")
             network.backbone = load_backbone(place / "model").to(model.device)
             if recipe.dense:
                 further_modules(model).load_state_dict(load_file(place / "model" / FURTHER_MODULES))
@@ -236,11 +210,11 @@ def run_stage(run: StageRun, sources: Sequence[Pairs]) -> None:
         raise InputError(f"stage {stage.name} began on pairs that were made in another way: delete {folder}")
     write_json(folder / "pairs.json", begun)
     tables = stage_tables(run, sources)
-    names = {loss_name(stage, kind) for kind, _ in tables.values()}
+    names = {training.loss_name(stage, kind) for kind, _ in tables.values()}
     is_cached = any(name.startswith("cached") for name in names)
     key = f"mini_batch_tokens ({stage.mini_batch_tokens:,})" if is_cached else f"batch_size ({stage.batch_size:,})"
     with memory_told(f"stage {stage.name}: lower {key}"):
-        trained = train_stage(run, tables)
+        trained = training.train_stage(run, tables)
     record = {
         "name": stage.name,
         "data": [f"{Path(pairs.name).name}: {pairs.made}" for pairs in sources],
@@ -248,12 +222,12 @@ def run_stage(run: StageRun, sources: Sequence[Pairs]) -> None:
         "last_loss": trained["losses"][-1]["loss"] if trained["losses"] else float("nan"),
         **trained,
     }
-    with whole_folder(folder / "model") as whole:
+    with files.whole_folder(folder / "model") as whole:
         network: Any = run.model[0]
         network.network.save_pretrained(whole)
         if run.recipe.dense:
             save_file(further_modules(run.model).state_dict(), whole / FURTHER_MODULES)
-        write_mark(whole, "model")
+        files.write_mark(whole, "model")
     write_json(folder / "done.json", record)
     for checkpoint in (folder / "trainer").glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
@@ -264,15 +238,23 @@ def run_stage(run: StageRun, sources: Sequence[Pairs]) -> None:
 def stage_tables(run: StageRun, sources: Sequence[Pairs]) -> dict[str, tuple[str, Dataset]]:
     """What a stage trains on, by names: the kind of each source and its rows, with hard negatives or what a teacher
     says of them. Both are made once and kept in the folder."""
-    stage, teacher = run.stage, load_teacher(run.stage, width_of(run.model))
+    stage, teacher = run.stage, training.load_teacher(run.stage, embedders.width_of(run.model))
     tables: dict[str, tuple[str, Dataset]] = {}
     for number, (source, pairs) in enumerate(zip(stage.data, sources, strict=True)):
-        table = to_table(pairs, source.weight, run.recipe.seed)
+        # An epoch goes through all rows `weight` times: through a fraction that is drawn with the seed, in order.
+        whole, part = divmod(source.weight, 1)
+        num_rows, seed = len(pairs.table), run.recipe.seed
+        is_drawn = np.zeros(num_rows, dtype=bool)
+        is_drawn[random.Random(seed).sample(range(num_rows), round(part * num_rows))] = True
+        rows = pa.concat_tables([*[pairs.table] * int(whole), pairs.table.filter(pa.array(is_drawn))])
+        # With a fingerprint, as `datasets` would make one of all texts, copied.
+        fingerprint = content_hash([pairs.hash, source.weight, seed])[:16]
+        table = Dataset(InMemoryTable(rows), fingerprint=fingerprint)
         if stage.hard_negatives is not None:
             kept = run.folder / f"negatives-{number}.arrow"
-            table = mine_once(table, run.model, stage.name, stage.hard_negatives, kept)
+            table = training.mine_once(table, run.model, stage.name, stage.hard_negatives, kept)
         if teacher is not None:
-            table = teach_once(table, teacher, stage.name, run.folder / f"taught-{number}.arrow")
+            table = training.teach_once(table, teacher, stage.name, run.folder / f"taught-{number}.arrow")
         tables[f"source_{number}"] = pairs.kind, table
     return tables
 
@@ -288,7 +270,7 @@ def finish(
     both = {TRAINED: model, "before training": before}
     is_whole = recipe.stages[-1].loss == "distill"  # a teacher's embeddings are learnt in all dimensions at once
     return {
-        "dims": matryoshka_dims(width_of(model), recipe.matryoshka and not is_whole),
+        "dims": training.matryoshka_dims(embedders.width_of(model), recipe.matryoshka and not is_whole),
         "cosines": cosines,
         "scores": {each.name: score_arms(both, each) for each in judged},
     }
@@ -320,7 +302,7 @@ def score_embedding(
         sets = {name: read_judged(Path(judged[name])) for name in missing}
         pairs = [hash_pairs(source) for stage in settled.stages for source in stage.data]
         kept, facts = train_embedder(settled, out / "runs")
-        embedder, seconds = load_embedder(str(kept)), time.perf_counter() - started
+        embedder, seconds = embedders.load_embedder(str(kept)), time.perf_counter() - started
         known = {"model": label, "model_hash": model_hash, "trained_on": trained_on, "config": config}
         known["machine"] = describe_machine(choose_device(settled.device))
         for name in missing:

@@ -103,9 +103,10 @@ def score_embedder(model: SentenceTransformer, judged: Judged) -> Judgement:
         pairs = enumerate(zip(gold.tolist(), cosines.tolist(), strict=True))
         rows = [{"id": str(number), "gold": score, "predicted": cosine} for number, (score, cosine) in pairs]
         return regression_metrics(gold, cosines), rows
-    texts = list(judged.documents.values()), list(judged.queries.values())
-    documents_ND = embed_texts(model.encode_document, texts[0], f"embed {judged.name} corpus")
-    queries_QD = embed_texts(model.encode_query, texts[1], f"embed {judged.name} queries")
+    documents, queries, label = list(judged.documents.values()), list(judged.queries.values()), f"embed {judged.name}"
+    lengths = {"normalize_embeddings": model.similarity_fn_name == "cosine"}
+    documents_ND = embed_texts(model.encode_document, documents, f"{label} corpus", **lengths)
+    queries_QD = embed_texts(model.encode_query, queries, f"{label} queries", **lengths)
     return retrieval_scores(judged, find_similar(model, queries_QD, documents_ND, judged.num_searched))
 
 

@@ -9,7 +9,7 @@ Letters: N passages, D width.
 
 import json
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,11 @@ import numpy as np
 import torch
 
 from biphase import console
-from biphase.corpus.text import Document, TextSource, cut_words, find_text_sources, find_words, join_words, read_all
-from biphase.embedding.model import PIECE_TEXTS, embed_to_file, hash_embedder, load_embedder, width_of
+from biphase.corpus.text import Document, cut_words, find_text_sources, find_words, join_words, read_all
+from biphase.embedding.model import embed_to_file, find_similar, hash_embedder, load_embedder, width_of
 from biphase.embedding.pairs import hash_text
 from biphase.errors import InputError
 from biphase.files import content_hash, own_folder, read_json_as, reading, refuse_damaged, write_json
-from biphase.finetuning.families.retrieval import find_nearest, in_pieces
 from biphase.run import split_reference
 from biphase.tasks.splits import index_bm25, open_bm25, query_bm25
 
@@ -59,21 +58,23 @@ def open_index(path: Path, model: str | None, text: str | None, text_field: str 
     refuse_damaged(path, remedy)
     manifest = read_json_as(path / "index.json", IndexManifest, remedy)
     place = model or (manifest.model_place if is_here(manifest.model_place) else manifest.model)
-    wrong = ""
-    if hash_embedder(place) != manifest.model_hash:
-        wrong = f"by {manifest.model}" + (f", not by {model}" if model else ", which has changed since")
-    elif text is not None and manifest.text_hash != hash_text(text, find_text_sources([text], manifest.sources)):
-        wrong = f"of another text than {text} holds now"
-    elif text is not None and manifest.text_field != text_field:
-        wrong = f"of the field '{manifest.text_field}', not of '{text_field}'"
-    elif manifest.cutting != cutting_hash():
-        wrong = "of passages that were cut in another way"
-    if wrong:
-        remedy = "rebuild it (--rebuild)" + ("" if text else f" from its text, {manifest.text}")
-        raise InputError(f"{path} was made {wrong}: {remedy}")
-    here = Path(manifest.text) if text is None and not manifest.sources else None
-    if here and here.exists() and hash_text(str(here), find_text_sources([str(here)])) != manifest.text_hash:
-        console.err.print(f"{here} has changed since {path} was made of it: search it, with --rebuild")
+    name, is_asked = text or manifest.text, text is not None
+    is_text_here = is_asked or (not manifest.sources and Path(name).exists())
+    text_hash = hash_text(name, find_text_sources([name], manifest.sources)) if is_text_here else manifest.text_hash
+    has_changed = text_hash != manifest.text_hash
+    other_model = f"not by {model}" if model else "which has changed since"
+    differences = {
+        f"by {manifest.model}, {other_model}": hash_embedder(place) != manifest.model_hash,
+        f"of another text than {text} holds now": is_asked and has_changed,
+        f"of the field '{manifest.text_field}', not of '{text_field}'": is_asked and manifest.text_field != text_field,
+        "of passages that were cut in another way": manifest.cutting != cutting_hash(),
+    }
+    for difference, is_there in differences.items():
+        if is_there:
+            remedy = "rebuild it (--rebuild)" + ("" if text else f" from its text, {manifest.text}")
+            raise InputError(f"{path} was made {difference}: {remedy}")
+    if has_changed:
+        console.err.print(f"{name} has changed since {path} was made of it: search it, with --rebuild")
     return replace(manifest, model_place=place)
 
 
@@ -102,53 +103,44 @@ def build_index(text: str, model: str, index: Path, text_field: str = "text") ->
     text_hash = hash_text(text, sources)  # before it is read: what changes meanwhile is another text
     with own_folder(index, "search index") as part:
         embedder = load_embedder(model)
-        num_passages = write_passages(sources, text_field, part)
-        if not num_passages:
+        lines = array("q")
+        with open(part / PASSAGES, "wb") as file, console.track("cut passages", None, "passages") as progress:
+            for document in read_all(sources, text_field):
+                for passage in cut_document(document):
+                    lines.append(file.tell())
+                    file.write(json.dumps(passage, ensure_ascii=False).encode() + b"\n")
+                    progress.advance(1)
+        if not lines:
             raise InputError(f"{text} holds no text to search")
+        np.save(part / LINES, np.array(lines, dtype=np.int64))
         manifest = IndexManifest(
             model=model,
             model_hash=hash_embedder(model),
             text=text,
             text_hash=text_hash,
-            num_passages=num_passages,
+            num_passages=len(lines),
             width=width_of(embedder),
             text_field=text_field,
             model_place=str(Path(model).absolute()) if is_here(model) else "",
             cutting=cutting_hash(),
             sources=tuple(source.record_name for source in sources if source.kind == "hub"),
         )
-        with console.track("index words", num_passages, "passages") as progress:
-            words = index_bm25(read_passages(part, progress))
+        with console.track("index words", None, "passages"):
+            words = index_bm25(read_passages(part))
             if words is not None:
                 words.save(part / WORDS)
-        path, shape_ND = part / VECTORS, (num_passages, manifest.width)
+        path, shape_ND = part / VECTORS, (len(lines), manifest.width)
         is_cosine = embedder.similarity_fn_name == "cosine"
         embed_to_file(embedder.encode_document, read_passages(part), shape_ND, path, "index", normalize=is_cosine)
         write_json(part / "index.json", asdict(manifest))
-    console.err.print(f"{index}: {num_passages:,} passages")
+    console.err.print(f"{index}: {len(lines):,} passages")
     return manifest
 
 
-def write_passages(sources: Sequence[TextSource], text_field: str, part: Path) -> int:
-    """Write all passages, and where the line of each begins; returns how many there are."""
-    lines = array("q")
-    with open(part / PASSAGES, "wb") as file, console.track("cut passages", None, "passages") as progress:
-        for document in read_all(sources, text_field):
-            before = len(lines)
-            for passage in cut_document(document):
-                lines.append(file.tell())
-                file.write(json.dumps(passage, ensure_ascii=False).encode() + b"\n")
-            progress.advance(len(lines) - before)
-    np.save(part / LINES, np.array(lines, dtype=np.int64))
-    return len(lines)
-
-
-def read_passages(part: Path, progress: console.Tracker | None = None) -> Iterator[str]:
+def read_passages(part: Path) -> Iterator[str]:
     """The texts of all passages, one at a time."""
     with open(part / PASSAGES, "rb") as file:
-        for number, line in enumerate(file, start=1):
-            if progress is not None and number % PIECE_TEXTS == 0:
-                progress.advance(PIECE_TEXTS)
+        for line in file:
             yield json.loads(line)["text"]
 
 
@@ -163,8 +155,7 @@ def answer_question(index: Path, manifest: IndexManifest, question: str, top: in
     embedder: Any = load_embedder(manifest.model_place or manifest.model)
     is_cosine = embedder.similarity_fn_name == "cosine"
     query_1D = embedder.encode_query([question], normalize_embeddings=is_cosine, convert_to_tensor=True).cpu()
-    similarity = {} if is_cosine else {"similarity": embedder.similarity}
-    [hits] = find_nearest(query_1D, in_pieces(torch.from_numpy(rows_ND)), top, **similarity)
+    [hits] = find_similar(embedder, query_1D, torch.from_numpy(rows_ND), top)
     hits_by_name = {manifest.model: hits, "BM25": query_bm25(words, [question], top)[0]}
     records = []
     with reading(index / PASSAGES, "rebuild it"), open(index / PASSAGES, "rb") as file:

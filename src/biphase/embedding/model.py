@@ -15,13 +15,11 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
-from jinja2 import Environment, StrictUndefined
+from huggingface_hub import ModelCardData
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import InputModule, Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling
 from torch import Tensor, nn
-from torch.nn.functional import normalize
 
 from biphase import console
 from biphase.corpus.tokenizer import load_tokenizer
@@ -30,6 +28,7 @@ from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, choose_backend, lay_ou
 from biphase.encoder.network import load_backbone
 from biphase.encoder.packed import PaddedBackbone, packed_hidden
 from biphase.errors import InputError, told_as
+from biphase.export.card import render_card
 from biphase.export.model import close_texts, set_direction, write_sentence_transformer
 from biphase.files import content_hash, file_hash, own_folder, write_json, write_text
 from biphase.finetuning.cells import find_folder, hash_model
@@ -202,6 +201,11 @@ PIECE_TEXTS = 512
 """The most texts that are embedded between two signs of progress."""
 
 
+def encode_batch(encode: Callable[..., Any], texts: Sequence[str], **settings: Any) -> Tensor:
+    """The embeddings of texts by a method of an embedding model, on its device."""
+    return encode(texts, batch_size=ENCODE_TEXTS, convert_to_tensor=True, show_progress_bar=False, **settings)
+
+
 def embed_pieces(
     encode: Callable[..., Any], texts: Iterable[str], num_texts: int, label: str, **settings: Any
 ) -> Iterator[Tensor]:
@@ -209,24 +213,23 @@ def embed_pieces(
     left, size = iter(texts), ENCODE_TEXTS  # at first little, for a sign of life
     with console.track(label, num_texts, "texts") as progress:
         while piece := list(islice(left, size)):
-            yield encode(piece, batch_size=ENCODE_TEXTS, convert_to_tensor=True, show_progress_bar=False, **settings)
+            yield encode_batch(encode, piece, **settings)
             progress.advance(len(piece))
             size = min(2 * size, PIECE_TEXTS)
 
 
-def embed_texts(encode: Callable[..., Any], texts: Sequence[str], label: str) -> Tensor:
-    """The embeddings of texts as they are, [N, D]."""
-    return torch.cat(list(embed_pieces(encode, texts, len(texts), label)))
+def embed_texts(encode: Callable[..., Any], texts: Sequence[str], label: str, **settings: Any) -> Tensor:
+    """The embeddings of texts, [N, D]."""
+    return torch.cat(list(embed_pieces(encode, texts, len(texts), label, **settings)))
 
 
 def find_similar(
     model: SentenceTransformer, queries_QD: Tensor, documents_ND: Tensor, top: int
 ) -> list[list[tuple[int, float]]]:
-    """The numbers and scores of each query's `top` documents, best first, by the model's own similarity: cosine, unless
-    it says another one."""
-    if model.similarity_fn_name != "cosine":
-        return find_nearest(queries_QD, in_pieces(documents_ND), top, model.similarity)
-    return find_nearest(normalize(queries_QD, dim=-1), in_pieces(normalize(documents_ND, dim=-1)), top)
+    """The numbers and scores of each query's `top` documents, best first, by the model's own similarity; for cosine,
+    all embeddings have length 1."""
+    similarity = {} if model.similarity_fn_name == "cosine" else {"similarity": model.similarity}
+    return find_nearest(queries_QD, in_pieces(documents_ND), top, **similarity)
 
 
 def embed_to_file(
@@ -255,7 +258,8 @@ TOLERANCE = 1e-4
 def write_embedder(
     model: SentenceTransformer, recipe: EmbeddingRecipe, facts: dict[str, Any], texts: Sequence[str], out: Path
 ) -> None:
-    """Write the folder, and prove on `texts` that sentence-transformers alone gives the packed network's embeddings.
+    """Write the folder with its card, and prove on `texts` that sentence-transformers alone gives the packed network's
+    embeddings.
 
     Raises `InputError` where the folder has something that we did not write.
     """
@@ -284,7 +288,25 @@ def write_embedder(
         again = SentenceTransformer(str(part), trust_remote_code=False, device="cpu")
         gap = embedding_gap(model, again, texts)
         assert gap < TOLERANCE, f"the saved model computes something else: embeddings differ by {gap:.1e}"
-        write_text(part / "README.md", describe(model, recipe, facts))
+        head = ModelCardData(
+            library_name="sentence-transformers",
+            pipeline_tag="sentence-similarity",
+            tags=["sentence-transformers", "feature-extraction", "biphase"],
+            language=list(recipe.languages) or None,
+            license=recipe.license,
+        )
+        card = render_card(
+            Path(__file__).with_name("card.md.j2"),
+            head,
+            name=Path(recipe.out).name,
+            width=width_of(model),
+            max_length=model.max_seq_length,
+            recipe=recipe,
+            listed=lambda values: ", ".join(f"{name} {value:.4f}" for name, value in values.items()),
+            tree=recipe.model_dump(mode="json", exclude_defaults=True),
+            **facts,
+        )
+        write_text(part / "README.md", card)
 
 
 def load_embedder(name: str) -> SentenceTransformer:
@@ -323,11 +345,9 @@ def load_embedder(name: str) -> SentenceTransformer:
 
 def embedding_gap(ours: SentenceTransformer, theirs: SentenceTransformer, texts: Sequence[str]) -> float:
     """How far two models are apart, in any dimension of the embeddings of length 1, prompts included."""
-    given = list(texts)
-    first, second = (
-        each.encode_query(given, normalize_embeddings=True, show_progress_bar=False) for each in (ours, theirs)
-    )
-    return float(np.abs(first.astype(np.float64) - second).max())
+    settings: dict[str, Any] = {"normalize_embeddings": True, "show_progress_bar": False}
+    first = ours.encode_query(list(texts), **settings).astype(np.float64)
+    return float(np.abs(first - theirs.encode_query(list(texts), **settings)).max())
 
 
 def hash_embedder(name: str) -> str:
@@ -336,30 +356,3 @@ def hash_embedder(name: str) -> str:
     patterns = ("*/config.json", "modules.json", "*sentence*.json", "[0-9]*/*.safetensors")
     others = sorted(path for pattern in patterns for path in folder.glob(pattern))
     return content_hash([hash_model(folder), *(file_hash(path) for path in others)])
-
-
-def describe(model: SentenceTransformer, recipe: EmbeddingRecipe, facts: dict[str, Any]) -> str:
-    """The model card as Markdown, with the fields that the hub reads."""
-    from biphase import __version__
-
-    head: dict[str, Any] = {
-        "library_name": "sentence-transformers",
-        "pipeline_tag": "sentence-similarity",
-        "tags": ["sentence-transformers", "feature-extraction", "biphase"],
-    }
-    head |= {"language": list(recipe.languages)} if recipe.languages else {}
-    head |= {"license": recipe.license} if recipe.license else {}
-    tree = recipe.model_dump(mode="json", exclude_defaults=True)
-    room = Environment(trim_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined)
-    template = room.from_string(Path(__file__).with_name("card.md.j2").read_text(encoding="utf-8"))
-    return template.render(
-        facts,
-        head=yaml.safe_dump(head, sort_keys=False),
-        name=Path(recipe.out).name,
-        width=width_of(model),
-        max_length=model.max_seq_length,
-        recipe=recipe,
-        listed=lambda values: ", ".join(f"{name} {value:.4f}" for name, value in values.items()),
-        tree=yaml.safe_dump(tree, sort_keys=False, allow_unicode=True),
-        version=__version__,
-    )

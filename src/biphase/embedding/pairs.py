@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from biphase import console
-from biphase.corpus.rows import PlacedRow, check_text, is_saved, plain_path
+from biphase.corpus.rows import PlacedRow, check_text
 from biphase.corpus.text import TextSource, check_place, cut_words, find_text_sources, find_words, join_words, read_all
 from biphase.embedding.recipe import EmbeddingRecipe, EmbeddingStage, PairSource
 from biphase.errors import InputError
@@ -20,7 +20,7 @@ from biphase.files import content_hash, file_hash, refuse_foreign
 from biphase.finetuning.cells import find_folder
 from biphase.hub import pin_commit
 from biphase.tasks.examples import score_number
-from biphase.tasks.sources import FORMATS, read_hub_split, rows_of_file
+from biphase.tasks.sources import read_hub_split, rows_of_file
 from biphase.tasks.spec import FileLayout
 
 Kind = Literal["pairs", "scored"]
@@ -40,7 +40,6 @@ GUESSES: tuple[tuple[str, ...], ...] = (
 )
 """Columns that are taken where none are given, the first that are all there."""
 SCORES = ("score", "relatedness_score", "label", "similarity")
-PAIR_FORMS = ("csv", "tsv", "jsonl", "json", "parquet")
 PIECE_ROWS = 10_000
 """Rows that are Python's own objects at a time."""
 SHORTEST_PASSAGE = 8
@@ -59,10 +58,6 @@ class Pairs:
     """The hash of the files that they are from, or of the commit."""
     made: str
     """A sentence for people that says how they came about."""
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return tuple(self.table.column_names)
 
     @property
     def rows(self) -> list[tuple[Any, ...]]:
@@ -133,10 +128,8 @@ def open_pairs(source: PairSource) -> tuple[Iterator[PlacedRow], tuple[str, ...]
     if not is_local(source.path):
         id, _, config = source.path.partition(":")
         rows = read_hub_split(id, None, config or None, "train")
-    elif is_saved(file) or FORMATS.get(plain_path(file).suffix) in PAIR_FORMS:
-        rows = rows_of_file(file, FileLayout(quotes=source.quotes, delimiter=source.delimiter))
     else:
-        raise InputError(f"{source.path}: pairs are read from .csv, .tsv, .jsonl, .json and .parquet files")
+        rows = rows_of_file(file, FileLayout(quotes=source.quotes, delimiter=source.delimiter))
     first = next(rows, None)
     if first is None:
         raise InputError(f"{source.path} has no rows")

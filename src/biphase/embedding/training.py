@@ -6,45 +6,31 @@ Letters: N passages, A anchors, B rows of a piece, C columns, D width.
 """
 
 import inspect
-import random
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import torch
 from datasets import Dataset
-from datasets.table import InMemoryTable
 from safetensors.torch import load_file, save_file
-from sentence_transformers import (
-    SentenceTransformer,
-    SentenceTransformerTrainer,
-    SentenceTransformerTrainingArguments,
-)
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer import losses
 from torch import Tensor, nn
 from transformers import PrinterCallback, TrainerCallback
 
 from biphase import console
 from biphase.console import Send
-from biphase.embedding.model import (
-    ENCODE_TEXTS,
-    PIECE_TEXTS,
-    embed_pieces,
-    embed_to_file,
-    hash_embedder,
-    load_embedder,
-    width_of,
-)
-from biphase.embedding.pairs import PIECE_ROWS, Pairs, to_arrow
+from biphase.embedding import model as embedders
+from biphase.embedding.model import width_of
+from biphase.embedding.pairs import PIECE_ROWS, to_arrow
 from biphase.embedding.recipe import LOSSES, EmbeddingRecipe, EmbeddingStage, HardNegatives
 from biphase.errors import InputError, StoppedError, first_line
-from biphase.files import MARK, content_hash, make_once, refuse_damaged, write_mark
+from biphase.files import MARK, make_once, refuse_damaged, write_mark
 from biphase.finetuning.families.retrieval import find_nearest, in_pieces
 from biphase.machine import stop_signals
 
@@ -52,24 +38,35 @@ from biphase.machine import stop_signals
 @lru_cache(maxsize=1)
 def open_teacher(name: str, _content: str) -> SentenceTransformer:
     """One at a time, opened anew where its files have changed."""
-    return load_embedder(name)
+    return embedders.load_embedder(name)
 
 
 def load_teacher(stage: EmbeddingStage, width: int) -> SentenceTransformer | None:
     """The stage's teacher. Raises `InputError` where it cannot be loaded, or has another dimension than the student."""
     if stage.teacher is None:
         return None
-    teacher = open_teacher(stage.teacher, hash_embedder(stage.teacher))
-    dimension = teacher.get_embedding_dimension()
-    if dimension != width and not stage.projection:
+    teacher = open_teacher(stage.teacher, embedders.hash_embedder(stage.teacher))
+    if (dimension := width_of(teacher)) != width and not stage.projection:
         message = f"teacher {stage.teacher} has {dimension} dimensions, the model {width}"
         raise InputError(f"stage {stage.name}: {message}: say projection: true, or take another teacher")
     return teacher
 
 
-def teach_once(table: Dataset, teacher: SentenceTransformer, stage: str, kept: Path) -> Dataset:
+def table_once(path: Path, schema: pa.Schema, pieces: Iterable[pa.Table]) -> Dataset:
+    """Rows that are made piece by piece, once, and mapped into memory from the file where they are kept."""
+
+    def write(part: Path) -> None:
+        with pa.ipc.new_stream(part, schema) as writer:
+            for piece in pieces:
+                writer.write_table(piece)
+
+    make_once(path, write)
+    return Dataset.from_file(str(path))
+
+
+def teach_once(table: Dataset, teacher: SentenceTransformer, stage: str, path: Path) -> Dataset:
     """The texts of a table with the teacher's embedding of each as labels of `EmbedDistillLoss`, [C, D] for a row, kept
-    as a file and mapped into memory.
+    as a file.
 
     With its own prompts: anchors are queries to it, and what belongs to them documents; the two sides of scored pairs
     are no such things.
@@ -82,22 +79,19 @@ def teach_once(table: Dataset, teacher: SentenceTransformer, stage: str, kept: P
     rows_CD = pa.list_(pa.list_(pa.float32(), width), len(columns))
     schema = pa.schema([*((column, pa.string()) for column in columns), ("label", rows_CD)])
 
-    def teach(part: Path) -> None:
-        with pa.ipc.new_stream(part, schema) as writer, console.track(f"teach {stage}", len(table), "rows") as progress:
-            for texts in table.select_columns(columns).iter(PIECE_TEXTS):
-                embeddings = [
-                    encode(texts[column], batch_size=ENCODE_TEXTS, convert_to_tensor=True, show_progress_bar=False)
-                    for encode, column in zip(encoders, columns, strict=True)
-                ]
+    def teach() -> Iterator[pa.Table]:
+        with console.track(f"teach {stage}", len(table), "rows") as progress:
+            for texts in table.select_columns(columns).iter(embedders.PIECE_TEXTS):
+                embeddings = []
+                for encode, column in zip(encoders, columns, strict=True):
+                    embeddings.append(embedders.encode_batch(encode, texts[column]))
                 flat = pa.array(torch.stack(embeddings, dim=1).flatten().cpu().numpy())
-                rows_BCD = pa.FixedSizeListArray.from_arrays(
-                    pa.FixedSizeListArray.from_arrays(flat, width), len(columns)
-                )
-                writer.write_table(pa.table([*texts.values(), rows_BCD], schema=schema))
+                rows_BC = pa.FixedSizeListArray.from_arrays(flat, width)
+                rows_BCD = pa.FixedSizeListArray.from_arrays(rows_BC, len(columns))
+                yield pa.table([*texts.values(), rows_BCD], schema=schema)
                 progress.advance(len(rows_BCD))
 
-    make_once(kept, teach)
-    return Dataset.from_file(str(kept))
+    return table_once(path, schema, teach())
 
 
 SMALLEST_DIM = 32
@@ -131,10 +125,9 @@ def make_loss(
     if "mini_batch_num_tokens" in known:
         settings.setdefault("mini_batch_num_tokens", stage.mini_batch_tokens)
     width = width_of(model)
-    if name == "distill" and stage.projection:
-        teacher = load_teacher(stage, width)
-        assert teacher is not None
-        settings.setdefault("projection_dim", teacher.get_embedding_dimension())
+    teacher = load_teacher(stage, width)
+    if teacher is not None and stage.projection:
+        settings.setdefault("projection_dim", width_of(teacher))
     try:
         loss = make(model, **settings)
     except (TypeError, ValueError) as error:
@@ -175,27 +168,24 @@ def matryoshka_dims(width: int, wanted: bool | Sequence[int]) -> list[int]:
     return sorted({width, *wanted}, reverse=True)
 
 
-def mine_once(table: Dataset, model: SentenceTransformer, stage: str, wanted: HardNegatives, kept: Path) -> Dataset:
+def mine_once(table: Dataset, model: SentenceTransformer, stage: str, wanted: HardNegatives, path: Path) -> Dataset:
     """The rows that have hard negatives, with them, kept as a file; how many there are is told. Raises `InputError`
     where there are none."""
     names = ["anchor", "positive", *(f"negative_{number + 1}" for number in range(wanted.number))]
-    schema = pa.schema([(name, pa.string()) for name in names])
 
-    def mine(part: Path) -> None:
-        negatives = mine_negatives(table, model, wanted, f"mine for {stage}", part.with_suffix(".npy"))
+    def mine() -> Iterator[pa.Table]:
+        negatives = mine_negatives(table, model, wanted, f"mine for {stage}", path.with_suffix(".npy"))
         if not any(len(texts) == wanted.number for texts in negatives.values()):
             raise InputError(
                 f"hard_negatives: no anchor has {wanted.number} negatives within rank {wanted.last_rank} and margin "
                 f"{wanted.margin}: lower number or margin, or raise last_rank"
             )
-        with pa.ipc.new_stream(part, schema) as writer:
-            for texts in table.iter(PIECE_ROWS):
-                pairs = zip(texts["anchor"], texts["positive"], strict=True)
-                rows = [(*pair, *negatives[pair[0]]) for pair in pairs if len(negatives[pair[0]]) == wanted.number]
-                writer.write_table(to_arrow(rows, names))
+        for texts in table.iter(PIECE_ROWS):
+            pairs = zip(texts["anchor"], texts["positive"], strict=True)
+            rows = [(*pair, *negatives[pair[0]]) for pair in pairs if len(negatives[pair[0]]) == wanted.number]
+            yield to_arrow(rows, names)
 
-    make_once(kept, mine)
-    mined = Dataset.from_file(str(kept))
+    mined = table_once(path, pa.schema([(name, pa.string()) for name in names]), mine())
     message = f"{len(mined):,} of {len(table):,} pairs have {wanted.number} hard negatives"
     console.err.print(f"stage {stage}: {message}", markup=False)
     return mined
@@ -218,11 +208,15 @@ def mine_negatives(
     for anchor, positive in zip(anchors, positives, strict=True):
         right.setdefault(anchor, []).append(numbers[positive])
     shape_ND = len(passages), width_of(model)
-    rows_ND = torch.from_numpy(embed_to_file(model.encode_document, passages, shape_ND, place, f"{label}: passages"))
+    rows_ND = torch.from_numpy(
+        embedders.embed_to_file(model.encode_document, passages, shape_ND, place, f"{label}: passages")
+    )
     top = wanted.last_rank + max(len(set(numbers)) for numbers in right.values())
     chosen: dict[str, list[str]] = {}
     left = iter(right)
-    for piece_AD in embed_pieces(model.encode_query, right, len(right), f"{label}: anchors", normalize_embeddings=True):
+    for piece_AD in embedders.embed_pieces(
+        model.encode_query, right, len(right), f"{label}: anchors", normalize_embeddings=True
+    ):
         nearest_A = find_nearest(piece_AD, in_pieces(rows_ND), top)
         for anchor, row_D, hits in zip(islice(left, len(piece_AD)), piece_AD.cpu(), nearest_A, strict=True):
             own = set(right[anchor])
@@ -239,106 +233,68 @@ LOGGING_STEPS = 10
 LEARNT_BY_LOSSES = "losses.safetensors"
 
 
-def to_table(pairs: Pairs, weight: float, seed: int) -> Dataset:
-    """The rows that an epoch goes through: all of them `weight` times, a fraction drawn with the seed, in order."""
-    whole, part = divmod(weight, 1)
-    is_drawn = np.zeros(len(pairs.table), dtype=bool)
-    is_drawn[random.Random(seed).sample(range(len(is_drawn)), round(part * len(is_drawn)))] = True
-    table = pa.concat_tables([*[pairs.table] * int(whole), pairs.table.filter(pa.array(is_drawn))])
-    # With a fingerprint, as `datasets` would make one of all texts, copied.
-    return Dataset(InMemoryTable(table), fingerprint=content_hash([pairs.hash, weight, seed])[:16])
-
-
 class CardlessTrainer(SentenceTransformerTrainer):
     """Trains without the model card of sentence-transformers, for which it would embed texts behind a bar of its own:
-    the card is written with the folder. Checkpoints hold what a loss learns, too: a map to a teacher's dimension."""
+    the card is written with the folder."""
 
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
         pass
-
-    def learnt_by_losses(self) -> dict[str, Tensor]:
-        """Parameters of the losses by their names, those of the model left out."""
-        of_model = {id(parameter) for parameter in self.model.parameters()}
-        loss: Any = self.loss
-        modules = nn.ModuleDict(loss if isinstance(loss, dict) else {"loss": loss})
-        return {name: parameter for name, parameter in modules.named_parameters() if id(parameter) not in of_model}
-
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        super()._save(output_dir, state_dict)
-        if learnt := self.learnt_by_losses():
-            save_file(learnt, Path(output_dir or "", LEARNT_BY_LOSSES))
-
-    def _save_checkpoint(self, *arguments: Any) -> None:
-        """As theirs, with the hash of each file; the one before goes when this one is whole."""
-        super()._save_checkpoint(*arguments)
-        folder = Path(self.args.output_dir or "")
-        own = folder / f"checkpoint-{self.state.global_step}"
-        write_mark(own, "checkpoint")
-        for earlier in folder.glob("checkpoint-*"):
-            if earlier != own:
-                shutil.rmtree(earlier)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        super()._load_from_checkpoint(resume_from_checkpoint)
-        if learnt := self.learnt_by_losses():
-            kept = load_file(Path(resume_from_checkpoint, LEARNT_BY_LOSSES))
-            with torch.no_grad():
-                for name, weight in learnt.items():
-                    weight.copy_(kept[name])
-
-
-@dataclass(frozen=True)
-class StageRun:
-    """A stage at work: what it trains in place, in which folder, and where its losses go."""
-
-    recipe: EmbeddingRecipe
-    stage: EmbeddingStage
-    model: SentenceTransformer
-    folder: Path
-    bf16: bool
-    send: Send = lambda record: None
-    steps_before: int = 0
-    """Steps of the stages before it: losses are counted on from there."""
 
 
 Tables = Mapping[str, tuple[str, Dataset]]
 """Sources by their names: of each its kind, and its rows."""
 
 
-class StageCallback(TrainerCallback):
-    """The bar or the lines that a person waits with, losses on their way to TensorBoard or W&B, and the end of the step
-    at which the process is asked to stop: with a checkpoint, and the loss up to there."""
+@dataclass(eq=False)
+class StageRun(TrainerCallback):
+    """A stage at work, which the trainer tells of each step: losses go to a person and to TensorBoard or W&B; a process
+    that is asked to stop does so at the end of a step, with a checkpoint, and the loss up to there."""
 
-    def __init__(self, run: StageRun) -> None:
-        self.run = run
-        self.asked: list[int] = []
-        self.note = ""
-        self.tracker: console.Tracker | None = None
+    recipe: EmbeddingRecipe
+    stage: EmbeddingStage
+    model: SentenceTransformer
+    """It is trained in place."""
+    folder: Path
+    bf16: bool
+    send: Send = lambda record: None
+    steps_before: int = 0
+    """Steps of the stages before it: losses are counted on from there."""
+    learnt: dict[str, nn.Parameter] = field(default_factory=dict)
+    """What losses learn beside the model: a map to a teacher's dimension."""
+    stop_signals: list[int] = field(default_factory=list)
+    note: str = ""
+    tracker: console.Tracker | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.tracker = console.Tracker(f"embed {self.run.stage.name}", state.max_steps, "steps")
+        self.tracker = console.Tracker(f"embed {self.stage.name}", state.max_steps, "steps")
         self.tracker.advance(state.global_step, already_done=True)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         assert self.tracker is not None
         self.tracker.advance(1, self.note)
-        if self.asked:
+        if self.stop_signals:
             control.should_save = control.should_training_stop = True
-        if self.asked or state.global_step == state.max_steps:  # a short stage has a last loss, too
+        if self.stop_signals or state.global_step == state.max_steps:  # a short stage has a last loss, too
             control.should_log = True
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Complete a checkpoint, and mark it as whole by the hash of each file; then the one before goes."""
+        folder = Path(args.output_dir)
+        checkpoint = folder / f"checkpoint-{state.global_step}"
+        if self.learnt:
+            save_file(self.learnt, checkpoint / LEARNT_BY_LOSSES)
+        write_mark(checkpoint, "checkpoint")
+        for earlier in folder.glob("checkpoint-*"):
+            if earlier != checkpoint:
+                shutil.rmtree(earlier)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if logs and "loss" in logs:
             self.note = f"loss {float(logs['loss']):.4f}"
-            step = self.run.steps_before + state.global_step
-            record = {"kind": "train", "objective": self.run.stage.name, "step": step}
-            known = {"loss": "loss", "learning_rate": "lr", "grad_norm": "grad_norm"}
-            self.run.send(record | {ours: logs[theirs] for theirs, ours in known.items() if theirs in logs})
-
-    def close(self) -> None:
-        """However training ended: a tracker that is left open goes on telling."""
-        if self.tracker is not None:
-            self.tracker.close()
+            step = self.steps_before + state.global_step
+            record = {"kind": "train", "objective": self.stage.name, "step": step}
+            names = {"loss": "loss", "learning_rate": "lr", "grad_norm": "grad_norm"}
+            self.send(record | {ours: logs[theirs] for theirs, ours in names.items() if theirs in logs})
 
 
 class OneDeviceArguments(SentenceTransformerTrainingArguments):
@@ -359,9 +315,10 @@ def arguments_of(run: StageRun, tables: Tables) -> OneDeviceArguments:
             texts = [column for column in table.column_names if column != "label"]
             prompts[name] = dict.fromkeys(texts, recipe.prompts.document) | {"anchor": recipe.prompts.query}
     has_pairs = bool(prompts)
+    if not (recipe.prompts.query or recipe.prompts.document):
+        prompts = {}
     if len(tables) == 1:
         prompts = prompts.get(next(iter(tables)), {})
-    is_prompted = has_pairs and bool(recipe.prompts.query or recipe.prompts.document)
     return OneDeviceArguments(
         output_dir=str(run.folder / "trainer"),
         num_train_epochs=stage.epochs,
@@ -375,7 +332,7 @@ def arguments_of(run: StageRun, tables: Tables) -> OneDeviceArguments:
         use_cpu=run.model.device.type == "cpu",
         batch_sampler="no_duplicates" if has_pairs else "batch_sampler",
         multi_dataset_batch_sampler="proportional",
-        prompts=prompts if is_prompted else None,
+        prompts=prompts or None,
         logging_steps=LOGGING_STEPS,
         logging_nan_inf_filter=False,
         save_steps=stage.save_steps,
@@ -399,7 +356,7 @@ def train_stage(run: StageRun, tables: Tables) -> dict[str, Any]:
         InputError: the checkpoint is damaged, or the weights end up as no numbers.
         StoppedError: after SIGTERM or SIGINT, once there is a checkpoint.
     """
-    stage, model, callback = run.stage, run.model, StageCallback(run)
+    stage, model = run.stage, run.model
     torch.manual_seed(run.recipe.seed)  # a loss may draw weights, whatever was drawn before
     losses_made = {name: make_loss(model, stage, kind, run.recipe.matryoshka) for name, (kind, _) in tables.items()}
     rows = {name: table for name, (_, table) in tables.items()}
@@ -409,22 +366,28 @@ def train_stage(run: StageRun, tables: Tables) -> dict[str, Any]:
         arguments_of(run, tables),
         train_dataset=rows[only] if only else rows,
         loss=losses_made[only] if only else losses_made,
-        callbacks=[callback],
+        callbacks=[run],
     )
     trainer.remove_callback(PrinterCallback)
+    of_model = {id(parameter) for parameter in model.parameters()}
+    modules: Any = nn.ModuleDict(losses_made if only is None else {"loss": losses_made[only]})
+    run.learnt = {name: weight for name, weight in modules.named_parameters() if id(weight) not in of_model}
     last = last_checkpoint(run.folder / "trainer")
     if last is not None:
         refuse_damaged(last, f"delete {last} and rerun")
         console.err.print(f"stage {stage.name}: goes on from {last.name}", markup=False)
+        for name, weight in load_file(last / LEARNT_BY_LOSSES).items() if run.learnt else ():
+            run.learnt[name].data.copy_(weight)
     try:
-        with stop_signals(callback.asked.append):
+        with stop_signals(run.stop_signals.append):
             trainer.train(resume_from_checkpoint=str(last) if last else None)
     finally:
-        callback.close()
+        if run.tracker is not None:  # one that is left open goes on telling
+            run.tracker.close()
     step, steps = trainer.state.global_step, trainer.state.max_steps
-    if callback.asked and step < steps:
+    if run.stop_signals and step < steps:
         line = f"stage {stage.name}: stopped at step {step} of {steps}; run the same command to go on"
-        raise StoppedError(line, callback.asked[0])
+        raise StoppedError(line, run.stop_signals[0])
     trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # else it would go on in bf16 where it trained so
     if not all(torch.isfinite(weight).all() for weight in model.parameters()):
         shutil.rmtree(run.folder / "trainer")  # else the same command would go on from there
