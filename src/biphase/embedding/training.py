@@ -26,11 +26,11 @@ from transformers import PrinterCallback, TrainerCallback
 from biphase import console
 from biphase.console import Send
 from biphase.embedding import model as embedders
-from biphase.embedding.model import width_of
+from biphase.embedding.model import embed_pieces, embed_to_file, width_of
 from biphase.embedding.pairs import PIECE_ROWS, to_arrow
 from biphase.embedding.recipe import LOSSES, EmbeddingRecipe, EmbeddingStage, HardNegatives
 from biphase.errors import InputError, StoppedError, first_line
-from biphase.files import MARK, make_once, refuse_damaged, write_mark
+from biphase.files import MARK, make_once, reading, refuse_damaged, write_mark
 from biphase.finetuning.families.retrieval import find_nearest, in_pieces
 from biphase.machine import stop_signals
 
@@ -176,10 +176,8 @@ def mine_once(table: Dataset, model: SentenceTransformer, stage: str, wanted: Ha
     def mine() -> Iterator[pa.Table]:
         negatives = mine_negatives(table, model, wanted, f"mine for {stage}", path.with_suffix(".npy"))
         if not any(len(texts) == wanted.number for texts in negatives.values()):
-            raise InputError(
-                f"hard_negatives: no anchor has {wanted.number} negatives within rank {wanted.last_rank} and margin "
-                f"{wanted.margin}: lower number or margin, or raise last_rank"
-            )
+            reach = f"{wanted.number} negatives within rank {wanted.last_rank} and margin {wanted.margin}"
+            raise InputError(f"hard_negatives: no anchor has {reach}: lower number or margin, or raise last_rank")
         for texts in table.iter(PIECE_ROWS):
             pairs = zip(texts["anchor"], texts["positive"], strict=True)
             rows = [(*pair, *negatives[pair[0]]) for pair in pairs if len(negatives[pair[0]]) == wanted.number]
@@ -208,21 +206,17 @@ def mine_negatives(
     for anchor, positive in zip(anchors, positives, strict=True):
         right.setdefault(anchor, []).append(numbers[positive])
     shape_ND = len(passages), width_of(model)
-    rows_ND = torch.from_numpy(
-        embedders.embed_to_file(model.encode_document, passages, shape_ND, place, f"{label}: passages")
-    )
+    rows_ND = torch.from_numpy(embed_to_file(model.encode_document, passages, shape_ND, place, f"{label}: passages"))
     top = wanted.last_rank + max(len(set(numbers)) for numbers in right.values())
     chosen: dict[str, list[str]] = {}
     left = iter(right)
-    for piece_AD in embedders.embed_pieces(
-        model.encode_query, right, len(right), f"{label}: anchors", normalize_embeddings=True
-    ):
+    for piece_AD in embed_pieces(model.encode_query, right, len(right), f"{label}: anchors", normalize_embeddings=True):
         nearest_A = find_nearest(piece_AD, in_pieces(rows_ND), top)
         for anchor, row_D, hits in zip(islice(left, len(piece_AD)), piece_AD.cpu(), nearest_A, strict=True):
-            own = set(right[anchor])
-            worst = float((rows_ND[sorted(own)] @ row_D).min())
+            relevant = set(right[anchor])
+            worst = float((rows_ND[sorted(relevant)] @ row_D).min())
             most = worst - abs(worst) * wanted.margin
-            others = [number for number, score in hits if score <= most and number not in own]
+            others = [number for number, score in hits if score <= most and number not in relevant]
             ranked = others[wanted.first_rank : wanted.last_rank]
             chosen[anchor] = [passages[number] for number in ranked[: wanted.number]]
     place.unlink()
@@ -376,8 +370,10 @@ def train_stage(run: StageRun, tables: Tables) -> dict[str, Any]:
     if last is not None:
         refuse_damaged(last, f"delete {last} and rerun")
         console.err.print(f"stage {stage.name}: goes on from {last.name}", markup=False)
-        for name, weight in load_file(last / LEARNT_BY_LOSSES).items() if run.learnt else ():
-            run.learnt[name].data.copy_(weight)
+        if run.learnt:
+            with reading(last / LEARNT_BY_LOSSES, f"delete {last} and rerun"):
+                for name, weight in load_file(last / LEARNT_BY_LOSSES).items():
+                    run.learnt[name].data.copy_(weight)
     try:
         with stop_signals(run.stop_signals.append):
             trainer.train(resume_from_checkpoint=str(last) if last else None)

@@ -176,9 +176,7 @@ def packed_attention(
     to w to both sides when not, as transformers does.
     """
     if layout is None:
-        raise OwnAttentionError(
-            "this model attends over packed batches only: call it through biphase, or export it first"
-        )
+        raise OwnAttentionError("this model attends over packed batches only: call it through biphase, or export it")
     if dropout:
         raise InputError(f"{type(module).__name__} uses dropout in attention, which packed training does not support")
     # Rotary embeddings leave q and k in fp32 under autocast; v carries the type of the computation.

@@ -27,7 +27,7 @@ from biphase.encoder.presets import find_preset
 from biphase.encoder.proofs import FailedProofError, check_padded, find_first_position, looks_both_ways
 from biphase.errors import InputError, first_line, is_raised_here, nearest, told_as
 from biphase.files import read_json
-from biphase.hub import INDEX, check_index, model_name, refuse_pickles
+from biphase.hub import model_name, refuse_pickles
 
 MOST_LAYERS = 1_000
 """transformers makes as many as it is told, one by one, for ever if need be."""
@@ -51,8 +51,7 @@ def load_model_config(source: str | Path) -> PretrainedConfig:
         raise InputError(f"{name}: config.json says {layers} layers; up to {MOST_LAYERS:,} are made")
     if has_other_parts(published):
         raise InputError(
-            f"{name} ({published.model_type}) reads images or sound beside text; make a folder of its text network "
-            f"({config.model_type}) first: biphase convert {name} FOLDER"
+            f"{name} reads images or sound beside text; make a folder of it: biphase convert {name} FOLDER"
         )
     return config
 
@@ -63,9 +62,7 @@ def load_whole_config(source: str | Path) -> PretrainedConfig:
     if str(source).startswith((".", "/")) and not Path(source).is_dir():
         raise InputError(f"{source} is not a folder")
     if (Path(source) / "adapter_config.json").exists():  # transformers would follow it elsewhere, or pass over it
-        raise InputError(
-            f"{source} is a LoRA adapter: merge it into its model first: merge_and_unload().save_pretrained(FOLDER)"
-        )
+        raise InputError(f"{source} is a LoRA adapter: merge it into its model first, by its merge_and_unload")
     refuse_own_code(Path(source))
     name = model_name(source)
     with told_as(f"cannot read a model configuration from {name}"):
@@ -96,15 +93,11 @@ def refuse_own_code(folder: Path) -> None:
     name, kind = model_name(folder), content.get("model_type")
     if kind == "eurobert" and not content.keys() & {"rope_theta", "rope_parameters"}:
         # Its own code and transformers mean another base where it says none.
-        raise InputError(
-            f"{name} is a EuroBERT for code of its own, which is never run; make a folder of it for transformers: "
-            f"biphase convert {name} FOLDER"
-        )
+        told = f"{name} is a EuroBERT for code of its own, which is never run; make a folder for transformers of it"
+        raise InputError(f"{told}: biphase convert {name} FOLDER")
     if kind not in CONFIG_MAPPING:
-        raise InputError(
-            f"{name} needs code of its own (of type '{kind}', auto_map in its config.json), which is never run; take a "
-            "model of a type that transformers knows"
-        )
+        told = f"{name} needs code of its own (of type '{kind}', auto_map in its config.json), which is never run"
+        raise InputError(f"{told}; take a model of a type that transformers knows")
 
 
 def check_mergeable(network: nn.Module, other: nn.Module, name: str) -> None:
@@ -180,15 +173,11 @@ def preset_settings(preset: str, architecture: dict[str, Any], tokens: TokenIds,
         raise InputError(f"init.architecture: vocab_size is below the {tokens.vocab_size:,} tokens of the shards")
     width, heads, kv_heads = (settings[key] for key in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
     if width % heads or heads % kv_heads:
-        raise InputError(
-            f"init.architecture: {heads} attention heads and {kv_heads} key-value heads do not divide evenly into "
-            f"hidden_size {width}"
-        )
+        told = f"{heads} attention heads and {kv_heads} key-value heads do not divide hidden_size {width}"
+        raise InputError(f"init.architecture: {told} evenly")
     if (positions := settings["max_position_embeddings"]) < max_len:
-        raise InputError(
-            f"init.architecture: max_position_embeddings is {positions}; set data.max_sample_tokens={positions} or "
-            f"lower (it is {max_len}), or leave it out"
-        )
+        remedy = f"set data.max_sample_tokens={positions} or lower (it is {max_len})"
+        raise InputError(f"init.architecture: max_position_embeddings is {positions}; {remedy}, or leave it out")
     return settings
 
 
@@ -217,9 +206,7 @@ def load_model(source: str | Path, *, vocab_size: int | None = None, seed: int =
     config = load_model_config(source)
     kind = language_model_class(config)
     if kind is None:
-        raise InputError(
-            f"{source} is a '{config.model_type}' model, for which transformers has no language model head"
-        )
+        raise InputError(f"{source} is a '{config.model_type}' model: transformers has no language model head for it")
     model = load_weights(kind, source, config)
     make_generation_saveable(model)
     if model.get_output_embeddings() is None or model.base_model is model:
@@ -227,10 +214,7 @@ def load_model(source: str | Path, *, vocab_size: int | None = None, seed: int =
     causal = kind is transformers.AutoModelForCausalLM and getattr(config, "is_causal", True)
     reason = find_first_position(model.base_model, causal)
     if reason:
-        raise InputError(
-            f"{source}: nothing proves that {type(model).__name__} computes the same on packed samples as on each "
-            f"alone, so it cannot be trained here: {reason}"
-        )
+        raise InputError(f"{source}: nothing proves that packing changes nothing for {type(model).__name__}: {reason}")
     embedding: Any = model.get_input_embeddings()
     old_size = embedding.weight.shape[0]
     with torch.random.fork_rng(devices=[]):
@@ -245,10 +229,8 @@ def load_model(source: str | Path, *, vocab_size: int | None = None, seed: int =
         marked.weight._is_hf_initialized = True
         model._init_weights(marked)
         if not marked.weight.all():
-            raise InputError(
-                f"{source}: transformers sets the padding row of a {type(model).__name__} to zero each time that it "
-                "loads one, so what is trained here could not be given away"
-            )
+            told = f"transformers sets the padding row of a {type(model).__name__} to zero each time that it loads one"
+            raise InputError(f"{source}: {told}, so what is trained here could not be given away")
     return model
 
 
@@ -260,7 +242,7 @@ def load_weights(
     dtype: Any = torch.float32,
 ) -> PreTrainedModel:
     """`kind.from_pretrained` from safetensors, every weight accounted for; in fp32, or as stored with `auto`."""
-    check_index(Path(source) / INDEX)  # transformers opens whatever it names
+    refuse_pickles(source)  # transformers opens whatever their index names
     for key, value in config.to_dict().items():
         if ("dropout" in key or key.endswith("_pdrop")) and isinstance(value, float):
             setattr(config, key, 0.0)  # pretraining uses none (Table 1)
@@ -278,10 +260,8 @@ def load_weights(
             )
     except Exception as error:  # whatever a file that others made may lead to
         if isinstance(error, KeyError) and error.args == (attention,):
-            raise OwnAttentionError(
-                f"{source}: '{config.model_type}' chooses among attention classes of its own and cannot be packed; "
-                "take a model that attends through transformers' AttentionInterface"
-            ) from None
+            told = f"'{config.model_type}' chooses among attention classes of its own and cannot be packed"
+            raise OwnAttentionError(f"{source}: {told}") from None
         if is_raised_here(error):
             raise
         raise InputError(f"cannot load weights from {source}: {first_line(error)}") from None
@@ -373,7 +353,6 @@ def load_backbone(source: str | Path) -> nn.Module:
     encoder-decoder, and for a network that cannot be made bidirectional.
     """
     config = load_model_config(source)
-    refuse_pickles(source)
     with suppress(OwnAttentionError, FailedProofError):
         network: Any = load_headless(source, config, ATTENTION)
         if not looks_both_ways(network):  # transformers' own switch, which its masks obey

@@ -22,15 +22,7 @@ from transformers import PreTrainedModel
 
 from biphase.console import told_if_slow
 from biphase.encoder.attention import Backend, OwnAttentionError, PackedLayout, lay_out
-from biphase.encoder.packed import (
-    PackedModel,
-    PaddedBackbone,
-    head_bias,
-    head_input,
-    layer_configs,
-    packed_hidden,
-    position_limit,
-)
+from biphase.encoder.packed import PackedModel, head_bias, head_input, layer_configs, packed_hidden, position_limit
 from biphase.errors import InputError, first_line, is_raised_here, lacks_memory
 from biphase.flops import count_positions, longest_text
 
@@ -346,13 +338,13 @@ def why_not_seen(moved_T: Sequence[float], causal: bool, rounding: float, furthe
 
 
 @torch.no_grad()
-def check_padded(padded: PaddedBackbone) -> None:
-    """Prove that a network gives each text in a padded batch what it gives the text alone, and looks both ways.
+def check_padded(padded: Any) -> None:
+    """Prove that a `PaddedBackbone` gives each text of a batch what its network gives the text alone, and looks both
+    ways.
 
     One that depends on its neighbours' lengths is given texts of equal length only. Raises `FailedProofError`.
     """
-    network: Any = padded.network
-    name = type(network).__name__
+    network, name = padded.network, type(padded.network).__name__
     tokens_T, lengths = proof_samples(network)
     layout = lay_out(np.cumsum([0, *lengths]), causal=False)
     alone_TD = each_alone(network, tokens_T, lengths)
