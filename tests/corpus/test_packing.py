@@ -1,5 +1,6 @@
 """Every token once per epoch, whatever the world size; nothing depends on what came before."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 import biphase.corpus.packing as packing_module
 from biphase.corpus.order import permute, uniform
-from biphase.corpus.packing import Batches, DocumentSamples, PackedBatch, PackedSet, StreamSamples, join_batches
+from biphase.corpus.packing import Batches, DocumentSamples, PackedBatch, PackedSet, StreamSamples
 from biphase.errors import InputError
 
 
@@ -34,6 +35,14 @@ def document_batches(
     stream: Any = Stream(lengths)
     samples = DocumentSamples(stream.document_ends, *limits)
     return Batches([PackedSet(stream, samples, seed)], batch_tokens.__mul__, origin=origin)
+
+
+def join_batches(batches: Sequence[PackedBatch]) -> PackedBatch:
+    """Batches laid end to end."""
+    lengths_S = np.concatenate([batch.lengths_S for batch in batches])
+    names = ("tokens_T", "positions_T", "sample_ids_S", "epochs_S")
+    joined = {name: np.concatenate([getattr(batch, name) for batch in batches]) for name in names}
+    return PackedBatch(**joined, bounds_S1=np.cumsum([0, *lengths_S]))
 
 
 def same(left: PackedBatch, right: PackedBatch) -> bool:

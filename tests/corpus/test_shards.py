@@ -155,7 +155,7 @@ def test_nothing_is_written_through_a_link(name: str, made: Path, tokenizer_fold
 def test_a_set_is_not_made_in_the_folder_of_its_tokenizer(corpus: Path, tokenizer_folder: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in tokenizer_folder.rglob("*")}
     for given in (tokenizer_folder, tokenizer_folder / "tokenizer.json"):
-        with pytest.raises(InputError, match="is the folder of the tokenizer: give the shards another one"):
+        with pytest.raises(InputError, match="is the folder of a tokenizer: give the shards another one"):
             prepare([corpus], given, tokenizer_folder, workers=1)
     assert {path: path.stat().st_mtime_ns for path in tokenizer_folder.rglob("*")} == before
 
@@ -313,11 +313,11 @@ def test_no_space_left(corpus: Path, tokenizer_folder: Path, tmp_path: Path, mon
     write = prepare_module.SplitWriter.write
     calls = []
 
-    def fail_at_the_second(self, *arguments) -> None:
+    def fail_at_the_second(self, *arguments) -> int:
         calls.append(1)
         if len(calls) == 2:
             raise OSError(errno.ENOSPC, "No space left on device")
-        write(self, *arguments)
+        return write(self, *arguments)
 
     monkeypatch.setattr(prepare_module.SplitWriter, "write", fail_at_the_second)
     with pytest.raises(InputError, match=r"no space left for .*out: finished files are kept"):

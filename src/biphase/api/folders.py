@@ -78,7 +78,7 @@ def shard_facts(path: Path, *, verify: bool, near_copies: bool) -> Facts:
     facts: Facts = {"content": manifest.fingerprint, "tokenizer": manifest.tokenizer_hash}
     facts |= fields_of(manifest, "vocab_size dtype") | {"num_shards": len(manifest.shards)}
     if manifest.duplicates is not None:
-        facts["exact_copies"] = manifest.duplicates.model_dump()
+        facts["exact_copies"] = manifest.duplicates
     tokenizer = sets[0].tokenizer()
     for shards in sets:
         total = manifest.splits[shards.split]

@@ -122,7 +122,7 @@ def prepare(
     """
     from biphase.corpus.prepare import prepare as prepare_shards
 
-    where = parse_config(Engine, {"kind": engine, "address": address}, (), origin="prepare")
+    where = parse_config(Engine, {"kind": engine, "address": address, "workers": workers}, origin="prepare")
     held_out: Sequence[str | Path] = () if validation is None else name_sources(validation, Path(out), text_field)
     manifest = prepare_shards(
         name_sources(sources, Path(out), text_field),
@@ -141,8 +141,11 @@ def prepare(
     for name, split in manifest.splits.items():
         left_out = f", {split.empty_texts:,} empty texts left out" if split.empty_texts else ""
         console.print(f"{out} {name}: {split.documents:,} documents, {split.tokens:,} tokens{left_out}")
-    if manifest.duplicates is not None and any(manifest.duplicates.model_dump().values()):
-        console.print(f"{out}: {manifest.duplicates.line}")
+    copies = manifest.duplicates
+    if copies and any(copies.values()):
+        number = f"{copies['train']:,} for training, {copies['validation']:,} for validation"
+        both = f"{copies['in_both']:,} documents for validation are also among those for training"
+        console.print(f"{out}: exact copies of an earlier document: {number}; {both}")
     return Path(out)
 
 

@@ -10,7 +10,7 @@ Letters: T tokens of a batch, S samples of a batch.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from math import floor
@@ -131,20 +131,6 @@ class PackedSet:
         self.shards, self.samples, self.seed = shards, samples, seed
         self.block_starts = lru_cache(maxsize=4)(self.sum_blocks)
 
-    def pack(self, first: int, end: int) -> PackedBatch:
-        """The samples that begin in [first, end) of the order."""
-        ids_S, epochs_S = self.samples_between(first, end)
-        starts_S, stops_S = self.samples.spans(ids_S)
-        bounds_S1 = np.concatenate([[0], np.cumsum(stops_S - starts_S)])
-        pieces = [self.shards.read(start, stop) for start, stop in zip(starts_S, stops_S, strict=True)]
-        return PackedBatch(
-            tokens_T=np.concatenate(pieces).astype(np.int64) if pieces else np.zeros(0, np.int64),
-            positions_T=np.arange(bounds_S1[-1]) - np.repeat(bounds_S1[:-1], stops_S - starts_S),  # 0 1 2, 0 1, 0 1 2 3
-            bounds_S1=bounds_S1,
-            sample_ids_S=ids_S,
-            epochs_S=epochs_S,
-        )
-
     def samples_between(self, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
         """Ids and epochs of the samples that begin in [first, end) of the order."""
         # With epochs of n = 700 tokens, the interval [600, 1500) is [600, 700) of epoch 0, all of epoch 1, and [0, 100)
@@ -223,26 +209,26 @@ class Batches:
         intervals = [(floor(first * share), floor(end * share)) for share in self.shares]
         tokens = sum(stop - start for start, stop in intervals)
         low, high = part * tokens // num_parts, (part + 1) * tokens // num_parts
-        batches, place = [], 0
-        for number, (start, stop) in enumerate(intervals):
+        pieces: list[np.ndarray] = []
+        ids, epochs, place = [], [], 0
+        for number, (packed, (start, stop)) in enumerate(zip(self.sets, intervals, strict=True)):
             begin, until = max(low - place, 0), min(high - place, stop - start)
             if begin < until or number == len(intervals) - 1:  # one at least, so that no part is nothing
-                packed = self.sets[number].pack(start + begin, start + max(begin, until))
-                batches.append(replace(packed, sample_ids_S=packed.sample_ids_S + (number << 40)))
+                ids_S, epochs_S = packed.samples_between(start + begin, start + max(begin, until))
+                spans = zip(*packed.samples.spans(ids_S), strict=True)
+                pieces += [packed.shards.read(first_token, last) for first_token, last in spans]
+                ids.append(ids_S + (number << 40))
+                epochs.append(epochs_S)
             place += stop - start
-        return join_batches(batches)
-
-
-def join_batches(batches: Sequence[PackedBatch]) -> PackedBatch:
-    offsets = np.cumsum([0, *(batch.bounds_S1[-1] for batch in batches)])
-    bounds = [batch.bounds_S1[1:] + offset for batch, offset in zip(batches, offsets[:-1], strict=True)]
-    return PackedBatch(
-        tokens_T=np.concatenate([batch.tokens_T for batch in batches]),
-        positions_T=np.concatenate([batch.positions_T for batch in batches]),
-        bounds_S1=np.concatenate([[0], *bounds]),
-        sample_ids_S=np.concatenate([batch.sample_ids_S for batch in batches]),
-        epochs_S=np.concatenate([batch.epochs_S for batch in batches]),
-    )
+        lengths_S = np.array([len(piece) for piece in pieces], dtype=np.int64)
+        bounds_S1 = np.concatenate([[0], np.cumsum(lengths_S)])
+        return PackedBatch(
+            tokens_T=np.concatenate(pieces).astype(np.int64) if pieces else np.zeros(0, np.int64),
+            positions_T=np.arange(bounds_S1[-1]) - np.repeat(bounds_S1[:-1], lengths_S),  # 0 1 2, 0 1, 0 1 2 3
+            bounds_S1=bounds_S1,
+            sample_ids_S=np.concatenate(ids),
+            epochs_S=np.concatenate(epochs),
+        )
 
 
 @dataclass(frozen=True)

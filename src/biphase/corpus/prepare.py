@@ -35,7 +35,7 @@ from biphase.corpus.shards import (
     read_shard_manifest,
     wrong_size,
 )
-from biphase.corpus.text import TextSource, TxtDocuments, find_text_sources, read_documents
+from biphase.corpus.text import TextSource, find_text_sources, read_documents
 from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer, special_ids, token_byte_lengths, tokenizer_hash
 from biphase.engine.local import Engine, Unit, report_progress
 from biphase.engine.scheduler import run_units
@@ -106,59 +106,51 @@ def prepare(
     tokenizer_source: str | Path,
     out: Path,
     *,
-    validation_fraction: float | None = None,
     validation_sources: Sequence[str | Path] = (),
     workers: int | None = None,
     engine: Engine | None = None,
-    seed: int = 0,
-    text_field: str = "text",
-    id_field: str = "id",
-    txt_documents: TxtDocuments = "file",
-    drop_copies: bool = False,
+    **options: Any,
 ) -> ShardManifest:
     """Tokenize `sources` (see `corpus.text.find_text_sources`) into the shard set `out`; returns its manifest.
 
-    A document is for validation when a hash of (seed, its id) falls below `validation_fraction`. Each source file is a
-    unit of work, of this machine or of a Ray cluster where `engine` is one; the content does not depend on how many
-    work. With `drop_copies`, only the first of several equal texts is taken. A finished set that lacks files gets them
-    again by the call that made it.
+    `options` are keys of `Options`. A document is for validation when a hash of (seed, its id) falls below
+    `validation_fraction`, which is 0.01 unless that or `validation_sources` are given. Each source file is a unit of
+    work, of this machine or of a Ray cluster where `engine` is one; the content does not depend on how many work. With
+    `drop_copies`, only the first of several equal texts is taken. A finished set that lacks files gets them again by
+    the call that made it.
 
     Raises `InputError` for bad input, no space left, a killed worker, or an `out` that holds a set made from something
     else; `BusyError` while another process makes it. What is finished stays.
     """
-    if workers is not None and workers < 1:
-        raise InputError(f"workers {workers} is less than 1")
-    if validation_fraction and validation_sources:
+    if options.get("validation_fraction") and validation_sources:
         raise InputError("validation_fraction and validation_sources are both given: choose one")
-    if validation_fraction is None:
-        validation_fraction = 0.0 if validation_sources else 0.01
-    chosen: dict[str, Any] = {"validation_fraction": validation_fraction, "seed": seed, "drop_copies": drop_copies}
-    chosen |= {"text_field": text_field, "id_field": id_field, "txt_documents": txt_documents}
-    options = parse_config(Options, chosen, origin="prepare")
+    if options.get("validation_fraction") is None:
+        options["validation_fraction"] = 0.0 if validation_sources else 0.01
+    chosen = parse_config(Options, options, origin="prepare")
     grouped = find_both(sources, validation_sources, out)
-    place = Path(tokenizer_source).expanduser()
-    folder = place.parent if place.is_file() else place
-    if folder.is_dir() and out.resolve() == folder.resolve() and not (out / "manifest.json").exists():
-        raise InputError(f"{out} is the folder of the tokenizer: give the shards another one")
+    if (out / "tokenizer.json").exists():
+        raise InputError(f"{out} is the folder of a tokenizer: give the shards another one")
     tokenizer = load_tokenizer(tokenizer_source)
     with tell_full_disk(out), locked(out / ".claim", busy=f"another process is preparing {out}: wait for it"):
         inside = (out / "shards").iterdir() if (out / "shards").is_dir() else ()
         refuse_links(out / "tokenizer", out / "token_bytes.npy", out / "shards", out / ".locks", *inside)
         before = read_shard_manifest(out) if (out / "manifest.json").exists() else None
         sources_hash = content_hash([[split, [source.fingerprint for source in group]] for split, group in grouped])
-        facts = known_facts(tokenizer) | {"sources_hash": sources_hash, "options": options}
+        facts = known_facts(tokenizer) | {"sources_hash": sources_hash, "options": chosen}
+        names = ("sources_hash", "tokenizer_hash", "options")
+        if what := [name.removesuffix("_hash") for name in names if before and getattr(before, name) != facts[name]]:
+            remedy = f"choose another folder, or delete {out / 'manifest.json'} to make it anew (equal files stay)"
+            raise InputError(f"{out} holds a finished shard set of other {', '.join(what)}: {remedy}")
         if before is None:
             save_tokenizer(tokenizer, out / "tokenizer")
-        else:
-            check_same_set(out, before, facts)
         facts["token_bytes_sha256"] = save_token_bytes(tokenizer, out)
-        copies = find_copies((one for _, group in grouped for one in group), options) if drop_copies else {}
+        copies = find_copies((one for _, group in grouped for one in group), chosen) if chosen.drop_copies else {}
         plans = [plan for split, group in grouped for plan in plan_shards(out, group, split, facts, copies)]
         keep_encoder(facts["tokenizer_hash"], tokenizer.backend_tokenizer)
         missing = [plan for plan in plans if not plan.is_done]
         if before is not None:
-            names = {shard.name for shard in before.shards}  # others are of sources that were grouped in another way
-            missing = [plan for plan in missing if plan.folder.name in names]
+            known = {shard.name for shard in before.shards}  # others are of sources that were grouped in another way
+            missing = [plan for plan in missing if plan.folder.name in known]
         tokenize_missing(plans, missing, workers, engine)
         return finish_set(out, plans, facts) if before is None else mend_set(out, before, missing)
 
@@ -176,10 +168,10 @@ def find_both(sources: Sequence[str | Path], validation_sources: Sequence[str | 
             known.update(read_json_as(path, Shard).sources)
     if not validation_sources:
         return [(None, find_text_sources(sources, known))]
-    train, validation = (find_text_sources(names, known) for names in (sources, validation_sources))
-    shared = {source.fingerprint for source in train} & {source.fingerprint for source in validation}
+    train, validation = find_text_sources(sources, known), find_text_sources(validation_sources, known)
+    fingerprints = {source.fingerprint for source in validation}
     for source in train:
-        if source.fingerprint in shared:
+        if source.fingerprint in fingerprints:
             raise InputError(f"{source.name} is given both for training and for validation")
     return [("train", train), ("validation", validation)]
 
@@ -207,15 +199,6 @@ def save_token_bytes(tokenizer: "PreTrainedTokenizerFast", out: Path) -> str:
     digest = file_hash(part)
     os.replace(part, out / "token_bytes.npy")
     return digest
-
-
-def check_same_set(out: Path, before: ShardManifest, facts: dict[str, Any]) -> None:
-    """Raises `InputError` where a finished set was made by another call than this one."""
-    names = ("sources_hash", "tokenizer_hash", "options")
-    what = ", ".join(name.removesuffix("_hash") for name in names if getattr(before, name) != facts[name])
-    if what:
-        remedy = f"choose another folder, or delete {out / 'manifest.json'} to make it anew (equal files stay)"
-        raise InputError(f"{out} holds a finished shard set of other {what}: {remedy}")
 
 
 def mend_set(out: Path, before: ShardManifest, lost: list[ShardPlan]) -> ShardManifest:
@@ -255,21 +238,23 @@ def finish_set(out: Path, plans: list[ShardPlan], facts: dict[str, Any]) -> Shar
     """Write the manifest of the shards that are there."""
     shards = tuple(read_json_as(plan.folder / "shard.json", Shard) for plan in plans)
     splits: dict[ShardSplitName, SplitTotals] = {}
-    hashes = []
     for split in SHARD_SPLITS:
-        parts = [shard.parts[split].model_dump(include=set(SplitTotals.model_fields)) for shard in shards]
-        splits[split] = SplitTotals(**{name: sum(part[name] for part in parts) for name in SplitTotals.model_fields})
+        parts = [shard.parts[split] for shard in shards]
+        totals = {name: sum(getattr(part, name) for part in parts) for name in SplitTotals.model_fields}
+        splits[split] = SplitTotals.model_validate(totals)
+    count = splits["train"].documents
+    if count == 0:
+        raise InputError("no document is left for training: every text is empty or went to validation")
+    if splits["validation"].documents == 0:
+        if any(plan.split == "validation" for plan in plans):
+            raise InputError("the validation sources hold no text: name others, or leave them out")
+        if facts["options"].validation_fraction > 0:
+            remedy = "give validation sources or a higher fraction; documents without an id are drawn by the name of "
+            remedy += "their file: have .txt files split into paragraphs, or give files of one name names of their own"
+            console.err.print(f"no document fell into validation ({count} in all): {remedy}", markup=False)
+    hashes = []
     for shard in shards:
         hashes += [[shard.parts[split].tokens_sha256, shard.parts[split].ends_sha256] for split in SHARD_SPLITS]
-    if splits["train"].documents == 0:
-        raise InputError("no document is left for training: every text is empty or went to validation")
-    if splits["validation"].documents == 0 and facts["options"].validation_fraction > 0:
-        remedy = "give validation sources or a higher fraction; documents without an id are drawn by the name of their"
-        remedy += " file: have .txt files split into paragraphs, or give files of one name names of their own"
-        count = splits["train"].documents
-        console.err.print(f"no document fell into validation ({count} in all): {remedy}", markup=False)
-    if splits["validation"].documents == 0 and any(plan.split == "validation" for plan in plans):
-        raise InputError("the validation sources hold no text: name others, or leave them out")
     manifest = ShardManifest(
         fingerprint=content_hash([facts["tokenizer_hash"], facts["dtype"], facts["vocab_size"], hashes]),
         splits=splits,
@@ -395,7 +380,8 @@ class SplitWriter:
         self.eos_id = eos_id
         self.documents = self.tokens = self.text_bytes = self.empty_texts = 0
 
-    def write(self, encoded: list[tuple[TextPiece, "Encoding"]]) -> None:
+    def write(self, encoded: list[tuple[TextPiece, "Encoding"]]) -> int:
+        """Append texts; returns how many tokens they are."""
         tokens = array.array("I")
         ends = []  # in `tokens`
         for (text, _, is_last), encoding in encoded:
@@ -417,6 +403,7 @@ class SplitWriter:
             file.write(values.data)
         self.documents += len(ends)
         self.tokens += len(tokens)
+        return len(tokens)
 
     def close(self) -> ShardPart:
         for file in self.files:
@@ -437,15 +424,24 @@ def tokenize_shard(plan: ShardPlan, threads: int) -> None:
         for writer in writers.values():
             stack.callback(writer.close)
         helper = stack.enter_context(ThreadPoolExecutor(1))
-        before: tuple[list[TextPiece], int, Future] | None = None
+
+        def write(pieces: list[TextPiece], num_bytes: int, encodings: "Future[list[Encoding]]") -> None:
+            encoded = list(zip(pieces, encodings.result(), strict=True))
+            tokens = 0
+            for split, writer in writers.items():
+                if chosen := [pair for pair in encoded if pair[0][1] == split]:
+                    tokens += writer.write(chosen)
+            report_progress((num_bytes, tokens))
+
+        unwritten: list[tuple[list[TextPiece], int, Future[list[Encoding]]]] = []
         for pieces, num_bytes in read_batches(plan, cuts_at_lines, writers, BATCH_BYTES * threads):
             texts = [text for text, _, _ in pieces]
             encodings = helper.submit(backend.encode_batch_fast, texts, add_special_tokens=False)
-            if before is not None:
-                write_batch(*before, writers)
-            before = pieces, num_bytes, encodings
-        if before is not None:
-            write_batch(*before, writers)
+            unwritten.append((pieces, num_bytes, encodings))
+            if len(unwritten) > 1:
+                write(*unwritten.pop(0))
+        for batch in unwritten:
+            write(*batch)
         names = tuple(source.record_name for source in plan.sources)
         parts = {split: writer.close() for split, writer in writers.items()}
         shard = Shard(name=plan.folder.name, sources=names, parts=parts)
@@ -458,16 +454,18 @@ def read_batches(
     """Pieces in lots of about `batch_bytes`, each with the bytes read for it. Empty texts are counted here."""
     pieces: list[TextPiece] = []
     held = 0
+    options = plan.options
     for source, copies in zip(plan.sources, plan.copies, strict=True):
         reported = bytes_read = 0
-        for number, (document, bytes_read) in enumerate(read_documents(source, *plan.options.reading)):
+        documents = read_documents(source, options.text_field, options.id_field, options.txt_documents)
+        for number, (document, bytes_read) in enumerate(documents):
             if number in copies:
                 continue
             split = plan.split
             if split is None:  # a draw that depends on nothing but the seed and the document's id
-                key = f"{plan.options.seed}\0{document.id}".encode("utf-8", "surrogatepass")
+                key = f"{options.seed}\0{document.id}".encode("utf-8", "surrogatepass")
                 draw = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()) / 2**64
-                split = "validation" if draw < plan.options.validation_fraction else "train"
+                split = "validation" if draw < options.validation_fraction else "train"
             if not document.text or document.text.isspace():
                 writers[split].empty_texts += 1
                 continue
@@ -487,7 +485,8 @@ def find_copies(sources: Iterable[TextSource], options: Options) -> dict[str, fr
     copies = {}
     for source in sources:
         dropped = set()
-        for number, (document, _) in enumerate(read_documents(source, *options.reading)):
+        documents = read_documents(source, options.text_field, options.id_field, options.txt_documents)
+        for number, (document, _) in enumerate(documents):
             key = xxhash.xxh3_64_intdigest(document.text.encode("utf-8", "surrogatepass"))
             if key in known and not document.text.isspace() and document.text:
                 dropped.add(number)
@@ -507,12 +506,3 @@ def cut_text(text: str, cuts_at_lines: bool) -> Iterator[tuple[str, bool]]:
         yield text[start : cut.start()], False
         start = cut.start()
     yield text[start:], True
-
-
-def write_batch(pieces: list[TextPiece], num_bytes: int, encodings: Future, writers: Writers) -> None:
-    encoded = list(zip(pieces, encodings.result(), strict=True))
-    before = sum(writer.tokens for writer in writers.values())
-    for split, writer in writers.items():
-        if chosen := [pair for pair in encoded if pair[0][1] == split]:
-            writer.write(chosen)
-    report_progress((num_bytes, sum(writer.tokens for writer in writers.values()) - before))

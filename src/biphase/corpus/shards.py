@@ -73,33 +73,17 @@ class Options(Grown):
 
     later: ClassVar[frozenset[str]] = frozenset({"drop_copies"})
     validation_fraction: Annotated[float, Field(ge=0, lt=1)]
-    seed: int
-    text_field: str
-    id_field: str
-    txt_documents: TxtDocuments
+    seed: int = 0
+    text_field: str = "text"
+    id_field: str = "id"
+    txt_documents: TxtDocuments = "file"
     drop_copies: bool = False
     """Whether a document with exactly the text of an earlier one is left out."""
 
-    @property
-    def reading(self) -> tuple[str, str, TxtDocuments]:
-        """The arguments of `corpus.text.read_documents`."""
-        return self.text_field, self.id_field, self.txt_documents
 
-
-class Duplicates(Strict):
-    """The numbers of documents that have exactly the tokens of another one before them."""
-
-    train: Count
-    validation: Count
-    in_both: Count
-    """Documents for validation that are also among those for training."""
-
-    @property
-    def line(self) -> str:
-        return (
-            f"exact copies of an earlier document: {self.train:,} for training, {self.validation:,} for validation; "
-            f"{self.in_both:,} documents for validation are also among those for training"
-        )
+Copies = dict[Literal["train", "validation", "in_both"], Count]
+"""The numbers of documents that have exactly the tokens of another one before them; and of those for validation that
+are also among those for training."""
 
 
 class ShardManifest(Strict):
@@ -123,7 +107,7 @@ class ShardManifest(Strict):
     shards: tuple[Shard, ...]
     earlier: tuple[Any, ...] = ()
     """Empty; in a set to which an earlier version added text, what it was before."""
-    duplicates: Duplicates | None = None
+    duplicates: Copies | None = None
 
 
 def read_shard_manifest(folder: Path) -> ShardManifest:
@@ -155,32 +139,6 @@ def wrong_size(folder: Path, split: ShardSplitName, part: ShardPart, dtype: str)
     return None
 
 
-class ShardTokens:
-    """The tokens of one shard and split, memory-mapped, each document checked the first time that it is read."""
-
-    def __init__(self, folder: Path, split: str, ends: np.ndarray, dtype: np.dtype) -> None:
-        """`ends` are the document ends in the shard."""
-        self.path = folder / f"{split}.tokens"
-        self.tokens = np.asarray(np.memmap(self.path, dtype=dtype, mode="r"))
-        self.ends = ends
-        self.hashes = np.asarray(np.memmap(folder / f"{split}.hashes", dtype="<u8", mode="r"))
-        self.is_checked = np.zeros(len(ends), dtype=bool)
-
-    def read(self, start: int, stop: int) -> np.ndarray:
-        """Tokens [start, stop), a view of the file. Raises `InputError` when a document there is not as made."""
-        if start < stop:
-            first, last = np.searchsorted(self.ends, (start, stop - 1), side="right").tolist()
-            for number in (first + np.flatnonzero(~self.is_checked[first : last + 1])).tolist():
-                begin = self.ends[number - 1] if number > 0 else 0
-                if xxhash.xxh3_64_intdigest(self.tokens[begin : self.ends[number]].data) != int(self.hashes[number]):
-                    raise InputError(
-                        f"{self.path} is damaged: document {number} (tokens {begin:,} to {self.ends[number]:,}) is not "
-                        "as its hash says"
-                    )
-                self.is_checked[number] = True
-        return self.tokens[start:stop]
-
-
 class ShardSet:
     """One split of a shard set as a single stream of tokens: the shards in the order of the manifest, memory-mapped.
 
@@ -198,7 +156,9 @@ class ShardSet:
         for shard in manifest.shards:
             self.starts.append(self.starts[-1] + shard.parts[split].tokens)
             self.first_documents.append(self.first_documents[-1] + shard.parts[split].documents)
-        self.opened: dict[int, ShardTokens] = {}
+        self.is_checked = np.zeros(self.num_documents, dtype=bool)
+        self.opened: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        """The tokens and the hashes of the documents of each shard that was read from, memory-mapped."""
 
     @classmethod
     def open(cls, folder: str | Path, split: str = "train") -> "ShardSet":
@@ -249,19 +209,33 @@ class ShardSet:
         parts = []
         while start < stop:
             index = bisect_right(self.starts, start) - 1
-            end = min(stop, self.starts[index + 1])
-            shard, origin = self.manifest.shards[index], self.starts[index]
-            try:
-                if index not in self.opened:
-                    ends = self.document_ends[slice(*self.first_documents[index : index + 2])] - origin
-                    self.opened[index] = ShardTokens(self.folder_of(shard), self.split, ends, self.dtype)
-                parts.append(self.opened[index].read(start - origin, end - origin))
-            except InputError as error:
-                raise InputError(f"{error}: {self.remedy(shard)}") from None
+            origin, end = self.starts[index], min(stop, self.starts[index + 1])
+            self.check_documents(index, start, end)
+            parts.append(self.opened[index][0][start - origin : end - origin])
             start = end
         if len(parts) == 1:
             return parts[0]
         return np.concatenate(parts) if parts else np.empty(0, dtype=self.dtype)
+
+    def check_documents(self, index: int, start: int, stop: int) -> None:
+        """Compare each document that lies in [start, stop) of the stream, all in one shard, with its hash, the first
+        time that it is read. Raises `InputError` where one is not as made."""
+        shard, origin, ends_D = self.manifest.shards[index], self.starts[index], self.document_ends
+        folder = self.folder_of(shard)
+        if index not in self.opened:
+            tokens = np.memmap(folder / f"{self.split}.tokens", dtype=self.dtype, mode="r")
+            hashes = np.memmap(folder / f"{self.split}.hashes", dtype="<u8", mode="r")
+            self.opened[index] = np.asarray(tokens), np.asarray(hashes)
+        tokens_T, hashes_D = self.opened[index]
+        first, last = np.searchsorted(ends_D, (start, stop - 1), side="right").tolist()
+        for document in (first + np.flatnonzero(~self.is_checked[first : last + 1])).tolist():
+            number = document - self.first_documents[index]
+            begin = int(ends_D[document - 1]) - origin if number > 0 else 0
+            end = int(ends_D[document]) - origin
+            if xxhash.xxh3_64_intdigest(tokens_T[begin:end].data) != int(hashes_D[number]):
+                told = f"document {number} (tokens {begin:,} to {end:,}) is not as its hash says"
+                raise InputError(f"{folder / self.split}.tokens is damaged: {told}: {self.remedy(shard)}")
+            self.is_checked[document] = True
 
     def document(self, index: int) -> np.ndarray:
         """Token ids of one document, its end-of-text token included."""
@@ -311,7 +285,7 @@ HASHES_AT_ONCE = 1 << 26
 """Hashes of documents that are sorted in memory together: half a GB."""
 
 
-def count_copies(folder: Path, shards: tuple[Shard, ...]) -> Duplicates:
+def count_copies(folder: Path, shards: tuple[Shard, ...]) -> Copies:
     """Count the documents of the shards below `folder` that are copies of another one, token for token.
 
     A set with many documents is read several times, each time for the hashes of one range of values.
@@ -332,7 +306,7 @@ def count_copies(folder: Path, shards: tuple[Shard, ...]) -> Duplicates:
         train += len(hashes["train"]) - len(trained)
         validation += len(hashes["validation"]) - len(np.unique(hashes["validation"]))
         in_both += int(np.isin(hashes["validation"], trained).sum())
-    return Duplicates(train=train, validation=validation, in_both=in_both)
+    return {"train": train, "validation": validation, "in_both": in_both}
 
 
 COMPARED_DOCUMENTS = 20_000
