@@ -201,13 +201,14 @@ def test_what_cannot_be_loaded(tmp_path: Path) -> None:
     (tmp_path / "junk.json").write_text("{]")
     (tmp_path / "other.json").write_text('{"a": 1}')
     (tmp_path / "spiece.model").write_bytes(b"\x0a\x0e\x0a\x05<unk>")
+    (tmp_path / "tokenizer.pkl").write_bytes(b"\x80\x04.")
     (tmp_path / "empty").mkdir()
     for name, part in [
-        ("junk.json", "not a tokenizer.json"),
-        ("other.json", "not a tokenizer.json"),
+        ("junk.json", "neither a tokenizer.json nor"),
+        ("other.json", "neither a tokenizer.json nor"),
         ("spiece.model", "neither a tokenizer.json nor"),
-        ("weights.pt", "not read"),
-        ("tokenizer.pkl", "not read"),
+        ("weights.pt", "there is no such folder"),
+        ("tokenizer.pkl", "neither a tokenizer.json nor"),
         ("missing", "there is no such folder"),
         ("empty", "has no tokenizer files"),
     ]:

@@ -76,7 +76,6 @@ SPLIT_TEXTS = (
     "",
 )
 """Texts at which splits differ: contractions, numbers, blanks, marks, forms that are normalized, scripts."""
-PICKLES = {".pkl", ".pickle", ".pt", ".pth", ".bin", ".ckpt", ".npy", ".npz"}
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokenizerFast":
@@ -135,22 +134,17 @@ def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerFast":
     slot, which is renamed, else added as a new token (the vocabulary grows); what was done is printed. The Llama 3 file
     gives the layout of the paper: 128,256 tokens, end-of-text = pad = 128001, mask in slot 128002.
 
-    Code of the repository's own is never run and pickles are refused. Raises `InputError` for what cannot be loaded.
+    Code of the repository's own is never run, and no pickle is opened. Raises `InputError` for what cannot be loaded.
     """
     path = Path(source).expanduser()
-    if path.suffix in PICKLES:
-        raise InputError(f"{path}: pickles and weights are not read; give a tokenizer.json, a folder or a hub id")
     if path.is_file() and path.name == "tokenizer.json" and (path.parent / "tokenizer_config.json").exists():
         source = path = path.parent
     if is_tiktoken_file(path):
         return load_llama3(path)
     if path.is_file():
-        if path.suffix != ".json":
-            message = "neither a tokenizer.json nor a Llama 3 tokenizer.model (base64 and a rank a line)"
-            raise InputError(f"{path} is {message}")
         from tokenizers import Tokenizer
 
-        with told_as(f"{path} is not a tokenizer.json"):
+        with told_as(f"{path} is neither a tokenizer.json nor a Llama 3 tokenizer.model (base64 and a rank a line)"):
             backend = Tokenizer.from_file(str(path))
         return with_all_roles(wrap_backend(backend, {}), str(path))
     folder = fetch_model(os.path.expanduser(source), kind="tokenizer")  # `./x` as it is: a path is never an id
@@ -181,60 +175,39 @@ def load_pretrained_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
 
 def with_all_roles(tokenizer: "PreTrainedTokenizerFast", name: str) -> "PreTrainedTokenizerFast":
     """A tokenizer that has end-of-text, mask and pad too; its ids for text are unchanged."""
-    from tokenizers import Tokenizer
+    from tokenizers import AddedToken, Tokenizer
 
-    tokenizer.backend_tokenizer.no_padding()
-    tokenizer.backend_tokenizer.no_truncation()
+    backend = tokenizer.backend_tokenizer
+    backend.no_padding()
+    backend.no_truncation()
     roles = {role: str(getattr(tokenizer, role)) for role in ROLES if getattr(tokenizer, role, None)}
-    missing = [role for role in NEW_NAMES if role not in roles]
-    if not missing:
+    done = []
+    for role in [role for role in NEW_NAMES if role not in roles]:
+        ids, short = backend.get_vocab(), role.removesuffix("_token")
+        known = next((known for known in KNOWN_NAMES[role] if known in ids), None)
+        if known is not None:
+            roles[role] = known
+            done.append(f"{short} is its token {known} ({ids[known]})")
+            continue
+        new = roles[role] = NEW_NAMES[role]
+        # The unused reserved token of the lowest id, such as <|reserved_special_token_0|>, gets the new name.
+        slots = [token for token in ids if RESERVED_SLOT.fullmatch(token) and token not in roles.values()]
+        slot = min(slots, key=ids.__getitem__, default=None)
+        if slot is not None:
+            old_name, new_name = (json.dumps(token, ensure_ascii=False) for token in (slot, new))
+            backend = Tokenizer.from_str(backend.to_str().replace(old_name, new_name))
+        backend.add_special_tokens([AddedToken(new, normalized=False, special=True)])
+        number = backend.token_to_id(new)
+        if slot is None:
+            assert number not in ids.values()
+            done.append(f"{short} is the new token {new} ({number}), the vocabulary grows to {number + 1}")
+        else:
+            assert number == ids[slot]
+            done.append(f"{short} takes the reserved slot {slot} ({number}) as {new}")
+    if not done:
         return tokenizer
-    state = json.loads(tokenizer.backend_tokenizer.to_str())
-    done = [fill_role(state, roles, role) for role in missing]
     console.err.print(f"tokenizer {name}: {'; '.join(done)}")
-    complete = wrap_backend(Tokenizer.from_str(json.dumps(state)), roles)
-    ids = ids_by_name(state)
-    assert all(complete.convert_tokens_to_ids(token) == ids[token] for token in roles.values())
-    return complete
-
-
-def fill_role(state: dict[str, Any], roles: dict[str, str], role: str) -> str:
-    """Give `role` a token, in `state` (a tokenizer.json) and in `roles`; says what was done."""
-    ids = ids_by_name(state)
-    short = role.removesuffix("_token")
-    for name in KNOWN_NAMES[role]:
-        if name in ids:
-            roles[role] = name
-            return f"{short} is its token {name} ({ids[name]})"
-    name = roles[role] = NEW_NAMES[role]
-    # The unused reserved token of the lowest id, such as <|reserved_special_token_0|>; None where there is none.
-    slot = min(
-        (known for known in ids if RESERVED_SLOT.fullmatch(known) and known not in roles.values()),
-        key=ids.__getitem__,
-        default=None,
-    )
-    number = max(ids.values()) + 1 if slot is None else ids[slot]
-    # What the slot was called goes out of both lists that may name it; then its id has the new name.
-    if slot is not None:
-        state["added_tokens"] = [added for added in state["added_tokens"] if added["content"] != slot]
-    vocab = state["model"]["vocab"]
-    if isinstance(vocab, dict) and slot in vocab:
-        vocab[name] = vocab.pop(slot)
-    elif isinstance(vocab, list) and number < len(vocab):  # Unigram: pieces with their scores
-        vocab[number][0] = name
-    token = {"id": number, "content": name, "single_word": False, "lstrip": False, "rstrip": False}
-    state["added_tokens"].append(token | {"normalized": False, "special": True})
-    state["added_tokens"].sort(key=lambda added: added["id"])
-    if slot is None:
-        return f"{short} is the new token {name} ({number}), the vocabulary grows to {number + 1}"
-    return f"{short} takes the reserved slot {slot} ({number}) as {name}"
-
-
-def ids_by_name(state: dict[str, Any]) -> dict[str, int]:
-    """The id of each token of a tokenizer.json, added ones too. A vocabulary is a dictionary there, or a list."""
-    vocab = state["model"]["vocab"]
-    ids = dict(vocab) if isinstance(vocab, dict) else {piece: number for number, (piece, _) in enumerate(vocab)}
-    return ids | {added["content"]: added["id"] for added in state["added_tokens"]}
+    return wrap_backend(backend, roles)
 
 
 def is_tiktoken_file(path: Path) -> bool:
