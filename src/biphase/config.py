@@ -215,4 +215,6 @@ def explain(kind: type[Strict], error: Any) -> str:
     message = message[0].lower() + message[1:]
     if error["type"] == "value_error":
         return f"{key}: {message}" if key else message
+    if error["type"] == "string_type":
+        message += '; what YAML takes for something else is quoted, as in "yes"'
     return f"'{key}' is {clipped(' '.join(repr(error['input']).split()))}: {message}"

@@ -60,7 +60,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none\.txt does not exist$"):
         list(read_text_lines(tmp_path / "none.txt"))
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"a line\n" * 100_000)[:-20])
-    with pytest.raises(InputError, match=r"a\.txt\.gz cannot be read to its end \(.*\): it is damaged, cut short or"):
+    with pytest.raises(InputError, match=r"a\.txt\.gz cannot be read \(.*\); it is damaged, cut short or"):
         list(read_text_lines(tmp_path / "a.txt.gz"))
     (tmp_path / "b.json").write_text("[1,\n2")
     with pytest.raises(InputError, match=r"b\.json:2: broken JSON \(.*\)$"):

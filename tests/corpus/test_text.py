@@ -67,7 +67,7 @@ def test_what_datasets_saves_to_disk(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "cache-" in capsys.readouterr().err
     found = [pair for source in sources for pair in read_documents(source, "meta.text")]
     assert [document for document, _ in found] == DOCUMENTS
-    assert found[-1][1] <= sources[-1].place.stat().st_size
+    assert found[-1][1] <= sources[-1].path.stat().st_size
     fails(tmp_path / "saved", "'text'", "id, meta, meta.text, other")
     whole = datasets.DatasetDict({"train": saved, "test": saved})
     whole.save_to_disk(tmp_path / "whole")

@@ -3,7 +3,7 @@
 import pytest
 
 from biphase.corpus.text import cut_words, find_words, join_words, searched_words
-from biphase.tasks.splits import search_bm25
+from biphase.tasks.splits import index_bm25, query_bm25
 
 CHINESE = "永和九年，歲在癸丑，暮春之初，會於會稽山陰之蘭亭。"
 
@@ -32,10 +32,10 @@ def test_passages_have_as_many_words_in_every_script() -> None:
 
 def test_bm25_finds_a_part_of_a_text_without_spaces() -> None:
     pytest.importorskip("bm25s")
-    [found] = search_bm25(["天下大勢，分久必合，合久必分。", CHINESE], ["會稽山陰"], 2)
+    [found] = query_bm25(index_bm25(["天下大勢，分久必合，合久必分。", CHINESE]), ["會稽山陰"], 2)
     assert [number for number, _ in found] == [1]
 
 
 def test_bm25_finds_nothing_where_there_is_no_word() -> None:
     pytest.importorskip("bm25s")
-    assert search_bm25(["a b", "!!!"], ["a", "word"], 5) == [[], []]
+    assert query_bm25(index_bm25(["a b", "!!!"]), ["a", "word"], 5) == [[], []]

@@ -149,7 +149,7 @@ SETS = {"problem_type": "multi_label_classification", "metric": "micro_f1", "cla
     ("keys", "labels", "complaint"),
     [
         (NUMBERS, ["1", "high"], r"train\.jsonl:2: 'label' is \"high\", not a number"),
-        (NUMBERS, [1, "0,5"], r"train\.jsonl:2: 'label' is \"0,5\", not a number; write it with a point"),
+        (NUMBERS, [1, "0,5"], r"train\.jsonl:2: 'label' is \"0,5\", not a number"),
         (NUMBERS, [1, True], r"train\.jsonl:2: 'label' is true, not a number"),
         (NUMBERS, [1, float("nan")], r"1 row has no label \(the first: .*train\.jsonl:2\); fill them in"),
         (NUMBERS, [2, 2.0], "all 2 examples of train in .* have the same label"),

@@ -201,7 +201,7 @@ def test_parquet_and_saved_data_sets(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"saved holds several splits: name the folder of one \(test, train\)"):
         load_examples(find_source(task_of(files=[{"train": "saved"}]), tmp_path), judged_only=False)
     (tmp_path / "t.parquet").write_bytes(b"PAR1 not really")
-    with pytest.raises(InputError, match=r"t\.parquet cannot be read to its end"):
+    with pytest.raises(InputError, match=r"t\.parquet cannot be read \("):
         rows_of(tmp_path / "t.parquet")
 
 
@@ -356,7 +356,7 @@ def test_what_yaml_makes_of_yes_and_no(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     kind = "family: sequence_classification\nmetric: accuracy\n"
     path.write_text(f'name: mine\n{kind}template: "{{a}}"\nclasses: [yes, no]\n')
-    with pytest.raises(InputError, match="quote them"):
+    with pytest.raises(InputError, match="is quoted"):
         find_task(str(path))
 
 

@@ -13,7 +13,7 @@ import zstandard
 
 from biphase.errors import InputError
 from biphase.tasks import sources
-from biphase.tasks.sources import HUB, SHORT_ROW, find_source, read_record, read_rows, rows_of_file
+from biphase.tasks.sources import HUB, SHORT_ROW, find_source, read_rows, rows_of_file
 from biphase.tasks.spec import FileLayout, Hub, HubRows, Splits, Task, task_table
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -191,13 +191,14 @@ def test_squad(tmp_path: Path) -> None:
 def test_record(tmp_path: Path) -> None:
     path = tmp_path / "val.jsonl"
     path.write_text(json.dumps(RECORD))
-    rows = [row for _, row in read_record(path)]
+    layout = FileLayout(format="record")
+    rows = [row for _, row in rows_of_file(path, layout)]
     assert [row["id"] for row in rows] == ["7-1", "7-2"]
     assert rows[0]["candidates"] == {"text": ["Ann", "Bob"], "start": [0, 8]}
     assert rows[1]["answers"] == [{"text": "Bob", "start": 8}]
     path.write_text(json.dumps(RECORD | {"passage": "flat"}))
     with pytest.raises(InputError, match=r"val\.jsonl:1: not SuperGLUE's form"):
-        list(read_record(path))
+        list(rows_of_file(path, layout))
 
 
 def test_bad_lines(tmp_path: Path) -> None:

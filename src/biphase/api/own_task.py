@@ -9,8 +9,8 @@ import json
 import math
 import os
 import re
-import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from numbers import Real
 from pathlib import Path
@@ -22,12 +22,12 @@ from pydantic_core import to_jsonable_python
 from biphase.config import Strict, load_config, parse_config
 from biphase.console import err
 from biphase.corpus.rows import PlacedRow, Row, check_text, field_names, need_field, plain_path, rows_in_memory
-from biphase.corpus.text import kind_of
+from biphase.corpus.text import are_names, is_running_text
 from biphase.errors import InputError, clipped
 from biphase.files import content_hash, file_hash, whole_file, whole_folder, write_text
 from biphase.tasks.examples import is_missing, list_labels
 from biphase.tasks.sources import rows_of_file
-from biphase.tasks.spec import COLUMN_NAME, METRICS, TASK_SPLITS, Task, task_table
+from biphase.tasks.spec import METRICS, TASK_SPLITS, Task, task_table
 
 Settings = TypeVar("Settings", bound=Strict)
 
@@ -35,33 +35,10 @@ Changes = Mapping[str, Any] | Sequence[str]
 """Changes to single keys: `{"schedule.peak_lr": 1e-3}`, or as on the command line `["schedule.peak_lr=1e-3"]`."""
 
 
-def are_names(sources: Any) -> bool:
-    """Tell whether sources are names of files, folders or data sets, and not what is in memory.
-
-    One string always is, and so are several, unless some of them are running text and none is a path that exists or
-    ends as a file of text does: then they are texts.
-    """
-    if isinstance(sources, str | Path):
-        return True
-    if not isinstance(sources, list | tuple) or not all(isinstance(one, str | Path) for one in sources):
-        return False
-    has_texts = any(is_running_text(str(one)) for one in sources)
-    if len(sources) < 2 or not has_texts:
-        return True
-    return any(isinstance(one, Path) or os.path.exists(one) or kind_of(Path(one)) is not None for one in sources)
-
-
-def is_running_text(text: str) -> bool:
-    """Tell whether there are several words in a text, or letters without case (Chinese and Thai have no blanks)."""
-    return len(text.split()) > 1 or any(unicodedata.category(letter) == "Lo" for letter in text)
-
-
 def name_sources(sources: Any, folder: Path, text_field: str) -> list[str | Path]:
     """The names of sources, after what is in memory has become a file of the folder."""
-    if isinstance(sources, str | Path):
-        return [sources]
     if are_names(sources):
-        return list(sources)
+        return [sources] if isinstance(sources, str | Path) else list(sources)
     path = keep_rows(rows_in_memory(sources, text_field), folder, "texts")
     err.print(f"texts in memory are kept as {path}")
     return [path]
@@ -159,6 +136,7 @@ WORD_NAMES = ("tokens", "words")
 CHOICE_LISTS = ("choices", "options", "endings")
 CHOICE_COLUMN = re.compile(r"(choice|option|ending|answer|solution|sol)_?[0-9a-eA-E]|[A-E]")
 """The name of a column with one of several choices: `choice1`, `option_b`, `ending0`, `A`."""
+QUESTION_TEMPLATE = "Question: {question}\nContext: {context}"
 OTHER_SPLITS = {"validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 MOST_CLASSES = 200
 """A column with more different values is hardly one of labels."""
@@ -175,130 +153,86 @@ def describe_data(data: Path, label: str | None, family: str | None = None) -> d
         if "test" not in named:
             raise InputError(f"{data}: retrieval needs qrels/test.tsv, the judgements of its queries")
         return {"family": "retrieval", "files.0": named}
-    described = describe_rows(list(rows_of_file(data)), str(data), label, family)
-    return described | {"files.0": find_splits(data, label_of(described)) | described["files.0"]}
+    described, needed = describe_rows(list(rows_of_file(data)), str(data), label, family)
+    return described | {"files.0": find_splits(data, needed) | described["files.0"]}
 
 
 def describe_rows(
     placed: Sequence[PlacedRow], data: str, label: str | None, family: str | None = None, template: str | None = None
-) -> dict[str, Any]:
-    """Keys of a task as its rows show them, with the template that is given, or one of all columns of texts.
+) -> tuple[dict[str, Any], str]:
+    """Keys of a task as its rows show them, with the template that is given, or one of all columns of texts; and the
+    column that every split needs.
 
     Errors call a row by its place, and all of them `data`. `files.0` has what is to be said beside the names of files.
     """
     if not placed:
         raise InputError(f"{data} has no rows; give some to train on")
-    label = find_label(data, placed, label)
-    if label is None:
-        return {"family": "question_answering", "files.0": {}}
-    may_be_empty = family == "multi_label_classification"
-    placed = [(place, row) for place, row in placed if may_be_empty or not is_missing(row[label])]
-    if not placed:
-        raise InputError(f"{data}: no row has a label in '{label}': name another column as `label`")
-    rows = [row for _, row in placed]
-    columns, labels = rows[0], check_values(placed, label)
-    words = next((name for name in WORD_NAMES if isinstance(columns.get(name), list)), None)
-    if isinstance(labels[0], list) and words is not None:
-        renamed = {theirs: ours for theirs, ours in ((words, "tokens"), (label, "label")) if theirs != ours}
-        layout = {"rename": renamed} if renamed else {}
-        return {"family": "token_classification", **describe_tags(labels), "files.0": layout}
-    choices = find_choices(columns, data, label) if family in (None, "multiple_choice") else None
-    texts = [name for name in columns if name not in (label, choices) and is_text([row[name] for row in rows])]
-    texts = [name for name in texts if not says_label([row[name] for row in rows], labels)]
-    renamed = {} if template else rename_columns(texts, columns)
-    layout = {"rename": renamed} if renamed else {}
-    texts = [renamed.get(name, name) for name in texts]
-    if choices:
-        lists = check_values(placed, choices)
-        most = max(len(each.get("text", ()) if isinstance(each, dict) else each) for each in lists)
-        described: dict[str, Any] = {"template": " ".join(f"{{{name}}}" for name in [*texts, "choice"]), "label": label}
-        described |= {"choices": [choices], "classes": list("ABCDEFGHIJ"[:most])}
-        return {"family": "multiple_choice", **described, "files.0": layout}
-    described = {"template": template or template_of(texts, columns, data, label), "label": label}
-    described |= describe_labels(data, label, labels, family, placed)
-    stratified = {} if described.get("problem_type") else {"stratified": True}
-    return {"family": "sequence_classification", **described, **stratified, "files.0": layout}
-
-
-def rename_columns(texts: list[str], columns: Row) -> dict[str, str]:
-    """For each column of texts that a template cannot name, a name that it can: `Text (lang)` → `Text_lang`."""
-    renamed: dict[str, str] = {}
-    for name in texts:
-        if not COLUMN_NAME.fullmatch(name):
-            own = re.sub(r"\W+", "_", name).strip("_")
-            own = own if COLUMN_NAME.fullmatch(own) else f"text_{own}".rstrip("_")
-            while own in columns or own in renamed.values():
-                own += "_2"
-            renamed[name] = own
-    return renamed
-
-
-def template_of(texts: list[str], columns: Row, data: str, label: str) -> str:
-    """Make a template of all columns of texts, a line each."""
-    if not texts:
-        names = clipped(", ".join(field_names(columns)))
-        told = f"{data}: no column besides '{label}' has texts of several words, or they only say the label"
-        raise InputError(f"{told}; name them in a template; the columns are: {names}")
-    if len(texts) > 2:
-        told = f"template: {', '.join(texts)}: take out what says the answer, or is not known before it"
-        err.print(told)
-    return "\n".join(f"{{{name}}}" for name in texts)
-
-
-def label_of(described: dict[str, Any]) -> str:
-    """The column that every split of a described task needs."""
-    if described["family"] == "question_answering":
-        return "answers"
-    renamed = {ours: theirs for theirs, ours in described["files.0"].get("rename", {}).items()}
-    return str(described.get("label") or renamed.get("label", "label"))
-
-
-def find_label(data: str, placed: Sequence[PlacedRow], label: str | None) -> str | None:
-    """The column with the label, the one that is named or one of a known name; None of questions on contexts."""
     columns = placed[0][1]
-    for place, row in placed:
-        if missing := columns.keys() - row.keys():
-            raise InputError(f"{place} has no '{min(missing)}', which the first row has")
-    if label is None and {"question", "context", "answers"} <= set(columns):
-        return None
+    if label is None and {"question", "context", "answers"} <= columns.keys():
+        return {"family": "question_answering", "template": QUESTION_TEMPLATE, "files.0": {}}, "answers"
     label = label or next((name for name in LABEL_NAMES if name in columns), None)
     if label is None:
         raise InputError(f"which column of {data} is the label? Name it as `label`: {', '.join(columns)}")
-    need_field(data, columns, label, "name one as `label`")
-    return label
-
-
-def check_values(placed: Sequence[PlacedRow], name: str) -> list[Any]:
-    """The values of a column. Raises `InputError` where a row has nothing there, or in a list there, or neither list
-    nor text where the first row has a list."""
-    is_list = isinstance(placed[0][1][name], list)
-    for place, row in placed:
-        value = row[name]
-        if value is None or (isinstance(value, list) and None in value):
-            raise InputError(f"{place} has null in '{name}': take it out")
-        if is_list and not isinstance(value, list | str):
-            raise InputError(f"{place} has no list in '{name}', unlike the first row")
-    return [row[name] for _, row in placed]
-
-
-def describe_tags(tags: list[list[Any]]) -> dict[str, Any]:
-    """Classes of words: in IOB2, or any others, such as parts of speech."""
-    names = {str(tag) for row in tags for tag in row}
-    types = sorted({tag[2:] for tag in names if tag[1:2] == "-"})
-    if types:
-        return {"classes": ["O", *(f"{mark}-{name}" for name in types for mark in "BI")]}
-    return {"classes": sorted(names), "metric": "accuracy"}
+    may_be_empty = family == "multi_label_classification"
+    filled = [pair for pair in placed if not is_missing(need_field(*pair, label, "name one as `label`"))]
+    placed = placed if may_be_empty else filled
+    if not placed:
+        raise InputError(f"{data}: no row has a label in '{label}': name another column as `label`")
+    labels = values_of(placed, label)
+    words = next((name for name in WORD_NAMES if isinstance(placed[0][1].get(name), list)), None)
+    if words is None or not isinstance(labels[0], list):
+        return {**describe_texts(placed, data, label, labels, family, template), "files.0": {}}, label
+    renamed = {theirs: ours for theirs, ours in ((words, "tokens"), (label, "label")) if theirs != ours}
+    tags = {str(tag) for row in labels for tag in row}
+    described: dict[str, Any] = {"family": "token_classification", "files.0": {"rename": renamed} if renamed else {}}
+    if types := sorted({tag[2:] for tag in tags if tag[1:2] == "-"}):
+        return described | {"classes": ["O", *(f"{mark}-{name}" for name in types for mark in "BI")]}, label
+    return described | {"classes": sorted(tags), "metric": "accuracy"}, label
 
 
 IN_A_FILE = "in a task file (`biphase init task --family FAMILY` writes one)"
 
 
-def find_choices(columns: Row, data: str, label: str) -> str | None:
-    """The column with a list of choices. Raises `InputError` for columns that look like one choice each."""
+def describe_texts(
+    placed: Sequence[PlacedRow], data: str, label: str, labels: list[Any], family: str | None, template: str | None
+) -> dict[str, Any]:
+    """Keys of a task of texts or of multiple choice. Raises `InputError` for columns that look like one choice each."""
+    columns = placed[0][1]
     single = [name for name in columns if name != label and CHOICE_COLUMN.fullmatch(name)]
-    if len(single) > 1 and single != ["A", "B"]:  # which are as often two texts to compare
+    may_choose = family in (None, "multiple_choice")
+    if may_choose and len(single) > 1 and single != ["A", "B"]:  # which are as often two texts to compare
         raise InputError(f"{data}: are {', '.join(single)} choices? Say it by `choices` and `classes` {IN_A_FILE}")
-    return next((name for name in CHOICE_LISTS if isinstance(columns.get(name), list | dict)), None)
+    choices = next((name for name in CHOICE_LISTS if may_choose and isinstance(columns.get(name), list | dict)), None)
+    texts = []
+    for name in columns:
+        values = [row.get(name) for _, row in placed]
+        if name not in (label, choices) and is_text(values) and not says_label(values, labels):
+            texts.append(name)
+    if choices:
+        lists = [value.get("text", ()) if isinstance(value, dict) else value for value in values_of(placed, choices)]
+        described = {"template": " ".join(f"{{{name}}}" for name in [*texts, "choice"]), "label": label}
+        classes = list("ABCDEFGHIJ"[: max(map(len, lists))])
+        return {"family": "multiple_choice", **described, "choices": [choices], "classes": classes}
+    if not texts and not template:
+        names = clipped(", ".join(field_names(columns)))
+        told = f"{data}: no column besides '{label}' has texts of several words, or they only say the label"
+        raise InputError(f"{told}; name them in a template; the columns are: {names}")
+    if len(texts) > 2 and not template:
+        err.print(f"template: {', '.join(texts)}: take out what says the answer, or is not known before it")
+    described = {"template": template or "\n".join(f"{{{name}}}" for name in texts), "label": label}
+    return {"family": "sequence_classification", **described, **describe_labels(data, label, labels, family, placed)}
+
+
+def values_of(placed: Sequence[PlacedRow], name: str) -> list[Any]:
+    """The values of a column. Raises `InputError` where a row has nothing there, or in a list there, or neither list
+    nor text where the first row has a list."""
+    values = [need_field(place, row, name, "give all rows the same columns") for place, row in placed]
+    for (place, _), value in zip(placed, values, strict=True):
+        if value is None or (isinstance(value, list) and None in value):
+            raise InputError(f"{place} has null in '{name}': take it out")
+        if isinstance(values[0], list) and not isinstance(value, list | str):
+            raise InputError(f"{place} has no list in '{name}', unlike the first row")
+    return values
 
 
 def describe_labels(
@@ -318,21 +252,19 @@ def describe_labels(
     if not 2 <= len(classes) <= MOST_CLASSES:
         raise InputError(f"{data}: '{label}' has {len(classes)} different values; name a column of classes as `label`")
     ordered = sorted(classes, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
-    return {"problem_type": family, "classes": ordered} if is_several else {"classes": ordered}
+    return {"problem_type": family, "classes": ordered} if is_several else {"classes": ordered, "stratified": True}
 
 
 def guess_problem(data: str, label: str, values: list[Any]) -> str | None:
     """Regression of numbers that are no whole ones, or too many; several labels where they are lists; else None, which
     is classes. Raises `InputError` for texts that list several things: only a task file says what they are."""
-    try:
-        numbers = [float(value) for value in values if not isinstance(value, bool | list)]
-    except (TypeError, ValueError):
-        numbers = []
-    is_many = len({plain_label(value) for value in values}) > MOST_CLASSES
-    if len(numbers) == len(values) and (is_many or not all(map(float.is_integer, numbers))):
-        return "regression"
     if isinstance(values[0], list):
         return "multi_label_classification"
+    names = {plain_label(value) for value in values}
+    with suppress(ValueError):
+        numbers = [float(name) for name in names]
+        if len(names) > MOST_CLASSES or not all(map(float.is_integer, numbers)):
+            return "regression"
     listed = next((value for value in values if len(part_names(value)) > 1), None)
     if listed is not None:
         question = f"is '{listed}' in '{label}' one class, several, or a number?"
@@ -381,12 +313,6 @@ def plain_label(value: Any) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value).strip()
 
 
-OWN = "own"
-"""The name of a task that its author did not name."""
-
-QUESTION_TEMPLATE = "Question: {question}\nContext: {context}"
-
-
 def write_task(
     data: Any,
     folder: Path,
@@ -408,7 +334,7 @@ def write_task(
     Raises:
         InputError: another split, columns that are no task, or the name of a task that biphase has.
     """
-    name = name or OWN
+    name = name or "own"
     if name in task_table() or name.endswith((".yaml", ".yml")):
         raise InputError(f"'{name}' is a task that says what its data is: give its folder as data, or another name")
     splits = dict(data) if isinstance(data, Mapping) else {"train": data}
@@ -417,18 +343,18 @@ def write_task(
     placed: dict[str, list[PlacedRow]] = {}
     contents: dict[str, str] = {}
     for split, given in splits.items():
-        rows = list(labelled_rows(given, split, label))
-        lines = [json_line(place, row) for place, row in rows]
-        placed[split] = [(place, json.loads(line)) for (place, _), line in zip(rows, lines, strict=True)]
+        placed[split], lines = [], list[str]()
+        for place, row in labelled_rows(given, split, label):
+            lines.append(json_line(place, row))
+            placed[split].append((place, json.loads(lines[-1])))
         contents[split] = "".join(lines)
-    described = describe_rows(placed["train"], "train", label, template=template)
+    described, needed = describe_rows(placed["train"], "train", label, template=template)
     for split, rows in placed.items():
-        if not rows or label_of(described) not in rows[0][1]:
+        if not rows or needed not in rows[0][1]:
             raise InputError(f"{split}: its rows have no label: leave it out, or predict them")
     layout = {split: f"{split}.jsonl" for split in TASK_SPLITS if split in contents} | described.pop("files.0")
-    family = described["family"]
-    filled = template or described.get("template") or (QUESTION_TEMPLATE if family == "question_answering" else "")
-    metric = METRICS[described.get("problem_type", family)][0]
+    metric = METRICS[described.get("problem_type", described["family"])][0]
+    filled = template or described.get("template", "")
     tree = {"name": name, "metric": metric, **described, "template": filled, "files": [layout]}
     tree |= {} if missing == "refuse" else {"missing": missing}
     parse_config(Task, tree, origin=f"task {name}")

@@ -1,15 +1,15 @@
 """Text → a tokenizer, and token shards; text and a budget → advice."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from biphase.api.own_task import are_names, name_sources
+from biphase.api.own_task import name_sources
 from biphase.config import parse_config
 from biphase.console import out as console
-from biphase.corpus.rows import check_text, need_field, rows_in_memory
-from biphase.corpus.text import TxtDocuments, find_text_sources, first_texts, sample_texts
+from biphase.corpus.text import TxtDocuments, are_names, find_text_sources, sample_texts
 from biphase.engine.local import Engine, EngineKind
 from biphase.errors import InputError
 from biphase.files import refuse_foreign
@@ -46,12 +46,8 @@ def train_tokenizer(
     if limit_mb is not None and not limit_mb > 0:
         raise InputError(f"`limit_mb` is {limit_mb:g} and leaves no text to train on: give more than 0")
     refuse_foreign(Path(out), "tokenizer")
-    if are_names(sources):
-        names = [sources] if isinstance(sources, str | Path) else sources
-        texts = sample_texts(find_text_sources(names), text_field, txt_documents, limit_mb)
-    else:
-        texts = first_texts(texts_of(sources, text_field), limit_mb)
-    tokenizer = train(texts, vocab_size)
+    limit = math.inf if limit_mb is None else limit_mb
+    tokenizer = train(sample_texts(find_text_sources(sources), text_field, txt_documents, limit), vocab_size)
     save_tokenizer(tokenizer, Path(out))
     console.print(f"{out}: {len(tokenizer):,} tokens")
     return Path(out)
@@ -78,12 +74,6 @@ def check_numbers(kind: Any, **settings: Any) -> None:
     for name, value in settings.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, kind)):
             raise InputError(f"`{name}` is {value!r}: give a {'whole ' if kind is Integral else ''}number")
-
-
-def texts_of(data: Any, text_field: str) -> Iterator[str]:
-    """The texts that a program has in memory."""
-    for row in rows_in_memory(data, text_field):
-        yield check_text("a row", text_field, need_field("a row", row, text_field, "give `text_field`"))
 
 
 def prepare(
@@ -141,8 +131,7 @@ def prepare(
     for name, split in manifest.splits.items():
         left_out = f", {split.empty_texts:,} empty texts left out" if split.empty_texts else ""
         console.print(f"{out} {name}: {split.documents:,} documents, {split.tokens:,} tokens{left_out}")
-    copies = manifest.duplicates
-    if copies and any(copies.values()):
+    if (copies := manifest.duplicates) and any(copies.values()):
         number = f"{copies['train']:,} for training, {copies['validation']:,} for validation"
         both = f"{copies['in_both']:,} documents for validation are also among those for training"
         console.print(f"{out}: exact copies of an earlier document: {number}; {both}")
@@ -197,17 +186,10 @@ def advise(
 
 def amount_of(text: Any, text_field: str) -> "TextAmount":
     """How much text a place or texts in memory hold."""
-    from biphase.corpus.text import find_language
-    from biphase.study.advise import TextAmount, is_judged, measure_text
+    from biphase.study.advise import measure_text
 
-    if are_names(text) and text:
-        if not isinstance(text, str | Path) and len(text) != 1:
+    if are_names(text) and not isinstance(text, str | Path):
+        if len(text) > 1:
             raise InputError(f"advice is about one text, and {len(text)} are named: give the folder that they are in")
-        return measure_text(Path(text if isinstance(text, str | Path) else text[0]), text_field)
-    text_bytes, texts = 0, list[str]()
-    for number, content in enumerate(texts_of(text, text_field)):
-        text_bytes += len(content.encode())
-        texts += [content] if is_judged(number, len(texts)) else []
-    if not text_bytes:
-        raise InputError("there is no text to advise on: give some, or leave it out")
-    return TextAmount(text_bytes=text_bytes, language=find_language(texts))
+        text = text[0] if text else text
+    return measure_text(text, text_field)

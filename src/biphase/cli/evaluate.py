@@ -95,7 +95,7 @@ def show_task(facts: dict[str, Any]) -> None:
             out.prose(f"{told}: the scores on {part} may be too high{remedy}")
 
 
-def examples_rows(data: TaskData[Any]) -> list[dict[str, Any]]:
+def examples_rows(data: TaskData) -> list[dict[str, Any]]:
     rows = []
     for split, examples in data.splits.items():
         num_copies = len(examples) - len({input_of(example) for example in examples})

@@ -143,7 +143,11 @@ def prepare(
             raise InputError(f"{out} holds a finished shard set of other {', '.join(what)}: {remedy}")
         if before is None:
             save_tokenizer(tokenizer, out / "tokenizer")
-        facts["token_bytes_sha256"] = save_token_bytes(tokenizer, out)
+        part = out / ".token_bytes.part.npy"
+        part.unlink(missing_ok=True)
+        np.save(part, token_byte_lengths(tokenizer))
+        facts["token_bytes_sha256"] = file_hash(part)
+        os.replace(part, out / "token_bytes.npy")
         copies = find_copies((one for _, group in grouped for one in group), chosen) if chosen.drop_copies else {}
         plans = [plan for split, group in grouped for plan in plan_shards(out, group, split, facts, copies)]
         keep_encoder(facts["tokenizer_hash"], tokenizer.backend_tokenizer)
@@ -189,16 +193,6 @@ def known_facts(tokenizer: "PreTrainedTokenizerFast") -> dict[str, Any]:
         "bos_id": tokenizer.bos_token_id,
         "special_ids": tuple(special_ids(tokenizer)),
     }
-
-
-def save_token_bytes(tokenizer: "PreTrainedTokenizerFast", out: Path) -> str:
-    """Write token_bytes.npy; returns its SHA-256."""
-    part = out / ".token_bytes.part.npy"
-    part.unlink(missing_ok=True)
-    np.save(part, token_byte_lengths(tokenizer))
-    digest = file_hash(part)
-    os.replace(part, out / "token_bytes.npy")
-    return digest
 
 
 def mend_set(out: Path, before: ShardManifest, lost: list[ShardPlan]) -> ShardManifest:

@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from biphase.errors import InputError, clipped, first_line
-from biphase.files import parse_json, read_json
+from biphase.errors import InputError, clipped
+from biphase.files import parse_json, read_json, reading
 
 Row = dict[str, Any]
 PlacedRow = tuple[str, Row]
@@ -29,6 +29,7 @@ ABSENT = object()
 """Stands for the value of a field that is not there, where null is a value too."""
 MAX_LINE_BYTES = 1 << 28
 """A longer line is refused: a small compressed file may hold one of many gigabytes."""
+DAMAGED = "it is damaged, cut short or not what its ending says"
 
 
 def plain_path(path: Path) -> Path:
@@ -44,29 +45,24 @@ def read_text_lines(path: Path) -> Iterator[tuple[int, str, int]]:
     """
     import pyarrow as pa  # its streams, unlike zstandard's, notice a file that is cut short
 
-    try:
-        with pa.OSFile(str(path)) as file:
-            stream = pa.CompressedInputStream(file, CODECS[path.suffix]) if path.suffix in CODECS else file
-            lines = iter(partial(io.BufferedReader(stream, BUFFER_BYTES).readline, MAX_LINE_BYTES + 1), b"")
-            for number, line in enumerate(lines, start=1):
-                if len(line) > MAX_LINE_BYTES:
-                    raise InputError(f"{path}:{number}: the line has more than {MAX_LINE_BYTES:,} bytes; split it")
-                if number == 1:
-                    line = line.removeprefix(BYTE_ORDER_MARK)
-                try:
-                    text = line.decode()
-                except UnicodeDecodeError as error:
-                    what = f"byte {error.object[error.start]:#04x} at position {error.start} of the line"
-                    form = "cp1252"
-                    if number == 1 and line.startswith(UTF_16_MARKS):
-                        what, form = "UTF-16, Excel's Unicode text", "utf-16"
-                    message = f"not UTF-8 ({what}); convert it: iconv -f {form} -t utf-8"
-                    raise InputError(f"{path}:{number}: {message}") from None
-                yield number, text, file.tell()
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist") from None
-    except OSError as error:
-        raise damaged(path, error) from None
+    with reading(path, DAMAGED), pa.OSFile(str(path)) as file:
+        stream = pa.CompressedInputStream(file, CODECS[path.suffix]) if path.suffix in CODECS else file
+        lines = iter(partial(io.BufferedReader(stream, BUFFER_BYTES).readline, MAX_LINE_BYTES + 1), b"")
+        for number, line in enumerate(lines, start=1):
+            if len(line) > MAX_LINE_BYTES:
+                raise InputError(f"{path}:{number}: the line has more than {MAX_LINE_BYTES:,} bytes; split it")
+            if number == 1:
+                line = line.removeprefix(BYTE_ORDER_MARK)
+            try:
+                text = line.decode()
+            except UnicodeDecodeError as error:
+                what = f"byte {error.object[error.start]:#04x} at position {error.start} of the line"
+                form = "cp1252"
+                if number == 1 and line.startswith(UTF_16_MARKS):
+                    what, form = "UTF-16, Excel's Unicode text", "utf-16"
+                message = f"not UTF-8 ({what}); convert it: iconv -f {form} -t utf-8"
+                raise InputError(f"{path}:{number}: {message}") from None
+            yield number, text, file.tell()
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any], int]]:
@@ -92,12 +88,6 @@ def read_json_file(path: Path) -> Any:
         return parse_json("".join(line for _, line, _ in read_text_lines(path)))
     except json.JSONDecodeError as error:
         raise broken_json(f"{path}:{error.lineno}", error) from None
-
-
-def damaged(path: str | Path, error: Exception) -> InputError:
-    return InputError(
-        f"{path} cannot be read to its end ({first_line(error)}): it is damaged, cut short or not what its ending says"
-    )
 
 
 def broken_json(place: str, error: json.JSONDecodeError, needed: str = "") -> InputError:
@@ -172,21 +162,16 @@ def read_table(path: Path, wanted: Sequence[str] = ()) -> Iterator[tuple[int, Ro
     Raises:
         InputError: the file is damaged, a text is not UTF-8, or two columns have one name.
     """
-    import pyarrow as pa
-
     number = before = 0
-    try:
-        for batch, features, num_bytes in read_pieces(path, wanted):
-            for place, row in enumerate(name_classes(batch.to_pylist(), features), start=1):
-                number += 1
-                yield number, row, before + (num_bytes - before) * place // len(batch)
-            before = num_bytes
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: a text after row {number} is not UTF-8") from None
-    except InputError:
-        raise
-    except (OSError, pa.ArrowException, ValueError, OverflowError) as error:  # the last two: dates beyond Python's
-        raise damaged(path, error) from None
+    with reading(path, DAMAGED):
+        try:
+            for batch, features, num_bytes in read_pieces(path, wanted):
+                for place, row in enumerate(name_classes(batch.to_pylist(), features), start=1):
+                    number += 1
+                    yield number, row, before + (num_bytes - before) * place // len(batch)
+                before = num_bytes
+        except UnicodeDecodeError:
+            raise InputError(f"{path}: a text after row {number} is not UTF-8") from None
 
 
 def read_pieces(path: Path, wanted: Sequence[str]) -> Iterator[tuple[Any, dict[str, Any], int]]:
@@ -284,8 +269,6 @@ def rows_in_memory(data: Any, text_field: str = "text") -> Iterator[Row]:
         raise InputError(f"{data!r} is given where texts or rows are")
     pandas, datasets = sys.modules.get("pandas"), sys.modules.get("datasets")
     if pandas is not None and isinstance(data, pandas.DataFrame):
-        if data.columns.nlevels > 1:
-            raise InputError("the columns of the DataFrame have names of several levels: give each one name")
         data = data.set_axis([str(name) for name in data.columns], axis=1)
         check_header("DataFrame", [*data.columns])
         data = data.astype(object).where(data.notna(), None).to_dict("records")

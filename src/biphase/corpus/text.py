@@ -1,16 +1,20 @@
 """Sources of text become documents: files, folders, globs and hub data sets in, a stream of `Document(id, text)` out.
 
 `find_text_sources` turns what a person typed into single files (or single files of a hub data set), each with a
-fingerprint; `read_documents` streams one of them. What is wrong with the input is an `InputError` that names file and
-line. A text's words (`split_words`) are for word search, and py3langid tells its language (139 of them, no download).
+fingerprint, and takes what a program has in memory; `read_documents` streams one of them. What is wrong with the input
+is an `InputError` that names file and line. A text's words (`find_words`) are for word search, and py3langid tells its
+language (139 of them, no download).
 """
 
 import glob
+import math
+import os
 import re
 import string
+import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -27,6 +31,7 @@ from biphase.corpus.rows import (
     read_json_lines,
     read_table,
     read_text_lines,
+    rows_in_memory,
     saved_tables,
 )
 from biphase.errors import InputError, first_of, nearest
@@ -119,7 +124,7 @@ def searched_words(text: str) -> list[str]:
     return words
 
 
-TextKind = Literal["text", "jsonl", "table", "hub"]
+TextKind = Literal["text", "jsonl", "table"]
 TxtDocuments = Literal["file", "paragraphs", "lines"]
 
 KINDS: dict[str, TextKind] = {
@@ -151,35 +156,47 @@ Documents = Iterator[tuple[Document, int]]
 
 
 @dataclass(frozen=True)
-class HubFile:
-    """Data file `index` of the `count` files of one split of a hub data set, at one commit."""
-
-    dataset: str
-    config: str | None
-    split: str
-    revision: str
-    index: int
-    count: int
-
-
-@dataclass(frozen=True)
 class TextSource:
-    """One file, or one file of a hub data set. `num_bytes` is its size on disk, None for the hub."""
+    """One file, one file of a hub data set, or texts or rows in memory."""
 
     name: str
-    kind: TextKind
     fingerprint: str
-    num_bytes: int | None
-    place: Path | HubFile
+    num_bytes: int | None = None
+    """The size of a file on disk."""
+    path: Path | None = None
+    """The file, with links resolved."""
+    rows: Any = None
+    """What is in memory."""
 
     @property
     def record_name(self) -> str:
         """Without the folders that a file is in; of the hub the whole name, with the commit."""
-        return self.name if self.kind == "hub" else Path(self.name).name
+        return self.name if self.path is None else Path(self.name).name
 
 
-def find_text_sources(sources: Sequence[str | Path], known: Collection[str] = ()) -> list[TextSource]:
-    """Files, folders (recursive, sorted), globs and hub data sets → sources, in the order given.
+def are_names(sources: Any) -> bool:
+    """Tell whether sources are names of files, folders or data sets, and not what is in memory.
+
+    One string always is, and so are several, unless some of them are running text and none is a path that exists or
+    ends as a file of text does: then they are texts.
+    """
+    if isinstance(sources, str | Path):
+        return True
+    if not isinstance(sources, list | tuple) or not all(isinstance(source, str | Path) for source in sources):
+        return False
+    if len(sources) < 2 or not any(is_running_text(str(source)) for source in sources):
+        return True
+    return any(isinstance(name, Path) or os.path.exists(name) or kind_of(Path(name)) for name in sources)
+
+
+def is_running_text(text: str) -> bool:
+    """Tell whether there are several words in a text, or letters without case (Chinese and Thai have no blanks)."""
+    return len(text.split()) > 1 or any(unicodedata.category(letter) == "Lo" for letter in text)
+
+
+def find_text_sources(sources: Any, known: Collection[str] = ()) -> list[TextSource]:
+    """Files, folders (recursive, sorted), globs and hub data sets → sources, in the order given; what is in memory
+    (texts, rows, a DataFrame, a `datasets.Dataset`) is one source.
 
     A hub data set is `hub:owner/name[:config[:split]][@revision]`, for example
     `hub:HuggingFaceFW/fineweb-edu:sample-10BT`; the prefix may be left out where no local path is meant. It is pinned
@@ -189,7 +206,10 @@ def find_text_sources(sources: Sequence[str | Path], known: Collection[str] = ()
     Files without a byte stay out, and are told. Raises `InputError` for what does not exist, matches nothing, has an
     unknown ending, or is given twice, and where all files are empty.
     """
-    named = [source for name in sources for source in expand(str(name), known)]
+    if not are_names(sources):
+        return [TextSource("in memory", "", rows=sources)]
+    names = [sources] if isinstance(sources, str | Path) else sources
+    named = [source for name in names for source in expand(str(name), known)]
     if not named:
         raise InputError("no source is given: name files, folders, globs or hub data sets")
     filled = [source for source in named if source.num_bytes != 0]
@@ -271,11 +291,10 @@ def name_left_out(what: str, names: list[str], number: int) -> None:
 
 
 def file_source(path: Path) -> TextSource:
-    kind = kind_of(path)
-    if kind is None:
+    if kind_of(path) is None:
         raise InputError(f"{path} has an unknown ending; can be read: {READABLE}")
     status, place = path.stat(), path.resolve()
-    return TextSource(str(path), kind, f"{place} {status.st_size} {status.st_mtime_ns}", status.st_size, place)
+    return TextSource(str(path), f"{place} {status.st_size} {status.st_mtime_ns}", status.st_size, place)
 
 
 def hub_sources(source_name: str, known: Collection[str]) -> list[TextSource]:
@@ -295,22 +314,20 @@ def hub_sources(source_name: str, known: Collection[str]) -> list[TextSource]:
             commit = pin_commit(dataset, match["revision"])
         address = f"hub:{dataset}:{config}:{split}@{commit}"
         counts = [int(name.rpartition("/")[2]) for name in known if name.startswith(f"{address}#")]
-        whole = HubFile(dataset, config or None, split, commit, 0, 1)
-        count = max(counts) if counts else max(stream_rows(whole).num_shards, 1)
+        count = max(counts) if counts else max(stream_rows(f"{address}#1/1").num_shards, 1)
     except InputError as error:
         raise InputError(f"{source_name} is no local path; {error}") from None
-    sources = []
-    for index in range(count):
-        name = f"{address}#{index + 1}/{count}"
-        hub_file = replace(whole, index=index, count=count)
-        sources.append(TextSource(name, "hub", fingerprint=name, num_bytes=None, place=hub_file))
-    return sources
+    names = [f"{address}#{number}/{count}" for number in range(1, count + 1)]
+    return [TextSource(name, fingerprint=name) for name in names]
 
 
-def stream_rows(file: HubFile) -> Any:
-    """The rows of one file, as they come."""
-    rows = load_rows(file.dataset, file.config, file.split, file.revision, streaming=True)
-    return rows.shard(num_shards=file.count, index=file.index) if file.count > 1 else rows
+def stream_rows(name: str) -> Any:
+    """The rows of one file of a hub data set, as they come, by the name that `hub_sources` gives it."""
+    address, _, part = name.partition("#")
+    number, count = map(int, part.split("/"))
+    dataset, config, split, commit = HUB_ADDRESS.fullmatch(address).groups()  # type: ignore[union-attr]
+    rows = load_rows(dataset, config or None, split, commit, streaming=True)
+    return rows.shard(num_shards=count, index=number - 1) if count > 1 else rows
 
 
 def read_documents(
@@ -328,8 +345,8 @@ def read_documents(
     """
     if txt_documents not in get_args(TxtDocuments):
         raise InputError(f"txt_documents '{txt_documents}' is unknown{nearest(txt_documents, get_args(TxtDocuments))}")
-    if source.kind == "text" and isinstance(source.place, Path):
-        documents = read_txt(source.place, txt_documents)
+    if source.path is not None and kind_of(Path(source.name)) == "text":
+        documents = read_txt(source.path, txt_documents)
     else:
         documents = read_fields(source, text_field, id_field)
     is_empty = True
@@ -365,13 +382,15 @@ def read_txt(path: Path, txt_documents: TxtDocuments) -> Documents:
 
 def read_fields(source: TextSource, text_field: str, id_field: str) -> Documents:
     """The documents in the rows of a source, each named by its id, or else by file and line (or row)."""
-    if isinstance(source.place, HubFile):
-        rows = read_hub_file(source, source.place)
-    elif source.kind == "table":
-        rows = read_table(source.place, (text_field, id_field))
+    mark = ": row "
+    if source.path is None and source.rows is None:
+        rows = read_hub_file(source.name)
+    elif source.path is None:
+        rows = ((number, row, 0) for number, row in enumerate(rows_in_memory(source.rows, text_field)))
+    elif kind_of(Path(source.name)) == "table":
+        rows = read_table(source.path, (text_field, id_field))
     else:
-        rows = read_json_lines(source.place)
-    mark = ":" if source.kind == "jsonl" else ": row "
+        rows, mark = read_json_lines(source.path), ":"
     num_chars = 0
     for number, row, num_bytes in rows:
         place = f"{source.name}{mark}{number}"
@@ -380,20 +399,18 @@ def read_fields(source: TextSource, text_field: str, id_field: str) -> Documents
         num_chars += len(text)
         id = find_field(row, id_field)
         name = document_id(source, f"{mark}{number}") if id is None else str(id)
-        yield Document(name, text), num_chars if source.kind == "hub" else num_bytes
+        yield Document(name, text), num_chars if source.path is None else num_bytes
 
 
-def read_hub_file(source: TextSource, hub_file: HubFile) -> Iterator[tuple[int, Row, int]]:
+def read_hub_file(name: str) -> Iterator[tuple[int, Row, int]]:
     """The rows of a file of the hub, each with its number; how many bytes were read is not known."""
     number = 0
     try:
-        for number, row in enumerate(stream_rows(hub_file), start=1):
+        for number, row in enumerate(stream_rows(name), start=1):
             yield number, row, 0
     except Exception as error:  # of the network, and of all that reads the files of data sets
-        raise InputError(
-            f"{source.name}: cannot be read on after row {number} ({hub_says(error)}); if the network failed, "
-            "run the same command again"
-        ) from None
+        remedy = "if the network failed, run the same command again"
+        raise InputError(f"{name}: cannot be read on after row {number} ({hub_says(error)}); {remedy}") from None
 
 
 def document_id(source: TextSource, place: str = "") -> str:
@@ -412,20 +429,14 @@ def sample_texts(
     sources: Sequence[TextSource],
     text_field: str = "text",
     txt_documents: TxtDocuments = "file",
-    limit_mb: float | None = None,
+    limit_mb: float = math.inf,
 ) -> Iterator[str]:
-    """The texts of the sources, or the first texts of each until about `limit_mb` MB, shared out evenly."""
-    limit = None if limit_mb is None else limit_mb / len(sources)
+    """The texts of the sources, or the first texts of each until about `limit_mb` MB (10⁶ bytes), shared out evenly."""
+    limit = limit_mb / len(sources)
     for source in sources:
-        documents = read_documents(source, text_field, txt_documents=txt_documents)
-        yield from first_texts((document.text for document, _ in documents), limit)
-
-
-def first_texts(texts: Iterable[str], limit_mb: float | None) -> Iterator[str]:
-    """The first of the texts, until they have about `limit_mb` MB (10⁶ bytes)."""
-    taken = 0
-    for text in texts:
-        yield text
-        taken += len(text.encode())
-        if limit_mb is not None and taken >= limit_mb * 1e6:
-            break
+        taken = 0
+        for document, _ in read_documents(source, text_field, txt_documents=txt_documents):
+            yield document.text
+            taken += len(document.text.encode())
+            if taken >= limit * 1e6:
+                break

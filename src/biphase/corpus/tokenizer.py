@@ -184,18 +184,18 @@ def with_all_roles(tokenizer: "PreTrainedTokenizerFast", name: str) -> "PreTrain
     done = []
     for role in [role for role in NEW_NAMES if role not in roles]:
         ids, short = backend.get_vocab(), role.removesuffix("_token")
-        known = next((known for known in KNOWN_NAMES[role] if known in ids), None)
-        if known is not None:
-            roles[role] = known
-            done.append(f"{short} is its token {known} ({ids[known]})")
+        token = next((token for token in KNOWN_NAMES[role] if token in ids), None)
+        if token is not None:
+            roles[role] = token
+            done.append(f"{short} is its token {token} ({ids[token]})")
             continue
         new = roles[role] = NEW_NAMES[role]
         # The unused reserved token of the lowest id, such as <|reserved_special_token_0|>, gets the new name.
         slots = [token for token in ids if RESERVED_SLOT.fullmatch(token) and token not in roles.values()]
         slot = min(slots, key=ids.__getitem__, default=None)
         if slot is not None:
-            old_name, new_name = (json.dumps(token, ensure_ascii=False) for token in (slot, new))
-            backend = Tokenizer.from_str(backend.to_str().replace(old_name, new_name))
+            state = backend.to_str().replace(json.dumps(slot, ensure_ascii=False), json.dumps(new))
+            backend = Tokenizer.from_str(state)
         backend.add_special_tokens([AddedToken(new, normalized=False, special=True)])
         number = backend.token_to_id(new)
         if slot is None:

@@ -27,7 +27,7 @@ from biphase.files import content_hash
 from biphase.finetuning.metrics import Judgement, judge_ranking, regression_metrics
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import FileLayout, Task
-from biphase.tasks.splits import own_documents, read_judged_texts, read_judgements, search_bm25
+from biphase.tasks.splits import index_bm25, own_documents, query_bm25, read_judged_texts, read_judgements
 
 KEPT_DOCUMENTS = 100
 """Documents kept for a query: what the metrics look at."""
@@ -112,7 +112,7 @@ def score_embedder(model: SentenceTransformer, judged: Judged) -> Judgement:
 
 def score_bm25(judged: Judged) -> dict[str, float]:
     """BM25 (Lucene's form, k1 1.5, b 0.75) on lower-cased words (`searched_words`), without stop words or stems."""
-    ranked = search_bm25(list(judged.documents.values()), list(judged.queries.values()), judged.num_searched)
+    ranked = query_bm25(index_bm25(judged.documents.values()), [*judged.queries.values()], judged.num_searched)
     return retrieval_scores(judged, ranked)[0]
 
 

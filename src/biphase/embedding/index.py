@@ -123,7 +123,7 @@ def build_index(text: str, model: str, index: Path, text_field: str = "text") ->
             text_field=text_field,
             model_place=str(Path(model).absolute()) if is_here(model) else "",
             cutting=cutting_hash(),
-            sources=tuple(source.record_name for source in sources if source.kind == "hub"),
+            sources=tuple(source.record_name for source in sources if source.path is None),
         )
         with console.track("index words", None, "passages"):
             words = index_bm25(read_passages(part))

@@ -190,8 +190,8 @@ def hash_text(name: str, sources: Sequence[TextSource]) -> str:
     if path.is_file():
         return file_hash(path)
     if path.is_dir():
-        return hash_folder(path.resolve(), {source.place for source in sources if isinstance(source.place, Path)})
-    hashes = [file_hash(text.place) if isinstance(text.place, Path) else text.fingerprint for text in sources]
+        return hash_folder(path.resolve(), {source.path for source in sources if source.path})
+    hashes = [file_hash(text.path) if text.path else text.fingerprint for text in sources]
     return content_hash(hashes)
 
 

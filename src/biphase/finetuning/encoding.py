@@ -241,7 +241,7 @@ class EncodedTask:
 
 def encode_each(
     encode: Callable[[Task, Any, HashedTokenizer, FinetuneConfig], EncodedSplit],
-    data: TaskData[Any],
+    data: TaskData,
     tokenizer: HashedTokenizer,
     config: FinetuneConfig,
 ) -> EncodedTask:

@@ -111,7 +111,7 @@ def encode_source(source: TaskSource, tokenizer: HashedTokenizer, config: Finetu
     return encoded
 
 
-def load_data(source: TaskSource, config: FinetuneConfig) -> TaskData[Any] | Collection:
+def load_data(source: TaskSource, config: FinetuneConfig) -> TaskData | Collection:
     assert config.judged_only is not None, "the configuration is settled"
     data = load_examples(source, judged_only=config.judged_only)
     return data if config.max_eval_examples is None else limit_evaluation(data, config.max_eval_examples)
@@ -349,7 +349,7 @@ def fit_cells(
     return [read_score(plan.folder(out)) for plan in plans]
 
 
-def add_inputs(predictions: Mapping[str, Rows], data: TaskData[Any] | Collection) -> None:
+def add_inputs(predictions: Mapping[str, Rows], data: TaskData | Collection) -> None:
     """Add to the rows of the predictions what the network saw of each example."""
     for split in EVALUATED_SPLITS if predictions else ():
         if isinstance(data, Collection):

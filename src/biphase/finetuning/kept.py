@@ -17,7 +17,7 @@ from biphase.files import read_json_as
 from biphase.finetuning.cells import find_folder
 from biphase.finetuning.config import FinetuneConfig
 from biphase.tasks.sources import FORMATS, column, renamed, rows_of_file
-from biphase.tasks.spec import Family, FileLayout, Hub, Task, template_columns
+from biphase.tasks.spec import Family, FileLayout, Task, template_columns
 
 RECORD = "biphase.json"
 """The file of a kept folder that says what its inputs look like."""
@@ -168,9 +168,8 @@ def has_text_lines(task: Task, layout: FileLayout, file: Path) -> bool:
 def with_task_names(task: Task, layout: FileLayout, row: Row) -> Row:
     """A row with the task's columns, whether it has these, those of the files of its kind, which go first, or those
     of other files that the task names, or of the hub's data."""
-    forms: list[FileLayout | Hub] = [*task.files, *([task.hub] if task.hub else [])]
     others: Row = {}
-    for form in reversed(forms):
+    for form in reversed(task.forms):
         others |= renamed(form, row)
     return others | row | renamed(layout, row)
 

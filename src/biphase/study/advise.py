@@ -122,21 +122,22 @@ class TextAmount:
         return self.text_bytes / BYTES_PER_TOKEN[nearest_size]
 
 
-def measure_text(path: Path, text_field: str = "text") -> TextAmount:
-    """Measure how much text a shard set, or a file or folder of documents, holds; large ones by their beginnings.
+def measure_text(text: Any, text_field: str = "text") -> TextAmount:
+    """Measure how much text a shard set, a file or folder of documents, or what is in memory holds; large files by
+    their beginnings.
 
     Raises:
         InputError: nothing readable there, or a hub data set, whose size is not known before it is read.
     """
-    if (path / "manifest.json").exists():
-        shards = ShardSet.open(path, "train")
+    if isinstance(text, str | Path) and Path(text, "manifest.json").exists():
+        shards = ShardSet.open(text, "train")
         indices = range(0, shards.num_documents, math.ceil(shards.num_documents / (SAMPLED_SOURCES * JUDGED_TEXTS)))
         tokenizer = shards.tokenizer()
         judged = (piece for index in indices for piece in spread(shards.document(index)))
         language = find_language(str(tokenizer.decode(tokens, skip_special_tokens=True)) for tokens in judged)
-        return TextAmount(None, float(shards.num_tokens), shards.manifest.vocab_size, str(path), language)
-    sources = find_text_sources([path])
-    hub = next((source.name for source in sources if source.num_bytes is None), None)
+        return TextAmount(None, float(shards.num_tokens), shards.manifest.vocab_size, str(text), language)
+    sources = find_text_sources(text)
+    hub = next((source.name for source in sources if source.num_bytes is None and source.rows is None), None)
     if hub is not None:
         raise InputError(f"{hub}: the size of a hub data set is not known here; give its tokens")
     # Sources are looked into at equal distances. What they begin with says how much text is in a byte of a file, which
@@ -147,19 +148,18 @@ def measure_text(path: Path, text_field: str = "text") -> TextAmount:
         before, first = text_bytes, len(texts)
         for number, (document, bytes_read) in enumerate(read_documents(source, text_field)):
             text_bytes += len(document.text.encode())
-            texts += [document.text] if is_judged(number, len(texts) - first) else []
-            if text_bytes - before >= SAMPLED_BYTES:
+            if (len(texts) - first) ** 2 <= JUDGED_TEXTS * number:
+                texts.append(document.text)
+            if source.rows is None and text_bytes - before >= SAMPLED_BYTES:
                 file_bytes += bytes_read
                 break
         else:
             file_bytes += source.num_bytes or 0
-    num_bytes = text_bytes * sum(source.num_bytes or 0 for source in sources) / file_bytes
-    return TextAmount(text_bytes=num_bytes, language=find_language(texts))
-
-
-def is_judged(number: int, num_judged: int) -> bool:
-    """Decide whether the language of a source is judged by the text of this number, beside so many before it."""
-    return num_judged**2 <= JUDGED_TEXTS * number
+    if not text_bytes:
+        raise InputError("there is no text to advise on: give some, or leave it out")
+    total_bytes = sum(source.num_bytes or 0 for source in sources)
+    estimate = text_bytes * total_bytes / file_bytes if total_bytes else text_bytes
+    return TextAmount(text_bytes=estimate, language=find_language(texts))
 
 
 LEAST_TOKENS = 100_000

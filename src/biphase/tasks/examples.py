@@ -13,22 +13,14 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import lru_cache, partial
 from string import Formatter
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from biphase.console import err
 from biphase.corpus.rows import Row, shown
 from biphase.errors import InputError, first_of
-from biphase.tasks.sources import (
-    SHORT_ROW,
-    TaskSource,
-    check_distinct,
-    column,
-    id_of,
-    read_rows,
-    text_column,
-)
+from biphase.tasks.sources import SHORT_ROW, TaskSource, column, id_of, read_rows, text_column
 from biphase.tasks.spec import (
     TASK_SPLITS,
     EvaluatedSplit,
@@ -48,24 +40,39 @@ MULTI_HOT = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "
 def label_number(task: Task, place: str, value: Any, choices: tuple[str, ...] = ()) -> int:
     """The number of a label among the names that a row has for its choices, or else among the task's classes.
 
-    It is given by its name: a name that is a number also by its value, as pandas may write 1.0, and JSON's true and
-    false, and pandas' True and False, in any case of their letters. Where no name is a number, the label may be its
-    number from 0, which tables write as text.
+    Raises `InputError` for what `map_labels` does not have.
     """
-    names = choices or task.classes
-    is_truth = isinstance(value, bool) or (value in ("True", "False") and value not in names)
-    word, words = (str(value).lower(), tuple(map(str.lower, names))) if is_truth else (str(value), names)
-    if value is not None and word in words:
-        return words.index(word)
-    number, numbers = number_of(value), numbers_of(words)
-    has_numbers = any(other is not None for other in numbers)
-    if number is not None and numbers.count(number) == 1:
-        return numbers.index(number)
-    if number is not None and not has_numbers and number == int(number) and 0 <= number < len(names):
-        return int(number)
-    message = "is none of its choices" if choices else f"is not one of task '{task.name}'"
-    by_number = "" if has_numbers else f" (or 0 to {len(names) - 1})"
-    raise InputError(f"{place}: label {value!r} {message}: {', '.join(names)}{by_number}")
+    names, word = choices or task.classes, str(value)
+    numbers = map_labels(names)
+    number = None if value is None else numbers.get(word)
+    if number is None:
+        number = numbers.get(word.lower() if word in ("True", "False") else number_of(value))
+    if number is None:
+        message = "is none of its choices" if choices else f"is not one of task '{task.name}'"
+        by_number = f" (or 0 to {len(names) - 1})" if Decimal(0) in numbers else ""
+        raise InputError(f"{place}: label {value!r} {message}: {', '.join(names)}{by_number}")
+    return number
+
+
+@lru_cache
+def map_labels(names: tuple[str, ...]) -> dict[Any, int]:
+    """What a label may be written as, with its number: its name; where that is a number, any number of that value, as
+    pandas may write 1.0; and JSON's true and false, and pandas' True and False, in any case of their letters.
+
+    Where no name is a number, the label may be its number from 0, which tables write as text.
+    """
+    values = [number_of(name) for name in names]
+    if all(value is None for value in values):
+        values = [Decimal(number) for number in range(len(names))]
+    numbers: dict[Any, int] = {}
+    for number, (name, value) in enumerate(zip(names, values, strict=True)):
+        if value is not None and values.count(value) == 1:
+            numbers[value] = number
+        if name.lower() in ("true", "false"):
+            numbers[name.lower()] = number
+    for number, name in enumerate(names):
+        numbers.setdefault(name, number)
+    return numbers
 
 
 def number_of(value: Any) -> Decimal | None:
@@ -74,15 +81,10 @@ def number_of(value: Any) -> Decimal | None:
     return Decimal(str(value)) if is_number else None
 
 
-@lru_cache
-def numbers_of(names: tuple[str, ...]) -> list[Decimal | None]:
-    return [number_of(name) for name in names]
-
-
 def is_unlabelled(task: Task, label: Any) -> bool:
     """Tell whether a label says that nobody knows it: -1 also as -1.0."""
     number = number_of(label)
-    return str(label) in task.unlabelled or (number is not None and number in numbers_of(task.unlabelled))
+    return str(label) in task.unlabelled or (number is not None and number in map(number_of, task.unlabelled))
 
 
 def score_number(place: str, name: str, value: Any) -> float:
@@ -92,8 +94,7 @@ def score_number(place: str, name: str, value: Any) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
-        remedy = "; write it with a point" if re.fullmatch(r"[+-]?\d+,\d+", str(value)) else ""
-        raise InputError(f"{place}: '{name}' is {shown(value)}, not a number{remedy}")
+        raise InputError(f"{place}: '{name}' is {shown(value)}, not a number")
     return number
 
 
@@ -159,19 +160,19 @@ class Answer:
 
 def read_spans(place: str, name: str, value: Any) -> list[tuple[str, int]]:
     """(text, start) pairs from lists of texts and starts, a list of mappings, or a list of texts alone (start 0)."""
-    if isinstance(value, dict):
-        texts, starts = value.get("text"), value.get("answer_start", value.get("start"))
-    elif isinstance(value, list):
-        texts = [item.get("text") if isinstance(item, dict) else item for item in value]
-        starts = [item.get("answer_start", item.get("start")) if isinstance(item, dict) else 0 for item in value]
-    else:
-        texts = starts = None
-    is_right = isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts)
-    if not is_right or not all(isinstance(text, str) and text for text in texts or []):
+    try:
+        if isinstance(value, dict):
+            spans = list(zip(value["text"], value.get("answer_start", value.get("start")), strict=True))
+        else:
+            spans = []
+            for item in value if isinstance(value, list) else [None]:
+                start = 0 if isinstance(item, str) else item.get("answer_start", item.get("start"))
+                spans.append((item if isinstance(item, str) else item["text"], start))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        spans = [("", 0)]
+    if not all(isinstance(text, str) and text and type(start) is int for text, start in spans):
         raise InputError(f"{place}: column '{name}' is {shown(value)}, not texts and where they start")
-    if not all(isinstance(start, int) and not isinstance(start, bool) for start in starts or []):
-        raise InputError(f"{place}: column '{name}' is {shown(value)}: a start is not a whole number")
-    return list(zip(texts or [], starts or [], strict=True))
+    return spans
 
 
 def find_answer(place: str, context: str, text: str, start: int) -> Answer:
@@ -227,26 +228,26 @@ class Question:
 
 
 AnyExample = LabelledText | TaggedWords | Question | ChoiceTexts
-ExampleKind = TypeVar("ExampleKind", bound=AnyExample)
 
 
 @dataclass(frozen=True)
-class TaskData(Generic[ExampleKind]):
-    """The examples of a task; every split has some. `left_out` counts rows without label or text, and broken ones."""
+class TaskData:
+    """The examples of a task, of one kind; every split has some. `left_out` counts rows without label or text, and
+    broken ones."""
 
     task: Task
     source: str
-    train: tuple[ExampleKind, ...]
-    validation: tuple[ExampleKind, ...]
-    test: tuple[ExampleKind, ...]
+    train: tuple[Any, ...]
+    validation: tuple[Any, ...]
+    test: tuple[Any, ...]
     left_out: int
 
     @property
-    def splits(self) -> dict[TaskSplit, tuple[ExampleKind, ...]]:
+    def splits(self) -> dict[TaskSplit, tuple[Any, ...]]:
         return {"train": self.train, "validation": self.validation, "test": self.test}
 
 
-def load_examples(source: TaskSource, judged_only: bool) -> TaskData[Any] | Collection:
+def load_examples(source: TaskSource, judged_only: bool) -> TaskData | Collection:
     """Read and check everything.
 
     Args:
@@ -258,7 +259,10 @@ def load_examples(source: TaskSource, judged_only: bool) -> TaskData[Any] | Coll
             label outside its set, tags that do not match words, an answer that is not in its context, a judgement of
             an unknown document; a split without examples, or one too small to draw another from.
     """
-    check_distinct(source)
+    if source.hashes.get("validation", 0) == source.hashes.get("test"):  # the rate would be chosen on the test
+        files = f"{source.files['validation'][0].name}, {source.files['test'][0].name}"
+        message = f"task '{source.task.name}': validation and test in {source.name} are the same data ({files})"
+        raise InputError(f"{message}: leave validation out, and a part of train takes its place")
     if source.task.family == "retrieval":
         return load_collection(source, judged_only)
     makers: dict[Family, Callable[[Task, str, Row], AnyExample | None]] = {
@@ -274,14 +278,14 @@ def load_examples(source: TaskSource, judged_only: bool) -> TaskData[Any] | Coll
     for split in source.splits:
         examples[split] = []
         for place, row in read_rows(source, split):
-            part = None if row is SHORT_ROW else missing_part(task, place, row)
-            example = None if row is SHORT_ROW or part else make(task, place, row)
+            lacks = why_left_out(task, place, row)
+            example = None if lacks else make(task, place, row)
             if example is not None:
                 examples[split].append(example)
                 continue
             left_out += 1
-            if part is not None:
-                missing.setdefault(part, []).append(place)
+            if lacks in ("label", "text"):
+                missing.setdefault(lacks, []).append(place)
     tell_missing(task, missing)
     for split in source.splits:
         if not examples[split]:
@@ -292,8 +296,8 @@ def load_examples(source: TaskSource, judged_only: bool) -> TaskData[Any] | Coll
             if times > 1:
                 raise InputError(f"{source.name}: the {split} split has two questions with the id '{id}'")
     draw_missing_splits(source, examples)
-    train, validation, test = (tuple(examples[split]) for split in TASK_SPLITS)
-    return TaskData[Any](task, source.name, train, validation, test, left_out)
+    splits = {split: tuple(examples[split]) for split in TASK_SPLITS}
+    return TaskData(task, source.name, **splits, left_out=left_out)
 
 
 def draw_missing_splits(source: TaskSource, examples: dict[TaskSplit, list[AnyExample]]) -> None:
@@ -312,14 +316,11 @@ def draw_missing_splits(source: TaskSource, examples: dict[TaskSplit, list[AnyEx
         if len(labels) == 1 and len(examples[split]) > 1:
             count = f"all {len(examples[split]):,} examples of {split} in {source.name}"
             raise InputError(f"task '{task.name}': {count} have the same label, from which nothing can be learnt")
-    if drawn:
-        tell_absent_classes(task, examples, ["train", *drawn])
-
-
-def tell_absent_classes(task: Task, examples: dict[TaskSplit, list[AnyExample]], splits: Sequence[TaskSplit]) -> None:
-    """Tell which classes chance has left out of a split: each is in another one."""
-    classes = {split: {number for one in some for number in classes_of(one)} for split, some in examples.items()}
-    for split in splits:
+    # Classes that chance has left out of a split are told: each is in another one.
+    classes: dict[TaskSplit, set[int]] = {}
+    for split in examples:
+        classes[split] = set().union(*map(classes_of, examples[split]))
+    for split in ["train", *drawn] if drawn else ():
         absent = sorted(set().union(*classes.values()) - classes[split])
         if absent:
             names = first_of([task.classes[number] for number in absent], CLASSES_SHOWN)
@@ -339,7 +340,7 @@ def classes_of(example: AnyExample) -> tuple[int, ...]:
     return ()
 
 
-def count_shared(data: TaskData[Any] | Collection) -> dict[EvaluatedSplit, int]:
+def count_shared(data: TaskData | Collection) -> dict[EvaluatedSplit, int]:
     """Count the inputs of validation and of test that stand in train too, whatever their labels are."""
     if isinstance(data, Collection):
         trained = {data.queries[query] for query, _ in data.train}
@@ -347,8 +348,8 @@ def count_shared(data: TaskData[Any] | Collection) -> dict[EvaluatedSplit, int]:
             split: sum(data.queries[query] in trained for query in judged) for split, judged in data.relevance.items()
         }
     trained = {input_of(example) for example in data.train}
-    splits: dict[EvaluatedSplit, tuple[AnyExample, ...]] = {"validation": data.validation, "test": data.test}
-    return {split: sum(input_of(example) in trained for example in examples) for split, examples in splits.items()}
+    evaluated: tuple[EvaluatedSplit, ...] = get_args(EvaluatedSplit)
+    return {split: sum(input_of(example) in trained for example in data.splits[split]) for split in evaluated}
 
 
 def input_of(example: AnyExample) -> Any:
@@ -364,7 +365,7 @@ def input_of(example: AnyExample) -> Any:
             return tuple(choice.text for choice in example.choices)
 
 
-def limit_evaluation(data: TaskData[Any] | Collection, num_examples: int) -> TaskData[Any] | Collection:
+def limit_evaluation(data: TaskData | Collection, num_examples: int) -> TaskData | Collection:
     """The data with at most so many examples (queries) in validation and in test, drawn with seed 42, in their order.
 
     The documents that are searched stay as they were: fewer of them would make every query easier.
@@ -378,14 +379,21 @@ def limit_evaluation(data: TaskData[Any] | Collection, num_examples: int) -> Tas
     return replace(data, relevance=relevance)
 
 
-def missing_part(task: Task, place: str, row: Row) -> Literal["label", "text"] | None:
-    """What an example cannot be made without, and the row lacks; None where it has all. Rows of biphase's own tasks are
-    taken as they were published."""
-    if is_own_task(task) or task.family not in ("sequence_classification", "multiple_choice"):
+def why_left_out(task: Task, place: str, row: Row) -> Literal["fields", "answer", "label", "text"] | None:
+    """What an example cannot be made without, and the row lacks: fields of a table that is known to have short rows, an
+    answer that anybody knows, a label, a text. None where it has all. Rows of biphase's own tasks are taken as they
+    were published."""
+    if row is SHORT_ROW:
+        return "fields"
+    if task.family not in ("sequence_classification", "multiple_choice"):
         return None
     label = column(place, row, task.label)
+    if is_unlabelled(task, label):
+        return "answer"
+    if is_own_task(task):
+        return None
     may_be_empty = task.problem_type == "multi_label_classification"
-    if not is_unlabelled(task, label) and is_missing(label) and (label is None or not may_be_empty):
+    if is_missing(label) and (label is None or not may_be_empty):
         return "label"
     return "text" if lacks_text(task, place, row) else None
 
@@ -410,10 +418,8 @@ def tell_missing(task: Task, places: dict[str, list[str]]) -> None:
         err.print(f"{task.name}: left out: {', '.join(counts)}")
 
 
-def make_text(task: Task, place: str, row: Row) -> LabelledText | None:
+def make_text(task: Task, place: str, row: Row) -> LabelledText:
     label = column(place, row, task.label)
-    if is_unlabelled(task, label):
-        return None
     text, columns = fill_row(task, place, row)
     target: int | float | tuple[int, ...]
     if task.problem_type == "regression":
@@ -425,10 +431,8 @@ def make_text(task: Task, place: str, row: Row) -> LabelledText | None:
     return LabelledText(id_of(place, row), text, target, columns)
 
 
-def make_choices(task: Task, place: str, row: Row) -> ChoiceTexts | None:
+def make_choices(task: Task, place: str, row: Row) -> ChoiceTexts:
     label = column(place, row, task.label)
-    if is_unlabelled(task, label):
-        return None
     texts, names = read_choices(task, place, row)
     right = label_number(task, place, label, names)
     if max(right, len(texts) - 1) >= min(len(texts), len(task.classes)):

@@ -7,7 +7,7 @@ for their columns, each with its place (`train.tsv:12`) for messages. Code of a 
 import csv
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -45,7 +45,6 @@ from biphase.tasks.spec import (
     TaskSplit,
     find_task,
     is_own_task,
-    named_splits,
     test_names,
 )
 
@@ -80,6 +79,7 @@ HUB = Path("hub")
 
 PartName = TaskSplit | Literal["corpus", "queries"]
 PartFiles = dict[PartName, tuple[Path, ...]]
+PartHashes = dict[PartName, list[str]]
 Dir = TypeVar("Dir", bound=str | Path)
 
 
@@ -95,11 +95,13 @@ class TaskSource:
     form: FileLayout | Hub = field(compare=False)
     files: PartFiles = field(compare=False)
     """Empty for the hub."""
+    hashes: PartHashes = field(compare=False)
+    """The hash of each file."""
 
     @property
     def splits(self) -> tuple[TaskSplit, ...]:
         """Those that stand there; the others are drawn."""
-        return tuple(named_splits(self.form.splits if isinstance(self.form, Hub) else self.form))
+        return tuple(self.form.splits.named)
 
 
 def find_source(task: Task, data_dir: Path | None) -> TaskSource:
@@ -125,7 +127,7 @@ def find_source(task: Task, data_dir: Path | None) -> TaskSource:
         folder, name, layouts = BUNDLED / "tasks", "biphase", (FileLayout.model_validate(names),)
     elif task.hub is not None:
         hub = task.hub.model_copy(update={"revision": pin_commit(task.hub.id, task.hub.revision)})
-        return TaskSource(task, f"{hub.id}@{hub.revision}", hash_source(task, hub, {}), hub, {})
+        return TaskSource(task, f"{hub.id}@{hub.revision}", hash_source(task, hub, {}), hub, {}, {})
     else:
         where = "is not on the hub" if data_dir == HUB else "comes neither with biphase nor from the hub"
         raise InputError(
@@ -134,7 +136,8 @@ def find_source(task: Task, data_dir: Path | None) -> TaskSource:
     for layout in layouts:
         files = find_layout(task, layout, folder)
         if all(files.values()):
-            return TaskSource(task, name, hash_source(task, layout, files), layout, files)
+            hashes = {part: [hash_part(path) for path in paths] for part, paths in files.items()}
+            return TaskSource(task, name, hash_source(task, layout, hashes), layout, files, hashes)
     needed = " or ".join(" + ".join(parts_of(task, layout).values()) for layout in layouts)
     raise InputError(f"{folder}: task '{task.name}' needs {needed} there")
 
@@ -168,12 +171,11 @@ def dir_of(task: Task, data_dirs: Mapping[str, Dir]) -> Dir | None:
     return data_dirs.get(task.name, data_dirs.get(task.part_of or task.name))
 
 
-def hash_source(task: Task, form: FileLayout | Hub, files: PartFiles) -> str:
+def hash_source(task: Task, form: FileLayout | Hub, hashes: PartHashes) -> str:
     """The hash of a task's definition and of the bytes of its files, or the commit of its hub data."""
     if isinstance(form, Hub):
         return content_hash([definition(task), form.model_dump(mode="json")])
     layout = form.model_dump(mode="json", exclude={*TASK_SPLITS, "corpus", "queries"})
-    hashes = {part: [hash_part(path) for path in paths] for part, paths in files.items()}
     return content_hash([definition(task), layout, hashes])
 
 
@@ -182,7 +184,7 @@ def training_source(source: TaskSource) -> TaskSource:
     task, form = source.task.model_copy(update={"name": source.task.part_of}), source.form
     if isinstance(form, Hub):
         form = form.model_copy(update={"splits": form.splits.model_copy(update={"test": None})})
-    trained: PartFiles = {part: paths for part, paths in source.files.items() if part != "test"}
+    trained = {part: hashes for part, hashes in source.hashes.items() if part != "test"}
     return replace(source, task=task, hash=hash_source(task, form, trained))
 
 
@@ -217,15 +219,6 @@ def id_of(place: str, row: Row) -> str:
     return "-".join(str(part) for part in row_id.values()) if isinstance(row_id, dict) else str(row_id)
 
 
-def check_distinct(source: TaskSource) -> None:
-    """Raises `InputError` where validation and test are the same bytes: the rate would be chosen on the test."""
-    hashes = {part: [hash_part(path) for path in paths] for part, paths in source.files.items()}
-    if "validation" in hashes and hashes["validation"] == hashes.get("test"):
-        files = f"{source.files['validation'][0].name}, {source.files['test'][0].name}"
-        message = f"task '{source.task.name}': validation and test in {source.name} are the same data ({files})"
-        raise InputError(f"{message}: leave validation out, and a part of train takes its place")
-
-
 def hash_part(path: Path) -> str:
     """The hash of a file's bytes, or of all data files in a saved folder."""
     if path.is_dir():
@@ -253,7 +246,7 @@ def parts_of(task: Task, layout: FileLayout) -> dict[PartName, str]:
         parts = {"corpus": layout.corpus, "queries": layout.queries}
         if layout.format == "mldr":  # queries stand in the splits
             del parts["queries"]
-    for split, name in named_splits(layout).items():
+    for split, name in layout.named.items():
         parts[split] = name
     return parts
 
@@ -274,7 +267,7 @@ def read_rows(source: TaskSource, part: PartName) -> Iterator[PlacedRow]:
         if part == "corpus" or part == "queries":
             texts: HubRows = getattr(form, part)
         else:
-            texts = HubRows(config=form.config, splits=(named_splits(form.splits)[part],))
+            texts = HubRows(config=form.config, splits=(form.splits.named[part],))
         splits = (read_hub_split(form.id, form.revision, texts.config, split) for split in texts.splits)
         rows = itertools.chain.from_iterable(splits)
     for place, row in rows:
@@ -295,7 +288,8 @@ def read_layout(source: TaskSource, layout: FileLayout, part: PartName) -> Itera
     splits = source.splits if layout.format == "mldr" and part == "queries" else (part,)  # they stand in the splits
     for path in (path for split in splits for path in source.files[split]):
         if layout.format == "mldr":
-            yield from read_mldr(path, part)
+            for number, line, _ in read_json_lines(path):
+                yield from unfold(f"{path}:{number}", line, part if part in PUBLISHED else "mldr")
         elif part in ("corpus", "queries"):
             yield from rows_of_file(path, FileLayout(format="jsonl"))
         elif task.family == "retrieval":
@@ -323,24 +317,27 @@ def rows_of_file(
     """
     layout = layout or FileLayout()
     form = layout.format or FORMATS.get(plain_path(path).suffix, "columns")
-    if form == "tsv" and layout.delimiter not in (None, "\t"):
-        raise InputError(f"{path}: fields of a .tsv are divided by tabs, not by '{layout.delimiter}': say format: csv")
     if path.is_dir():
-        return read_tables(path, saved_tables(path))
+        form = "parquet"
     match form:
-        case "jsonl":
-            return ((f"{path}:{number}", row) for number, row, _ in read_json_lines(path))
         case "tsv" | "csv":
-            return read_separated(path, layout, is_csv=form == "csv")
-        case "squad":
-            return read_squad(path, read_json_file(path))
+            yield from read_separated(path, layout, is_csv=form == "csv")
         case "columns" | "conllu":
-            return read_columns(path, layout, words, label, is_conllu=form == "conllu")
+            yield from read_columns(path, layout, words, label, is_conllu=form == "conllu")
+        case "squad":
+            yield from unfold(str(path), read_json_file(path), form)
+        case "json":
+            yield from read_json_rows(path)
+        case "trec":
+            yield from read_trec(path)
         case "parquet":
-            return read_tables(path, [path])
-    readers: dict[Format, Callable[[Path], Iterator[PlacedRow]]]
-    readers = {"json": read_json_rows, "record": read_record, "trec": read_trec, "mldr": read_mldr}
-    return readers[form](path)
+            if path.is_dir() and not saved_tables(path):
+                raise InputError(f"{path} is a folder; name a file of rows in it")
+            rows = itertools.chain.from_iterable(map(read_table, saved_tables(path) if path.is_dir() else [path]))
+            yield from ((f"{path}: row {number}", row) for number, (_, row, _) in enumerate(rows))
+        case _:
+            for number, row, _ in read_json_lines(path):
+                yield from unfold(f"{path}:{number}", row, form)
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -362,11 +359,12 @@ def read_separated(path: Path, layout: FileLayout, *, is_csv: bool) -> Iterator[
     is_quoted, is_guessed = is_csv or layout.quotes, not is_csv and layout.quotes is None
     if is_guessed and first.startswith(QUOTE):
         is_quoted, is_guessed = True, False
-    delimiter = layout.delimiter or (";" if ";" in first and "," not in first else ",") if is_csv else "\t"
+    guessed = (";" if ";" in first and "," not in first else ",") if is_csv else "\t"
+    delimiter = layout.delimiter or guessed
     if is_quoted:
         rows = quoted_fields(path, lines, delimiter)
     else:
-        rows = ((number, line.rstrip("\r\n").split("\t")) for number, line in enumerate(lines, start=1))
+        rows = ((number, line.rstrip("\r\n").split(delimiter)) for number, line in enumerate(lines, start=1))
     header: list[str] = []
     for number, fields in rows:
         place = f"{path}:{number}"
@@ -425,10 +423,7 @@ def read_columns(
     for number, line in itertools.chain(numbered_lines(path), [(0, "")]):
         if not line.strip(" \t") or line.startswith("-DOCSTART-"):
             if words:
-                row[words_name] = words
-                if tags_name is not None:
-                    row[tags_name] = tags
-                yield f"{path}:{first}", row
+                yield f"{path}:{first}", row | {words_name: words} | ({tags_name: tags} if tags_name else {})
             words, tags, row = [], [], {}
         elif is_numbered and line.startswith("#"):
             key, _, value = line[1:].partition("=")
@@ -455,83 +450,66 @@ def read_trec(path: Path) -> Iterator[PlacedRow]:
             raise InputError(f"{path}:{number}: {len(fields)} fields where TREC has query, 0, document and grade")
 
 
-def read_mldr(path: Path, part: str = "judgements") -> Iterator[PlacedRow]:
-    """MLDR's form: lines of documents (`corpus`), or of a query with its passages: as `queries`, else as judgements."""
-    for number, line, _ in read_json_lines(path):
-        place = f"{path}:{number}"
-        try:
-            if part == "corpus":
-                yield place, {"_id": line["docid"], "text": line["text"]}
-            elif part == "queries":
-                yield place, {"_id": line["query_id"], "text": line["query"]}
-            else:
-                for passage in line["positive_passages"]:
-                    yield place, {"query-id": line["query_id"], "corpus-id": passage["docid"], "score": 1}
-        except (KeyError, TypeError):
-            wanted = "docid, text" if part == "corpus" else "query_id, query, positive_passages (docid)"
-            raise InputError(f"{place}: not MLDR's form, lines of {wanted}") from None
-
-
 def read_json_rows(path: Path) -> Iterator[PlacedRow]:
     """A JSON file of rows: a list of objects, objects by their id, one object a line, or SQuAD's form."""
-    lines = (line.strip() for _, line, _ in read_text_lines(path) if line.strip())
-    first, second = next(lines, ""), next(lines, None)
+    lines = (line for _, line, _ in read_text_lines(path) if line.strip())
+    first = next(lines, "")
     with suppress(json.JSONDecodeError):
-        if second is not None and first.startswith("{") and isinstance(json.loads(first), dict):
+        if first.startswith("{") and next(lines, None) is not None and json.loads(first):
             return ((f"{path}:{number}", row) for number, row, _ in read_json_lines(path))
     content = read_json_file(path)
-    if isinstance(content, list):
-        named = dict(enumerate(content))
-    elif isinstance(content, dict) and not isinstance(content.get("data"), list):
+    if isinstance(content, dict) and isinstance(content.get("data"), list):
+        return unfold(str(path), content, "squad")
+    if isinstance(content, dict):
         named = {id: {"id": id} | row if isinstance(row, dict) else row for id, row in content.items()}
     else:
-        return read_squad(path, content)
+        named = dict(enumerate(content if isinstance(content, list) else [content]))
     for id, row in named.items():
         if not isinstance(row, dict):
             raise InputError(f"{path}: row {id} is no object: give a list of objects, objects by id, or SQuAD's form")
     return ((f"{path}: row {id}", row) for id, row in named.items())
 
 
-def read_tables(path: Path, tables: Sequence[Path]) -> Iterator[PlacedRow]:
-    """The rows of the tables that a file or a saved folder consists of, numbered from 0."""
-    if not tables:
-        raise InputError(f"{path} is a folder; name a file of rows in it")
-    rows = itertools.chain.from_iterable(map(read_table, tables))
-    return ((f"{path}: row {number}", row) for number, (_, row, _) in enumerate(rows))
+def unfold_squad(document: Any) -> Iterator[Row]:
+    for article in document["data"]:
+        for paragraph in article["paragraphs"]:
+            for question in paragraph["qas"]:
+                yield {**question, "context": paragraph["context"]}
 
 
-def read_squad(path: Path, content: Any) -> Iterator[PlacedRow]:
-    """SQuAD's form, 1.1 and 2.0: one JSON document, data → paragraphs → qas."""
+def unfold_record(line: Any) -> Iterator[Row]:
+    """The questions about a passage, with its entities."""
+    text, entities = line["passage"]["text"], line["passage"]["entities"]
+    spans = [(entity["start"], entity["end"] + 1) for entity in entities]  # ends are inclusive there
+    named = {"text": [text[start:end] for start, end in spans], "start": [start for start, _ in spans]}
+    for question in line["qas"]:
+        answers = [{"text": answer["text"], "start": answer["start"]} for answer in question["answers"]]
+        row = {"id": f"{line['idx']}-{question['idx']}", "question": question["query"], "context": text}
+        yield row | {"candidates": named, "answers": answers}
+
+
+def unfold_mldr(line: Any) -> Iterator[Row]:
+    for passage in line["positive_passages"]:
+        yield {"query-id": line["query_id"], "corpus-id": passage["docid"], "score": 1}
+
+
+MLDR = "MLDR's form, lines of query_id, query, positive_passages (docid), or of docid, text"
+PUBLISHED: dict[str, tuple[Callable[[Any], Iterable[Row]], str]] = {
+    "jsonl": (lambda line: [line], ""),
+    "squad": (unfold_squad, "SQuAD's form, data → paragraphs → context and qas"),
+    "record": (unfold_record, "SuperGLUE's form of ReCoRD: passage, idx, qas (query, answers, idx)"),
+    "mldr": (unfold_mldr, MLDR),
+    "queries": (lambda line: [{"_id": line["query_id"], "text": line["query"]}], MLDR),
+    "corpus": (lambda line: [{"_id": line["docid"], "text": line["text"]}], MLDR),
+}
+"""What one JSON value of a published form becomes, and what the form needs; MLDR has three kinds of rows."""
+
+
+def unfold(place: str, content: Any, form: str) -> Iterator[PlacedRow]:
+    """The rows of one JSON value of a published form. Raises `InputError` where it is of another form."""
+    make_rows, needed = PUBLISHED[form]
     try:
-        paragraphs = [paragraph for article in content["data"] for paragraph in article["paragraphs"]]
-        rows = [
-            {**answered, "context": paragraph["context"]} for paragraph in paragraphs for answered in paragraph["qas"]
-        ]
+        for row in make_rows(content):
+            yield place, row
     except (KeyError, TypeError):
-        raise InputError(f"{path}: not SQuAD's form, data → paragraphs → context and qas") from None
-    return ((str(path), row) for row in rows)
-
-
-def read_record(path: Path) -> Iterator[PlacedRow]:
-    """SuperGLUE's form of ReCoRD: a passage with its entities per line, and the questions about it."""
-    for line_number, line, _ in read_json_lines(path):
-        place = f"{path}:{line_number}"
-        try:
-            passage, number = line["passage"], line["idx"]
-            spans = [(entity["start"], entity["end"] + 1) for entity in passage["entities"]]  # ends are inclusive there
-            entities = {"text": [passage["text"][a:b] for a, b in spans], "start": [a for a, _ in spans]}
-            rows = [
-                {
-                    "id": f"{number}-{asked['idx']}",
-                    "question": asked["query"],
-                    "context": passage["text"],
-                    "candidates": entities,
-                    "answers": [{"text": answer["text"], "start": answer["start"]} for answer in asked["answers"]],
-                }
-                for asked in line["qas"]
-            ]
-        except (KeyError, TypeError):
-            raise InputError(
-                f"{place}: not SuperGLUE's form of ReCoRD: passage, idx, qas (query, answers, idx)"
-            ) from None
-        yield from ((place, row) for row in rows)
+        raise InputError(f"{place}: not {needed}") from None

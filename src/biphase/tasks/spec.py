@@ -8,10 +8,10 @@ import re
 from functools import cache, lru_cache
 from pathlib import Path
 from string import Formatter
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 import yaml
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from biphase.config import Count, Grown, Strict, load_config, parse_config
 from biphase.errors import InputError, nearest
@@ -33,9 +33,6 @@ PAPER_TASKS = (
 )
 """The paper's twelve."""
 
-COLUMN_NAME = re.compile(r"[^\W\d]\w*([ .-](?!__)\w+)*")
-"""What a template may name: `text`, `review text`, `meta.text`; no attribute of Python's."""
-
 ProblemType = Literal["regression", "multi_label_classification"]
 
 METRICS: dict[Family | ProblemType, tuple[str, ...]] = {
@@ -52,6 +49,8 @@ METRICS: dict[Family | ProblemType, tuple[str, ...]] = {
 
 TestName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
 Delimiter = Annotated[str, Field(pattern=r'^[^"\r\n]$')]
+Name = Annotated[str, Field(coerce_numbers_to_str=True)]
+"""A text that YAML may take for a number."""
 
 
 class Splits(Grown):
@@ -78,6 +77,12 @@ class Splits(Grown):
             raise ValueError(f"{twice} is given as two splits; leave one out: what has no place is drawn from train")
         return self
 
+    @property
+    def named(self) -> dict[TaskSplit, str]:
+        """The places of the splits that have one; of a test that has several, none."""
+        places = {name: getattr(self, name) for name in TASK_SPLITS}
+        return {name: place for name, place in places.items() if isinstance(place, str)}
+
 
 class FileLayout(Splits):
     """Files that a folder may hold. `.zst` and `.gz` are opened; `*` in a name stands for several files in order."""
@@ -90,12 +95,13 @@ class FileLayout(Splits):
     """Whether fields of a .tsv may stand in quotes, as pandas and Excel write them; those of a .csv always may. None:
     what the header shows, and an error where that leaves it open. Tables of biphase's own tasks have no quoting."""
     delimiter: Delimiter | None = None
-    """What divides the fields of a .csv. None: a comma, or a semicolon where the header has one and no comma."""
+    """What divides the fields. None: tabs in a .tsv; in a .csv commas, or semicolons where the header has some and no
+    comma."""
     has_header: bool = True
     """Whether the first row of a .csv or .tsv names the columns; else they are called 0, 1, … (see `rename`)."""
     corpus: str = "corpus.jsonl"
     queries: str = "queries.jsonl"
-    rename: dict[str, str] = Field(default_factory=dict)
+    rename: dict[Name, str] = Field(default_factory=dict)
     """The file's names of columns → the task's. In nested objects, `meta.text` is the `text` of `meta`."""
     columns: tuple[int, int] = (0, 1)
     """Where the word and the tag stand in a file of columns. For CoNLL-U, whose first column is a number, this default
@@ -105,10 +111,10 @@ class FileLayout(Splits):
     has_short_rows: bool = False
     """Some rows of the published .tsv have too few fields: they are left out and counted, not errors."""
 
-    @field_validator("rename", mode="before")
-    @classmethod
-    def numbers_are_names(cls, rename: Any) -> Any:
-        return {str(key): value for key, value in rename.items()} if isinstance(rename, dict) else rename
+    @property
+    def splits(self) -> Splits:
+        """Where the splits are, as in `Hub`."""
+        return self
 
 
 class HubRows(Strict):
@@ -168,10 +174,10 @@ class Task(Grown):
     """Classification: splits that are drawn have the classes in the shares that they have in train."""
     label: str = "label"
     """Classification: the column with the label, the number, or the list of labels or tags."""
-    classes: tuple[str, ...] = ()
+    classes: tuple[Name, ...] = ()
     """Classification: the labels in the order of their numbers (a column may hold names or numbers); tags in IOB2, O
     first, or with `metric: accuracy` or `macro_f1` any tags, such as parts of speech."""
-    unlabelled: tuple[str, ...] = ()
+    unlabelled: tuple[Name, ...] = ()
     """Values of `label` that say nobody knows: such rows are left out and counted."""
     words: str = "tokens"
     """Token classification: the column with the list of words."""
@@ -195,27 +201,24 @@ class Task(Grown):
     def __hash__(self) -> int:
         return hash(self.name)
 
-    @field_validator("classes", "unlabelled", mode="before")
-    @classmethod
-    def names_are_texts(cls, names: Any) -> Any:
-        """Numbers become texts; what YAML makes of a bare yes or no is an error, as it cannot be told from true."""
-        if not isinstance(names, list | tuple):
-            return names
-        if any(isinstance(name, bool) or name is None for name in names):
-            raise ValueError('yes, no, on, off, true, false and null are no texts in YAML: quote them, as in ["yes"]')
-        return [str(name) if isinstance(name, int | float) else name for name in names]
+    @property
+    def forms(self) -> "tuple[FileLayout | Hub, ...]":
+        """All forms in which the data may be, by preference."""
+        return (*self.files, self.hub) if self.hub else self.files
 
     @model_validator(mode="after")
     def keys_fit(self) -> "Task":
         """Raises `ValueError` with the first sentence of the table that is true."""
         kind, metric, classes = self.problem_type or self.family, self.metric, self.classes
         is_text, is_tagging = self.family == "sequence_classification", self.family == "token_classification"
+        is_retrieval = self.family == "retrieval"
         is_single, is_several = kind == "sequence_classification", kind == "multi_label_classification"
         has_classes, has_choices = kind.endswith(("classification", "choice")), bool(self.choices)
         has_entities, has_tags = is_tagging and classes[:1] == ("O",), metric in ("accuracy", "macro_f1")
         odd = next((name for name in classes[1:] if name[:2] not in ("B-", "I-") or len(name) == 2), None)
         are_distinct = len(classes) >= 2 and len(set(classes)) == len(classes)
         columns = template_columns(self.template)
+        lacks_texts = self.hub is not None and None in (self.hub.corpus, self.hub.queries)
         is_question = columns == ("question", "context") and self.template.endswith("{context}")
         table = [
             (self.problem_type is not None and not is_text, "problem_type is for sequence_classification"),
@@ -232,29 +235,21 @@ class Task(Grown):
             (has_choices != (kind == "multiple_choice"), "choices are columns of multiple_choice, and of it alone"),
             (has_choices and "choice" not in columns, "template must have {choice}"),
             (kind == "question_answering" and not is_question, "template must have {question} and end in {context}"),
+            (self.trained_on is not None and not is_retrieval, "trained_on is for retrieval"),
+            (is_retrieval and lacks_texts, "hub: retrieval needs corpus and queries"),
         ]
         for key in ("query_template", "document_template"):
             table.append((template_columns(getattr(self, key)) != ("text",), f"{key} must have {{text}} once"))
+        for splits in (form.splits for form in self.forms):
+            may_lack_train = is_retrieval and (self.trained_on is not None or splits.validation is None)
+            table += [
+                (is_retrieval and splits.test is None, "test is missing: retrieval needs judgements of its queries"),
+                (bool(self.trained_on and splits.train), "a task that is trained_on another one has no train"),
+                (not (splits.train or may_lack_train), f"train is missing beside test: {splits.test or 'nothing'}"),
+            ]
         for is_wrong, sentence in table:
             if is_wrong:
                 raise ValueError(sentence)
-        return self
-
-    @model_validator(mode="after")
-    def splits_fit(self) -> "Task":
-        is_retrieval = self.family == "retrieval"
-        if self.trained_on is not None and not is_retrieval:
-            raise ValueError("trained_on is for retrieval")
-        if is_retrieval and self.hub is not None and (self.hub.corpus is None or self.hub.queries is None):
-            raise ValueError("hub: retrieval needs corpus and queries")
-        for splits in (*self.files, *([] if self.hub is None else [self.hub.splits])):
-            if splits.test is None and is_retrieval:
-                raise ValueError("test is missing: retrieval needs the judgements of its queries")
-            if splits.train is not None and self.trained_on is not None:
-                raise ValueError("a task that is trained_on another one has no train")
-            may_lack_train = is_retrieval and (self.trained_on is not None or splits.validation is None)
-            if splits.train is None and not may_lack_train:
-                raise ValueError(f"train is missing beside test: {splits.test or 'nothing'}")
         return self
 
 
@@ -265,19 +260,9 @@ def template_columns(template: str) -> tuple[str, ...]:
         fields = [field for field in Formatter().parse(template) if field[1] is not None]
     except ValueError as error:
         raise ValueError(f"template {template!r}: {error}; a brace that is text is doubled") from None
-    for _, name, spec, conversion in fields:
-        if not name or not COLUMN_NAME.fullmatch(name) or spec or conversion:
-            raise ValueError(
-                f"template {template!r}: only names of columns may stand in braces, of letters, digits, _ and single "
-                "blanks, dots and hyphens; others have a name by `rename`"
-            )
+    if any(not name or spec or conversion for _, name, spec, conversion in fields):
+        raise ValueError(f"template {template!r}: only names of columns may stand in braces; `rename` gives new ones")
     return tuple(str(name) for _, name, _, _ in fields)
-
-
-def named_splits(splits: Splits) -> dict[TaskSplit, str]:
-    """The places of the splits that have one; of a test that has several, none."""
-    places = {name: getattr(splits, name) for name in TASK_SPLITS}
-    return {name: place for name, place in places.items() if isinstance(place, str)}
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -288,7 +273,7 @@ def split_name(name: str) -> tuple[str, str]:
 
 def test_names(task: Task) -> tuple[str, ...]:
     """The names of a task's tests, where it has several."""
-    places = [one.test for one in (*task.files, *([] if task.hub is None else [task.hub.splits]))]
+    places = [form.splits.test for form in task.forms]
     return tuple(dict.fromkeys(name for tests in places if isinstance(tests, dict) for name in tests))
 
 
@@ -301,15 +286,18 @@ def with_test(task: Task, test: str) -> Task:
     """One of a task's tests as a task, `xnli.de`."""
     if test not in test_names(task):
         raise InputError(f"task '{task.name}' has no test '{test}'{nearest(test, test_names(task))}")
-
-    def chosen(splits: Any) -> Any:
-        has_it = isinstance(splits.test, dict) and test in splits.test
-        return splits.model_copy(update={"test": splits.test[test]}) if has_it else None
-
-    files = tuple(layout for layout in map(chosen, task.files) if layout is not None)
-    splits = None if task.hub is None else chosen(task.hub.splits)
-    hub = None if splits is None else task.hub.model_copy(update={"splits": splits})  # type: ignore[union-attr]
-    return task.model_copy(update={"name": f"{task.name}.{test}", "part_of": task.name, "files": files, "hub": hub})
+    files: list[Splits] = []
+    hub: Hub | None = None
+    for form in task.forms:
+        tests = form.splits.test
+        if isinstance(tests, dict) and test in tests:
+            splits = form.splits.model_copy(update={"test": tests[test]})
+            if isinstance(form, FileLayout):
+                files.append(splits)
+            else:
+                hub = form.model_copy(update={"splits": splits})
+    chosen = {"name": f"{task.name}.{test}", "part_of": task.name, "files": tuple(files), "hub": hub}
+    return task.model_copy(update=chosen)
 
 
 @cache
@@ -343,9 +331,8 @@ def find_task(name: str) -> Task:
     task = load_config(Task, Path(name))
     if task.name in own:
         raise InputError(f"{name}: '{task.name}' is the name of a task of biphase's own; choose another")
-    for key in ("bundled", "part_of"):
-        if getattr(task, key):
-            raise InputError(f"{name}: '{key}' is set by biphase itself: leave it out")
+    if task.bundled or task.part_of:
+        raise InputError(f"{name}: 'bundled' and 'part_of' are set by biphase itself: leave them out")
     others = [other.name for other in own.values() if other.family == task.family]
     if task.trained_on is not None and task.trained_on not in others:
         raise InputError(f"{name}: trained_on: no retrieval task '{task.trained_on}'{nearest(task.trained_on, others)}")

@@ -9,9 +9,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
+from pydantic import Field, TypeAdapter, ValidationError
 
 from biphase import console
 from biphase.corpus.text import searched_words
@@ -151,18 +152,19 @@ def load_collection(source: TaskSource, judged_only: bool) -> Collection:
     )
 
 
+GRADE: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(gt=1 - 2**31, lt=2**31 - 1)])
+"""Where a grade needs more than 31 bits, pytrec_eval scores 0 in silence."""
+
+
 def read_judgements(source: TaskSource, split: TaskSplit) -> Judgements:
     judgements: Judgements = {}
     for place, row in read_rows(source, split):
         query, document = (str(column(place, row, name)) for name in ("query-id", "corpus-id"))
         value = column(place, row, "score")
         try:
-            grade = int(value)
-        except (TypeError, ValueError, OverflowError):
-            grade = None
-        # Where a grade needs more than 31 bits, pytrec_eval scores 0 in silence.
-        if grade is None or (isinstance(value, float) and value != grade) or abs(grade) >= 2**31 - 1:
-            raise InputError(f"{place}: grade {value!r} is not a whole number of 31 bits")
+            grade = GRADE.validate_python(value)
+        except ValidationError:
+            raise InputError(f"{place}: grade {value!r} is not a whole number of 31 bits") from None
         if judgements.setdefault(query, {}).setdefault(document, grade) != grade:
             raise InputError(f"{place}: document '{document}' has two grades for query '{query}'")
     return judgements
@@ -179,30 +181,29 @@ def read_judged_texts(
     """The queries that are judged, and all documents or those that judgements name."""
     wanted = {query for judgements in judged.values() for query in judgements}
     named = {document for judgements in judged.values() for document in named_documents(judgements)}
-    queries = read_texts(source, "queries", wanted)
-    documents = read_texts(source, "corpus", named if judged_only else None)
-    for kind, judged_ids, texts in (("query", wanted, queries), ("document", named, documents)):
-        if missing := judged_ids - texts.keys():
-            message = f"a judgement of {kind} '{min(missing)}', which {source.name} does not have"
-            raise InputError(f"task '{source.task.name}': {message}")
-    return queries, documents
+    return read_texts(source, "queries", wanted), read_texts(source, "corpus", named, is_part=judged_only)
 
 
-def read_texts(source: TaskSource, part: PartName, wanted: Set[str] | None) -> dict[str, str]:
-    """Texts by id, of all rows or of those that are wanted; a title goes before its text."""
+def read_texts(source: TaskSource, part: PartName, named: Set[str], is_part: bool = True) -> dict[str, str]:
+    """Texts by id, of all rows or of those that judgements name; a title goes before its text. Raises `InputError`
+    where one that is named is not there."""
     texts: dict[str, str] = {}
     with console.track(f"read {source.task.name} {part}", None, "rows") as progress:
         for number, (place, row) in enumerate(read_rows(source, part), start=1):
             id = str(column(place, row, "_id"))
             if number % 10_000 == 0:
                 progress.advance(10_000)
-            if wanted is not None and id not in wanted:
+            if is_part and id not in named:
                 continue
             text = text_column(place, row, "text")
             if row.get("title"):
                 text = f"{text_column(place, row, 'title')} {text}"
             if texts.setdefault(id, text.strip()) != text.strip():
                 raise InputError(f"{place}: a second text with the id '{id}'")
+    if missing := named - texts.keys():
+        kind = "query" if part == "queries" else "document"
+        message = f"a judgement of {kind} '{min(missing)}', which {source.name} does not have"
+        raise InputError(f"task '{source.task.name}': {message}")
     return texts
 
 
@@ -217,11 +218,6 @@ def own_documents(
         return f" {document}".endswith(f" {query}") and relevance.get(id, {}).get(id, 0) <= 0
 
     return frozenset(id for id in queries.keys() & documents.keys() if is_itself(id))
-
-
-def search_bm25(documents: Iterable[str], queries: Sequence[str], top: int) -> list[list[tuple[int, float]]]:
-    """The best documents of each query by their numbers, best first; those without a word of it are left out."""
-    return query_bm25(index_bm25(documents), queries, top)
 
 
 def index_bm25(documents: Iterable[str]) -> Any:
@@ -251,6 +247,7 @@ def load_bm25s() -> Any:
 
 
 def query_bm25(retriever: Any, queries: Sequence[str], top: int) -> list[list[tuple[int, float]]]:
+    """The best documents of each query by their numbers, best first; those without a word of it are left out."""
     if retriever is None:
         return [[] for _ in queries]
     words = [searched_words(query) for query in queries]

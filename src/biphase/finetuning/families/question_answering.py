@@ -137,7 +137,7 @@ class QuestionSplit(EncodedSplit):
         return np.flatnonzero(np.isin(self.questions_W, examples))
 
     @classmethod
-    def encode_task(cls, data: TaskData[Question], tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask:
+    def encode_task(cls, data: TaskData, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask:
         has_unanswerable = any(not example.answers for example in data.train)
         splits = {}
         for name, examples in data.splits.items():

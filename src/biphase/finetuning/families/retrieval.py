@@ -38,7 +38,7 @@ from biphase.finetuning.encoding import (
 from biphase.finetuning.families.sequence_classification import ChoiceSplit
 from biphase.finetuning.metrics import BM25, Judgement, Ranked, judge_ranking, ranking_scores
 from biphase.tasks.spec import TASK_SPLITS, TaskSplit
-from biphase.tasks.splits import DRAW_SEED, Collection, own_documents, search_bm25
+from biphase.tasks.splits import DRAW_SEED, Collection, index_bm25, own_documents, query_bm25
 
 TOP = 100
 """Documents kept per query: what the metrics look at."""
@@ -305,9 +305,9 @@ def rank_documents(
     data: Collection, own: Set[str], queries: Sequence[str], documents: Sequence[str]
 ) -> dict[str, list[str]]:
     """BM25 ranks the documents for each query. A query that is a document too (`own`) does not find itself."""
-    texts, questions = [data.documents[id] for id in documents], [data.queries[id] for id in queries]
+    index, questions = index_bm25(data.documents[id] for id in documents), [data.queries[id] for id in queries]
     ranked = {}
-    for query, hits in zip(queries, search_bm25(texts, questions, CANDIDATES + bool(own)), strict=True):
+    for query, hits in zip(queries, query_bm25(index, questions, CANDIDATES + bool(own)), strict=True):
         candidates = [documents[number] for number, _ in hits]
         ranked[query] = [id for id in candidates if id != query or query not in own][:CANDIDATES]
     return ranked
