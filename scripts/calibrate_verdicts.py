@@ -23,7 +23,7 @@ import numpy as np
 from biphase.finetuning.choosing import choose_for_each_seed, choose_rate, draw_choices, other_seeds, variance_of_choice
 from biphase.finetuning.scores import ExampleTable
 from biphase.report.contrasts import Contrast, difference, is_significant
-from biphase.report.results import ReportArm, Result, measured
+from biphase.report.results import ReportArm, Result
 
 MIXES = ((0.5, 0.2), (0.5, 0.5), (0.3, 0.5), (0.0, 0.5))
 """Share of examples on which the errors of two models are independent; noise of fine-tuning seeds in points."""
@@ -103,7 +103,7 @@ def draw_models(world: World, rng: np.random.Generator, is_lucky: bool = False) 
         arm = ReportArm(f"model {number}", "other", "1m", "mlm", 40, 1, 0, 1)
         examples: Any = KnownExamples(ExampleTable("examples", values_SN))
         models.append(
-            measured(
+            Result(
                 arm,
                 "SC",
                 "task",

@@ -17,7 +17,7 @@ from biphase.report.contrasts import Contrast, difference, jackknife
 from biphase.report.grammar import Operand
 from biphase.report.hypotheses import contrast_spreads, weigh_arms
 from biphase.report.paper import answer, judge_findings, read_findings, read_reference
-from biphase.report.results import ReportArm, Result, ResultSet, measured
+from biphase.report.results import ReportArm, Result, ResultSet
 from biphase.report.statistics import SIGNIFICANCE, holm, rate_spread
 
 Change = Callable[[ReportArm, str], float]
@@ -74,7 +74,7 @@ def world(
                 for at, rate in enumerate(RATES)
             }
             scores = {rate: tuple(values.tolist()) for rate, values in by_rate.items()}
-            results.append(measured(each, family, f"{family}-data", "standard", scores[RATES[0]], scores))  # type: ignore[arg-type]
+            results.append(Result(each, family, f"{family}-data", "standard", scores[RATES[0]], scores))  # type: ignore[arg-type]
     return ResultSet(tuple(results))
 
 
@@ -134,7 +134,7 @@ def test_no_verdict_from_a_point_estimate() -> None:
 
 def test_scores_without_spread_decide_nothing() -> None:
     """Two seeds with the same score do not prove that a third would have it too."""
-    exact = [replace(r, samples=(r.mean,) * 2, num=2, by_rate=None) for r in world(noise=0.0).results]
+    exact = [replace(r, samples=(r.mean,) * 2, by_rate=None) for r in world(noise=0.0).results]
     findings = judge_findings(ResultSet(tuple(exact)))
     assert verdicts(findings) == dict.fromkeys(FINDINGS, "undecided")
     assert all(one.needs.startswith("scores that differ") for one in inequalities_of(findings))

@@ -23,7 +23,7 @@ from biphase.report.contrasts import (
     with_averages,
 )
 from biphase.report.paper import read_reference
-from biphase.report.results import AVERAGE, ReportArm, Result, measured
+from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet
 from biphase.report.statistics import Interval
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
@@ -33,15 +33,24 @@ CLM = ReportArm("clm", "objective", "1m", "clm", None, 100, 100, 0)
 MLM = ReportArm("mlm", "objective", "1m", "mlm", 40, 100, 0, 100)
 
 
+def published(arm: ReportArm, mean: float, half_width: float, num: int = 5) -> Result:
+    """A score of which the mean ± is known."""
+    return Result(arm, "SC", "a", "paper", summary=Interval(mean, mean - half_width, mean + half_width, num=num))
+
+
 def paired(a: Sequence[float], b: Sequence[float]) -> Interval:
     """Scores of the same seeds."""
-    return difference(measured(CLM, "SC", "a", "standard", a), measured(MLM, "SC", "a", "standard", b)).against()
+    return difference(
+        Result(CLM, "SC", "a", "standard", tuple(a)), Result(MLM, "SC", "a", "standard", tuple(b))
+    ).against()
 
 
 def unpaired(a: Sequence[float], b: Sequence[float]) -> Interval:
     """Scores of different seeds."""
     seeds = range(100, 100 + len(b))
-    seen = difference(measured(CLM, "SC", "a", "standard", a), measured(MLM, "SC", "a", "standard", b, seeds=seeds))
+    seen = difference(
+        Result(CLM, "SC", "a", "standard", tuple(a)), Result(MLM, "SC", "a", "standard", tuple(b), seeds=seeds)
+    )
     assert seen.test == "Welch"
     return seen.against()
 
@@ -107,14 +116,14 @@ def test_t_tests_reject_the_truth_as_often_as_promised() -> None:
 
 
 def test_one_seed_has_no_interval() -> None:
-    cell = measured(CLM, "SC", "a", "standard", (0.5,))
+    cell = Result(CLM, "SC", "a", "standard", (0.5,))
     assert math.isnan(cell.half_width) and math.isnan(cell.std)
     assert math.isnan(difference(cell, replace(cell, arm=MLM)).against().p_value)
 
 
 def test_difference_by_seed_is_the_paired_test() -> None:
     a, b = (0.52, 0.55, 0.61, 0.50), (0.50, 0.54, 0.58, 0.51)
-    seen = difference(measured(CLM, "SC", "a", "standard", a), measured(MLM, "SC", "a", "standard", b))
+    seen = difference(Result(CLM, "SC", "a", "standard", tuple(a)), Result(MLM, "SC", "a", "standard", tuple(b)))
     theirs = stats.ttest_rel(a, b)
     assert (seen.test, seen.num) == ("paired t", 4)
     assert seen.against().p_value == pytest.approx(theirs.pvalue)
@@ -142,20 +151,19 @@ def test_difference_of_published_means_is_welchs() -> None:
 def test_contrast_of_many_means() -> None:
     """Weights are squared in the variance, and Satterthwaite's degrees follow the parts."""
     cells = [
-        Result(replace(CLM, name=name), "SC", "a", "paper", mean, 1.96 * 0.01, (), None, 4)
-        for name, mean in (("x", 0.5), ("y", 0.6), ("z", 0.8))
+        published(replace(CLM, name=name), mean, 1.96 * 0.01, 4) for name, mean in (("x", 0.5), ("y", 0.6), ("z", 0.8))
     ]
     seen = contrast(zip((1.0, -2.0, 1.0), cells, strict=True))
     assert seen.estimate == pytest.approx(0.1)
     assert seen.error == pytest.approx(0.01 * math.sqrt(1 + 4 + 1))
     assert seen.degrees == pytest.approx(36 / ((1 + 16 + 1) / 3)) and seen.num == 4
-    assert difference(cells[0], replace(cells[1], num=9)).num == 4
+    assert difference(cells[0], published(MLM, 0.5, 0.01, 9)).num == 4
 
 
 def test_the_same_number_of_other_seeds_is_not_paired() -> None:
     """Each lost another seed: the first scores of both are not of one seed."""
-    a = measured(CLM, "SC", "a", "standard", (0.5, 0.6), seeds=(0, 1), pretraining_seeds=(0, 0))
-    b = measured(MLM, "SC", "a", "standard", (0.5, 0.6), seeds=(0, 2), pretraining_seeds=(0, 0))
+    a = Result(CLM, "SC", "a", "standard", (0.5, 0.6), seeds=(0, 1), pretraining_seeds=(0, 0))
+    b = Result(MLM, "SC", "a", "standard", (0.5, 0.6), seeds=(0, 2), pretraining_seeds=(0, 0))
     assert difference(a, b).test == "Welch" and difference(a, replace(b, seeds=(0, 1))).test == "paired t"
     # Where there are several pretraining seeds, they are what pairs.
     repeated = replace(a, pretraining_seeds=(0, 1))
@@ -172,8 +180,8 @@ def test_many_seeds_do_not_make_up_for_few(num: int, limit: int) -> None:
     hits, degrees = 0, []
     for _ in range(1500):
         many, few = (rng.normal(0.7, 0.02, size) for size in (10, num))
-        a = measured(CLM, "SC", "a", "standard", many.tolist())
-        seen = difference(a, measured(MLM, "SC", "a", "standard", few.tolist(), seeds=range(90, 90 + num)))
+        a = Result(CLM, "SC", "a", "standard", many.tolist())
+        seen = difference(a, Result(MLM, "SC", "a", "standard", few.tolist(), seeds=range(90, 90 + num)))
         hits, degrees = hits + is_significant(seen.against().p_value), [*degrees, seen.degrees]
     assert hits <= stats.binom.isf(1e-3, 1500, 0.06)
     assert max(degrees) == limit
@@ -199,7 +207,7 @@ class KnownExamples:
 def with_examples(arm: ReportArm, values_SN: np.ndarray, **seeds: Any) -> Result:
     """Scores that are the means of these contributions."""
     examples: Any = KnownExamples(ExampleTable("examples", values_SN))
-    return measured(arm, "SC", "a", "standard", values_SN.mean(axis=1).tolist(), examples=examples, **seeds)
+    return Result(arm, "SC", "a", "standard", values_SN.mean(axis=1).tolist(), examples=examples, **seeds)
 
 
 def test_examples_and_seeds_by_hand() -> None:
@@ -226,7 +234,7 @@ def test_the_choice_of_rates_by_hand() -> None:
     rng = np.random.default_rng(0)
     choices: list[Any] = [KnownChoice(0.3, 50, 49), KnownChoice(0.2, 80, 79)]
     a, b = (
-        measured(arm, "SC", "a", "standard", rng.random(4).tolist(), choice=choice)
+        Result(arm, "SC", "a", "standard", rng.random(4).tolist(), choice=choice)
         for arm, choice in zip((CLM, MLM), choices, strict=True)
     )
     seen, given = (contrast([(1, a), (1, one), (-1, b)]) for one in (a, replace(a, choice=None)))
@@ -237,9 +245,9 @@ def test_the_choice_of_rates_by_hand() -> None:
     assert seen.degrees == mix_degrees([(seen.seed_variance, 3), (seen.choice_variance, 49)])
     one_rate: Any = KnownChoice(0.0, 0, 3)
     assert contrast([(1, a), (-1, replace(b, choice=one_rate))]).choice_degrees == 49
-    several = measured(CLM, "SC", "a", "standard", (0.1, 0.2, 0.4), pretraining_seeds=(0, 1, 2))
+    several = Result(CLM, "SC", "a", "standard", (0.1, 0.2, 0.4), pretraining_seeds=(0, 1, 2))
     assert difference(several, b).choice_variance == pytest.approx(0.2)
-    average = with_averages([a, replace(a, dataset="b")]).find(CLM, "SC", AVERAGE, "standard")
+    average = with_averages(ResultSet([a, replace(a, dataset="b")])).find(CLM, "SC", AVERAGE, "standard")
     assert average is not None and contrast([(1, average)]).choice_variance == pytest.approx(0.15)
 
 
@@ -257,7 +265,7 @@ def test_scores_have_intervals_over_seeds_alone() -> None:
     shown = seed_interval([(1.0, cell)])
     assert shown.half_width == pytest.approx(cell.half_width)
     assert contrast([(1.0, cell)]).against().half_width > shown.half_width
-    one_seed = seed_interval([(1.0, measured(CLM, "SC", "a", "standard", (0.5,)))])
+    one_seed = seed_interval([(1.0, Result(CLM, "SC", "a", "standard", (0.5,)))])
     assert one_seed.value == 0.5 and math.isnan(one_seed.half_width)
 
 
@@ -305,14 +313,14 @@ def test_pretraining_seeds_are_what_is_repeated() -> None:
     """Two fine-tuning seeds of each of three pretrainings: Student's test of the three differences of means."""
     a, b = np.random.default_rng(0).random((2, 6))
     seeds: dict[str, Any] = {"seeds": [0, 1] * 3, "pretraining_seeds": [0, 0, 1, 1, 2, 2]}
-    ours = measured(CLM, "SC", "a", "standard", a.tolist(), **seeds)
-    seen = difference(ours, measured(MLM, "SC", "a", "standard", b.tolist(), **seeds))
+    ours = Result(CLM, "SC", "a", "standard", a.tolist(), **seeds)
+    seen = difference(ours, Result(MLM, "SC", "a", "standard", b.tolist(), **seeds))
     theirs = stats.ttest_rel(a.reshape(3, 2).mean(axis=1), b.reshape(3, 2).mean(axis=1))
     assert (seen.num, seen.num_pretrainings, seen.test) == (3, 3, "paired t")
     assert seen.noise == ("pretraining seeds", "fine-tuning seeds")
     assert seen.against().p_value == pytest.approx(theirs.pvalue)
     # Beside a model that was pretrained once: Welch's, three means against two scores, and no word on a recipe.
-    mixed = difference(ours, measured(MLM, "SC", "a", "standard", b[:2].tolist(), pretraining_seeds=[0, 0]))
+    mixed = difference(ours, Result(MLM, "SC", "a", "standard", b[:2].tolist(), pretraining_seeds=[0, 0]))
     assert (mixed.num, mixed.num_pretrainings, mixed.test) == (2, 1, "Welch")
     welch = stats.ttest_ind(a.reshape(3, 2).mean(axis=1), b[:2], equal_var=False)
     assert mixed.against().p_value == pytest.approx(welch.pvalue)
@@ -327,10 +335,10 @@ def test_averages_are_their_datasets() -> None:
         values = {arm: rng.random((3, num)) for arm in cells}
         for arm, values_SN in values.items():
             examples: Any = KnownExamples(ExampleTable(name, values_SN))
-            cells[arm].append(measured(arm, "SC", name, "standard", values_SN.mean(axis=1).tolist(), examples=examples))
+            cells[arm].append(Result(arm, "SC", name, "standard", values_SN.mean(axis=1).tolist(), examples=examples))
         gap_SN = values[CLM] - values[MLM]
         sums, variances = sums + gap_SN.mean(axis=1) / 2, variances + gap_SN.mean(axis=0).var(ddof=1) / num / 4
-    results = with_averages([*cells[CLM], *cells[MLM]])
+    results = with_averages(ResultSet([*cells[CLM], *cells[MLM]]))
     clm, mlm = (results.find(arm, "SC", AVERAGE, "standard") for arm in cells)
     assert clm and mlm
     seen = difference(clm, mlm)

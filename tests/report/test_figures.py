@@ -30,7 +30,7 @@ from biphase.report.figures import (
     share_out_curves,
 )
 from biphase.report.paper import read_reference
-from biphase.report.results import AVERAGE, ResultSet, measured
+from biphase.report.results import AVERAGE, Result, ResultSet
 from biphase.style import CURVE_POINTS, LOOKS, SERIES, thin
 
 LOSSES = {
@@ -63,12 +63,12 @@ def study() -> ResultSet:
         noise = 0.001 if published.arm.objective == "clm" else 0.003
         scores = {rate: tuple(published.mean + noise * rng.standard_normal(5)) for rate in (1e-5, 5e-5, 1e-4)}
         place = (published.family, published.dataset, published.metric)
-        results.append(measured(published.arm, *place, scores[5e-5], scores))
+        results.append(Result(published.arm, *place, scores[5e-5], scores))
         if published.arm.setup == "objective" and published.arm.size == "610M" and published.arm.objective == "mlm":
             after = replace(published.arm, name=f"610m-clm-40k-mlm{published.arm.mask_percent}-42k", setup="adapted")
             after = replace(after, objective="clm+mlm", clm_steps=40_000, mlm_steps=2_000)
-            results.append(measured(after, *place, [0.01 + score for score in scores[5e-5]]))
-    return with_averages(results)
+            results.append(Result(after, *place, [0.01 + score for score in scores[5e-5]]))
+    return with_averages(ResultSet(results))
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +173,7 @@ def test_bars_are_differences_from_zero() -> None:
 
 def test_one_seed_is_drawn_without_interval() -> None:
     results = [
-        measured(r.arm, r.family, r.dataset, r.metric, (r.mean,))
+        Result(r.arm, r.family, r.dataset, r.metric, (r.mean,))
         for r in read_reference().select("SC", setup="ratio").results
     ]
     axes = draw(fill_panels(FIGURES["splits"], ResultSet(tuple(results)))[0])

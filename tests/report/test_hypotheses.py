@@ -6,7 +6,7 @@ from biphase.errors import InputError
 from biphase.report.contrasts import with_averages
 from biphase.report.grammar import parse_inequality
 from biphase.report.hypotheses import Ladder, Spot, bind, make_line
-from biphase.report.results import ReportArm, measured
+from biphase.report.results import ReportArm, Result, ResultSet
 
 ARMS = {
     "mlm40": {(size, steps): f"{size}-mlm40-{steps}" for size in ("1m", "3m") for steps in (400, 800)},
@@ -24,8 +24,8 @@ TASKS = {"wnut17": "TC", "uner": "TC", "genre": "SC"}
 def asked(line: str) -> list[tuple[str, str]]:
     """Each inequality as a sum of arm@task, and its label."""
     found = []
-    for one in bind(parse_inequality(line), LADDERS, TASKS):
-        terms = " ".join(f"{term.weight:+g}·{'&'.join(term.arms)}@{term.task}" for term in one.terms)
+    for one, *_ in bind(parse_inequality(line), LADDERS, TASKS):
+        terms = " ".join(f"{term.weight:+g}·{'&'.join(term.arms)}@{term.task}" for term in one.operands)
         found.append((terms, one.label))
     return found
 
@@ -92,9 +92,8 @@ def test_places_of_terms_leave_the_rest_open() -> None:
 def test_an_average_that_one_arm_lacks_a_family_of_is_not_there() -> None:
     scores = [("1m-mlm40-400", "SC"), ("1m-mlm40-400", "TC"), ("1m-clm-400", "SC")]
     arms = {name: ReportArm(name, "other", "1m", "mlm", 40, 400, 0, 400) for name, _ in scores}
-    results = with_averages(
-        [measured(arms[name], family, family.lower(), "standard", (0.5, 0.6)) for name, family in scores]  # type: ignore[arg-type]
-    )
+    cells = [Result(arms[name], family, family.lower(), "standard", (0.5, 0.6)) for name, family in scores]  # type: ignore[arg-type]
+    results = with_averages(ResultSet(cells))
     for line, is_there in (("mlm40 - clm > 0 at 400 steps for 1m", False), ("mlm40 > 0 at 400 steps for 1m", True)):
         claim = make_line(bind(parse_inequality(line), LADDERS, TASKS), results)
         assert bool(claim.inequalities) == is_there and bool(claim.untested) != is_there
@@ -106,13 +105,13 @@ def test_of_a_group_every_arm_is_asked_about_or_one_is_enough() -> None:
     ]
     # For each of the two, whichever the model, one other is enough: `every` is chosen before `some`.
     second, first = bind(parse_inequality("some both - every both > 0 on some family for some model"), LADDERS, TASKS)
-    assert [one.label for one in (first, *first.rivals)] == [
+    assert [one.label for one in first] == [
         "mlm40 - clm on TC 1m, 400 steps",
         "mlm40 - clm on TC 3m, 400 steps",
         "mlm40 - clm on SC 1m, 400 steps",
         "mlm40 - clm on SC 3m, 400 steps",
     ]
-    assert len(second.rivals) == 3 and second.label.startswith("clm - mlm40")
+    assert len(second) == 4 and second[0].label.startswith("clm - mlm40")
 
 
 def test_functions_are_over_all_arms_of_a_place() -> None:
@@ -134,8 +133,11 @@ def test_the_largest_is_that_of_all_names_of_the_line() -> None:
 def test_a_compute_equivalent_asks_for_the_whole_ladder_of_the_baseline() -> None:
     line = parse_inequality("compute_equivalent(25/75, mlm40) < 0.6 on TC at 1600 steps")
     assert (line.is_equivalent, line.sign, line.bound) == (True, -1, 0.6)
-    (one,) = bind(line, LADDERS, TASKS)
-    assert [term.arms for term in one.terms] == [("1m-25-75-1600",)] and one.ladder == ("1m-mlm40-400", "1m-mlm40-800")
+    ((one,),) = bind(line, LADDERS, TASKS)
+    assert [term.arms for term in one.operands] == [("1m-25-75-1600",)] and one.ladder == (
+        "1m-mlm40-400",
+        "1m-mlm40-800",
+    )
     with pytest.raises(InputError, match="has one budget; a baseline's ladder has two or more"):
         bind(parse_inequality("compute_equivalent(25/75, clm) < 0.6"), LADDERS, TASKS)
     far = {**LADDERS, "mlm40": {Spot("1m", steps): {f"mlm-{steps}": f"mlm-{steps}"} for steps in (400, 6400)}}

@@ -9,9 +9,9 @@ from scipy import stats
 
 from biphase.finetuning.scores import ExampleTable, KeptExamples
 from biphase.report.contrasts import with_averages
-from biphase.report.page import Told, answer_sentences, list_means, print_results, tell_answer
+from biphase.report.page import Told, answer_sentences, print_results, tell_answer
 from biphase.report.paper import judge_paper, place_arms
-from biphase.report.results import ReportArm, ResultSet, measured
+from biphase.report.results import ReportArm, Result, ResultSet
 from biphase.study.cost import measure_sizes
 from biphase.study.plan import plan_study
 from biphase.study.report import arm_of_model
@@ -29,9 +29,9 @@ def test_the_best_of_many_is_not_ahead_for_having_been_chosen() -> None:
     hits = np.zeros(2)
     for _ in range(250):
         arms = (*clm, *mlm, CONTROL)
-        scores = [measured(arm, "SC", "a", "standard", rng.normal(0.7, 0.02, 5).tolist()) for arm in arms]
-        results = with_averages(scores)
-        told = list(answer_sentences(results, list_means(results)))
+        scores = [Result(arm, "SC", "a", "standard", rng.normal(0.7, 0.02, 5).tolist()) for arm in arms]
+        results = with_averages(ResultSet(scores))
+        told = list(answer_sentences(results))
         assert len(told) == 2 and "corrected for choosing the best of 12" in told[1]
         hits += ["is ahead of" in sentence for sentence in told]
     assert (hits <= stats.binom.isf(1e-3, 250, 0.05)).all()
@@ -46,11 +46,11 @@ def test_every_bundled_study_has_an_answer(name: str) -> None:
     results = []
     for arm in place_arms(arm_of_model(plan, model, sizes) for model in models):
         for task, family in task_families(plan.study.evaluation).items():
-            results.append(measured(arm, family, task, "standard", rng.normal(0.5, 0.01, 3).tolist()))  # type: ignore[arg-type]
-    first, *rest = tell_answer(with_averages(results), [], Told("", ""))
+            results.append(Result(arm, family, task, "standard", rng.normal(0.5, 0.01, 3).tolist()))  # type: ignore[arg-type]
+    first, *rest = tell_answer(with_averages(ResultSet(results)), [], Told("", ""))
     assert re.match(r"[\w.-]+ (is ahead of|cannot be told from) [\w.-]+ on ", first), first
     assert bool(rest) == any(result.arm.objective == "none" for result in results)
-    told = list(answer_sentences(ResultSet(tuple(results)), []))
+    told = list(answer_sentences(ResultSet(results)))
     assert told == ["No answer yet: no model that was trained has a score on every task."]
 
 
@@ -63,8 +63,10 @@ def test_models_that_predict_one_class_are_told_in_words() -> None:
         ([0.25] * 3, kept, "b on a: both predict one and the same for all examples"),
         ([0.25], None, "b on a: 25.00 % against 25.00 %, 0.00 points; with one seed"),
     ):
-        results = with_averages(measured(arm, "SC", "a", "standard", scores, examples=examples) for arm in arms)
-        (told,) = answer_sentences(results, list_means(results))
+        results = with_averages(
+            ResultSet([Result(arm, "SC", "a", "standard", scores, examples=examples) for arm in arms])
+        )
+        (told,) = answer_sentences(results)
         assert said in told and "–" not in told
 
 
@@ -73,15 +75,15 @@ def test_a_corrected_p_value_is_told_where_the_interval_speaks_otherwise() -> No
     arms = [ReportArm(f"mlm-{at}", "objective", "1m", "mlm", 40, 100, 0, 100) for at in range(7)]
     ahead = [0.327407, 0.297125, 0.322671]
     cells = [(arm, ahead if arm is arms[0] else [0.2, 0.21, 0.19]) for arm in arms] + [(CONTROL, [0.22, 0.22, 0.22])]
-    results = with_averages(measured(arm, "SC", "a", "standard", scores) for arm, scores in cells)
-    *_, told = answer_sentences(results, list_means(results))
+    results = with_averages(ResultSet([Result(arm, "SC", "a", "standard", scores) for arm, scores in cells]))
+    *_, told = answer_sentences(results)
     assert "cannot be told" in told and "p 0.0" in told and "corrected for choosing the best of 7" in told
 
 
 def test_a_study_without_hypotheses_answers_with_the_findings() -> None:
     """Where a score tests any; and after the hypotheses of a study that has some, they are no answer of its own."""
     arms = [ReportArm(name, "objective", "1m", name, 40, 100, 0, 100) for name in ("clm", "mlm")]
-    results = with_averages(measured(arm, "SC", "a", "standard", [0.2, 0.21, 0.19]) for arm in arms)
+    results = with_averages(ResultSet([Result(arm, "SC", "a", "standard", [0.2, 0.21, 0.19]) for arm in arms]))
     verdicts = judge_paper(results)
     assert list(tell_answer(results, [], Told("", "", verdicts)))[-1] == verdicts[1]
     assert list(tell_answer(results, [], Told("", "", verdicts, hypotheses=((), ""))))[-1] != verdicts[1]
@@ -90,11 +92,11 @@ def test_a_study_without_hypotheses_answers_with_the_findings() -> None:
 def test_the_terminal_has_the_table_and_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
     arm = ReportArm("clm", "objective", "1m", "clm", None, 100, 100, 0)
     scores = [
-        measured(model, "SC", task, "standard", means)
+        Result(model, "SC", task, "standard", means)
         for model, means in ((arm, [0.79, 0.8, 0.82]), (CONTROL, [0.5, 0.49, 0.52]))
         for task in ("a", "b")
     ]
-    results = with_averages(scores)
+    results = with_averages(ResultSet(scores))
     print_results(results)
     told = capsys.readouterr().out
     assert told.count("80.33 ± ") == told.count("50.33 ± ") == 3, "the mean and both tasks"

@@ -19,7 +19,7 @@ from biphase.report.equivalents import (
 )
 from biphase.report.figures import plot_panel
 from biphase.report.paper import read_reference
-from biphase.report.results import ReportArm, ResultSet, measured
+from biphase.report.results import ReportArm, Result, ResultSet
 from biphase.report.tables import table_files
 
 NOISE = np.array([-0.004, 0.0, 0.004])
@@ -51,7 +51,7 @@ def make_results(
                 - 0.01 * (len(datasets) - 1)
                 + rng.permutation(NOISE)
             )
-            found.append(measured(arm, "SC", dataset, "standard", values.tolist()))
+            found.append(Result(arm, "SC", dataset, "standard", values.tolist()))
     return ResultSet(tuple(found))
 
 

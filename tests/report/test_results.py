@@ -15,30 +15,35 @@ from biphase.report.results import (
     ReportArm,
     Result,
     ResultSet,
-    measured,
     missing_cells,
     missing_examples,
     objective_pairs,
     pool,
 )
+from biphase.report.statistics import Interval
 from biphase.study.report import collect_model
 
 CLM = ReportArm("clm", "objective", "1m", "clm", None, 100, 100, 0)
 MLM = ReportArm("mlm", "objective", "1m", "mlm", 40, 100, 0, 100)
 
 
+def published(arm: ReportArm, mean: float, half_width: float, num: int = 5) -> Result:
+    """A score of which the mean ± is known."""
+    return Result(arm, "SC", "a", "paper", summary=Interval(mean, mean - half_width, mean + half_width, num=num))
+
+
 def test_published_spread() -> None:
     """±0.18 over five seeds is 1.96 · s / √5, so s = 0.2054 points; a printed 0.00 counts as 0.005."""
-    result = Result(CLM, "SC", "SST-2", "paper", 0.87, 0.0018, (), None, 5)
+    result = published(CLM, 0.87, 0.0018)
     assert 100 * result.std == pytest.approx(0.18 * math.sqrt(5) / 1.96)
-    assert 100 * replace(result, half_width=0.0).std == pytest.approx(0.005 * math.sqrt(5) / 1.96)
+    assert 100 * published(CLM, 0.87, 0.0).std == pytest.approx(0.005 * math.sqrt(5) / 1.96)
 
 
 def test_averages_go_seed_by_seed() -> None:
     """(0.5, 0.7) and (0.8, 0.6) average to 0.65 with both seeds: no spread at all, although each dataset has one.
     So no interval: two equal numbers tell nothing of a third."""
-    cells = [measured(CLM, "SC", "a", "standard", (0.5, 0.7)), measured(CLM, "SC", "b", "standard", (0.8, 0.6))]
-    average = with_averages(cells).find(CLM, "SC", AVERAGE, "standard")
+    cells = [Result(CLM, "SC", "a", "standard", (0.5, 0.7)), Result(CLM, "SC", "b", "standard", (0.8, 0.6))]
+    average = with_averages(ResultSet(cells)).find(CLM, "SC", AVERAGE, "standard")
     assert average is not None
     assert average.samples == pytest.approx((0.65, 0.65))
     assert math.isnan(average.half_width) and not math.isnan(cells[0].half_width)
@@ -47,7 +52,16 @@ def test_averages_go_seed_by_seed() -> None:
 def test_pretrainings_are_pooled() -> None:
     """Two pretraining seeds with two and three fine-tuning seeds: the interval is over the two means, 0.6 and 0.7."""
     parts = [
-        measured(CLM, "SC", "a", "standard", scores, {1e-5: scores}, pretraining_seeds=[seed] * len(scores))
+        Result(
+            CLM,
+            "SC",
+            "a",
+            "standard",
+            scores,
+            {1e-5: scores},
+            seeds=range(len(scores)),
+            pretraining_seeds=[seed] * len(scores),
+        )
         for seed, scores in ((7, (0.5, 0.7)), (8, (0.6, 0.7, 0.8)))
     ]
     pooled = pool(parts)
@@ -57,7 +71,7 @@ def test_pretrainings_are_pooled() -> None:
     assert pooled.mean == pytest.approx(0.65)
     assert pooled.half_width == pytest.approx(12.7062 * 0.05, rel=1e-4)  # s/√2 of 0.6 and 0.7, one degree of freedom
     assert pool(parts[:1]) is parts[0]
-    told = describe_results(with_averages([pooled, measured(MLM, "SC", "a", "standard", (0.5, 0.7))]))
+    told = describe_results(with_averages(ResultSet([pooled, Result(MLM, "SC", "a", "standard", (0.5, 0.7))])))
     assert told[2:4] == ["2 pretraining seeds", "2 fine-tuning seeds"]
 
 
@@ -77,12 +91,17 @@ def test_single_seeds_are_tested_at_the_rate_that_other_pretrainings_choose(writ
     assert pooled.samples == (0.5, 0.5, 0.6)
     assert pooled.choice and [len(some) for some in pooled.choice.by_rate.values()] == [3, 3]
     assert difference(pooled, replace(pooled, choice=None)).choice_variance == pooled.choice.variance > 0
-    assert pool([replace(one, num=2) for one in parts]).choice is None, "each chose for itself"
+    assert (
+        pool(
+            [replace(one, samples=one.samples * 2, pretraining_seeds=one.pretraining_seeds * 2) for one in parts]
+        ).choice
+        is None
+    ), "each chose for itself"
 
 
 def test_predictions_that_contradict_their_score_are_missing(write_cell: Any) -> None:
     cells = [write_cell("m", seed=seed, test=0.5, lines=[{"id": "a", "score": 0.5}]) for seed in range(2)]
-    result = measured(CLM, "SC", "a", "standard", (0.5, 0.5), examples=KeptExamples(tuple(map(read_score, cells))))
+    result = Result(CLM, "SC", "a", "standard", (0.5, 0.5), examples=KeptExamples(tuple(map(read_score, cells))))
     assert missing_examples(ResultSet((result,))) == []
     (cells[1] / "test.jsonl").write_text('{"id": "a", "score": 1.0}\n')
     edited = replace(result, examples=KeptExamples(tuple(map(read_score, cells))))
@@ -92,8 +111,8 @@ def test_predictions_that_contradict_their_score_are_missing(write_cell: Any) ->
 
 def test_averages_of_unequal_seeds_are_independent() -> None:
     """Student's t, with Welch's degrees of freedom, of the two means over two and three seeds."""
-    cells = [measured(CLM, "SC", "a", "standard", (0.5, 0.7)), measured(CLM, "SC", "b", "standard", (0.8, 0.6, 0.7))]
-    average = with_averages(cells).find(CLM, "SC", AVERAGE, "standard")
+    cells = [Result(CLM, "SC", "a", "standard", (0.5, 0.7)), Result(CLM, "SC", "b", "standard", (0.8, 0.6, 0.7))]
+    average = with_averages(ResultSet(cells)).find(CLM, "SC", AVERAGE, "standard")
     assert average is not None
     assert (average.mean, average.samples, average.num) == (pytest.approx(0.65), (), 2)
     welch = stats.ttest_ind((0.5, 0.7), (0.8, 0.6, 0.7), equal_var=False).confidence_interval()
@@ -111,8 +130,8 @@ def test_averages_without_a_cell_stay_over_pretraining_seeds() -> None:
             seeds = [at % 2 for at in range(6)][lacking:]
             scores = [level for _, level in points]
             pretraining = [seed for seed, _ in points]
-            cells.append(measured(arm, "SC", dataset, "standard", scores, seeds=seeds, pretraining_seeds=pretraining))
-        found = with_averages(cells).find(arm, "SC", AVERAGE, "standard")
+            cells.append(Result(arm, "SC", dataset, "standard", scores, seeds=seeds, pretraining_seeds=pretraining))
+        found = with_averages(ResultSet(cells)).find(arm, "SC", AVERAGE, "standard")
         assert found is not None
         return found
 
@@ -125,12 +144,12 @@ def test_averages_without_a_cell_stay_over_pretraining_seeds() -> None:
 
 
 def test_no_average_of_a_part() -> None:
-    cells = [measured(CLM, "SC", name, "standard", (0.5, 0.7)) for name in "ab"]
-    cells.append(measured(MLM, "SC", "a", "standard", (0.5, 0.7)))
-    results = with_averages(cells)
+    cells = [Result(CLM, "SC", name, "standard", (0.5, 0.7)) for name in "ab"]
+    cells.append(Result(MLM, "SC", "a", "standard", (0.5, 0.7)))
+    results = with_averages(ResultSet(cells))
     assert results.find(MLM, "SC", AVERAGE, "standard") is None
     assert missing_cells(results) == ["objective and masking ratio · mlm · SC: b (standard metric)"]
-    assert with_averages(results.results) == results
+    assert with_averages(results) == results
 
 
 def test_objectives_are_compared_under_one_recipe() -> None:
@@ -139,7 +158,7 @@ def test_objectives_are_compared_under_one_recipe() -> None:
     tuned, other = (replace(MLM, name=name, is_plain=False) for name in ("tuned", "other"))
 
     def pairs(*arms: ReportArm) -> list[tuple[str, str]]:
-        found = ResultSet(tuple(measured(arm, "SC", "a", "standard", (0.5, 0.7)) for arm in arms))
+        found = ResultSet(tuple(Result(arm, "SC", "a", "standard", (0.5, 0.7)) for arm in arms))
         return [(clm.name, mlm.name) for clm, mlm in objective_pairs(found)]
 
     assert pairs(CLM, MLM, tuned) == pairs(tuned, MLM, CLM) == [("clm", "mlm")]
@@ -152,7 +171,7 @@ def test_objectives_are_compared_at_one_budget() -> None:
     clm, mlm = (replace(arm, name=f"{arm.name}-short", pretrain_steps=10) for arm in (CLM, MLM))
 
     def pairs(*arms: ReportArm) -> list[tuple[str, str]]:
-        found = ResultSet(tuple(measured(arm, "SC", "a", "standard", (0.5, 0.7)) for arm in arms))
+        found = ResultSet(tuple(Result(arm, "SC", "a", "standard", (0.5, 0.7)) for arm in arms))
         return [(clm.name, mlm.name) for clm, mlm in objective_pairs(found)]
 
     assert pairs(clm, CLM, mlm, MLM) == pairs(clm, CLM, MLM) == pairs(MLM, mlm, CLM) == [("clm", "mlm")]
@@ -161,6 +180,6 @@ def test_objectives_are_compared_at_one_budget() -> None:
 
 
 def test_a_cell_stands_once() -> None:
-    cell = measured(CLM, "SC", "a", "standard", (0.5, 0.7))
+    cell = Result(CLM, "SC", "a", "standard", (0.5, 0.7))
     with pytest.raises(AssertionError, match="twice"):
-        with_averages((cell, cell))
+        with_averages(ResultSet((cell, cell)))

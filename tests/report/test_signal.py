@@ -16,13 +16,13 @@ from biphase.report.contrasts import (
     smallest_difference,
     what_decides,
 )
-from biphase.report.results import ReportArm, Result, ResultSet, measured
+from biphase.report.results import ReportArm, Result, ResultSet
 from biphase.report.tables import make_tables, show_signal, to_latex, to_markdown
 
 
 def model(name: str, values: list[float], **more: Any) -> Result:
     arm = ReportArm(name, "other", "1m", "mlm", 40, 100, 0, 100)
-    return measured(arm, "SC", str(more.pop("dataset", "a")), "standard", values, **more)
+    return Result(arm, "SC", str(more.pop("dataset", "a")), "standard", tuple(values), **more)
 
 
 def test_signal_of_known_noise() -> None:

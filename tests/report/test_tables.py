@@ -10,11 +10,17 @@ from biphase.report.contrasts import with_averages
 from biphase.report.figures import FIGURES, fill_panels
 from biphase.report.page import wide_table
 from biphase.report.paper import read_reference
-from biphase.report.results import Family, ReportArm, Result, ResultSet, measured
+from biphase.report.results import Family, ReportArm, Result, ResultSet
+from biphase.report.statistics import Interval
 from biphase.report.tables import CSV_COLUMNS, Table, make_tables, table_files, to_latex, to_markdown
 
 CLM = ReportArm("clm", "objective", "1m", "clm", None, 1000, 1000, 0)
 MLM = ReportArm("mlm", "objective", "1m", "mlm", 40, 1000, 0, 1000)
+
+
+def known_mean(arm: ReportArm, mean: float, half_width: float, num: int = 5) -> Result:
+    """A score of which the mean ± is known."""
+    return Result(arm, "SC", "a", "paper", summary=Interval(mean, mean - half_width, mean + half_width, num=num))
 
 
 def to_csv(table: Table) -> str:
@@ -73,7 +79,7 @@ def test_cells_stand_where_they_belong(published: list[Table]) -> None:
     ],
 )
 def test_marks(other: tuple[float, ...], marks: list[str]) -> None:
-    scores = [measured(CLM, "SC", "a", "standard", (0.60, 0.611, 0.62)), measured(MLM, "SC", "a", "standard", other)]
+    scores = [Result(CLM, "SC", "a", "standard", (0.60, 0.611, 0.62)), Result(MLM, "SC", "a", "standard", other)]
     (table,) = make_tables(ResultSet(tuple(scores)))
     assert table.columns == ("a",)
     assert [row.cells[0].mark for row in table.rows] == marks
@@ -83,7 +89,7 @@ def test_marks_by_means_and_half_widths() -> None:
     """0.60 ± 0.02 against 0.57 ± 0.02, five seeds: the difference has an interval of 0.03 ± 2.306 · 0.0144."""
 
     def table_of(mean: float) -> Table:
-        cells = [Result(arm, "SC", "a", "paper", value, 0.02, (), None, 5) for arm, value in ((CLM, 0.60), (MLM, mean))]
+        cells = [known_mean(arm, value, 0.02) for arm, value in ((CLM, 0.60), (MLM, mean))]
         return make_tables(ResultSet(tuple(cells)))[0]
 
     assert [row.cells[0].mark for row in table_of(0.57).rows] == ["best", "tied"]
@@ -101,9 +107,9 @@ def test_blocks_compete_alone(published: list[Table]) -> None:
 
 
 def test_gaps_are_shown_and_listed() -> None:
-    cells = [measured(CLM, "SC", name, "standard", (0.5, 0.6)) for name in ("a", "b")]
-    cells += [measured(MLM, "SC", "a", "standard", (0.5, 0.6)), measured(MLM, "QA", "c", "standard", (0.5, 0.6))]
-    tables = make_tables(with_averages(cells))
+    cells = [Result(CLM, "SC", name, "standard", (0.5, 0.6)) for name in ("a", "b")]
+    cells += [Result(MLM, "SC", "a", "standard", (0.5, 0.6)), Result(MLM, "QA", "c", "standard", (0.5, 0.6))]
+    tables = make_tables(with_averages(ResultSet(cells)))
     assert [table.name for table in tables] == ["table-02-objective-sc-standard", "table-04-objective-qa-standard"]
     text = to_markdown(tables[0])
     assert "Missing: mlm: b; mlm: Average." in text
@@ -113,22 +119,22 @@ def test_gaps_are_shown_and_listed() -> None:
 
 
 def test_metrics_have_tables_of_their_own() -> None:
-    cells = [measured(CLM, "TC", "a", metric, (0.5, 0.6)) for metric in ("standard", "paper")]  # type: ignore[arg-type]
+    cells = [Result(CLM, "TC", "a", metric, (0.5, 0.6)) for metric in ("standard", "paper")]  # type: ignore[arg-type]
     tables = make_tables(ResultSet(tuple(cells)))
     assert [table.name for table in tables] == ["table-03-objective-tc-standard", "table-03-objective-tc-paper"]
     assert "F1 of entities" in tables[0].title and "macro-F1" in tables[1].title
 
 
-def test_captions_say_what_was_measured() -> None:
+def test_captions_say_what_was_Result() -> None:
     """cola's Matthews correlation stands beside genre's accuracy, and their average is of both."""
 
     def make(*measures: str) -> ResultSet:
         cells = [
-            measured(arm, "SC", dataset, "standard", (0.5, 0.6), measure=measure)
+            Result(arm, "SC", dataset, "standard", (0.5, 0.6), measure=measure)
             for arm in (CLM, MLM)
             for dataset, measure in zip(("genre", "cola"), measures, strict=False)
         ]
-        return with_averages(cells)
+        return with_averages(ResultSet(cells))
 
     mixed = "accuracy on genre and Matthews correlation on cola, which averages mix"
     for measures, told in ((("accuracy", "mcc"), mixed), (("mcc", "mcc"), "Matthews correlation")):
@@ -144,20 +150,20 @@ def test_captions_say_what_was_measured() -> None:
 
 
 def test_one_seed_has_no_half_width() -> None:
-    (table,) = make_tables(ResultSet((measured(CLM, "SC", "a", "standard", (0.5,)),)))
+    (table,) = make_tables(ResultSet((Result(CLM, "SC", "a", "standard", (0.5,)),)))
     assert "50.00 (± –)" in to_markdown(table)
     assert r"50.00 {\scriptsize($\pm$\,--)}" in to_latex(table)
     (row,) = csv.DictReader(to_csv(table).splitlines())
     assert (row["half_width"], row["num_seeds"]) == ("", "1")
-    (table,) = make_tables(ResultSet((measured(CLM, "SC", "a", "standard", (0.5, 0.5)),)))
+    (table,) = make_tables(ResultSet((Result(CLM, "SC", "a", "standard", (0.5, 0.5)),)))
     assert "50.00 (± –)" in to_markdown(table), "two equal seeds are not certain"
 
 
 def test_each_score_of_a_csv_has_a_place_of_its_own() -> None:
     """Means over a family and over all tasks stand under the heads of their columns."""
     tasks: tuple[tuple[Family, str], ...] = (("SC", "a"), ("SC", "b"), ("TC", "c"))
-    cells = [measured(arm, *place, "standard", (0.5, 0.6)) for arm in (CLM, MLM) for place in tasks]
-    rows = list(csv.DictReader(to_csv(wide_table(with_averages(cells), "standard")).splitlines()))
+    cells = [Result(arm, *place, "standard", (0.5, 0.6)) for arm in (CLM, MLM) for place in tasks]
+    rows = list(csv.DictReader(to_csv(wide_table(with_averages(ResultSet(cells)), "standard")).splitlines()))
     places = [(row["arm"], row["family"], row["dataset"]) for row in rows]
     assert len(set(places)) == len(places)
     assert [place[1:] for place in places if place[0] == CLM.name] == [
@@ -167,7 +173,7 @@ def test_each_score_of_a_csv_has_a_place_of_its_own() -> None:
 
 def test_names_cannot_break_a_table() -> None:
     arm = replace(CLM, name="a|b, 50 % \\ {x}", setup="other")
-    (table,) = make_tables(ResultSet((measured(arm, "SC", "a_b&c", "standard", (0.5, 0.6)),)))
+    (table,) = make_tables(ResultSet((Result(arm, "SC", "a_b&c", "standard", (0.5, 0.6)),)))
     assert r"a\|b, 50 % \ {x}" in to_markdown(table)
     assert r"a\_b\&c" in to_latex(table) and r"50 \% \textbackslash{} \{x\}" in to_latex(table)
     (row,) = csv.DictReader(to_csv(table).splitlines())
@@ -185,7 +191,7 @@ def test_latex_is_balanced(published: list[Table]) -> None:
 
 
 def test_tables_without_numbers_are_named_by_what_they_compare() -> None:
-    (table,) = make_tables(ResultSet((measured(replace(CLM, setup="other"), "TC", "a", "standard", (0.5, 0.6)),)))
+    (table,) = make_tables(ResultSet((Result(replace(CLM, setup="other"), "TC", "a", "standard", (0.5, 0.6)),)))
     assert (table.name, "paper's table" in table.title) == ("table-other-tc-standard", False)
 
 

@@ -24,7 +24,7 @@ from biphase.encoder.presets import PRESETS
 from biphase.errors import InputError
 from biphase.recipe import Recipe
 from biphase.report.contrasts import Terms
-from biphase.report.results import ReportArm, measured
+from biphase.report.results import ReportArm, Result
 from biphase.study.advise import (
     MOST_EPOCHS,
     Advice,
@@ -240,7 +240,7 @@ def test_evidence_is_over_pretraining_seeds() -> None:
         def score(offsets: Sequence[float]) -> Terms:
             pairs = [(mean + one, seed) for seed, mean in enumerate(offsets) for one in (-0.001, 0.001)]
             values, seeds = zip(*pairs, strict=True)
-            return [(1.0, measured(arm, "SC", "a", "standard", values, seeds=[0, 1] * 3, pretraining_seeds=seeds))]
+            return [(1.0, Result(arm, "SC", "a", "standard", values, seeds=[0, 1] * 3, pretraining_seeds=seeds))]
 
         level = (0.701, 0.7, 0.699)
         evidence = weigh_evidence({"mlm": score(level[::-1]), "25/75": score(by_pretraining), "50/50": score(level)})

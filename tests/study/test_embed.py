@@ -15,9 +15,10 @@ from biphase.config import parse_config
 from biphase.embedding.evaluation import read_judged, score_bm25
 from biphase.engine.local import Engine
 from biphase.errors import InputError
+from biphase.report.results import ResultSet
 from biphase.study.cost import cell_costs, count_embedded, estimate
 from biphase.study.folder import claim_study_folder, read_state
-from biphase.study.hypotheses import list_scores
+from biphase.study.hypotheses import with_plan
 from biphase.study.plan import plan_study
 from biphase.study.report import collect_results, report_study
 from biphase.study.run import look_for_data, run_study, status
@@ -66,7 +67,7 @@ def test_which_pretraining_embeds_best(tree: dict[str, Any], tmp_path: Path) -> 
     assert {(r.arm.objective, r.family, r.dataset, r.metric, r.num) for r in results} == {
         (objective, "EM", "zero-shot:passages", "standard", 2) for objective in ("clm", "mlm")
     }
-    planned = list_scores(plan).num_runs
+    planned = with_plan(plan, ResultSet(())).planned_runs
     assert all(one.num_runs == planned[one.arm.name, one.dataset] == 2 for one in results)
     assert all(one.half_width > 0 and one.examples and one.examples.table is not None for one in results)
     page, findings, _ = report_study(plan, place, tmp_path / "report", [])

@@ -12,7 +12,7 @@ from biphase.config import parse_config
 from biphase.errors import InputError
 from biphase.report.claims import Finding
 from biphase.report.paper import judge_findings, read_findings, read_reference
-from biphase.report.results import AVERAGE, ReportArm, ResultSet, measured
+from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet
 from biphase.study.hypotheses import (
     ask,
     declare,
@@ -89,7 +89,7 @@ def test_hypotheses_are_judged_together() -> None:
         for family, task in (("TC", "wnut17"), ("SC", "genre")):
             own = [0.0007 if (seed + round(100 * mean)) % 3 else 0.0 for seed in range(5)]
             samples = [mean + 0.001 * (seed - 2) + own[seed] for seed in range(5)]
-            results.append(measured(arm, family, task, "standard", samples))  # type: ignore[arg-type]
+            results.append(Result(arm, family, task, "standard", samples))  # type: ignore[arg-type]
     first, second, third = judge_hypotheses(plan, ResultSet(tuple(results)))
     assert [finding.verdict for finding in (first, second, third)] == ["supported", "supported", "undecided"]
     (one,) = first.inequalities
@@ -113,8 +113,8 @@ def test_a_bound_on_the_compute_equivalent() -> None:
         arm = ReportArm(name, "other", "1m", "mlm", 40, pretrain_steps=100, clm_steps=0, mlm_steps=100, flops=flops)
         own = [0.001 * ((seed * len(name) + round(100 * mean)) % 5) for seed in range(5)]
         results += [
-            measured(arm, "TC", "wnut17", "standard", [mean + noise for noise in own]),
-            measured(arm, "SC", "genre", "standard", [mean + noise for noise in reversed(own)]),
+            Result(arm, "TC", "wnut17", "standard", [mean + noise for noise in own]),
+            Result(arm, "SC", "genre", "standard", [mean + noise for noise in reversed(own)]),
         ]
     less, missing, more = judge_hypotheses(plan, ResultSet(tuple(results)))
     # At 1.5e12 FLOPs, 1 / 0.6 of the arm's, the baseline is at 0.529, by the logarithm of compute.
@@ -143,7 +143,7 @@ def test_an_average_is_over_all_tasks_of_the_plan_or_not_there() -> None:
     for name, mean, setup in (("1m-25-75-100", 0.6, "ratio"), ("1m-mlm40-100", 0.5, "ratio")):
         arm = ReportArm(name, setup, "1m", "clm+mlm" if mean > 0.5 else "mlm", 40, 100, 25 * (mean > 0.5), 75)
         samples = [mean + 0.001 * ((seed * (3 if mean > 0.5 else 1)) % 4) for seed in range(5)]
-        results.append(measured(arm, "TC", "wnut17", "standard", samples))
+        results.append(Result(arm, "TC", "wnut17", "standard", samples))
     everything, tc, sc, task, finding = judge_hypotheses(plan, ResultSet(tuple(results)))
     assert [one.verdict for one in (everything, tc, sc, task)] == ["undecided", "supported", "undecided", "supported"]
     for lacking in (everything, sc):
@@ -160,7 +160,7 @@ def judge_one_task(*holds: str, ahead: dict[str, int], behind: dict[str, int]) -
         samples = [mean + 0.001 * ((at * (3 if mean > 0.5 else 1)) % 4) for at in range(10)]
         known: dict[str, Any] = {"num_runs": 10, **more}
         seeds = [at % 5 for at in range(10)]
-        results.append(measured(arm, "TC", "wnut17", "standard", samples, seeds=seeds, **known))
+        results.append(Result(arm, "TC", "wnut17", "standard", samples, seeds=seeds, **known))
     return judge_hypotheses(make_plan(*holds), ResultSet(tuple(results)))
 
 
@@ -193,7 +193,7 @@ def test_a_spread_is_over_what_did_not_diverge(lost: dict[str, int]) -> None:
         arm = ReportArm(name, "other", "1m", "mlm", 40, 100, 0, 100)
         noise = [0.001 * ((at * (3 if slope > 0.05 else 1)) % 4) for at in range(5)]
         by_rate = {1e-5: [0.5 + one for one in noise], 1e-4: [0.5 + slope - one for one in noise]}
-        results.append(measured(arm, "TC", "wnut17", "standard", by_rate[1e-4], by_rate, num_runs=10, **lost))
+        results.append(Result(arm, "TC", "wnut17", "standard", by_rate[1e-4], by_rate, num_runs=10, **lost))
     line = "spread(1m-25-75 over rate) - spread(mlm40 over rate) > 0 on TC at 100 steps"
     (finding,) = judge_hypotheses(make_plan(line), ResultSet(tuple(results)))
     assert (finding.verdict, finding.needs) == ("supported", [])

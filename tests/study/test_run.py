@@ -21,6 +21,7 @@ from biphase.errors import BusyError, InputError, StoppedError
 from biphase.files import file_hash, locked, read_json, write_hashed
 from biphase.finetuning.config import PROTOCOL
 from biphase.recipe import Checkpoints
+from biphase.report.results import ResultSet
 from biphase.run import Run
 from biphase.study import run as worker
 from biphase.study.cost import measure_sizes
@@ -33,7 +34,7 @@ from biphase.study.folder import (
     read_state,
     train_name,
 )
-from biphase.study.hypotheses import list_scores
+from biphase.study.hypotheses import with_plan
 from biphase.study.plan import Plan, plan_study
 from biphase.study.report import arm_of_model, collect_results, compare_curricula, read_evidence, report_study
 from biphase.study.run import (
@@ -182,7 +183,7 @@ def test_results_in_the_papers_terms(plan: Plan, finished: StudyFolder) -> None:
     assert continued.flops is not None and continued.flops > (arms["tiny-clm-12", "objective"].flops or 0)
     assert all(len(result.samples) == 2 and len(result.by_rate or {}) == 2 for result in results)
     assert {(result.family, result.metric) for result in results} == {("TC", "standard"), ("TC", "paper")}
-    planned = list_scores(plan).num_runs
+    planned = with_plan(plan, ResultSet(())).planned_runs
     assert all(one.num_runs == planned[one.arm.name, one.dataset] == 4 and not one.num_diverged for one in results)
     assert {result.measure for result in results} == {"f1", "paper_f1"}
 

@@ -20,7 +20,16 @@ from scipy import special
 
 from biphase.finetuning.choosing import Selection
 from biphase.report.formats import show_points, show_share
-from biphase.report.results import AVERAGE, NORMAL_QUANTILE, ReportArm, Result, ResultSet, measured
+from biphase.report.results import (
+    ALL_TASKS,
+    AVERAGE,
+    NORMAL_QUANTILE,
+    Family,
+    Metric,
+    ReportArm,
+    Result,
+    ResultSet,
+)
 from biphase.report.statistics import ROUNDING, SIGNIFICANCE, TAILS, Interval, repetitions
 
 Noise = Literal["pretraining seeds", "fine-tuning seeds", "test examples", "the choice of rates"]
@@ -208,7 +217,8 @@ def group_by_seeds(terms: Terms) -> list[Terms] | None:
             return None
         # Seeds of fine-tuning and of pretraining are different things, also where their numbers are the same.
         is_repeated = len(set(score.pretraining_seeds)) > 1
-        key = (-1, *sorted(set(score.pretraining_seeds))) if is_repeated else score.seeds
+        seeds = tuple(score.seeds or range(len(score.samples)))
+        key = (-1, *sorted(set(score.pretraining_seeds))) if is_repeated else seeds
         groups.setdefault(key, []).append((weight, score))
     return list(groups.values())
 
@@ -328,24 +338,28 @@ def say_difference(
     return f"{name} {verb} {other}{where and f' {where}'}: {scores}, {show_points(gap.value)} points{ends}"
 
 
-def with_averages(results: Iterable[Result]) -> ResultSet:
-    """Add the average over the datasets of each family, where an arm has all of those that any arm has; averages that
-    are there stay."""
-    given = ResultSet(tuple(results))
-    groups: dict[tuple[ReportArm, str, str], dict[str, Result]] = {}
-    for result in given.results:
-        cells = groups.setdefault((result.arm, result.family, result.metric), {})
-        assert result.dataset not in cells, "a cell is there twice"
-        cells[result.dataset] = result
-    averages = []
-    for (_, family, metric), cells in groups.items():
-        names = given.datasets(family, metric)
-        if AVERAGE not in cells and len(cells) == len(names):
-            averages.append(average([cells[name] for name in names]))
-    return ResultSet((*given.results, *averages))
+def with_averages(results: ResultSet) -> ResultSet:
+    """Add the average over the datasets of each family, and the mean over all tasks, where an arm has all of those that
+    any arm has; averages that are there stay."""
+    groups: dict[tuple[ReportArm, Metric], dict[tuple[str, str], Result]] = {}
+    for result in results.results:
+        cells = groups.setdefault((result.arm, result.metric), {})
+        assert (result.family, result.dataset) not in cells, "a cell is there twice"
+        cells[result.family, result.dataset] = result
+    averages: list[Result] = []
+    for (_, metric), cells in groups.items():
+        all_tasks: list[tuple[Family, str]] = []
+        for family in results.families:
+            places = [(family, name) for name in results.datasets(family, metric)]
+            all_tasks += places
+            if places and (family, AVERAGE) not in cells and cells.keys() >= set(places):
+                averages.append(average([cells[place] for place in places], family, AVERAGE))
+        if all_tasks and ("", ALL_TASKS) not in cells and cells.keys() >= set(all_tasks):
+            averages.append(average([cells[place] for place in all_tasks]))
+    return replace(results, results=(*results.results, *averages))
 
 
-def average(cells: Sequence[Result]) -> Result:
+def average(cells: Sequence[Result], family: Family = "", dataset: str = ALL_TASKS) -> Result:
     """The mean of an arm's results on several datasets.
 
     Where all have the same seeds it goes seed by seed, so that its interval is that of the average. Where a seed lacks
@@ -353,20 +367,17 @@ def average(cells: Sequence[Result]) -> Result:
     stay together. Of means and half-widths alone, as published, all count as independent.
     """
     first = cells[0]
-    places = {(cell.seeds, cell.pretraining_seeds) for cell in cells}
-    if first.samples and len(places) == 1:
-        ((seeds, pretraining_seeds),) = places
-        means = np.mean([cell.samples for cell in cells], axis=0).tolist()
-        facts: dict[str, Any] = {"seeds": seeds, "pretraining_seeds": pretraining_seeds, "cells": tuple(cells)}
-        return measured(first.arm, first.family, AVERAGE, first.metric, means, **facts)
-    mean = float(np.mean([cell.mean for cell in cells]))
+    made = Result(first.arm, family, dataset, first.metric, cells=tuple(cells) if first.samples else ())
+    repeated = {(len(cell.samples), tuple(cell.seeds), tuple(cell.pretraining_seeds)) for cell in cells}
+    if first.samples and len(repeated) == 1:
+        samples = np.mean([cell.samples for cell in cells], axis=0).tolist()
+        return replace(made, samples=samples, seeds=first.seeds, pretraining_seeds=first.pretraining_seeds)
     num = min(cell.num for cell in cells)
-    made = Result(first.arm, first.family, AVERAGE, first.metric, mean, math.nan, (), None, num)
     if all(cell.samples for cell in cells):
-        seen = seed_interval((1 / len(cells), cell) for cell in cells)
-        return replace(made, half_width=seen.half_width, cells=tuple(cells))
-    error = math.sqrt(sum(cell.std**2 / cell.num for cell in cells)) / len(cells)
-    return replace(made, half_width=NORMAL_QUANTILE * error)
+        return replace(made, summary=replace(seed_interval((1 / len(cells), cell) for cell in cells), num=num))
+    mean = float(np.mean([cell.mean for cell in cells]))
+    half_width = NORMAL_QUANTILE * math.sqrt(sum(cell.std**2 / cell.num for cell in cells)) / len(cells)
+    return replace(made, summary=Interval(mean, mean - half_width, mean + half_width, num=num), cells=())
 
 
 POWER = 0.8

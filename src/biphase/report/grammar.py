@@ -32,7 +32,6 @@ from typing import NoReturn
 
 from biphase.errors import InputError, clipped
 
-MEAN_OF_FAMILIES = "average"
 NO_NAMES = ("", "(", ")", ",", "*", "<", ">", "+", "-", "on", "at", "for", "and")
 QUANTIFIERS = ("every", "some")
 FUNCTIONS = ("mean", "trend", "spread")
@@ -84,11 +83,12 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class ParsedInequality:
-    """What a line says, not yet held against any arms."""
+class AskedInequality:
+    """What a line says: about names, as it is parsed; about arms of a study at one place, once it is bound."""
 
     text: str
     operands: tuple[Operand, ...]
+    """Once they are bound, those that are `placed`, each with its arms and its task."""
     is_equivalent: bool
     """Whether it is about the compute equivalent of the first operand, by the ladder of the second."""
     sign: float
@@ -96,6 +96,10 @@ class ParsedInequality:
     bound: float
     """A share of scores, or of compute."""
     place: Place
+    label: str = ""
+    """The left side with the names of the arms that stand for `every` and `some`, and the place."""
+    ladder: tuple[str, ...] = ()
+    """For a compute equivalent: the arms of the baseline, smallest budget first."""
 
     @property
     def has_some(self) -> bool:
@@ -159,7 +163,7 @@ class Parser:
         self.at += 1
         return float(self.tokens[self.at - 1])
 
-    def inequality(self) -> ParsedInequality:
+    def inequality(self) -> AskedInequality:
         is_equivalent = self.has(EQUIVALENT, "(")
         if is_equivalent:
             operands = [Operand(1.0, self.name("an arm"))]
@@ -186,7 +190,7 @@ class Parser:
         if len(spreads) > 1:
             raise InputError("a spread stands beside spreads over the same axis on the same task only")
         scale = 1.0 if is_equivalent else 0.01
-        return ParsedInequality(self.text, tuple(operands), is_equivalent, sign, scale * bound, place)
+        return AskedInequality(self.text, tuple(operands), is_equivalent, sign, scale * bound, place)
 
     def sum(self) -> list[Operand]:
         operands = self.term(1.0)
@@ -268,7 +272,7 @@ def filled(near: Place, far: Place) -> Place:
     return Place(near.tasks or far.tasks, near.budget or far.budget, near.model or far.model)
 
 
-def parse_inequality(text: str) -> ParsedInequality:
+def parse_inequality(text: str) -> AskedInequality:
     """What a line says. Raises `InputError` with the place at which it is not in the grammar."""
     try:
         return Parser(text).inequality()

@@ -16,7 +16,7 @@ import itertools
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,10 +26,11 @@ from biphase.report.claims import Claim, Inequality, strongest
 from biphase.report.contrasts import Contrast, contrast, jackknife
 from biphase.report.equivalents import contrast_at_share, refuse_gaps
 from biphase.report.formats import show_count, show_list
-from biphase.report.grammar import MEAN_OF_FAMILIES, QUANTIFIERS, RATE, Operand, ParsedInequality
+from biphase.report.grammar import QUANTIFIERS, RATE, AskedInequality, Operand
 from biphase.report.results import (
     FAMILY_CODES,
     FAMILY_NAMES,
+    MEAN_OF_FAMILIES,
     ReportArm,
     Result,
     ResultSet,
@@ -51,20 +52,6 @@ class Spot(NamedTuple):
 Ladder = Mapping[Spot, Mapping[str, str]]
 """What a name in an inequality stands for: the arm at every model and budget that it is there for; of a group all of
 them, each under what it is called at every place."""
-
-
-@dataclass(frozen=True)
-class AskedInequality:
-    """An inequality at one place, over arms that the study has."""
-
-    line: ParsedInequality
-    label: str
-    terms: tuple[Operand, ...]
-    """The operands that are placed, each with its arms and its task."""
-    ladder: tuple[str, ...] = ()
-    """For a compute equivalent: the arms of the baseline, smallest budget first."""
-    rivals: tuple["AskedInequality", ...] = ()
-    """Where one of several is enough: the others."""
 
 
 def line_up(arms: Sequence[ReportArm], axis: str) -> dict[float, ReportArm]:
@@ -152,7 +139,7 @@ def read_line(
     for value, arm in line_up(arms, "" if axis == RATE else axis).items():
         score = results.score(arm, dataset)
         if score is not None:
-            seeds = score.pretraining_seeds if score.num_pretrainings > 1 else ()
+            seeds = tuple(score.pretraining_seeds) if score.num_pretrainings > 1 else ()
             by_value = {value: score.samples} if axis != RATE else score.by_rate or {}
             line |= {place: (samples, seeds) for place, samples in by_value.items()}
     return line
@@ -161,8 +148,8 @@ def read_line(
 QUANTIFIED = re.compile(r"\b(?:every|some)\s+(?:'[^']*'|\"[^\"]*\"|[^\s()'\"]+)")
 
 
-def bind(line: ParsedInequality, ladders: Mapping[str, Ladder], tasks: Mapping[str, str]) -> list[AskedInequality]:
-    """The inequality at every place that it names.
+def bind(line: AskedInequality, ladders: Mapping[str, Ladder], tasks: Mapping[str, str]) -> list[list[AskedInequality]]:
+    """The inequality at every place that it names; of each list one is enough.
 
     Args:
         ladders: what each known name stands for.
@@ -173,20 +160,22 @@ def bind(line: ParsedInequality, ladders: Mapping[str, Ladder], tasks: Mapping[s
     """
     try:
         check_names(line, ladders)
-        asked = list(place_inequality(line, ladders, tasks).values())
+        asked = place_inequality(line, ladders, tasks)
         if not asked:
             told = "a second model or budget is needed, for here all names are one arm"
             raise InputError(told + whole_names(line, ladders))
     except InputError as error:
         raise InputError(f"'{clipped(line.text)}': {error}") from None
-    return [replace(first, rivals=tuple(rest)) for first, *rest in asked]
+    return asked
 
 
 def place_inequality(
-    line: ParsedInequality, ladders: Mapping[str, Ladder], tasks: Mapping[str, str]
-) -> dict[tuple[object, ...], list[AskedInequality]]:
-    """The inequality at every place, by what is `every` there: of each list one is enough."""
+    line: AskedInequality, ladders: Mapping[str, Ladder], tasks: Mapping[str, str]
+) -> list[list[AskedInequality]]:
+    """The inequality at every place, by what is `every` there."""
     asked: dict[tuple[object, ...], list[AskedInequality]] = {}
+    left_side = re.split(r"[<>]", line.text, maxsplit=1)[0].strip()
+    is_open = any(operand.place.tasks is None for operand in line.placed)
     spots = find_spots(line, ladders)
     for task in expand_tasks(line.place.tasks or (MEAN_OF_FAMILIES,), tasks):
         for spot, choices in spots:
@@ -198,24 +187,26 @@ def place_inequality(
                     weights[term.function, term.axis, term.arms, term_task] += term.weight
                 if not any(weights.values()):  # it compares an arm with itself
                     continue
-                inequality = AskedInequality(
-                    line, label_choice(line, terms, task, spot), tuple(terms), baseline_ladder(line, ladders, spot)
-                )
+                kinds = iter([term.kind for term in terms if term.quantifier])
+                named = QUANTIFIED.sub(lambda match, kinds=kinds: next(kinds, match[0]), left_side)  # type: ignore[misc]
+                label = " ".join(filter(None, [named, f"on {task}" if is_open else "", str(spot)]))
+                ladder = baseline_ladder(line, ladders, spot)
                 # Of those that differ in no `every` and in no named place, one is enough.
                 at = zip(line.place.quantifiers, (task, spot.budget, spot.model), strict=True)
-                kinds = [term.kind for term in terms if term.quantifier == "every"]
-                key = (*(value for word, value in at if word != "some"), *kinds)
-                asked.setdefault(key, []).append(inequality)
-    return asked
+                every = [term.kind for term in terms if term.quantifier == "every"]
+                key = (*(value for word, value in at if word != "some"), *every)
+                bound = replace(line, operands=tuple(terms), label=label, ladder=ladder)
+                asked.setdefault(key, []).append(bound)
+    return list(asked.values())
 
 
-def whole_names(line: ParsedInequality, ladders: Mapping[str, Ladder]) -> str:
+def whole_names(line: AskedInequality, ladders: Mapping[str, Ladder]) -> str:
     """How arms are named that differ in model or budget, which an inequality over shorter names never compares."""
     arms = {arm for operand in line.operands for named in ladders[operand.name].values() for arm in named.values()}
     return f"; other models or budgets have whole names, such as {show_list(sorted(arms)[-2:])}"
 
 
-def check_names(line: ParsedInequality, ladders: Mapping[str, Ladder]) -> None:
+def check_names(line: AskedInequality, ladders: Mapping[str, Ladder]) -> None:
     """Raises `InputError` for a name that stands for no arm, or for several where one is wanted."""
     for operand in line.operands:
         if operand.name not in ladders:
@@ -230,15 +221,6 @@ def check_names(line: ParsedInequality, ladders: Mapping[str, Ladder]) -> None:
                 f"'{operand.name}' is that of several arms of one model and budget; name one, or say "
                 "every, some, or which function of them over an axis"
             )
-
-
-def label_choice(line: ParsedInequality, terms: Sequence[Operand], task: str, spot: Spot) -> str:
-    """The left side with the names of the arms that stand for `every` and `some`, and the place."""
-    kinds = iter([term.kind for term in terms if term.quantifier])
-    left_side = re.split(r"[<>]", line.text, maxsplit=1)[0].strip()
-    named = QUANTIFIED.sub(lambda match: next(kinds, match[0]), left_side)
-    is_open = any(operand.place.tasks is None for operand in line.placed)
-    return " ".join(filter(None, [named, f"on {task}" if is_open else "", str(spot)]))
 
 
 def expand_tasks(wanted: Sequence[str], tasks: Mapping[str, str]) -> list[str]:
@@ -262,7 +244,7 @@ def expand_tasks(wanted: Sequence[str], tasks: Mapping[str, str]) -> list[str]:
     return list(dict.fromkeys(expanded))
 
 
-def find_spots(line: ParsedInequality, ladders: Mapping[str, Ladder]) -> list[tuple[Spot, list[list[Operand]]]]:
+def find_spots(line: AskedInequality, ladders: Mapping[str, Ladder]) -> list[tuple[Spot, list[list[Operand]]]]:
     """Where the inequality is to hold, and the choices of each operand there: models and budgets at which every operand
     is there, or once, where each operand is a single arm or has places of its own. Raises `InputError` for an unknown
     model and where there is no such place."""
@@ -333,7 +315,7 @@ def bind_operand(operand: Operand, ladder: Ladder, spot: Spot, shared: Set[Spot]
     return [replace(operand, arms=(arm,), kind=kind) for kind, arm in arms.items()]
 
 
-def baseline_ladder(line: ParsedInequality, ladders: Mapping[str, Ladder], spot: Spot) -> tuple[str, ...]:
+def baseline_ladder(line: AskedInequality, ladders: Mapping[str, Ladder], spot: Spot) -> tuple[str, ...]:
     """The arms of the baseline of a compute equivalent for the model at hand, smallest budget first."""
     if not line.is_equivalent:
         return ()
@@ -346,31 +328,17 @@ def baseline_ladder(line: ParsedInequality, ladders: Mapping[str, Ladder], spot:
     return tuple(arm for _, arm in rungs)
 
 
-@dataclass(frozen=True)
-class AskedScores:
-    """The scores that a study asks for. A verdict waits for those that it rests on."""
-
-    families: Mapping[str, str] = field(default_factory=dict)
-    """The tasks → the code of their family. An average over fewer of them is none."""
-    num_runs: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """(arm, task) → how many fine-tunings there are to be, over all rates and seeds."""
-
-
-NOTHING_ASKED = AskedScores()
-"""What is there is all there is."""
-
-
-def make_line(asked: Sequence[AskedInequality], results: ResultSet, planned: AskedScores = NOTHING_ASKED) -> Claim:
+def make_line(asked: Sequence[Sequence[AskedInequality]], results: ResultSet) -> Claim:
     """A line at all its places as a claim: that a sum lies below a bound says that the contrary sum lies above its
     contrary; that a compute equivalent, in FLOPs, is below 0.6, that the arm is above the baseline's line at 1 / 0.6 of
-    the arm's compute."""
-    line, arms = asked[0].line, {arm.name: arm for arm in results.arms()}
+    the arm's compute. `asked` is that of `bind`."""
+    line, arms = asked[0][0], {arm.name: arm for arm in results.arms()}
     inequalities, untested = [], []
-    for first in asked:
+    for rivals in asked:
         measured, lacks = [], []
-        for rival in (first, *first.rivals):
+        for rival in rivals:
             try:
-                measured.append(measure(rival, results, arms, planned))
+                measured.append(measure(rival, results, arms))
             except InputError as error:
                 lacks.append(f"{rival.label} ({error})")
         if not measured:
@@ -383,31 +351,33 @@ def make_line(asked: Sequence[AskedInequality], results: ResultSet, planned: Ask
     return Claim(line.text, tuple(inequalities), tuple(untested))
 
 
-def measure(
-    asked: AskedInequality, results: ResultSet, arms: Mapping[str, ReportArm], planned: AskedScores
-) -> Inequality:
+def measure(asked: AskedInequality, results: ResultSet, arms: Mapping[str, ReportArm]) -> Inequality:
     """The sum that is to lie above the bound, measured. Raises `InputError` with what is lacking where it is not
     known."""
-    refuse_lacking(asked, results, arms, planned)
-    line, first = asked.line, asked.terms[0]
-    label = asked.label if line.sign > 0 else f"−({asked.label})"
+    first, sign = asked.operands[0], asked.sign
+    for term in asked.operands:
+        for name in (*term.arms, *asked.ladder):
+            if name not in arms:
+                raise InputError("no scores")
+            results.refuse_lacking(arms[name], term.task)
+    label = asked.label if sign > 0 else f"−({asked.label})"
     measured: Contrast | None = None
-    if line.is_equivalent:
-        arm, ladder, share = arms[first.arms[0]], [arms[name] for name in asked.ladder], line.bound
+    if asked.is_equivalent:
+        arm, ladder, share = arms[first.arms[0]], [arms[name] for name in asked.ladder], asked.bound
         datasets = None if first.task == MEAN_OF_FAMILIES else list_datasets(first.task, results)
         measured = contrast_at_share(results, arm, ladder, share, datasets)
-        sides = [(-line.sign, arm, first.task), *((line.sign, rung, first.task) for rung in ladder)]
-        which = ("the arm’s", "the baseline’s")[:: -int(line.sign)]
+        sides = [(-sign, arm, first.task), *((sign, rung, first.task) for rung in ladder)]
+        which = ("the arm’s", "the baseline’s")[:: -int(sign)]
         label = f"{asked.label}: {' score minus '.join(which)}, the baseline with {1 / share:.2g} times the arm’s FLOPs"
-        measured = replace(measured, estimate=-line.sign * measured.estimate)
+        measured = replace(measured, estimate=-sign * measured.estimate)
     elif first.function == "spread":
-        measured, values = contrast_spreads(asked.terms, arms, results)
-        measured = replace(measured, estimate=line.sign * measured.estimate)
+        measured, values = contrast_spreads(asked.operands, arms, results)
+        measured = replace(measured, estimate=sign * measured.estimate)
         label = f"{label} ({first.axis} {', '.join(f'{value:g}' for value in values)})"
         # A spread is over what did not diverge, by its definition: that counts on neither side.
-        sides = [(0.0, arms[name], term.task) for term in asked.terms for name in term.arms]
+        sides = [(0.0, arms[name], term.task) for term in asked.operands for name in term.arms]
     else:
-        sides = [(line.sign * weight, arm, task) for weight, arm, task in weigh_arms(asked.terms, arms)]
+        sides = [(sign * weight, arm, task) for weight, arm, task in weigh_arms(asked.operands, arms)]
     weighted: list[tuple[float, Result]] = []
     for weight, arm, task in sides:
         parts = [results.score(arm, part) for part in (results.families if task == MEAN_OF_FAMILIES else [task])]
@@ -415,25 +385,13 @@ def measure(
         if not scores or len(scores) < len(parts):
             raise InputError("no scores")
         weighted += [(weight / len(scores), score) for score in scores]
-    bound = 0.0 if line.is_equivalent or not line.bound else line.sign * line.bound
-    return Inequality(label, measured or contrast(weighted), bound, *find_lacks(weighted, planned))
+    bound = 0.0 if asked.is_equivalent or not asked.bound else sign * asked.bound
+    return Inequality(label, measured or contrast(weighted), bound, *find_lacks(weighted, results.planned_runs))
 
 
-def refuse_lacking(
-    asked: AskedInequality, results: ResultSet, arms: Mapping[str, ReportArm], planned: AskedScores
-) -> None:
-    """Raises `InputError` where an arm lacks a score that is planned on what is asked about."""
-    for term in asked.terms:
-        for name in (*term.arms, *asked.ladder):
-            if name not in arms:
-                raise InputError("no scores")
-            scores = results.scores_of(arms[name])
-            due = [task for task, family in planned.families.items() if term.task in (task, family, MEAN_OF_FAMILIES)]
-            if lost := [task for task in due if task not in scores]:
-                raise InputError(f"no scores of {name} on {', '.join(lost)}")
-
-
-def find_lacks(terms: Sequence[tuple[float, Result]], planned: AskedScores) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def find_lacks(
+    terms: Sequence[tuple[float, Result]], planned_runs: Mapping[tuple[str, str], int]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What a weighted sum of scores lacks to be called above a bound, and what to be called below it: on both sides
     fine-tunings that are not there, as another rate or seed may change the score; on the side that a score speaks for,
     the seeds that diverged, as the mean is that of those that survived."""
@@ -441,7 +399,7 @@ def find_lacks(terms: Sequence[tuple[float, Result]], planned: AskedScores) -> t
     for weight, mean in terms:
         for score in mean.parts:
             where = f"{score.arm.name} on {score.dataset}"
-            num_planned = planned.num_runs.get((score.arm.name, score.dataset), 0)
+            num_planned = planned_runs.get((score.arm.name, score.dataset), 0)
             if score.num_runs is not None and score.num_runs < num_planned:
                 told = f"all fine-tunings of {where}: its score is by {score.num_runs} of {num_planned}"
                 above[told] = below[told] = None

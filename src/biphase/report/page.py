@@ -143,36 +143,16 @@ MOST_COLUMNS = 5
 """A page shows as many columns of scores at once; where there are more, it shows datasets of families when asked."""
 
 
-def list_means(results: ResultSet) -> list[Result]:
-    """The mean over all tasks of every model that has them all."""
-    return [scores["", ALL_TASKS] for scores in scores_by_model(results).values() if ("", ALL_TASKS) in scores]
-
-
 def rivals(arm: ReportArm) -> tuple[str | int, ...]:
     """Models with the same value are compared: one network, trained as long, decayed or not."""
     return arm.size, arm.pretrain_steps + arm.cpt_steps, "undecayed" if arm.setup == "efficiency" else ""
-
-
-def scores_by_model(results: ResultSet) -> dict[str, dict[tuple[str, str], Result]]:
-    """Those of `by_model`, and ("", ALL_TASKS) → the mean over all tasks of a model that has all that any model has."""
-    places = [
-        (family, name) for family in results.families for name in results.datasets(family, results.primary_metric)
-    ]
-    by_model = {}
-    for model, scores in results.by_model.items():
-        cells = [scores[place] for place in places if place in scores]
-        by_model[model] = dict(scores)
-        if cells and len(cells) == len(places):
-            mean = contrasts.average(cells) if len(cells) > 1 else replace(cells[0], dataset=AVERAGE)
-            by_model[model]["", ALL_TASKS] = mean
-    return by_model
 
 
 def wide_table(results: ResultSet, metric: str) -> tables.Table:
     """A row for every model; columns are the mean over all tasks, then each family's tasks and, of several
     families, its mean."""
     results = results.select(metric=metric)
-    scores = scores_by_model(results)
+    scores = results.by_model
     names_of = {family: results.datasets(family, metric) for family in results.families}
     num_tasks = sum(map(len, names_of.values()))
     has_all = num_tasks > 1 and any(("", ALL_TASKS) in own for own in scores.values())
@@ -204,9 +184,10 @@ def wide_table(results: ResultSet, metric: str) -> tables.Table:
     return tables.make_score_table(f"all-{metric}", title, stub, heads, rows, signals, details)
 
 
-def answer_sentences(results: ResultSet, means: Sequence[Result]) -> Iterator[str]:
+def answer_sentences(results: ResultSet) -> Iterator[str]:
     """The best model against the best of any other objective (else the runner-up), and against random weights; or why
     there is none."""
+    means = [scores["", ALL_TASKS] for scores in results.by_model.values() if ("", ALL_TASKS) in scores]
     groups: dict[object, list[Result]] = {}
     for result in means:
         if result.arm.objective != "none":
@@ -304,7 +285,7 @@ def write_report(results: ResultSet, out: Path, told: Told, pool: Executor | Non
     if not results.results:
         raise InputError("there is no finished score to report on yet")
     with own_folder(out, "report") as folder, pool or figure_pool() as drawing:
-        results = contrasts.with_averages(results.results)
+        results = contrasts.with_averages(results)
         prices, unpriced = list_prices(results, told.declared)
         pictures, figures, lacking = list_figures(results, told.losses, [*map(ladder_panel, prices)])
         drawn = drawing.map(partial(save_figure, folder=folder / "figures"), pictures)  # beside the tables
@@ -331,7 +312,7 @@ def write_report(results: ResultSet, out: Path, told: Told, pool: Executor | Non
 def tell_answer(results: ResultSet, prices: Iterable[PriceList], told: Told) -> Iterator[str]:
     """What a study says to its question, in sentences: the best models, prices, and what was expected, or else what it
     says of the paper's findings."""
-    yield from answer_sentences(results, list_means(results))
+    yield from answer_sentences(results)
     yield from map(price_sentence, prices)
     if told.hypotheses:
         declared, _ = told.hypotheses
@@ -446,5 +427,5 @@ def print_results(results: ResultSet) -> None:
     """The table of all models and tasks, and the answer to the study's question, as its page has them."""
     title = "Test scores in %, mean over seeds ± half of the 95 % interval"
     tables.print_table(replace(wide_table(results, results.primary_metric), title=title, signals=()))
-    for sentence in answer_sentences(results, list_means(results)):
+    for sentence in answer_sentences(results):
         terminal.print(sentence, markup=False)

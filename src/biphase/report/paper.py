@@ -23,10 +23,10 @@ from biphase.report import claims
 from biphase.report.contrasts import with_averages
 from biphase.report.formats import show_count, show_list
 from biphase.report.grammar import parse_inequality
-from biphase.report.hypotheses import NOTHING_ASKED, AskedScores, Ladder, Spot, bind, make_line
+from biphase.report.hypotheses import Ladder, Spot, bind, make_line
 from biphase.report.page import Told, write_report
 from biphase.report.results import ReportArm, Result, ResultSet, reference_mask, short_steps, sizes_of
-from biphase.report.statistics import is_stability_rate
+from biphase.report.statistics import Interval, is_stability_rate
 
 PUBLISHED_FAMILIES = ("SC", "TC", "QA", "IR")
 
@@ -49,7 +49,8 @@ def read_reference() -> ResultSet:
         arm = ReportArm(name, *place, mask, **steps, parent=parent, flops=flops, tokens=tokens)  # type: ignore[arg-type]
         family: Any = row["family"]
         mean, half_width = float(row["mean"]) / 100, float(row["ci95"]) / 100
-        results.append(Result(arm, family, row["dataset"], "paper", mean, half_width, samples=(), by_rate=None, num=5))
+        summary = Interval(mean, mean - half_width, mean + half_width, num=5)
+        results.append(Result(arm, family, row["dataset"], "paper", summary=summary))
     return ResultSet(tuple(results))
 
 
@@ -133,46 +134,45 @@ def stand_for(chosen: Mapping[str, Any], arms: Sequence[ReportArm]) -> Ladder:
     return ladder
 
 
-def make_claims(key: str, results: ResultSet, planned: AskedScores = NOTHING_ASKED) -> list[claims.Claim]:
+def make_claims(key: str, results: ResultSet) -> list[claims.Claim]:
     """The lines of a finding as claims, at the paper's fine-tuning rates; one that is about arms that are not there is
-    untested. `planned` is that of `make_line`."""
+    untested."""
     families = {family: family for family in PUBLISHED_FAMILIES}
-    asked = {task: family for task, family in planned.families.items() if family in families}
-    planned = AskedScores(asked, planned.num_runs)
+    planned_tasks = {task: family for task, family in results.planned_tasks.items() if family in families}
     selected = []
     for result in results.results:
         if result.family in families:
             rates = [rate for rate in result.by_rate or {} if is_stability_rate(rate)]
             by_rate = result.by_rate and {rate: result.by_rate[rate] for rate in rates}
             selected.append(replace(result, by_rate=by_rate))
-    results = ResultSet(tuple(selected))
+    results = replace(results, results=selected, planned_tasks=planned_tasks)
     arms = results.arms()
     ladders = {name: stand_for(chosen, arms) for name, chosen in read_findings()["names"].items()}
     lines = []
     for line in read_findings()["findings"][key]["holds"]:
         try:
-            lines.append(make_line(bind(parse_inequality(line), ladders, families), results, planned))
+            lines.append(make_line(bind(parse_inequality(line), ladders, families), results))
         except InputError as error:
             lines.append(claims.Claim(line, (), (str(error).removeprefix(f"'{clipped(line)}': ").partition(";")[0],)))
     return lines
 
 
-def judge_paper(results: ResultSet, planned: AskedScores = NOTHING_ASKED) -> claims.Verdicts:
-    """What a report in the paper's terms says: every finding, and two sentences. `planned` is that of `make_line`."""
-    findings = judge_findings(results, planned)
+def judge_paper(results: ResultSet) -> claims.Verdicts:
+    """What a report in the paper's terms says: every finding, and two sentences."""
+    findings = judge_findings(results)
     over = claims.name_noise(findings)
     return findings, answer(findings), f"{NOTE} Tests are over {over}." if over else NOTE
 
 
-def judge_findings(results: ResultSet, planned: AskedScores = NOTHING_ASKED) -> tuple[claims.Finding, ...]:
+def judge_findings(results: ResultSet) -> tuple[claims.Finding, ...]:
     """Every finding with its verdict (see `judge_claims`), on the standard metrics where there are any, else on the
-    paper's. `planned` is that of `make_line`."""
-    results = with_averages(results.select(metric=results.primary_metric).results)
+    paper's."""
+    results = with_averages(results.select(metric=results.primary_metric))
     sizes = sizes_of(results.arms())
     place = "" if {size.lower() for size in sizes} <= PUBLISHED_SIZES else f"here, at {show_list(sizes)}"
     findings = []
     for key, finding in read_findings()["findings"].items():
-        lines = make_claims(key, results, planned)
+        lines = make_claims(key, results)
         findings.append(claims.Finding(key, finding["says"], finding.get("judged", ""), tuple(lines), place))
     return claims.judge_claims(findings)
 

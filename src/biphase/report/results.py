@@ -20,9 +20,10 @@ from biphase.errors import InputError
 from biphase.files import parse_yaml
 from biphase.finetuning.choosing import RateChoice
 from biphase.finetuning.scores import KeptExamples
-from biphase.report.statistics import is_stability_rate, mean_interval, repetitions
+from biphase.report.statistics import Interval, is_stability_rate, mean_interval, repetitions
 
-Family = Literal["SC", "TC", "QA", "IR", "EM"]
+Family = Literal["SC", "TC", "QA", "IR", "EM", ""]
+"""A mean over all tasks has none."""
 Metric = Literal["standard", "paper"]
 
 FAMILY_NAMES: dict[str, str] = {
@@ -45,7 +46,9 @@ def read_words() -> dict[str, Any]:
 AVERAGE = "Average"
 """The name that stands for the mean over the datasets of a family."""
 ALL_TASKS = "all tasks"
-"""The column of the mean over all datasets of all families."""
+"""The name that stands for the mean over all datasets of all families."""
+MEAN_OF_FAMILIES = "average"
+"""The word of hypotheses for the mean over families."""
 
 NORMAL_QUANTILE = 1.96
 PUBLISHED_DIGIT = 1e-4
@@ -100,21 +103,17 @@ class Result:
     family: Family
     dataset: str
     metric: Metric
-    mean: float
-    half_width: float
-    """Half of the 95 % interval: Student's t over `samples`, or over their means by pretraining seed where there are
-    several; of an average whose datasets lack different seeds, over these (`average`). Where samples are not known, the
-    paper's 1.96·s/√num."""
-    samples: tuple[float, ...]
-    """The score of each seed, in the order of `seeds`; () where only the mean ± is known."""
-    by_rate: Mapping[float, Sequence[float]] | None
+    samples: Sequence[float] = ()
+    """The score of each fine-tuning seed of each pretraining seed; () where only the mean ± is known."""
+    by_rate: Mapping[float, Sequence[float]] | None = None
     """Test scores of the seeds at every learning rate, nan where training diverged."""
-    num: int
-    """How many scores there are: fine-tuning seeds, over all pretraining seeds."""
-    seeds: tuple[int, ...] = ()
-    """The fine-tuning seed of each of `samples`."""
-    pretraining_seeds: tuple[int, ...] = ()
+    seeds: Sequence[int] = ()
+    """The fine-tuning seed of each of `samples`; () where they are 0, 1, …"""
+    pretraining_seeds: Sequence[int] = ()
     """The pretraining seed of each of `samples`; () where all are of one pretraining."""
+    summary: Interval | None = None
+    """The mean, its interval, and how many scores there are, where samples are not known: published ones have the
+    paper's 1.96·s/√num, averages whose datasets lack different seeds have an interval over these (`average`)."""
     examples: KeptExamples | None = field(default=None, repr=False, compare=False)
     """What the test examples contribute to each of `samples`, read when first needed; None where it is not known."""
     choice: RateChoice | None = field(default=None, repr=False, compare=False)
@@ -128,6 +127,25 @@ class Result:
     """How many seeds diverged at the chosen rate."""
     cells: tuple["Result", ...] = field(default=(), repr=False, compare=False)
     """What an average is the mean of: results on datasets, where these were measured."""
+
+    @cached_property
+    def interval(self) -> Interval:
+        """The mean and its 95 % interval: Student's t over `samples`, or over their means by pretraining seed where
+        there are several."""
+        return self.summary or mean_interval(repetitions(self.samples, self.pretraining_seeds))
+
+    @property
+    def mean(self) -> float:
+        return self.interval.value
+
+    @property
+    def half_width(self) -> float:
+        return self.interval.half_width
+
+    @property
+    def num(self) -> int:
+        """How many scores there are: fine-tuning seeds, over all pretraining seeds."""
+        return len(self.samples) or self.interval.num
 
     @property
     def parts(self) -> tuple["Result", ...]:
@@ -154,9 +172,13 @@ class Result:
 
 @dataclass(frozen=True)
 class ResultSet:
-    """Results, at most one for each (setup, arm, family, dataset, metric)."""
+    """Results, at most one for each (setup, arm, family, dataset, metric); and what a study expects beside them."""
 
-    results: tuple[Result, ...]
+    results: Sequence[Result]
+    planned_tasks: Mapping[str, str] = field(default_factory=dict)
+    """The tasks of the study → the code of their family: an average over fewer of them is none."""
+    planned_runs: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """(name of an arm, task) → how many fine-tunings there are to be, over all rates and seeds."""
 
     @cached_property
     def cells(self) -> dict[tuple[str, str, str, str, str], Result]:
@@ -185,7 +207,7 @@ class ResultSet:
         """The datasets of each (family, metric), in the order in which they come; the average is none of them."""
         names: dict[tuple[str, str], dict[str, None]] = {}
         for result in self.results:
-            if result.dataset != AVERAGE:
+            if result.dataset not in (AVERAGE, ALL_TASKS):
                 names.setdefault((result.family, result.metric), {})[result.dataset] = None
         return {key: list(datasets) for key, datasets in names.items()}
 
@@ -212,10 +234,10 @@ class ResultSet:
         """Results with these values, where given; `arm` names fields of `ReportArm`, such as `setup="ratio"`."""
         chosen = self.results
         for key, value in (("family", family), ("dataset", dataset), ("metric", metric)):
-            chosen = tuple(result for result in chosen if value in (None, getattr(result, key)))
+            chosen = [result for result in chosen if value in (None, getattr(result, key))]
         for key, value in arm.items():
-            chosen = tuple(result for result in chosen if getattr(result.arm, key) == value)
-        return ResultSet(chosen)
+            chosen = [result for result in chosen if getattr(result.arm, key) == value]
+        return replace(self, results=tuple(chosen))
 
     def arms(self, **arm: Any) -> list[ReportArm]:
         """The arms with these values in their fields, where given, in the order in which they come."""
@@ -227,7 +249,7 @@ class ResultSet:
     def scores_of(self, arm: ReportArm) -> dict[str, Result]:
         """The scores of an arm on each dataset by the primary metric, whichever of its comparisons they are from."""
         scores = self.by_model.get(arm.name, {})
-        return {dataset: result for (_, dataset), result in scores.items() if dataset != AVERAGE}
+        return {dataset: result for (_, dataset), result in scores.items() if dataset not in (AVERAGE, ALL_TASKS)}
 
     def score(self, arm: ReportArm, task: str) -> Result | None:
         """One of these; of a family its average."""
@@ -235,30 +257,12 @@ class ResultSet:
             return self.by_model.get(arm.name, {}).get((task, AVERAGE))
         return self.scores_of(arm).get(task)
 
-
-def measured(
-    arm: ReportArm,
-    family: Family,
-    dataset: str,
-    metric: Metric,
-    samples: Sequence[float],
-    by_rate: Mapping[float, Sequence[float]] | None = None,
-    **facts: Any,
-) -> Result:
-    """The result of a finished study: mean and Student's interval over the seeds' test scores at the chosen rate; over
-    the means of pretraining seeds, where there are several.
-
-    Each sample is the score of one fine-tuning seed of one pretraining seed. `facts` are further fields of `Result`;
-    fine-tuning seeds are 0, 1, … unless given. Results of an arm that was pretrained several times are made one by one
-    and then joined by `pool`.
-    """
-    facts["seeds"] = tuple(facts.get("seeds", range(len(samples))))
-    facts["pretraining_seeds"] = tuple(facts.get("pretraining_seeds", ()))
-    interval = mean_interval(repetitions(samples, facts["pretraining_seeds"]))
-    facts |= {"mean": interval.value, "half_width": interval.half_width, "num": len(samples)}
-    if by_rate is not None:
-        by_rate = {rate: tuple(by_rate[rate]) for rate in sorted(by_rate)}
-    return Result(arm, family, dataset, metric, samples=tuple(samples), by_rate=by_rate, **facts)
+    def refuse_lacking(self, arm: ReportArm, task: str) -> None:
+        """Raises `InputError` where an arm lacks a score that is planned on a task, in a family, or on average."""
+        due = [name for name, family in self.planned_tasks.items() if task in (name, family, MEAN_OF_FAMILIES)]
+        scores = self.scores_of(arm)
+        if lost := [name for name in due if name not in scores]:
+            raise InputError(f"no scores of {arm.name} on {', '.join(lost)}")
 
 
 def pool(results: Sequence[Result]) -> Result:
@@ -270,18 +274,18 @@ def pool(results: Sequence[Result]) -> Result:
     tables = [result.by_rate for result in results if result.by_rate is not None]
     by_rate = None
     if len(tables) == len(results) and all(table.keys() == tables[0].keys() for table in tables):
-        by_rate = {rate: list(chain(*(table[rate] for table in tables))) for rate in tables[0]}
+        by_rate = {rate: tuple(chain(*(table[rate] for table in tables))) for rate in tables[0]}
     examples = [result.examples for result in results if result.examples]
     scores = tuple(chain(*(one.scores for one in examples)))
-    return measured(
+    return Result(
         first.arm,
         first.family,
         first.dataset,
         first.metric,
-        list(chain(*(result.samples for result in results))),
+        tuple(chain(*(result.samples for result in results))),
         by_rate,
-        seeds=chain(*(result.seeds for result in results)),
-        pretraining_seeds=chain(*(result.pretraining_seeds for result in results)),
+        seeds=tuple(chain(*(result.seeds for result in results))),
+        pretraining_seeds=tuple(chain(*(result.pretraining_seeds for result in results))),
         examples=KeptExamples(scores) if len(examples) == len(results) else None,
         num_runs=sum(result.num_runs or 0 for result in results) or None,
         num_diverged=sum(result.num_diverged for result in results),

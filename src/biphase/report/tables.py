@@ -18,7 +18,7 @@ from rich.text import Text
 from biphase.console import out, printable
 from biphase.report.contrasts import Signal, difference, measure_signal
 from biphase.report.formats import MISSING, csv_text, show_share, tell_measures
-from biphase.report.results import ALL_TASKS, AVERAGE, FAMILY_NAMES, ReportArm, Result, ResultSet, read_words
+from biphase.report.results import AVERAGE, FAMILY_NAMES, ReportArm, Result, ResultSet, read_words
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -177,7 +177,7 @@ def make_score_table(
                 missing.append(f"{row.arm.name}: {column}")
                 continue
             facts = [getattr(row.arm, field) for field in CSV_COLUMNS[2:10]]
-            place = ("" if column == ALL_TASKS else cell.score.family, cell.score.metric, column)
+            place = (cell.score.family, cell.score.metric, column)
             half_width = cell.reach.replace(MISSING, "")
             shown = (show_share(cell.score.mean), half_width, cell.score.num, cell.mark)
             records.append((name, row.arm.name, *facts, *place, *shown))

@@ -5,7 +5,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
@@ -16,10 +16,10 @@ from biphase.files import content_hash, read_json, write_json
 from biphase.report.claims import Claim, Finding, judge_claims
 from biphase.report.contrasts import with_averages
 from biphase.report.formats import show_count
-from biphase.report.grammar import MEAN_OF_FAMILIES, parse_inequality
-from biphase.report.hypotheses import AskedInequality, AskedScores, Ladder, Spot, bind, make_line
+from biphase.report.grammar import AskedInequality, parse_inequality
+from biphase.report.hypotheses import Ladder, Spot, bind, make_line
 from biphase.report.paper import make_claims, read_findings
-from biphase.report.results import ResultSet
+from biphase.report.results import MEAN_OF_FAMILIES, ResultSet
 from biphase.study.plan import Plan
 from biphase.study.spec import Study, task_families, write_steps
 
@@ -61,7 +61,8 @@ class AskedLine:
     """A line of a hypothesis: inequalities over the plan's arms, or a finding of the paper, which finds its arms by
     itself."""
 
-    inequalities: tuple[AskedInequality, ...] = ()
+    inequalities: Sequence[Sequence[AskedInequality]] = ()
+    """Of each of these lists one is enough."""
     finding: str = ""
     """Its key, such as F1."""
 
@@ -81,7 +82,7 @@ def ask(plan: Plan) -> dict[str, list[AskedLine]]:
             for line in hypothesis.holds:
                 cited = CITED.fullmatch(line.strip())
                 if cited is None:
-                    lines.append(AskedLine(tuple(bind(parse_inequality(line), ladders, families))))
+                    lines.append(AskedLine(bind(parse_inequality(line), ladders, families)))
                 elif cited[1] in findings:
                     lines.append(AskedLine(finding=cited[1]))
                 else:
@@ -95,33 +96,32 @@ def list_equivalents(plan: Plan) -> dict[str, tuple[str, ...]]:
     """Arms whose compute-equivalent a hypothesis is about → the arms of the baseline."""
     ladders = {}
     for line in chain(*ask(plan).values()):
-        for inequality in line.inequalities:
-            for rival in (inequality, *inequality.rivals):
-                if rival.ladder:
-                    ladders[rival.terms[0].arms[0]] = rival.ladder
+        for inequality in chain(*line.inequalities):
+            if inequality.ladder:
+                ladders[inequality.operands[0].arms[0]] = inequality.ladder
     return ladders
 
 
-def list_scores(plan: Plan) -> AskedScores:
-    """List the scores that a plan makes, by the names of arms and tasks in its results."""
+def with_plan(plan: Plan, results: ResultSet) -> ResultSet:
+    """Put the scores that a plan makes beside its results, by the names that arms and tasks have there."""
     arms = {model.name: model.pooled_name for model in plan.models}
     points = Counter((arms[cell.model], task) for cell in plan.cells for task in cell.evaluates)
-    return AskedScores(task_families(plan.study.evaluation), points)
+    return replace(results, planned_tasks=task_families(plan.study.evaluation), planned_runs=points)
 
 
 def judge_hypotheses(plan: Plan, results: ResultSet) -> tuple[Finding, ...]:
     """Judge every hypothesis, corrected together, by the standard metrics; on all tasks of the plan that it
     is about, or not at all; and not by scores that are unfinished or lost seeds."""
-    planned = list_scores(plan)
-    results = with_averages(results.select(metric=results.primary_metric).results) if results.results else results
+    results = with_plan(plan, results)
+    results = with_averages(results.select(metric=results.primary_metric)) if results.results else results
     findings = []
     for hypothesis, lines in zip(plan.study.hypotheses, ask(plan).values(), strict=True):
         claims: list[Claim] = []
         for line in lines:
             if line.finding:
-                claims += make_claims(line.finding, results, planned)
+                claims += make_claims(line.finding, results)
             else:
-                claims.append(make_line(line.inequalities, results, planned))
+                claims.append(make_line(line.inequalities, results))
         findings.append(Finding(hypothesis.name, hypothesis.says, HOW_JUDGED, tuple(claims)))
     return judge_claims(findings)
 
@@ -139,17 +139,17 @@ def hypotheses_hash(plan: Plan) -> str:
     which tasks. A line of the paper is about all of them."""
     families = task_families(plan.study.evaluation)
 
-    def about(inequality: AskedInequality) -> list[Any]:
+    def about(inequality: AskedInequality, *rivals: AskedInequality) -> list[Any]:
         terms = []
-        for term in inequality.terms:
+        for term in inequality.operands:
             tasks = [name for name, family in families.items() if term.task in (name, family, MEAN_OF_FAMILIES)]
             terms.append((term.arms, tasks))
-        return [inequality.label, terms, inequality.ladder, [about(rival) for rival in inequality.rivals]]
+        return [inequality.label, terms, inequality.ladder, [about(rival) for rival in rivals]]
 
     everything = [list(plan.of_first_seed.arms), list(families)]
     bound = []
     for lines in ask(plan).values():
-        bound.append([everything if line.finding else list(map(about, line.inequalities)) for line in lines])
+        bound.append([everything if line.finding else [about(*group) for group in line.inequalities] for line in lines])
     return content_hash([text_hash(plan.study), bound])[:8]
 
 

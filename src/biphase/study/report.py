@@ -28,7 +28,7 @@ from biphase.report.figures import figure_pool
 from biphase.report.formats import csv_text, show_count
 from biphase.report.page import Told, write_report
 from biphase.report.paper import judge_paper, place_arms
-from biphase.report.results import ReportArm, Result, ResultSet, measured, pool
+from biphase.report.results import ReportArm, Result, ResultSet, pool
 from biphase.run import Run, read_metrics, read_recipe
 from biphase.study.advise import Evidence
 from biphase.study.cost import Sizes, measure_sizes
@@ -38,7 +38,7 @@ from biphase.study.hypotheses import (
     hypotheses_json,
     judge_hypotheses,
     list_equivalents,
-    list_scores,
+    with_plan,
 )
 from biphase.study.plan import EvaluatedModel, Plan, history, plan_study
 from biphase.study.run import status
@@ -139,7 +139,7 @@ def collect_model(
                 chosen = select_rate(scores, name, task, metric, is_papers_way=kind == "paper", peers=own_peers)
             except InputError:
                 continue  # diverged everywhere: told as missing
-            yield measured(
+            yield Result(
                 arm,
                 family,  # type: ignore[arg-type]
                 task,
@@ -295,7 +295,7 @@ def report_study(
     with figure_pool() as pool:
         picture = pool.submit(plan_svg, replace(plan, cells=()))  # beside the scores, which take longest to read
         state = read_state(plan, place)
-        results = with_averages(collect_results(plan, state.scores))
+        results = with_averages(with_plan(plan, ResultSet(tuple(collect_results(plan, state.scores)))))
         hypotheses = judge_hypotheses(plan, results) if plan.study.hypotheses else ()
         files = {"scores.csv": cells_csv(state.scores)}
         if hypotheses:
@@ -307,7 +307,7 @@ def report_study(
         told = Told(
             title=plan.study.title or f"The study {plan.study.name}",
             question=plan.study.question,
-            verdicts=judge_paper(results, list_scores(plan)) if results.results else None,
+            verdicts=judge_paper(results) if results.results else None,
             hypotheses=(hypotheses, describe_declaration(plan, place.path)) if hypotheses else None,
             declared=list_equivalents(plan),
             notes=list(list_notes(state)),
