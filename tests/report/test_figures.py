@@ -75,11 +75,11 @@ def study() -> ResultSet:
 def drawn(study: ResultSet, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with every figure."""
     folder = tmp_path_factory.mktemp("figures")
-    pictures, made, missing = list_figures(study, LOSSES)
+    plots, missing = list_figures(study, LOSSES)
     with figure_pool() as pool:
-        list(pool.map(partial(save_figure, folder=folder), pictures))
+        list(pool.map(partial(save_figure, folder=folder), plots.keys(), plots.values()))
     assert missing == []
-    assert list(made) == [*FIGURES, "losses"]
+    assert list(plots) == [*FIGURES, "losses"]
     return folder
 
 
@@ -128,8 +128,8 @@ def test_text_stays_text_and_axes_have_units(drawn: Path) -> None:
 def test_the_same_every_time(tmp_path: Path) -> None:
     part = read_reference().select("QA", setup="ratio")
     for name in ("first", "second"):
-        for picture in list_figures(part)[0]:
-            save_figure(picture, tmp_path / name)
+        for figure, plots in list_figures(part)[0].items():
+            save_figure(figure, plots, tmp_path / name)
     assert sorted(path.name for path in (tmp_path / "first").glob("*.svg")) == ["score-by-flops.svg", "splits.svg"]
     for one in (tmp_path / "first").iterdir():
         assert one.read_bytes() == (tmp_path / "second" / one.name).read_bytes()
@@ -138,8 +138,8 @@ def test_the_same_every_time(tmp_path: Path) -> None:
 def test_what_is_missing_is_said() -> None:
     results = read_reference().select("SC", setup="objective", objective="clm", size="1B").results
     uncounted = [replace(result, arm=replace(result.arm, flops=None)) for result in results]
-    pictures, made, missing = list_figures(ResultSet(tuple(uncounted)))
-    assert not pictures and not made
+    plots, missing = list_figures(ResultSet(tuple(uncounted)))
+    assert not plots
     assert len(missing) == len(FIGURES) + 1
     assert "Spread over fine-tuning rates: needs test scores at every fine-tuning rate and seed" in missing
     assert missing[-1] == "Loss curves: needs the metrics.jsonl of the runs"

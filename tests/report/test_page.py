@@ -16,8 +16,8 @@ import pytest
 from biphase import style
 from biphase.errors import InputError
 from biphase.report.figures import FIGURES
-from biphase.report.formats import MISSING, show_estimate, show_p_value, show_points
-from biphase.report.page import Told, first_number, inline_svg, sort_value, write_report
+from biphase.report.formats import show_estimate, show_p_value, show_points
+from biphase.report.page import Told, inline_svg, write_report
 from biphase.report.paper import judge_findings, read_reference, report_paper
 from biphase.report.results import ResultSet
 
@@ -161,7 +161,6 @@ def test_compute_equivalents_are_on_the_page(paper: Page, paper_file: Path) -> N
     for suffix in (".md", ".tex", ".csv"):
         table = (paper_file.parent / "tables" / f"compute-equivalents-610M{suffix}").read_text()
         assert "610m-clm-11k-mlm40-22k" in table
-    assert (sort_value(first_number("0.50 (at most 1.17)")), first_number(MISSING)) == ("0.50", MISSING)
 
 
 def test_a_page_is_small(paper_file: Path) -> None:
@@ -196,7 +195,6 @@ def test_what_is_given_is_escaped_and_shown(part: ResultSet, tmp_path: Path) -> 
     assert len(page.all("script")) == 1
     assert "".join(page.words).count("alert('x')") == 6  # as title (twice), question, cost, command, and missing line
     assert page.all("g", id="plan-0") and page.all("use", href="#plan-0")
-    assert page.all("td", **{"data-sort": "1200.5"})
     assert page.all("section", id="costs") and page.all("section", id="reproduce") and page.all("section", id="plan")
 
 
@@ -261,14 +259,6 @@ def test_panels_are_parts_that_may_be_stacked(paper_file: Path) -> None:
     # An unfinished study may have nothing to name in a legend.
     nameless = re.sub(r"(?s)(<g id=\"legend_1\">).*?</g>\n </g>", r"\1</g></g>", text)
     assert re.findall(r'<svg class="(\w+)"', inline_svg(nameless, "splits", {})) == ["panel"] * 4
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("1,000", "1000"), ("40 %", "40"), ("610M", "6.1e+08"), ("1b", "1e+09"), ("–", ""), ("CLM → MLM", "CLM → MLM")],
-)
-def test_sort_values(text: str, value: str) -> None:
-    assert sort_value(text) == value
 
 
 def test_an_estimate_has_two_digits() -> None:

@@ -9,7 +9,7 @@ rungs, cannot be told apart. So it is over all noise that the scores show.
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
@@ -18,7 +18,7 @@ from scipy import optimize
 
 from biphase.errors import InputError
 from biphase.report.contrasts import Contrast, Noise, Terms, average, combine, contrast
-from biphase.report.figures import Mark, Panel, mark_mean, round_ticks
+from biphase.report.figures import Panel, mark_interval, round_ticks
 from biphase.report.formats import MISSING, show_noise, show_share
 from biphase.report.results import ReportArm, Result, ResultSet, read_words, reference_mask, short_steps, sizes_of
 from biphase.report.tables import Cell, Row, Table
@@ -101,7 +101,11 @@ def compute_equivalent(
     """
     rung, ladder, names = make_ladder(results, arm, baseline, axis, datasets)
     heights = optimize.isotonic_regression([one.score.mean for one in ladder]).x
-    log, beyond = read_off(np.log([one.compute for one in ladder]), heights, rung.score.mean)
+    mean = rung.score.mean
+    beyond: Literal["", "above", "below"] = "above" if mean > heights[-1] else "below" if mean < heights[0] else ""
+    # The least compute at which the rising line reaches the score, or the end that it lies beyond: read from above, for
+    # where the line is level `interp` takes what comes last.
+    log = np.interp(-mean, -heights[::-1], np.log([one.compute for one in ladder])[::-1])
     interval = find_interval(rung, ladder) if is_tested else (math.nan, math.nan, ())
     share = rung.compute / math.exp(log)
     return Equivalent(arm, axis, share, beyond, *interval, rung, tuple(ladder), tuple(heights.tolist()), names)
@@ -163,19 +167,6 @@ def refuse_gaps(rungs: Sequence[tuple[float, str]]) -> None:
                 f"{lower} and {upper} are a factor of {more / less:.3g} apart, and a straight line between them would "
                 f"mislead; give the baseline budgets between them, each at most {MOST_APART} times the one below"
             )
-
-
-def read_off(logs: np.ndarray, scores: np.ndarray, score: float) -> tuple[float, Literal["", "above", "below"]]:
-    """The log of the least compute at which a rising line reaches a score, or the end that it lies beyond."""
-    if score > scores[-1]:
-        return float(logs[-1]), "above"
-    if score < scores[0]:
-        return float(logs[0]), "below"
-    at = int(np.searchsorted(scores, score))  # scores[at - 1] < score <= scores[at]
-    if at == 0:
-        return float(logs[0]), ""
-    part = (score - scores[at - 1]) / (scores[at] - scores[at - 1])
-    return float(logs[at - 1] + part * (logs[at] - logs[at - 1])), ""
 
 
 def find_interval(rung: Rung, ladder: Sequence[Rung]) -> tuple[float, float, tuple[Noise, ...]]:
@@ -241,20 +232,10 @@ LEAST_SAVING = 0.05
 """A share whose logarithm is nearer to zero saves or costs nothing that a task could carry."""
 
 
-@dataclass(frozen=True)
-class Price:
-    """What an arm pays for its score, as shares of what the baseline pays for the same."""
-
-    mean: tuple[Equivalent, ...]
-    """By the mean over all data sets: in FLOPs and in tokens, as far as these are known."""
-    parts: Mapping[str, Equivalent]
-    """By each family and each data set, where there are several; in the first kind of compute."""
-    without: Mapping[str, Equivalent]
-    """By the mean without each data set, untested."""
-
-    @property
-    def arm(self) -> ReportArm:
-        return self.mean[0].arm
+Price = Mapping[str, Sequence[Equivalent]]
+"""What an arm pays for its score, as shares of what the baseline pays for the same: `mean` → by the mean over all data
+sets, in FLOPs and in tokens, as far as these are known; each family and each data set, where there are several → by
+that, in the first kind of compute."""
 
 
 @dataclass(frozen=True)
@@ -268,6 +249,8 @@ class PriceList:
     datasets: tuple[str, ...]
     declared: tuple[str, ...] = ()
     """Arms that the study's hypotheses hold against this baseline."""
+    without: Mapping[str, Equivalent] = field(default_factory=dict)
+    """Each of several data sets → the share of the first of the headline by the mean without it, untested."""
 
     @property
     def size(self) -> str:
@@ -286,7 +269,7 @@ class PriceList:
     @property
     def rule(self) -> str:
         """How its tables are to be read."""
-        noise = self.prices[0].mean[0].noise
+        noise = self.prices[0]["mean"][0].noise
         over = f", over {show_noise(noise)}" if noise else ""
         once = "" if "pretraining seeds" in noise else " Each model was pretrained once: this is about these models."
         where = f"the mean over {len(self.datasets)} data sets" if len(self.datasets) > 1 else self.datasets[0]
@@ -296,16 +279,17 @@ class PriceList:
     def compared(self) -> tuple[Equivalent, ...]:
         """The arms of the largest budget above which the baseline has another one, the least share first: what is
         better than the baseline there still lies on the ladder. Without such a budget, those of the smallest."""
-        top = self.baseline[-1].pretrain_steps
-        budgets = sorted({price.arm.pretrain_steps for price in self.prices})
-        chosen = max((steps for steps in budgets if steps < top), default=budgets[0])
-        return tuple(price.mean[0] for price in self.prices if price.arm.pretrain_steps == chosen)
+        means = [price["mean"][0] for price in self.prices]
+        budgets = sorted({mean.arm.pretrain_steps for mean in means})
+        below_top = [steps for steps in budgets if steps < self.baseline[-1].pretrain_steps]
+        chosen = max(below_top, default=budgets[0])
+        return tuple(mean for mean in means if mean.arm.pretrain_steps == chosen)
 
     @property
-    def headline(self) -> tuple[Price, ...]:
+    def headline(self) -> tuple[Equivalent, ...]:
         """What was declared before it was seen; else all that is compared."""
-        compared = [each.arm.name for each in self.compared]
-        return tuple(price for price in self.prices if price.arm.name in (self.declared or compared))
+        names = self.declared or [each.arm.name for each in self.compared]
+        return tuple(price["mean"][0] for price in self.prices if price["mean"][0].arm.name in names)
 
 
 def list_prices(
@@ -324,15 +308,23 @@ def list_prices(
         arms = [arm for arm in trained if arm.size == size]
         baseline = choose_baseline(arms)
         others = [arm for arm in arms if arm not in baseline]
+        if not baseline:
+            continue
         try:
-            prices, datasets = price_arms(results, baseline, others) if baseline else ([], ())
+            datasets = shared_datasets(results, baseline, None)
+            prices = price_arms(results, baseline, others, datasets)
         except InputError as error:
             lacking.append(f"No compute-equivalents of {size}: {error}")
             continue
-        rungs, names = {arm.name for arm in baseline}, [price.arm.name for price in prices]
-        asked = [name for name, ladder in (declared or {}).items() if name in names and rungs.issuperset(ladder)]
         if prices:
-            lists.append(PriceList(baseline, tuple(prices), datasets, tuple(asked)))
+            rungs, names = {arm.name for arm in baseline}, [price["mean"][0].arm.name for price in prices]
+            asked = [name for name, ladder in (declared or {}).items() if name in names and rungs.issuperset(ladder)]
+            listed = PriceList(baseline, tuple(prices), datasets, tuple(asked))
+            first, without = listed.headline[0], {}
+            for name in datasets if len(datasets) > 1 else ():
+                rest = [other for other in datasets if other != name]
+                without[name] = compute_equivalent(results, first.arm, baseline, first.axis, rest, is_tested=False)
+            lists.append(replace(listed, without=without))
     return lists, lacking
 
 
@@ -352,32 +344,31 @@ def choose_baseline(arms: Sequence[ReportArm]) -> tuple[ReportArm, ...]:
 
 
 def price_arms(
-    results: ResultSet, baseline: Sequence[ReportArm], others: Sequence[ReportArm]
-) -> tuple[list[Price], tuple[str, ...]]:
-    """The prices of those arms of a network that are known as well as its baseline, and the data sets of that. Raises
-    `InputError` where the baseline has no data set in common, or a gap."""
+    results: ResultSet, baseline: Sequence[ReportArm], others: Sequence[ReportArm], datasets: Sequence[str]
+) -> list[Price]:
+    """The prices of those arms of a network that are known as well as its baseline, by the data sets of that. Raises
+    `InputError` where the baseline has a gap."""
     axes = []
     for axis in AXES:
         spent = [0.0, *(getattr(arm, axis) or 0.0 for arm in baseline)]
         if all(before < after for before, after in itertools.pairwise(spent)):  # known of all, and more for more steps
             axes.append(axis)
-    datasets = shared_datasets(results, baseline, None)
     parts = list_parts(results, baseline[0], datasets)
-    prices = []
+    prices: list[Price] = []
     for arm in others:
         known = [axis for axis in axes if getattr(arm, axis)]
         if known and results.scores_of(arm).keys() >= set(datasets):
             price_on = partial(compute_equivalent, results, arm, baseline)
-            mean = tuple(price_on(axis, datasets) for axis in known)
-            by_part = {part: price_on(known[0], names) for part, names in parts.items()}
-            rest = {name: [other for other in datasets if other != name] for name in datasets if len(datasets) > 1}
-            without = {name: price_on(known[0], names, is_tested=False) for name, names in rest.items()}
-            prices.append(Price(mean, by_part, without))
-    # Above all of the ladder costs less than it says, below all of it more.
-    ranks = {"above": 0, "": 1, "below": 2}
-    prices.sort(key=lambda p: (ranks[p.mean[0].beyond], p.mean[0].share, -p.mean[0].rung.score.mean))
-    prices.sort(key=lambda p: -p.arm.pretrain_steps)
-    return prices, datasets
+            mean = {"mean": [price_on(axis, datasets) for axis in known]}
+            prices.append(mean | {part: [price_on(known[0], names)] for part, names in parts.items()})
+
+    def rank(price: Price) -> tuple[float, ...]:
+        """Above all of the ladder costs less than it says, below all of it more."""
+        mean = price["mean"][0]
+        place = {"above": 0, "": 1, "below": 2}[mean.beyond]
+        return -mean.arm.pretrain_steps, place, mean.share, -mean.rung.score.mean
+
+    return sorted(prices, key=rank)
 
 
 def list_parts(results: ResultSet, arm: ReportArm, datasets: Sequence[str]) -> dict[str, list[str]]:
@@ -402,7 +393,7 @@ def price_sentence(listed: PriceList) -> str:
     goes with that: ` Without genre, A has 0.93.`
     """
     chosen, alone = listed.headline, f"MLM alone ({listed.baseline[0].mask_percent} % masked)"
-    first, last = chosen[0].mean[0], chosen[-1].mean[0]
+    first, last = chosen[0], chosen[-1]
     unit, ends = f"of its {AXES[first.axis]}", show_ends(first)
     where = f"on average over {len(first.datasets)} tasks" if len(first.datasets) > 1 else f"on {first.datasets[0]}"
     notes = ["declared in the study's hypotheses"] if listed.declared else []
@@ -420,10 +411,10 @@ def price_sentence(listed: PriceList) -> str:
     if len(chosen) == 1 and first.low <= 1 <= first.high:
         told += ", which is not shown to be cheaper" if first.share < 1 else ", which is not shown to cost more"
     told += f", {where} ({'; '.join(notes)})."
-    if not chosen[0].without:
+    if not listed.without:
         return told
     whole = math.log(first.share)
-    task, rest = min(chosen[0].without.items(), key=lambda item: math.copysign(1, whole) * math.log(item[1].share))
+    task, rest = min(listed.without.items(), key=lambda item: math.copysign(1, whole) * math.log(item[1].share))
     has_one = abs(whole) > LEAST_SAVING and math.log(rest.share) / whole < 0.5
     without = f"{'One task carries this: w' if has_one else 'W'}ithout {task}"
     return f"{told} {without}, {first.arm.name} has {show_point(rest)}."
@@ -434,40 +425,39 @@ def ladder_panel(listed: PriceList) -> Panel:
     compared = listed.compared[: len(SERIES)]
     first, marks = compared[0], []
     for rung, height in zip(first.ladder, first.heights, strict=True):
-        mean, reach = rung.score.mean, float(np.nan_to_num(rung.score.half_width))
         # Where the line was made monotone, the interval stays that of the score.
-        down, up = max(height - (mean - reach), 0.0), max(mean + reach - height, 0.0)
-        marks.append(Mark(rung.compute, 100 * height, 100 * down, 100 * up))
+        marks.append(mark_interval(rung.compute, replace(rung.score.interval, value=height)))
     series = [(f"{listed.label} alone", LOOKS["mlm"], marks)]
     for equivalent, look in zip(compared, SERIES, strict=False):
         label = f"{equivalent.arm.name}: {show_point(equivalent)}"
-        mark = mark_mean(equivalent.rung.compute, equivalent.rung.score.mean, equivalent.rung.score.half_width)
+        mark = mark_interval(equivalent.rung.compute, equivalent.rung.score.interval)
         series.append((label, look, [replace(mark, until=equivalent.matching)]))
     ticks, labels, unit = round_ticks([one.compute for one in (*first.ladder, *(one.rung for one in compared))])
     x_label = f"{AXES[first.axis]} of training{unit}"
     y_label = "mean over all tasks (%)" if len(listed.datasets) > 1 else f"{listed.datasets[0]} (%)"
-    return Panel("lines", series, listed.size, x_label, y_label, ticks, labels, is_logarithmic=True, height=3.2)
+    return Panel("lines", series, listed.size, x_label, y_label, ticks, labels, is_logarithmic=True)
 
 
 def price_tables(listed: PriceList) -> list[Table]:
     """A row for every arm: shares by the mean, and those by family and task."""
-    counted = {equivalent.axis for price in listed.prices for equivalent in price.mean}
+    counted = {equivalent.axis for price in listed.prices for equivalent in price["mean"]}
     shared = [axis for axis in AXES if axis in counted]
-    parts = tuple(listed.prices[0].parts)
+    parts = [part for part in listed.prices[0] if part != "mean"]
     rows, by_part = [], []
     records: list[Sequence[object]] = [PRICE_COLUMNS]
     for price in listed.prices:
-        first, stub = price.mean[0], (price.arm.name,)
-        steps, shares = Cell(f"{price.arm.pretrain_steps:,}"), {one.axis: show_multiple(one) for one in price.mean}
+        first, shares = price["mean"][0], {one.axis: show_multiple(one) for one in price["mean"]}
+        stub, steps = (first.arm.name,), Cell(f"{first.arm.pretrain_steps:,}")
         score = Cell(show_share(first.rung.score.mean), show_share(first.rung.score.half_width))
         rows.append(Row(stub, (steps, score, *(Cell(shares.get(axis, MISSING)) for axis in shared))))
-        by_part.append(Row(stub, (steps, *(Cell(show_multiple(one)) for one in price.parts.values()))))
-        for part, equivalent in [*(("mean", one) for one in price.mean), *price.parts.items()]:
-            rung, facts = equivalent.rung, (price.arm.name, listed.size, listed.label, price.arm.pretrain_steps, part)
-            score_and_reach = (show_share(rung.score.mean), show_share(rung.score.half_width).replace(MISSING, ""))
-            share = (equivalent.axis, f"{rung.compute:.6g}", equivalent.beyond, f"{equivalent.share:.4f}")
-            ends = [f"{end:.4f}" if 0 < end < math.inf else "" for end in (equivalent.low, equivalent.high)]
-            records.append((*facts, *score_and_reach, *share, *ends, "; ".join(equivalent.noise)))
+        by_part.append(Row(stub, (steps, *(Cell(show_multiple(price[part][0])) for part in parts))))
+        for part, equivalents in price.items():
+            for equivalent in equivalents:
+                rung, facts = equivalent.rung, (*stub, listed.size, listed.label, first.arm.pretrain_steps, part)
+                score_and_reach = (show_share(rung.score.mean), show_share(rung.score.half_width).replace(MISSING, ""))
+                share = (equivalent.axis, f"{rung.compute:.6g}", equivalent.beyond, f"{equivalent.share:.4f}")
+                ends = [f"{end:.4f}" if 0 < end < math.inf else "" for end in (equivalent.low, equivalent.high)]
+                records.append((*facts, *score_and_reach, *share, *ends, "; ".join(equivalent.noise)))
     heads = ("steps", "score (%)", *(f"share of {AXES[axis]}" for axis in shared))
     budgets = ", ".join(short_steps(arm.pretrain_steps) for arm in listed.baseline)
     title = f"Compute-equivalents, {listed.size}: baseline {listed.label} alone with {budgets} steps"

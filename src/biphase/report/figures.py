@@ -34,7 +34,7 @@ from biphase.report.results import (
     sizes_of,
     stability_rates,
 )
-from biphase.report.statistics import rate_spread
+from biphase.report.statistics import Interval, rate_spread
 from biphase.style import INK, LOOKS, PLOT_STYLE, SERIES, Look, plot_losses
 
 if TYPE_CHECKING:
@@ -73,20 +73,12 @@ class Panel:
     is_logarithmic: bool = False
     x_margin: float | None = None
     """The room on the x axis before the first tick and after the last; None: as the marks need it."""
-    height: float = 2.25  # inches
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure to be drawn: the name of its files, and what each of its panels draws."""
-
-    name: str
-    plots: Sequence[Callable[["Axes"], object]]
-    row_height: float = 2.25  # inches
 
 
 Arms = tuple[ReportArm, ...]
 """An arm whose score a mark shows, or two arms whose difference it shows."""
+Plots = Sequence[Callable[["Axes"], object]]
+"""What draws each panel of a figure."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +127,7 @@ class FigureRow:
 
 def choose_objectives(results: ResultSet) -> list[Arms]:
     pairs = objective_pairs(results)
-    return [(arm,) for side in (0, 1) for arm in [pair[side] for pair in pairs]]
+    return [*((clm,) for clm, _ in pairs), *((mlm,) for _, mlm in pairs)]
 
 
 def choose_arms(results: ResultSet, **where: str) -> list[Arms]:
@@ -193,33 +185,38 @@ def name_objective(arm: ReportArm) -> str:
     return {"clm+mlm": "CLM, then MLM"}.get(arm.whole_objective, arm.whole_objective.upper())
 
 
-def name_masked(arm: ReportArm) -> str:
-    return f"MLM {arm.mask_percent} %" if arm.mask_percent else "CLM"
-
-
-def name_share(arm: ReportArm) -> str:
-    return f"{clm_percent(arm)} % CLM, then MLM"
-
-
 def name_split(arm: ReportArm) -> str:
     return f"{short_steps(arm.clm_steps)} CLM, then {short_steps(arm.mlm_steps)} MLM" if arm.clm_steps else "MLM"
-
-
-def name_gap(arm: ReportArm) -> str:
-    return f"{arm.size}, from CLM − from MLM"
 
 
 choose_ratios = partial(choose_arms, setup="objective", objective="mlm")
 choose_undecayed, choose_cpt = partial(choose_arms, setup="efficiency"), partial(choose_arms, setup="cpt")
 
 FIGURES: dict[str, FigureRow] = {
-    "objective-by-size": FigureRow(choose_objectives, name_masked, SIZES),
+    "objective-by-size": FigureRow(
+        choose_objectives, lambda arm: f"MLM {arm.mask_percent} %" if arm.mask_percent else "CLM", SIZES
+    ),
     "masking-ratio": FigureRow(choose_ratios, lambda arm: arm.size, MASKS, look=""),
     "score-by-steps": FigureRow(choose_undecayed, name_objective, UNDECAYED, by_size=True),
     "rate-spread": FigureRow(choose_objectives, name_objective, SIZES, "points", "spread (points)"),
-    "splits": FigureRow(choose_splits, name_share, BUDGETS, "bars", "ahead of MLM alone (points)", True, ""),
+    "splits": FigureRow(
+        choose_splits,
+        lambda arm: f"{clm_percent(arm)} % CLM, then MLM",
+        BUDGETS,
+        "bars",
+        "ahead of MLM alone (points)",
+        by_size=True,
+        look="",
+    ),
     "masking-after-clm": FigureRow(choose_masks_after_clm, name_split, MASKS, by_size=True),
-    "continued": FigureRow(choose_continued, name_gap, PARENTS, "bars", "CLM parent ahead (points)", look=""),
+    "continued": FigureRow(
+        choose_continued,
+        lambda arm: f"{arm.size}, from CLM − from MLM",
+        PARENTS,
+        "bars",
+        "CLM parent ahead (points)",
+        look="",
+    ),
     "continued-steps": FigureRow(choose_cpt, lambda arm: f"from {arm.objective.upper()}", CONTINUED, by_size=True),
     "score-by-flops": FigureRow(choose_priced, name_objective, FLOPS, "rings", look="whole_objective"),
 }
@@ -243,26 +240,19 @@ def begin_drawing(parent: int) -> None:
 
 
 def list_figures(
-    results: ResultSet, losses: Mapping[str, Sequence[Mapping[str, Any]]] | None = None, ladders: Sequence[Panel] = ()
-) -> tuple[list[Picture], dict[str, dict[str, str]], list[str]]:
-    """Every figure for which there are scores.
+    results: ResultSet, losses: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
+) -> tuple[dict[str, Plots], list[str]]:
+    """Every figure for which there are scores, by the name of its files; and what the others lack.
 
-    `losses`: run → records as in metrics.jsonl. `ladders`: panels that stand beside what they tell.
-
-    Returns:
-        The pictures to be drawn; the words of those that stand by themselves, by name; and what the others lack.
+    `losses`: run → records as in metrics.jsonl.
     """
-    plots: dict[str, list[Callable[[Axes], object]]] = {}
+    plots: dict[str, Plots] = {}
     for name, row in FIGURES.items():
         plots[name] = [partial(plot_panel, panel) for panel in fill_panels(row, results)]
     plots["losses"] = list(share_out_curves(losses or {}))
-    pictures = [Picture(name, drawn) for name, drawn in plots.items() if drawn]
-    if ladders:
-        beside = Picture("compute-equivalents", [partial(plot_panel, panel) for panel in ladders], ladders[0].height)
-        pictures.insert(0, beside)
     words = read_words()["figures"]
     missing = [f"{words[name]['title']}: needs {words[name]['needs']}" for name, drawn in plots.items() if not drawn]
-    return pictures, {name: words[name] for name, drawn in plots.items() if drawn}, missing
+    return {name: drawn for name, drawn in plots.items() if drawn}, missing
 
 
 def fill_panels(row: FigureRow, results: ResultSet) -> list[Panel]:
@@ -290,10 +280,11 @@ def fill_panels(row: FigureRow, results: ResultSet) -> list[Panel]:
                 x = values.index(axis.x(arm)) if axis.has_names else axis.x(arm)
                 x = x * (1 + aside) if axis.is_logarithmic else x + aside
                 size = 3.5 + 2 * sizes.index(arm.size) if arm.size in sizes else 5.0  # no other name says a size
-                if row.kind == "points":
-                    marks += mark_spread(results, family, x, arm)
-                else:
-                    marks += mark_score(results, family, x, size, (arm, *others))
+                shows = measure_spread(results, family, arm) if row.kind == "points" else None
+                if row.kind != "points":
+                    shows = measure_score(results, family, (arm, *others))
+                if shows:
+                    marks.append(mark_interval(x, shows, size))
             marked.append((name, look, sorted(marks, key=lambda mark: mark.x)))
         measures = [words.partition(",")[0] for words in group_measures(results, family, results.primary_metric)]
         y_label = row.y_label or f"{'mean of ' if len(measures) > 1 else ''}{show_list(measures)} (%)"
@@ -318,41 +309,35 @@ def list_series(row: FigureRow, shown: Sequence[Arms]) -> list[tuple[str, Look, 
     return series
 
 
-def mark_score(results: ResultSet, family: str, x: float, size: float, shown: Arms) -> list[Mark]:
-    """An arm's score on a family, or the difference of two arms; nothing where a score is missing."""
+def mark_interval(x: float, interval: Interval, size: float = 5.0) -> Mark:
+    """A share as a mark, with as much of an interval as is known."""
+    down = float(np.fmax(interval.value - interval.low, 0.0))  # also of nan
+    up = float(np.fmax(interval.high - interval.value, 0.0))
+    return Mark(x, 100 * interval.value, 100 * down, 100 * up, size)
+
+
+def measure_score(results: ResultSet, family: str, shown: Arms) -> Interval | None:
+    """An arm's score on a family, or the difference of two arms; None where a score is missing."""
     scores = [score for arm in shown if (score := results.score(arm, family))]
     if len(scores) < len(shown):
-        return []
-    if len(scores) == 1:
-        return [mark_mean(x, scores[0].mean, scores[0].half_width, size)]
-    gap = difference(*scores).against()
-    return [mark_mean(x, gap.value, gap.half_width, size)]
+        return None
+    return scores[0].interval if len(scores) == 1 else difference(*scores).against()
 
 
-def mark_mean(x: float, mean: float, half_width: float, size: float = 5.0) -> Mark:
-    """A share as a mark, with as much of an interval as is known."""
-    reach = 0.0 if math.isnan(half_width) else 100 * half_width
-    return Mark(x, 100 * mean, reach, reach, size)
-
-
-def mark_spread(results: ResultSet, family: str, x: float, arm: ReportArm) -> list[Mark]:
-    """The spread of all test scores of an arm, each around the mean of its dataset; none where not all are known."""
-    metric = results.primary_metric
+def measure_spread(results: ResultSet, family: str, arm: ReportArm) -> Interval | None:
+    """The spread of all test scores of an arm, each around the mean of its dataset; None where not all are known."""
     tables = []
-    for dataset in results.datasets(family, metric):
-        score = results.find(arm, family, dataset, metric)
+    for dataset in results.datasets(family, results.primary_metric):
+        score = results.find(arm, family, dataset, results.primary_metric)
         by_rate = score.by_rate or {} if score else {}
         rows = [by_rate[rate] for rate in stability_rates(sorted(by_rate))]
         if len({len(row) for row in rows}) != 1 or np.isnan(rows).all():
-            return []
+            return None
         scores_RS = np.array(rows, dtype=np.float64)
         tables.append(scores_RS - np.nanmean(scores_RS))
     if not tables or len({table.shape[1] for table in tables}) > 1:
-        return []
-    spread = rate_spread(np.concatenate(tables), np.random.default_rng(0))
-    reach = (spread.value - spread.low, spread.high - spread.value)
-    down, up = (0.0 if math.isnan(length) else max(100 * length, 0.0) for length in reach)
-    return [Mark(x, 100 * spread.value, down, up)]
+        return None
+    return rate_spread(np.concatenate(tables), np.random.default_rng(0))
 
 
 def round_ticks(values: Sequence[float]) -> tuple[list[float], list[str], str]:
@@ -414,11 +399,12 @@ def plot_marks(panel: Panel, axes: "Axes") -> None:
 
 def plot_bars(panel: Panel, axes: "Axes") -> None:
     """Bars from zero, side by side in each group."""
+    from matplotlib.colors import to_rgb
+
     width = 0.8 / max(len(panel.series), 1)
     for number, (label, look, marks) in enumerate(panel.series):
         # A third of the way to white, so that intervals are seen on it.
-        channels = (int(look.color[at : at + 2], 16) for at in (1, 3, 5))
-        lighter = "#" + "".join(f"{round(channel + (255 - channel) / 3):02x}" for channel in channels)
+        lighter = [1 / 3 + 2 / 3 * channel for channel in to_rgb(look.color)]
         shift = width * (number - (len(panel.series) - 1) / 2)
         axes.bar(
             [mark.x + shift for mark in marks],
@@ -457,61 +443,43 @@ def plot_loss_curves(losses: Mapping[str, Sequence[Mapping[str, Any]]], objectiv
     axes.legend(loc="upper right", fontsize="small")
 
 
-def save_figure(picture: Picture, folder: Path) -> Path:
-    """Write `NAME.svg` and `NAME.pdf`; returns the SVG. The same picture gives the same, to the byte."""
+def save_figure(name: str, plots: Plots, folder: Path) -> Path:
+    """Write `NAME.svg` and `NAME.pdf`; returns the SVG. The same plots give the same, to the byte."""
     import matplotlib
     from fontTools.subset import Options
     from matplotlib.backends.backend_pdf import FigureCanvasPdf
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     folder.mkdir(parents=True, exist_ok=True)
-    svg = folder / f"{picture.name}.svg"
+    svg = folder / f"{name}.svg"
     # A PDF's fonts are parts of DejaVu: rules of layout, most of the work of cutting it, are of no use to drawn glyphs.
     Options._drop_tables_default = list({*Options._drop_tables_default, "GPOS", "GSUB", "GDEF", "kern"})
     # The salt makes the ids inside an SVG the same every time.
-    with matplotlib.rc_context({"svg.hashsalt": picture.name}, PLOT_STYLE):
-        figure = arrange_panels(picture)
+    with matplotlib.rc_context({"svg.hashsalt": name}, PLOT_STYLE):
+        figure = arrange_panels(plots)
         # Each canvas draws once; `savefig` would draw everything twice, to find out what is rasterized.
         FigureCanvasSVG(figure).print_svg(svg, metadata={"Date": None})
+        figure.set_layout_engine("none")
         FigureCanvasPdf(figure).print_pdf(svg.with_suffix(".pdf"), metadata={"CreationDate": None})
     return svg
 
 
-LEFT, RIGHT, TITLE, LABELS, LINE = 0.66, 0.16, 0.3, 0.46, 0.19
-"""The room in inches beside, above and below the axes of a panel, and that of a line of the legend. A layout engine
-would draw everything once more to find it."""
-
-
-def arrange_panels(picture: Picture) -> "Figure":
+def arrange_panels(plots: Plots) -> "Figure":
     """Panels in two columns under one legend, or one panel across."""
     from matplotlib.figure import Figure
 
-    plots, figure = picture.plots, Figure()
     num_rows, num_columns = math.ceil(len(plots) / 2), min(len(plots), 2)
+    width, row_height = (6.7, 2.25) if num_columns > 1 else (4.7, 3.2)  # inches
+    figure = Figure((width, 0.4 + row_height * num_rows), layout="constrained")
     grid = figure.subplots(num_rows, num_columns, squeeze=False).ravel()
+    entries: dict[str, Any] = {}
     for axes, plot in zip(grid, plots, strict=False):
         plot(axes)
-    for axes in grid[len(plots) :]:
-        axes.set_axis_off()
-    entries: dict[str, Any] = {}
-    for axes in grid[: len(plots)]:
         for handle, label in () if axes.get_legend() else zip(*axes.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
-    num_fitting = 96 if num_columns > 1 else 72  # characters in a line
-    columns = max(num_fitting // max(len(label) + 8 for label in ("", *entries)), 1)
-    title = TITLE if any(axes.get_title(loc="left") for axes in grid) else RIGHT
-    legend = LINE * math.ceil(len(entries) / columns) + (RIGHT if entries else 0)
-    width, height = (6.7 if num_columns > 1 else 4.7), 0.4 + picture.row_height * num_rows
-    figure.set_size_inches(width, height)
-    figure.subplots_adjust(
-        left=LEFT / width,
-        right=1 - RIGHT / width,
-        bottom=LABELS / height,
-        top=1 - (title + legend) / height,
-        wspace=(LEFT + RIGHT) / (width / num_columns - LEFT - RIGHT),
-        hspace=(title + LABELS) / ((height - legend) / num_rows - title - LABELS),
-    )
+    for axes in grid[len(plots) :]:
+        axes.set_axis_off()
     if entries:
-        place: Any = {"loc": "upper center", "borderaxespad": 0.2}
-        figure.legend(entries.values(), entries.keys(), ncols=min(columns, len(entries)), **place)
+        columns = max(int(14.5 * width) // max(len(label) + 8 for label in entries), 1)  # by characters in a line
+        figure.legend(entries.values(), entries.keys(), ncols=min(columns, len(entries)), loc="outside upper center")
     return figure

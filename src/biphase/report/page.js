@@ -1,7 +1,15 @@
 "use strict";
 // Tables sort by a click (or Enter, or the space bar) on a header: up, down, then as they were. Empty cells stay last.
-// A cell without a value of its own sorts by the number that it begins with, or by its words.
-const valueOf = (cell) => cell.dataset.sort ?? (cell.classList.contains("num") ? parseFloat(cell.textContent) || "" : cell.textContent);
+// A cell sorts by its number (610M and 40 % have one too), which in a column of numbers may stand among words; else by its
+// words.
+const UNITS = { k: 1e3, m: 1e6, b: 1e9 };
+const valueOf = (cell) => {
+  const text = cell.textContent.replaceAll(",", "");
+  const [, number, unit] = text.match(/^(-?[0-9.]+)([kmb]?)( %)?$/i) ?? [];
+  if (number) return number * (UNITS[unit.toLowerCase()] ?? 1);
+  if (cell.classList.contains("num")) return text.match(/[0-9]+([.][0-9]+)?/)?.[0] ?? "";
+  return text === "–" ? "" : text;
+};
 for (const table of document.querySelectorAll("table.sortable")) {
   const body = table.tBodies[0];
   const original = [...body.rows];

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element, fromstring, tostring
 
+import numpy as np
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
@@ -25,11 +26,11 @@ from biphase import __version__
 from biphase.console import out as terminal
 from biphase.errors import InputError
 from biphase.files import own_folder
-from biphase.report import contrasts, tables
+from biphase.report import contrasts, formats, tables
 from biphase.report.claims import Claim, Finding, Verdicts, count_tested, group_verdicts, tell_verdict
 from biphase.report.equivalents import PriceList, ladder_panel, list_prices, price_sentence, price_tables
-from biphase.report.figures import figure_pool, list_figures, save_figure
-from biphase.report.formats import MISSING, show_count, show_p_value, show_points, show_share, tell_measures
+from biphase.report.figures import figure_pool, list_figures, plot_panel, save_figure
+from biphase.report.formats import show_count, show_p_value, show_share, tell_measures
 from biphase.report.results import (
     ALL_TASKS,
     AVERAGE,
@@ -40,7 +41,7 @@ from biphase.report.results import (
     check_averages,
     missing_cells,
     missing_examples,
-    num_parameters,
+    read_words,
     short_steps,
 )
 from biphase.report.statistics import SIGNIFICANCE
@@ -241,12 +242,6 @@ def compare_in_words(best: Result, other: Result, where: str, num_models: int) -
     return f"{told}.{scope}"
 
 
-SIGNS = {"supported": "✓", "contradicted": "✕", "undecided": "?"}
-"""Beside the word, so that a verdict does not depend on its colour."""
-
-BAR_WIDTH, MEAN_WIDTH, BAR_HEIGHT = 170.0, 90.0, 18.0
-
-
 @dataclass(frozen=True)
 class Told:
     """What the page tells beside scores."""
@@ -287,15 +282,20 @@ def write_report(results: ResultSet, out: Path, told: Told, pool: Executor | Non
     with own_folder(out, "report") as folder, pool or figure_pool() as drawing:
         results = contrasts.with_averages(results)
         prices, unpriced = list_prices(results, told.declared)
-        pictures, figures, lacking = list_figures(results, told.losses, [*map(ladder_panel, prices)])
-        drawn = drawing.map(partial(save_figure, folder=folder / "figures"), pictures)  # beside the tables
+        plots, lacking = list_figures(results, told.losses)
+        figures = {name: words for name, words in read_words()["figures"].items() if name in plots}
+        if prices:
+            plots["compute-equivalents"] = [partial(plot_panel, ladder_panel(listed)) for listed in prices]
+        save = partial(save_figure, folder=folder / "figures")
+        drawn = drawing.map(save, plots.keys(), plots.values())  # beside the tables
         wide, printed = [wide_table(results, metric) for metric in results.metrics], tables.make_tables(results)
         priced = [price_tables(listed) for listed in prices]
         texts = {**told.files, **tables.table_files([*wide, *printed, *chain(*priced)])}
         lacks = [*missing_cells(results), *missing_examples(results), *(f"No figure: {line}" for line in lacking)]
         html = render(
             sentences=[told.answer] if told.answer else list(tell_answer(results, prices, told)),
-            results=results,
+            facts=describe_results(results),
+            checks=check_averages(results),
             wide=wide,
             prices=[*zip(prices, priced, strict=True)],
             figures=figures,
@@ -329,10 +329,9 @@ def render(svgs: Mapping[str, str], plan_svg: str, **parts: Any) -> str:
     drawn = {**svgs, "plan": plan_svg} if plan_svg else svgs
     pictures = {name: inline_svg(text, name, styles) for name, text in drawn.items()}
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    functions: list[Callable[..., Any]] = [bars_of, check_averages, count_tested, describe_results, first_number]
-    functions += [mean_bars, price_sentence, show_count, show_p_value, show_points, show_share]
-    functions += [sort_value, tell_verdict]
-    environment.globals |= {function.__name__: function for function in functions}
+    environment.globals |= {name: show for name, show in vars(formats).items() if name.startswith("show_")}
+    for function in (count_tested, effect_ends, mean_ends, price_sentence, scale, tables.show_signal, tell_verdict):
+        environment.globals[function.__name__] = function
     here = resources.files("biphase.report")
     return environment.from_string((here / "page.html.j2").read_text("utf-8")).render(
         parts,
@@ -340,13 +339,9 @@ def render(svgs: Mapping[str, str], plan_svg: str, **parts: Any) -> str:
         styles=styles,
         style=Markup((here / "page.css").read_text("utf-8")),
         script=Markup((here / "page.js").read_text("utf-8")),
-        signs=SIGNS,
         objectives=tables.OBJECTIVE_NAMES,
         families=FAMILY_NAMES,
-        bar=(BAR_WIDTH, BAR_HEIGHT),
-        mean_width=MEAN_WIDTH,
         significance=f"{100 * SIGNIFICANCE:g}",
-        show_signal=tables.show_signal,
         version=__version__,
     )
 
@@ -368,59 +363,33 @@ def describe_results(results: ResultSet) -> list[str]:
     ]
 
 
-def bars_of(claim: Claim) -> list[dict[str, float] | None]:
-    """The inequalities of a claim on one scale, which has zero, every bound and every interval on it: places in pixels
-    from the left; None without an interval."""
-    rows: list[dict[str, float] | None] = []
+def effect_ends(claim: Claim) -> list[float]:
+    """What the scale of a claim's inequalities has on it: zero, every bound and every interval."""
+    ends = [0.0]
     for one in claim.inequalities:
-        low, high = one.interval.low, one.interval.high
-        values = {"zero": 0.0, "bound": one.bound, "low": low, "high": high, "estimate": one.estimate}
-        rows.append(None if math.isnan(low) else values)
-    return scale(rows, BAR_WIDTH)
+        if not math.isnan(one.interval.low):
+            ends += [one.bound, one.estimate, one.interval.low, one.interval.high]
+    return ends
 
 
-def mean_bars(table: tables.Table) -> tuple[list[dict[str, float] | None], tuple[float, float]]:
-    """The first score of every row with its interval on one scale, likewise, and the ends of that scale; no bar for a
-    score that lacks, and none where there are not two."""
-    rows: list[dict[str, float] | None] = []
-    for score in [row.cells[0].score for row in table.rows]:
-        if score is None:
-            rows.append(None)
-        else:
-            reach = 0.0 if math.isnan(score.half_width) else score.half_width
-            rows.append({"low": score.mean - reach, "estimate": score.mean, "high": score.mean + reach})
-    known = [row for row in rows if row]
-    if len(known) < 2:
-        return [None for _ in rows], (math.nan, math.nan)
-    return scale(rows, MEAN_WIDTH), (min(row["low"] for row in known), max(row["high"] for row in known))
+def mean_ends(table: tables.Table) -> tuple[float, float]:
+    """The ends of the intervals in the first column of scores; nan where there are not two scores."""
+    intervals = [row.cells[0].score.interval for row in table.rows if row.cells[0].score]
+    if len(intervals) < 2:
+        return math.nan, math.nan
+    ends = [end for interval in intervals for end in (interval.low, interval.value, interval.high)]
+    return float(np.nanmin(ends)), float(np.nanmax(ends))
 
 
-def scale(rows: Sequence[dict[str, float] | None], width: float) -> list[dict[str, float] | None]:
-    """Rows of values → the same as places in pixels from the left of a bar of this width that has all of them."""
-    values = [value for row in rows if row for value in row.values()]
-    low, high, margin = min(values, default=0.0), max(values, default=0.0), 6.0
+def scale(ends: Sequence[float], width: float) -> Callable[[float], float | None]:
+    """A value → its place in pixels from the left of a bar of this width that has all of `ends`; None for nan."""
+    low, high, margin = min(ends), max(ends), 6.0
 
-    def place(value: float) -> float:
-        return round(margin + (value - low) / ((high - low) or 1.0) * (width - 2 * margin), 1)
+    def place(value: float) -> float | None:
+        at = margin + (value - low) / ((high - low) or 1.0) * (width - 2 * margin)
+        return None if math.isnan(at) else round(at, 1)
 
-    return [None if row is None else {name: place(value) for name, value in row.items()} for row in rows]
-
-
-def sort_value(text: str) -> str:
-    """What a cell sorts by: the number in `1,000`, `40 %` and `610M`, nothing where there is none, else the words."""
-    if text == MISSING:
-        return ""
-    plain = text.removesuffix(" %").replace(",", "")
-    parameters = num_parameters(plain)
-    if not math.isinf(parameters):
-        return f"{parameters:g}"
-    return plain if re.fullmatch(r"-?[0-9]+(\.[0-9]+)?", plain) else text
-
-
-def first_number(text: str) -> str:
-    """`0.71` of `at most 0.71 [0.62, 0.83]`."""
-    match = re.search(r"[0-9][0-9,]*(\.[0-9]+)?", text)
-    return match.group() if match else MISSING
+    return place
 
 
 def print_results(results: ResultSet) -> None:
