@@ -30,7 +30,7 @@ def test_signal_of_known_noise() -> None:
     rng = np.random.default_rng(0)
     known = measure_signal([model(str(at), rng.normal(0.5 + 0.1 * at, 0.02, 5).tolist()) for at in range(4)])
     assert known and known.needs == ""
-    assert known.noise == pytest.approx(0.02 / 5**0.5, rel=0.4) and known.spread == pytest.approx(0.129, rel=0.15)
+    assert known.ratio == pytest.approx(0.129 / (0.02 / 5**0.5), rel=0.4)
     ratios, decided = [], 0
     for _ in range(60):
         equal = measure_signal([model(str(at), rng.normal(0.5, 0.02, 5).tolist()) for at in range(4)])
@@ -87,8 +87,7 @@ def test_models_that_differ_alike_in_all_seeds_hide_no_others() -> None:
     """The first two differ by 1/4 in each seed, the second and third by 1/2, 0 and 1/4: a squared error of 1/48."""
     first = [0.25, 0.5, 0.125]
     known = measure_signal([model("a", first), model("b", [0.5, 0.75, 0.375]), model("c", [1.0, 0.75, 0.625])])
-    assert known and known.noise == pytest.approx((1 / 48 / 2 / 2) ** 0.5)
-    assert known.spread == pytest.approx(0.25)
+    assert known and known.ratio == pytest.approx(0.25 / (1 / 48 / 2 / 2) ** 0.5)
     widest = difference(model("c", [1.0, 0.75, 0.625]), model("a", first))
     assert known.needs == what_decides(widest, 0.0, 0.05 / 3), "of three pairs the widest"
     far = measure_signal([model("a", first), model("b", [0.5, 0.75, 0.375]), model("c", [9.0, 8.75, 8.625])])

@@ -314,8 +314,8 @@ def is_significant(p_value: float) -> bool:
     return p_value < SIGNIFICANCE
 
 
-def judge_difference(estimate: float, p_value: float, bound: float = 0.0) -> Side:
-    """The rule of every verdict: on which side of `bound` the two-sided test of "it equals the bound" puts an estimate.
+def judge_difference(estimate: float, p_value: float) -> Side:
+    """The rule of every verdict: on which side of zero the two-sided test of "it is zero" puts an estimate.
 
     "within noise" never means "equal": look at the interval. "untested": there is no p-value (one seed, no spread).
     """
@@ -323,7 +323,7 @@ def judge_difference(estimate: float, p_value: float, bound: float = 0.0) -> Sid
         return "untested"
     if not is_significant(p_value):
         return "within noise"
-    return "above" if estimate > bound else "below"
+    return "above" if estimate > 0 else "below"
 
 
 def say_difference(
@@ -390,17 +390,12 @@ MOST_SEEDS, MOST_EXAMPLES = 1_000, 1_000_000
 class Signal:
     """What a task says about several models."""
 
-    spread: float
-    noise: float
-    """The standard error of such a mean beside another: that of a difference over √2, by the neighbours in rank."""
+    ratio: float
+    """Their spread over the standard error of such a mean beside another, which is that of a difference over √2, by the
+    neighbours in rank: about 1 where all models are equally good."""
     needs: str
     """What would tell the best from the worst, of all pairs the widest; empty where the models cannot all be equally
     good, by an F test of the squared ratio."""
-
-    @property
-    def ratio(self) -> float:
-        """About 1 where all models are equally good."""
-        return self.spread / self.noise if self.noise > 0 else math.nan
 
 
 def measure_signal(scores: Iterable[SeedScores | None]) -> Signal | None:
@@ -410,17 +405,17 @@ def measure_signal(scores: Iterable[SeedScores | None]) -> Signal | None:
     errors = [each.error for each in neighbours]
     if np.isnan(errors).any() or not any(errors):
         return None
-    spread = float(np.std([score.mean for score in ranked], ddof=1))
-    noise = math.sqrt(float(np.mean(np.square(errors))) / 2)
+    spread, noise = np.std([score.mean for score in ranked], ddof=1), math.sqrt(float(np.mean(np.square(errors))) / 2)
+    ratio = float(spread) / noise
     # Each model stands in the differences to two neighbours, but for the first and the last: k models of n seeds have
     # k (n - 1) degrees of freedom, their k - 1 differences 2 (n - 1) each.
     num = len(ranked)
     # Neighbours whose difference is the same for all seeds have none: they speak for no noise, and count for none.
     degrees = float(np.nansum([each.degrees for each in neighbours])) * num / (2 * (num - 1))
-    decides = is_significant(float(special.fdtrc(num - 1, degrees, (spread / noise) ** 2)))
+    decides = is_significant(float(special.fdtrc(num - 1, degrees, ratio**2)))
     level = SIGNIFICANCE / (num * (num - 1) // 2)
     needs = "" if decides else what_decides(difference(ranked[-1], ranked[0]), 0.0, level)
-    return Signal(spread, noise, needs)
+    return Signal(ratio, needs)
 
 
 def what_decides(seen: Contrast, bound: float, level: float) -> str:

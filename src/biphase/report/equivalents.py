@@ -353,7 +353,12 @@ def price_arms(
         spent = [0.0, *(getattr(arm, axis) or 0.0 for arm in baseline)]
         if all(before < after for before, after in itertools.pairwise(spent)):  # known of all, and more for more steps
             axes.append(axis)
-    parts = list_parts(results, baseline[0], datasets)
+    parts: dict[str, list[str]] = {}  # what shares are looked at in parts → its data sets
+    for family in results.families:
+        names = [name for name in results.datasets(family, results.primary_metric) if name in datasets]
+        if 1 < len(names) < len(datasets):
+            parts[f"{family} mean"] = names
+        parts |= {name: [name] for name in names if len(datasets) > 1}
     prices: list[Price] = []
     for arm in others:
         known = [axis for axis in axes if getattr(arm, axis)]
@@ -369,20 +374,6 @@ def price_arms(
         return -mean.arm.pretrain_steps, place, mean.share, -mean.rung.score.mean
 
     return sorted(prices, key=rank)
-
-
-def list_parts(results: ResultSet, arm: ReportArm, datasets: Sequence[str]) -> dict[str, list[str]]:
-    """What shares are looked at in parts: `TC mean` of several data sets and each data set → its data sets."""
-    by_family: dict[str, list[str]] = {}
-    for name, score in results.scores_of(arm).items():
-        if name in datasets:
-            by_family.setdefault(score.family, []).append(name)
-    parts = dict[str, list[str]]()
-    for family, names in by_family.items():
-        if 1 < len(names) < len(datasets):
-            parts[f"{family} mean"] = names
-        parts |= {name: [name] for name in names if len(datasets) > 1}
-    return parts
 
 
 def price_sentence(listed: PriceList) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -143,26 +144,12 @@ def choose_masks_after_clm(results: ResultSet) -> list[Arms]:
     return [(arm,) for arm in [*(arm for arm in alone if (arm.size, arm.pretrain_steps) in budgets), *after]]
 
 
-def choose_splits(results: ResultSet) -> list[Arms]:
-    """CLM then MLM beside MLM alone at the same budget, from little CLM to much."""
-    arms = results.arms(setup="ratio")
-    alone = {(arm.size, arm.pretrain_steps): arm for arm in arms if arm.objective == "mlm"}
-    both = [arm for arm in arms if arm.objective == "clm+mlm" and (arm.size, arm.pretrain_steps) in alone]
-    return [(arm, alone[arm.size, arm.pretrain_steps]) for arm in sorted(both, key=clm_percent)]
-
-
-def choose_continued(results: ResultSet) -> list[Arms]:
-    """What continues from CLM beside what continues from MLM, with as many steps; and the parents."""
-    arms = results.arms(setup="cpt")
-    if not {"clm", "mlm"} <= {arm.objective for arm in arms if arm.cpt_steps}:
-        return []
-    pairs: list[Arms] = []
-    for size in sizes_of(arms):
-        by_steps = {(arm.objective, arm.cpt_steps): arm for arm in arms if arm.size == size}
-        for objective, steps in sorted(by_steps):
-            if objective == "clm" and ("mlm", steps) in by_steps:
-                pairs.append((by_steps["clm", steps], by_steps["mlm", steps]))
-    return pairs
+def choose_gaps(results: ResultSet, setup: str, objective: str, steps: str) -> list[Arms]:
+    """The arms of an objective in a comparison, from little CLM to much, each beside MLM of its size and steps."""
+    place = attrgetter("size", steps)
+    arms = sorted(results.arms(setup=setup), key=lambda arm: (clm_percent(arm), num_parameters(arm.size)))
+    mlm = {place(arm): arm for arm in arms if arm.objective == "mlm"}
+    return [(arm, mlm[place(arm)]) for arm in arms if arm.objective == objective and place(arm) in mlm]
 
 
 def choose_priced(results: ResultSet) -> list[Arms]:
@@ -191,6 +178,8 @@ def name_split(arm: ReportArm) -> str:
 
 choose_ratios = partial(choose_arms, setup="objective", objective="mlm")
 choose_undecayed, choose_cpt = partial(choose_arms, setup="efficiency"), partial(choose_arms, setup="cpt")
+choose_splits = partial(choose_gaps, setup="ratio", objective="clm+mlm", steps="pretrain_steps")
+choose_continued = partial(choose_gaps, setup="cpt", objective="clm", steps="cpt_steps")
 
 FIGURES: dict[str, FigureRow] = {
     "objective-by-size": FigureRow(

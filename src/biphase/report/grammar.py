@@ -39,6 +39,7 @@ RATE = "rate"
 GROUP_AXES = ("budget", "mask", "share", RATE)
 EQUIVALENT = "compute_equivalent"
 """The share of a baseline's FLOPs at which an arm reaches its score (`report.equivalents`)."""
+QUOTES = "'\""
 TOKEN = re.compile(r"'[^']*'|\"[^\"]*\"|[(),*<>]|[^\s(),*<>'\"]+")
 MOST_BRACKETS = 50
 NUMBER_FORM = re.compile(r"-?\d{1,15}(?:\.\d+)?(?:e-?\d{1,2})?")
@@ -133,7 +134,7 @@ class Parser:
         return self.tokens[self.at] if self.at < len(self.tokens) else ""
 
     def refuse(self, wanted: str) -> NoReturn:
-        next_token = f"'{clipped(unquoted(self.next), 20)}'" if self.next else "the end"
+        next_token = f"'{clipped(self.next.strip(QUOTES), 20)}'" if self.next else "the end"
         raise InputError(f"{wanted} is wanted where {next_token} stands")
 
     def take(self, *wanted: str) -> str:
@@ -154,7 +155,7 @@ class Parser:
         if self.next in NO_NAMES:
             self.refuse(what)
         self.at += 1
-        return unquoted(self.tokens[self.at - 1])
+        return self.tokens[self.at - 1].strip(QUOTES)
 
     def number(self) -> float | None:
         """The next word as a number; None where it is none, or where it is a name such as 25/75."""
@@ -261,10 +262,6 @@ class Parser:
             if self.has("the", which, noun):
                 return which
         return next((word for word in QUANTIFIERS if self.has(word, noun)), None)
-
-
-def unquoted(token: str) -> str:
-    return token[1:-1] if token[:1] in ("'", '"') else token
 
 
 def filled(near: Place, far: Place) -> Place:

@@ -118,7 +118,8 @@ def cut_panels(root: Element) -> Iterator[tuple[str, str, list[Element]]]:
     for panel in panels:
         frame = next(panel.iter("path")).attrib["d"]
         frames.append([float(number) for number in re.findall(r"[0-9.]+", frame)[:6]])
-    margin, top = frames[0][0], frames[0][5] - PANEL_TITLE
+    # The room for labels left of the axes, which is that of the wider of two columns.
+    margin, top = max(frames[0][0], frames[1][0] - frames[0][2] - PANEL_END), frames[0][5] - PANEL_TITLE
     for legend in legends:
         texts = [(float(one.attrib["x"]), len(one.text or "")) for one in legend.iter("text")]
         begin = min(x for x, _ in texts) - 30
@@ -165,14 +166,14 @@ def wide_table(results: ResultSet, metric: str) -> tables.Table:
 
     stubs = {}
     for arm in results.models:
-        facts = (arm.size, short_steps(arm.pretrain_steps + arm.cpt_steps), tables.OBJECTIVE_NAMES[arm.whole_objective])
-        stubs[arm] = (arm.name, *facts, tables.percent(arm.mask_percent))
-    by_place = {(name, place): score for name, cells in scores.items() for place, score in cells.items()}
-    rows = tables.fill_rows(stubs, {arm: rivals(arm) for arm in stubs}, columns, by_place)
+        stub = {"model": arm.name, "network": arm.size, "steps": short_steps(arm.pretrain_steps + arm.cpt_steps)}
+        objective = {"objective": tables.OBJECTIVE_NAMES[arm.whole_objective]}
+        stubs[arm] = stub | objective | {"masked": tables.percent(arm.mask_percent)}
+    blocks = {arm: rivals(arm) for arm in stubs}
     # How far tasks tell models apart is a question about models that are compared: those of the largest block.
-    ((largest, _),) = Counter(row.block for row in rows).most_common(1)
-    compared = zip(*(row.cells for row in rows if row.block == largest), strict=True)
-    signals = [contrasts.measure_signal(cell.score for cell in cells) for cells in compared]
+    ((largest, _),) = Counter(blocks.values()).most_common(1)
+    compared = [arm for arm in stubs if blocks[arm] == largest]
+    by_place = {(name, place): score for name, cells in scores.items() for place, score in cells.items()}
     # A dataset may have the name of another family's: `uner` of two families becomes `uner (TC)`.
     heads = [f"{code} mean" if name == AVERAGE else name for code, name in columns]
     heads = [f"{head} ({columns[at][0]})" if heads.count(head) > 1 else head for at, head in enumerate(heads)]
@@ -181,8 +182,8 @@ def wide_table(results: ResultSet, metric: str) -> tables.Table:
     is_long = len(columns) > MOST_COLUMNS
     details = tuple(is_long and name not in (AVERAGE, ALL_TASKS) and code in of_means for code, name in columns)
     title = f"All models and tasks, {'standard' if metric == 'standard' else 'the paper’s own'} metrics ({about})"
-    stub = ("model", "network", "steps", "objective", "masked")
-    return tables.make_score_table(f"all-{metric}", title, stub, heads, rows, signals, details)
+    places = dict(zip(heads, columns, strict=True))
+    return tables.make_score_table(f"all-{metric}", title, stubs, blocks, places, by_place, compared, details)
 
 
 def answer_sentences(results: ResultSet) -> Iterator[str]:

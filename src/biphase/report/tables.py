@@ -93,9 +93,8 @@ def make_tables(results: ResultSet) -> list[Table]:
     tables = []
     for metric, (setup, words) in itertools.product(results.metrics, read_words()["comparisons"].items()):
         part = results.select(metric=metric, setup=setup)
-        stub = tuple(words["stub"])
-        stubs = {arm: tuple(STUBS[head](arm) for head in stub) for arm in part.arms()}
-        blocks = {arm: facts[: words["block"]] for arm, facts in stubs.items()}
+        stubs = {arm: {head: STUBS[head](arm) for head in words["stub"]} for arm in part.arms()}
+        blocks = {arm: tuple(stub.values())[: words["block"]] for arm, stub in stubs.items()}
         trained = [arm for arm in stubs if arm.objective != "none"]
         for family in part.families:
             names = part.datasets(family, metric)
@@ -107,26 +106,10 @@ def make_tables(results: ResultSet) -> list[Table]:
                 number = words["first_table"] + [*FAMILY_NAMES].index(family)
                 title, name = f"{title}, in the form of the paper's table {number}", f"{number:02d}-{name}"
             title, name = title[0].upper() + title[1:], f"table-{name}-{metric}"
-            rows = fill_rows(stubs, blocks, columns, scores)
-            signals = [measure_signal(scores[arm.name, column] for arm in trained) for column in columns]
-            tables.append(make_score_table(name, title, stub, columns, rows, signals))
+            tables.append(
+                make_score_table(name, title, stubs, blocks, {name: name for name in columns}, scores, trained)
+            )
     return tables
-
-
-def fill_rows(
-    stubs: Mapping[ReportArm, tuple[str, ...]],
-    blocks: Mapping[ReportArm, tuple[str | int, ...]],
-    columns: Sequence[Any],
-    scores: Mapping[tuple[str, Any], Result | None],
-) -> tuple[Row, ...]:
-    """A row for every arm, block by block: what stands before its scores, and its score in each column."""
-    rows = []
-    for block in dict.fromkeys(blocks.values()):
-        members = [arm for arm in stubs if blocks[arm] == block]
-        marked = [mark_column([scores.get((arm.name, column)) for arm in members]) for column in columns]
-        for arm, cells in zip(members, zip(*marked, strict=True), strict=True):
-            rows.append(Row(stubs[arm], cells, block, arm))
-    return tuple(rows)
 
 
 def mark_column(scores: Sequence[Result | None]) -> list[Cell]:
@@ -150,15 +133,29 @@ def mark_column(scores: Sequence[Result | None]) -> list[Cell]:
 def make_score_table(
     name: str,
     title: str,
-    stub: tuple[str, ...],
-    columns: Sequence[str],
-    rows: tuple[Row, ...],
-    signals: Sequence[Signal | None],
+    stubs: Mapping[ReportArm, Mapping[str, str]],
+    blocks: Mapping[ReportArm, object],
+    columns: Mapping[str, object],
+    scores: Mapping[tuple[str, Any], Result | None],
+    compared: Sequence[ReportArm],
     details: Sequence[bool] = (),
 ) -> Table:
-    """A table of scores with what a reader must know of them."""
-    scores = [cell.score for row in rows for cell in row.cells if cell.score]
-    is_published = not any(score.samples or score.cells for score in scores)
+    """A table of scores with what a reader must know of them: a row for every arm, block by block.
+
+    Args:
+        stubs: what stands before the scores of an arm, by its header.
+        columns: the head of each column → what its scores stand under in `scores`, beside the name of an arm.
+        compared: those arms that the columns are to tell apart.
+    """
+    rows: list[Row] = []
+    for block in dict.fromkeys(blocks.values()):
+        members = [arm for arm in stubs if blocks[arm] == block]
+        marked = [mark_column([scores.get((arm.name, column)) for arm in members]) for column in columns.values()]
+        for arm, cells in zip(members, zip(*marked, strict=True), strict=True):
+            rows.append(Row(tuple(stubs[arm].values()), cells, block, arm))
+    signals = [measure_signal(scores.get((arm.name, column)) for arm in compared) for column in columns.values()]
+    known = [cell.score for row in rows for cell in row.cells if cell.score]
+    is_published = not any(score.samples or score.cells for score in known)
     by = "as published, 1.96·s/√n (verdicts are by Student’s t)" if is_published else "by Student’s t"
     notes = [
         f"Test scores in %: mean over seeds ± half of the 95 % interval over them, {by}. ± –: no interval, because "
@@ -183,7 +180,8 @@ def make_score_table(
             records.append((name, row.arm.name, *facts, *place, *shown))
     if missing:
         notes.append(f"Missing: {'; '.join(missing)}.")
-    return Table(name, title, stub, tuple(columns), rows, tuple(notes), records, tuple(signals), tuple(details))
+    stub = tuple(next(iter(stubs.values())))
+    return Table(name, title, stub, tuple(columns), tuple(rows), tuple(notes), records, tuple(signals), tuple(details))
 
 
 CSV_COLUMNS = (
