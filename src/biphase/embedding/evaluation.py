@@ -14,7 +14,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import pairwise_cos_sim
 
@@ -24,9 +23,9 @@ from biphase.embedding.pairs import read_pairs
 from biphase.embedding.recipe import PairSource, set_name
 from biphase.errors import InputError, first_line
 from biphase.files import content_hash
-from biphase.finetuning.metrics import Judgement, judge_ranking, regression_metrics
+from biphase.finetuning.metrics import Judgement, judge_ranking, score_rows
 from biphase.tasks.sources import find_source
-from biphase.tasks.spec import FileLayout, Task
+from biphase.tasks.spec import METRICS, FileLayout, Task
 from biphase.tasks.splits import index_bm25, own_documents, query_bm25, read_judged_texts, read_judgements
 
 KEPT_DOCUMENTS = 100
@@ -98,11 +97,11 @@ def score_embedder(model: SentenceTransformer, judged: Judged) -> Judgement:
     if judged.pairs:
         one, other = [row[0] for row in judged.pairs], [row[1] for row in judged.pairs]
         embeddings = [embed_texts(model.encode, texts, f"embed {judged.name}") for texts in (one, other)]
-        gold = np.array([row[2] for row in judged.pairs])
-        cosines = pairwise_cos_sim(*embeddings).cpu().numpy()
-        pairs = enumerate(zip(gold.tolist(), cosines.tolist(), strict=True))
-        rows = [{"id": str(number), "gold": score, "predicted": cosine} for number, (score, cosine) in pairs]
-        return regression_metrics(gold, cosines), rows
+        cosines = pairwise_cos_sim(*embeddings).tolist()
+        rows = []
+        for number, ((_, _, score), cosine) in enumerate(zip(judged.pairs, cosines, strict=True)):
+            rows.append({"id": str(number), "gold": score, "predicted": cosine})
+        return score_rows(rows, METRICS["regression"], ()), rows
     documents, queries, label = list(judged.documents.values()), list(judged.queries.values()), f"embed {judged.name}"
     lengths = {"normalize_embeddings": model.similarity_fn_name == "cosine"}
     documents_ND = embed_texts(model.encode_document, documents, f"{label} corpus", **lengths)

@@ -32,44 +32,9 @@ Contributions = tuple[np.ndarray, Statistic | None]
 their sums."""
 
 
-def accuracy(gold_U: np.ndarray, predicted_U: np.ndarray) -> float:
-    """Share of units whose label is right."""
-    assert len(gold_U) == len(predicted_U) > 0
-    return float((gold_U == predicted_U).mean())
-
-
-def label_f1(gold_U: np.ndarray, predicted_U: np.ndarray, num_labels: int) -> tuple[np.ndarray, np.ndarray]:
-    """The F1 of each label against all others [L], and whether it is in gold or predictions at all [L]; if not, 0."""
-    assert len(gold_U) == len(predicted_U)
-    right_L = np.bincount(gold_U[gold_U == predicted_U], minlength=num_labels)
-    seen_L = np.bincount(gold_U, minlength=num_labels) + np.bincount(predicted_U, minlength=num_labels)
-    assert len(seen_L) == num_labels
-    return 2 * right_L / np.maximum(seen_L, 1), seen_L > 0
-
-
-def sequence_metrics(gold_S: np.ndarray, predicted_S: np.ndarray, num_labels: int) -> Metrics:
-    """`accuracy`; `macro_f1`, the mean F1 of the labels that are in gold or predictions; `mcc`, Matthews' correlation,
-    GLUE's score of CoLA; of two labels also `f1`, that of label 1, GLUE's score of QQP and MRPC beside the accuracy.
-    """
-    one_hot_LL = np.eye(num_labels, dtype=np.int64)
-    gold_SL, predicted_SL = one_hot_LL[gold_S], one_hot_LL[predicted_S]
-    names = ("macro_f1", "mcc", "f1") if num_labels == 2 else ("macro_f1", "mcc")
-    scores = {name: total_score(*label_counts(name, gold_SL, predicted_SL)) for name in names}
-    return {"accuracy": accuracy(gold_S, predicted_S)} | scores
-
-
-def multi_label_metrics(gold_SL: np.ndarray, predicted_SL: np.ndarray) -> Metrics:
-    """`micro_f1` over all labels together; `macro_f1`, the mean F1 of all labels; `accuracy`, the share of samples with
-    the whole set right."""
-    names = ("micro_f1", "macro_f1")
-    scores = {name: total_score(*label_counts(name, gold_SL, predicted_SL, is_multi=True)) for name in names}
-    return scores | {"accuracy": float((gold_SL == predicted_SL).all(axis=1).mean())}
-
-
-def regression_metrics(gold_S: np.ndarray, predicted_S: np.ndarray) -> Metrics:
-    """The correlations `spearman` and `pearson`; 0 where all numbers of a side are the same."""
-    names = ("spearman", "pearson")
-    return {name: total_score(*correlation_products(name, gold_S, predicted_S)) for name in names}
+def score_rows(rows: Sequence[Mapping[str, Any]], metrics: Iterable[str], classes: Sequence[str]) -> Metrics:
+    """The scores of rows of predictions by some metrics, each made of what the rows contribute to it."""
+    return {metric: total_score(*contributions(rows, metric, classes)) for metric in metrics}
 
 
 def total_score(values: np.ndarray, statistic: Statistic | None) -> float:
@@ -160,33 +125,21 @@ STATISTICS: dict[str, Statistic] = {
 """What makes a score of sums of counts, by the names under which cells keep it."""
 
 
-def token_metrics(gold_U: np.ndarray, predicted_U: np.ndarray, bounds_S1: np.ndarray, labels: Sequence[str]) -> Metrics:
+def tag_scores(rows: Sequence[Mapping[str, Any]], classes: Sequence[str]) -> Metrics:
     """Accuracy over words, and `macro_f1`, the mean F1 of the tags that are in gold or predictions; where tags are of
-    entities (O comes first), scores over those, and the paper's score as `paper_f1`. A word without a prediction is -1.
+    entities (O comes first), scores over those, all types together, and the paper's score as `paper_f1`.
+
+    An entity is right when its type and both its ends are; without any entity `precision`, `recall`, `f1` and
+    `strict_f1` are 0. The two ways of counting differ where tags are broken: an I- tag that continues no entity of its
+    type begins one for the first three scores, and belongs to none for `strict_f1`. `f1` is what CoNLL's own script,
+    conlleval, and seqeval's default mode compute: published numbers of CoNLL-2003 are those, and a model whose tags are
+    read one by one does break them. `strict_f1` is that of seqeval's strict mode for IOB2.
     """
-    scores = {"accuracy": accuracy(gold_U, predicted_U)}
-    if labels[0] != "O":
-        known_U = np.where(predicted_U < 0, len(labels), predicted_U)
-        f1_L, is_seen_L = label_f1(gold_U, known_U, len(labels) + 1)
-        return scores | {"macro_f1": float(f1_L[:-1][is_seen_L[:-1]].mean())}
-    entities = entity_scores(gold_U, predicted_U, bounds_S1, labels)
-    return entities | scores | {"paper_f1": sentence_macro_f1(gold_U, predicted_U, bounds_S1, len(labels))}
-
-
-def entity_scores(gold_U: np.ndarray, predicted_U: np.ndarray, bounds_S1: np.ndarray, labels: Sequence[str]) -> Metrics:
-    """`precision`, `recall`, `f1` and `strict_f1` over entities, all types together; without any entity they are 0.
-
-    An entity is right when its type and both its ends are. The two ways of counting differ where tags are broken: an
-    I- tag that continues no entity of its type begins one for the first three scores, and belongs to none for
-    `strict_f1`. `f1` is what CoNLL's own script, conlleval, and seqeval's default mode compute: published numbers of
-    CoNLL-2003 are those, and a model whose tags are read one by one does break them. `strict_f1` is that of seqeval's
-    strict mode for IOB2.
-    """
-    counts_S3 = count_entities(gold_U, predicted_U, bounds_S1, labels)
-    strict_S3 = count_entities(gold_U, predicted_U, bounds_S1, labels, is_strict=True)
-    found, predicted, gold = counts_S3.sum(axis=0).tolist()
+    if classes[0] != "O":
+        return score_rows(rows, ("accuracy", "macro_f1"), classes)
+    found, predicted, gold = count_tags(rows, "f1", classes)[0].sum(axis=0).tolist()
     scores = {"precision": found / max(predicted, 1), "recall": found / max(gold, 1)}
-    return scores | {"f1": total_score(counts_S3, micro_f1), "strict_f1": total_score(strict_S3, micro_f1)}
+    return scores | score_rows(rows, ("f1", "strict_f1", "accuracy", "paper_f1"), classes)
 
 
 def count_entities(
@@ -221,7 +174,6 @@ def find_entities(tags_U: np.ndarray, bounds_S1: np.ndarray, labels: Sequence[st
 
     Raises `InputError` for a label that is neither O nor B- or I- with a type.
     """
-    check_sentences(tags_U, bounds_S1)
     # The first letter of each label, and its type as a number.
     prefixes, type_names = [], []
     for label in labels:
@@ -242,22 +194,18 @@ def find_entities(tags_U: np.ndarray, bounds_S1: np.ndarray, labels: Sequence[st
     return (firsts_E * len(tags_U) + lasts_E) * len(labels) + types_U[firsts_E], prefixes_U[firsts_E] == "B"
 
 
-def sentence_macro_f1(gold_U: np.ndarray, predicted_U: np.ndarray, bounds_S1: np.ndarray, num_labels: int) -> float:
-    """The paper's score of token classification: the mean over sentences of the macro F1 over tags, O included.
+def count_labels(gold_U: np.ndarray, predicted_U: np.ndarray, bounds_S1: np.ndarray, num_labels: int) -> np.ndarray:
+    """[S, 2L] how often each label is right in each sentence, then how often it is predicted plus how often gold.
 
-    As scikit-learn's `f1_score(average="macro")` of each sentence: a tag counts where it is in gold or predictions.
+    A word without a prediction has the number L.
     """
-    check_sentences(gold_U, bounds_S1)
-    num_sentences = len(bounds_S1) - 1
-    shifts_U = np.repeat(np.arange(num_sentences) * num_labels, np.diff(bounds_S1))
-    f1, is_seen = label_f1(gold_U + shifts_U, predicted_U + shifts_U, num_sentences * num_labels)
-    f1_SL, is_seen_SL = f1.reshape(-1, num_labels), is_seen.reshape(-1, num_labels)
-    return float((f1_SL.sum(axis=1) / is_seen_SL.sum(axis=1)).mean())
-
-
-def check_sentences(tags_U: np.ndarray, bounds_S1: np.ndarray) -> None:
-    assert bounds_S1[0] == 0 and bounds_S1[-1] == len(tags_U), "the bounds do not fit the words"
-    assert len(bounds_S1) > 1 and (np.diff(bounds_S1) > 0).all(), "a sentence has no word"
+    sentences_U = np.repeat(np.arange(len(bounds_S1) - 1), np.diff(bounds_S1))
+    right_SL, seen_SL = np.zeros((2, len(bounds_S1) - 1, num_labels + 1), dtype=np.int64)
+    is_right_U = gold_U == predicted_U
+    np.add.at(right_SL, (sentences_U[is_right_U], gold_U[is_right_U]), 1)
+    for labels_U in (gold_U, predicted_U):
+        np.add.at(seen_SL, (sentences_U, labels_U), 1)
+    return np.concatenate([right_SL[:, :-1], seen_SL[:, :-1]], axis=1)
 
 
 PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -473,23 +421,20 @@ def best_documents(scores: Mapping[str, float], num: int) -> list[tuple[str, flo
 
 
 def contributions(rows: Sequence[Mapping[str, Any]], metric: str, classes: Sequence[str]) -> Contributions:
-    """What each row of predictions contributes to any metric that may choose a rate (`tasks.METRICS`)."""
+    """What each row of predictions contributes to a metric: to any that may choose a rate (`tasks.METRICS`), and to the
+    paper's of tags."""
+    if "score" not in rows[0] and is_sentence(rows[0]):
+        return count_tags(rows, metric, classes)
     gold, predicted = [row.get("gold") for row in rows], [row.get("predicted") for row in rows]
-    is_of_classes = metric in ("micro_f1", "macro_f1", "mcc") or (metric == "f1" and isinstance(gold[0], str))
-    statistic = None
     if metric in ("spearman", "pearson"):
-        values, statistic = correlation_products(metric, np.array(gold, np.float64), np.array(predicted, np.float64))
-    elif metric == "exact":
+        return correlation_products(metric, np.array(gold, np.float64), np.array(predicted, np.float64))
+    if metric == "exact":
         answers = counted_answers([row["gold"] for row in rows])
-        values = np.array([exact_match(row["predicted"], right) for row, right in zip(rows, answers, strict=True)])
-    elif "score" not in rows[0] and is_sentence(rows[0]):
-        values, statistic = count_tags(rows, metric, classes)
-    elif is_of_classes:
+        return np.array([exact_match(row["predicted"], right) for row, right in zip(rows, answers, strict=True)]), None
+    if metric in ("micro_f1", "macro_f1", "mcc") or (metric == "f1" and isinstance(gold[0], str)):
         is_multi = isinstance(gold[0], list)
-        values, statistic = label_counts(metric, one_hot(gold, classes), one_hot(predicted, classes), is_multi)
-    else:
-        values = np.array([float(row["score"]) for row in rows])
-    return values, statistic
+        return label_counts(metric, one_hot(gold, classes), one_hot(predicted, classes), is_multi)
+    return np.array([float(row["score"]) for row in rows]), None
 
 
 def one_hot(labels: Sequence[Any], classes: Sequence[str]) -> np.ndarray:
@@ -502,7 +447,11 @@ def one_hot(labels: Sequence[Any], classes: Sequence[str]) -> np.ndarray:
 
 
 def count_tags(rows: Sequence[Mapping[str, Any]], metric: str, classes: Sequence[str]) -> Contributions:
-    """What each sentence contributes to a metric of tags. Words that were cut off have no tag, written as ""."""
+    """What each sentence contributes to a metric of tags. Words that were cut off have no tag, written as "".
+
+    `paper_f1`, the paper's score of token classification, is the mean over sentences of the macro F1 over tags, O
+    included, as scikit-learn's `f1_score(average="macro")` of each sentence.
+    """
     gold, predicted, bounds = [], [], [0]
     for row in rows:
         if not row["gold"]:
@@ -511,18 +460,19 @@ def count_tags(rows: Sequence[Mapping[str, Any]], metric: str, classes: Sequence
             gold.append(right)
             predicted.append(tag)
         bounds.append(len(gold))
-    bounds_N1 = np.array(bounds)
+    bounds_S1 = np.array(bounds)
+    # Earlier versions kept no classes beside their scores; "" has the last number.
+    labels = list(dict.fromkeys([*classes, *gold, *filter(None, predicted)]))
+    numbers = {label: number for number, label in enumerate([*labels, ""])}
+    gold_U, predicted_U = (np.array([numbers[tag] for tag in tags]) for tags in (gold, predicted))
     if metric == "accuracy":
-        is_right_U = np.array(gold) == np.array(predicted)
-        right_N = np.add.reduceat(is_right_U.astype(np.int64), bounds_N1[:-1])
-        return np.stack([right_N, np.diff(bounds_N1)], axis=1), share
+        right_S = np.add.reduceat((gold_U == predicted_U).astype(np.int64), bounds_S1[:-1])
+        return np.stack([right_S, np.diff(bounds_S1)], axis=1), share
     if metric == "macro_f1":
-        predicted_UL = one_hot([tag or [] for tag in predicted], classes)
-        counts_UC, statistic = label_counts("macro_f1", one_hot(gold, classes), predicted_UL)
-        return np.add.reduceat(counts_UC, bounds_N1[:-1]), statistic
-    labels, numbers_2U = np.unique([*gold, *predicted], return_inverse=True)
-    gold_U, predicted_U = np.split(numbers_2U, 2)
-    return count_entities(gold_U, predicted_U, bounds_N1, labels.tolist(), metric == "strict_f1"), micro_f1
+        return count_labels(gold_U, predicted_U, bounds_S1, len(labels)), macro_f1
+    if metric == "paper_f1":
+        return macro_f1(count_labels(gold_U, predicted_U, bounds_S1, len(labels))), None
+    return count_entities(gold_U, predicted_U, bounds_S1, labels, metric == "strict_f1"), micro_f1
 
 
 def is_one_for_all(rows: Iterable[Mapping[str, Any]]) -> bool:

@@ -32,9 +32,9 @@ from biphase.finetuning.encoding import (
 )
 from biphase.finetuning.families.question_answering import segment_logsumexp
 from biphase.finetuning.heads import num_outputs
-from biphase.finetuning.metrics import Judgement, accuracy, multi_label_metrics, regression_metrics, sequence_metrics
+from biphase.finetuning.metrics import Judgement, score_rows
 from biphase.tasks.examples import ChoiceTexts, LabelledText
-from biphase.tasks.spec import Task
+from biphase.tasks.spec import METRICS, Task
 
 
 @dataclass(frozen=True)
@@ -84,27 +84,21 @@ class LabelledSplit(EncodedSplit):
 
     def judge(self, logits_SC: np.ndarray, cell: CellContext) -> Judgement:
         """In the rows a label is a name, a number, or a list of names."""
-        task, labels_S = cell.task, self.labels_S
-        golds: list[Any]
-        match task.problem_type:
-            case None:
-                golds = [task.classes[number] for number in labels_S.tolist()]
-                metrics = sequence_metrics(labels_S, logits_SC.argmax(-1), len(task.classes))
-            case "regression":
-                golds = labels_S.tolist()
-                metrics = regression_metrics(labels_S, logits_SC[:, 0])
-            case "multi_label_classification":
-                golds = [[task.classes[number] for number in np.flatnonzero(row)] for row in labels_S]
-                metrics = multi_label_metrics(labels_S.astype(np.int64), (logits_SC > 0).astype(np.int64))
-        rows = []
-        for id, gold, output in zip(self.ids, golds, read_outputs(task, logits_SC), strict=True):
-            row = {"id": id, "gold": gold, "predicted": output.pop("predicted")}
-            if task.problem_type != "regression":
-                row["score"] = float(gold == row["predicted"])
+        task, rows = cell.task, []
+        for id, label, output in zip(self.ids, self.labels_S.tolist(), read_outputs(task, logits_SC), strict=True):
+            row = {"id": id, "gold": label, "predicted": output.pop("predicted")}
             if task.problem_type is None:
+                row["gold"] = task.classes[label]
                 output.pop("probabilities")
+            elif task.problem_type == "multi_label_classification":
+                row["gold"] = [name for name, is_right in zip(task.classes, label, strict=True) if is_right]
+            if task.problem_type != "regression":
+                row["score"] = float(row["gold"] == row["predicted"])
             rows.append(row | output)
-        return metrics, rows
+        metrics = METRICS[task.problem_type or task.family]
+        if task.problem_type is None and len(task.classes) > 2:
+            metrics = tuple(name for name in metrics if name != "f1")
+        return score_rows(rows, metrics, task.classes), rows
 
 
 def read_outputs(task: Task, logits_SC: np.ndarray) -> Iterator[dict[str, Any]]:
@@ -177,7 +171,7 @@ class ChoiceSplit(EncodedSplit):
             gold, best = cell.task.classes[right], best_choice(part, cell.task.classes)
             row = {"id": id, "gold": gold, "predicted": best["predicted"], "score": float(gold == best["predicted"])}
             rows.append(row | {"probability": best["probability"]})
-        return {"accuracy": accuracy(self.right_Q, np.array([part.argmax() for part in parts]))}, rows
+        return score_rows(rows, ("accuracy",), cell.task.classes), rows
 
 
 def best_choice(scores: np.ndarray, names: Sequence[str]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from biphase.finetuning.encoding import (
     encode_each,
     to_bounds,
 )
-from biphase.finetuning.metrics import Judgement, Rows, token_metrics
+from biphase.finetuning.metrics import Judgement, Rows, tag_scores
 from biphase.tasks.examples import TaggedWords
 from biphase.tasks.spec import Task
 
@@ -98,8 +98,8 @@ class TaggedSplit(EncodedSplit):
         return tags_W, sums_W / np.maximum(np.bincount(words, minlength=num_words), 1)
 
     def judge(self, predictions: tuple[np.ndarray, np.ndarray], cell: CellContext) -> Judgement:
-        metrics = token_metrics(self.tags_W, predictions[0], self.word_bounds_S1, cell.task.classes)
-        return metrics, tag_rows(self, predictions, cell.task.classes)
+        rows = tag_rows(self, predictions, cell.task.classes)
+        return tag_scores(rows, cell.task.classes), rows
 
 
 UNKNOWN = -1
