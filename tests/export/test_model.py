@@ -46,7 +46,7 @@ from biphase.errors import InputError
 from biphase.export.model import check_export, close_texts, export_checkpoint, set_direction
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import CellContext, pack
-from biphase.finetuning.heads import Embedder, Encoder, load_encoder
+from biphase.finetuning.heads import Encoder, TaskNetwork, load_encoder
 from biphase.pretraining.loop import train
 from biphase.recipe import Recipe
 from biphase.run import Run, drop_step, find_checkpoint
@@ -196,7 +196,7 @@ def embeddings_by_us(run: str) -> torch.Tensor:
     texts = encoder.tokenizer.encode_texts(TEXTS, max_length=encoder.max_length)
     cell = CellContext(task_table()["squad_retrieval"], FinetuneConfig(), torch.device("cpu"), torch.float32)
     with torch.no_grad():
-        return Embedder(encoder.backbone)(pack(texts, np.arange(len(TEXTS)), cell))
+        return TaskNetwork(encoder.backbone)(pack(texts, np.arange(len(TEXTS)), cell))
 
 
 @pytest.mark.parametrize("family", ["preset", "llama-tied", "roberta"])

@@ -67,8 +67,8 @@ def test_outputs_stand_where_their_samples_and_tokens_do() -> None:
         def forward(self, batch):
             return batch.tokens_T[batch.layout.bounds_S1[:-1].long()][:, None].float()
 
-    assert texts.predict_tokens(Tokens(), 1, CELL)[:, 0].tolist() == texts.tokens_T.tolist()
-    assert texts.predict_samples(Firsts(), 1, CELL)[:, 0].tolist() == texts.bounds_S1[:-1].tolist()
+    assert texts.predict(Tokens(), CELL, 1, of_tokens=True)[:, 0].tolist() == texts.tokens_T.tolist()
+    assert texts.predict(Firsts(), CELL, 1)[:, 0].tolist() == texts.bounds_S1[:-1].tolist()
 
 
 def test_cut_fills_parts() -> None:

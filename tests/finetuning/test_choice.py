@@ -9,7 +9,7 @@ from scipy import stats
 
 from biphase.finetuning.choosing import MOST_EXAMPLES, RateChoice, draw_choices, other_seeds, select_rate
 from biphase.finetuning.metrics import micro_f1
-from biphase.finetuning.scores import ExampleScores, linearize, read_scores
+from biphase.finetuning.scores import linearize, read_scores
 
 Choose = Callable[..., RateChoice]
 
@@ -117,7 +117,7 @@ def test_shares_are_those_of_a_bootstrap() -> None:
     levels = (0.6, 0.62, 0.58, 0.5)
     found_KSN = np.stack([[rng.binomial(gold_N, level) for _ in range(2)] for level in levels])
     counts_KSNC = np.stack([found_KSN, found_KSN + 1, np.broadcast_to(gold_N, found_KSN.shape)], axis=-1)
-    linear_KN = np.mean([[linearize(ExampleScores("x", c, micro_f1)) for c in rate] for rate in counts_KSNC], axis=1)
+    linear_KN = np.mean([[linearize(c, micro_f1) for c in rate] for rate in counts_KSNC], axis=1)
     means_K = micro_f1(counts_KSNC.sum(axis=2)).mean(axis=1)
     weights_BN = rng.multinomial(150, np.full(150, 1 / 150), 4000)
     again_KSB = micro_f1(np.einsum("bn,ksnc->ksbc", weights_BN, counts_KSNC))

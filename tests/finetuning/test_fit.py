@@ -223,7 +223,7 @@ def test_predictions_say_what_each_example_contributes(
     monkeypatch.setitem(task_table(), task, found.model_copy(update=changes))
     score = fit_quickly(model_folder, task, {task: folder}, tmp_path / "scores", epochs=4)
     for split in EVALUATED_SPLITS:
-        assert len(read_examples(score, split).values) == score.num_examples[split]
+        assert read_examples(score, split).values_SN.shape[1] == score.num_examples[split]
 
 
 def test_a_score_has_the_configuration_that_decided_it(model_folder: Path, data_dirs: Dirs) -> None:

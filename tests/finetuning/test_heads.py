@@ -1,17 +1,11 @@
 import copy
+from itertools import pairwise
 
 import numpy as np
 import torch
 
 from biphase.finetuning.encoding import Batch, TokenizedTexts, pack
-from biphase.finetuning.heads import (
-    Embedder,
-    Encoder,
-    SequenceClassifier,
-    TokenClassifier,
-    mean_pool,
-    reference_mean_pool,
-)
+from biphase.finetuning.heads import Encoder, TaskNetwork, mean_pool
 
 from .conftest import make_cell
 
@@ -30,6 +24,11 @@ def alone(batch: Batch, sample: int) -> Batch:
     return pack(batch.texts, np.array([sample]), make_cell("snli"))
 
 
+def reference_mean_pool(hidden_TD: torch.Tensor, bounds_S1: torch.Tensor) -> torch.Tensor:
+    """The slow twin of `mean_pool`."""
+    return torch.stack([hidden_TD[a:b].float().mean(0) for a, b in pairwise(bounds_S1.tolist())])
+
+
 def test_mean_pool_equals_its_slow_twin() -> None:
     hidden = torch.randn(13, 6, generator=torch.Generator().manual_seed(0), requires_grad=True)
     weights = torch.randn(3, 6)
@@ -43,7 +42,7 @@ def test_mean_pool_equals_its_slow_twin() -> None:
 
 
 def test_sequence_logits_packed_equal_alone(encoder: Encoder) -> None:
-    model = SequenceClassifier(copy.deepcopy(encoder.backbone), 3).eval()
+    model = TaskNetwork(copy.deepcopy(encoder.backbone), 3, has_dense=True).eval()
     batch = packed(BOUNDS)
     logits = model(batch)
     assert logits.shape == (3, 3)
@@ -52,7 +51,7 @@ def test_sequence_logits_packed_equal_alone(encoder: Encoder) -> None:
 
 
 def test_token_logits_packed_equal_alone_and_see_both_sides(encoder: Encoder) -> None:
-    model = TokenClassifier(copy.deepcopy(encoder.backbone), 5, dropout=0.1).eval()
+    model = TaskNetwork(copy.deepcopy(encoder.backbone), 5, of_tokens=True, dropout=0.1).eval()
     batch = packed(BOUNDS)
     logits = model(batch)
     assert logits.shape == (13, 5)
@@ -63,12 +62,12 @@ def test_token_logits_packed_equal_alone_and_see_both_sides(encoder: Encoder) ->
 
 def test_dropout_is_the_token_heads_alone(encoder: Encoder) -> None:
     batch = packed(BOUNDS)
-    sequence = SequenceClassifier(copy.deepcopy(encoder.backbone), 3).train()
+    sequence = TaskNetwork(copy.deepcopy(encoder.backbone), 3, has_dense=True).train()
     assert torch.equal(sequence(batch), sequence(batch))
-    token = TokenClassifier(copy.deepcopy(encoder.backbone), 3, dropout=0.5).train()
+    token = TaskNetwork(copy.deepcopy(encoder.backbone), 3, of_tokens=True, dropout=0.5).train()
     assert not torch.equal(token(batch), token(batch))
 
 
 def test_shapes_of_the_other_heads(encoder: Encoder) -> None:
-    assert TokenClassifier(encoder.backbone, 2, dropout=0.0)(packed(BOUNDS)).shape == (13, 2)
-    assert Embedder(encoder.backbone)(packed(BOUNDS)).shape == (3, 32)
+    assert TaskNetwork(encoder.backbone, 2, of_tokens=True)(packed(BOUNDS)).shape == (13, 2)
+    assert TaskNetwork(encoder.backbone)(packed(BOUNDS)).shape == (3, 32)

@@ -10,12 +10,12 @@ import pytest
 from biphase.errors import InputError
 from biphase.finetuning import fit
 from biphase.finetuning.metrics import is_one_for_all, macro_f1, micro_f1
-from biphase.finetuning.scores import ExampleScores, KeptExamples, linearize, read_examples, read_score
+from biphase.finetuning.scores import KeptExamples, linearize, read_examples, read_score
 
 
 def test_shares_are_their_own_contributions() -> None:
     values = np.array([0.0, 1.0, 0.25])
-    assert linearize(ExampleScores(["x"], values)).tolist() == values.tolist()
+    assert linearize(values, None).tolist() == values.tolist()
 
 
 @pytest.mark.parametrize("name", ["micro_f1", "macro_f1"])
@@ -30,7 +30,7 @@ def test_linearized_noise_is_the_bootstraps(name: str) -> None:
         labels = np.eye(3)[rng.choice(3, 400, p=[0.7, 0.2, 0.1])]
         predicted = np.where((rng.random(400) < 0.7)[:, None], labels, np.eye(3)[rng.integers(0, 3, 400)])
         counts_NC, statistic = np.concatenate([labels * predicted, labels + predicted], axis=1), macro_f1
-    values_N = linearize(ExampleScores(["x"], counts_NC, statistic))
+    values_N = linearize(counts_NC, statistic)
     assert values_N.mean() == pytest.approx(float(statistic(counts_NC.sum(axis=0))))
     weights_BN = rng.multinomial(400, np.full(400, 1 / 400), 4000)
     bootstrap = statistic(weights_BN @ counts_NC).std(ddof=1)
@@ -54,7 +54,7 @@ def test_predictions_that_were_edited_are_none(write_cell: Callable[..., Path], 
     rows = [{"id": str(number), "gold": "a", "predicted": "b", "score": 0.0} for number in range(4)]
     fit.write_cell(tmp_path / "cell", read_score(write_cell("m", test=0.0)), [], {"test": rows})
     score, path = read_score(tmp_path / "cell"), tmp_path / "cell" / "test.jsonl"
-    assert read_examples(score).values.tolist() == [0.0] * 4
+    assert read_examples(score).values_SN.tolist() == [[0.0] * 4]
     path.write_text(path.read_text().replace('"b"', '"a"'))
     with pytest.raises(InputError, match=f"^{path} is damaged"):
         read_examples(score)
@@ -71,8 +71,8 @@ def test_contributions_of_other_predictions_are_not_used(write_cell: Callable[..
     written = path.read_bytes()
     for content in (written, (tmp_path / "other" / "test.npz").read_bytes(), written[:-9], b""):
         path.write_bytes(content)
-        assert read_examples(score).values.tolist() == [0, 1, 1, 1]
-        assert read_examples(score, most=2).values.tolist() == [0, 1]
+        assert read_examples(score).values_SN.tolist() == [[0, 1, 1, 1]]
+        assert read_examples(score, most=2).values_SN.tolist() == [[0, 1]]
     with np.load(tmp_path / "other" / "test.npz") as saved:
         assert saved["values"].tolist() == [0] * 4
 
@@ -83,7 +83,8 @@ def test_one_answer_for_all_is_degenerate(write_cell: Callable[..., Path]) -> No
     def is_degenerate(predicted: list[Any], gold: list[Any], **settings: Any) -> bool:
         pairs = enumerate(zip(predicted, gold, strict=True))
         lines = [{"id": str(i), "predicted": p, "gold": g, "score": 0.5} for i, (p, g) in pairs]
-        return read_examples(read_score(write_cell("m", lines=lines, name=str(next(names)), **settings))).is_degenerate
+        score = read_score(write_cell("m", lines=lines, name=str(next(names)), **settings))
+        return read_examples(score).num_degenerate == 1
 
     names = iter(range(9))
     assert is_degenerate(["no", "no"], ["no", "yes"]) and not is_degenerate(["no", "yes"], ["no", "yes"])

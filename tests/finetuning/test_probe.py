@@ -39,7 +39,7 @@ def test_a_probe_is_logistic_regression_on_the_means_of_tokens(
     """On what transformers' own network gives; with as many features as texts, both separate the texts of train."""
     settings = {"frozen": True, "learning_rate": 0.3, "epochs": 60, "batch_size": 32, "weight_decay": 0.0}
     network, encoded, cell, training = train("snli", encoder, data_dirs["snli"], **settings)
-    assert [name for name, _ in network.named_children()] == ["backbone", "out"]
+    assert [name for name, _ in network.named_children()] == ["backbone", "dropout", "out"]
     assert not [*network.backbone.parameters()]
     theirs = transformers.AutoModel.from_pretrained(model_folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder)

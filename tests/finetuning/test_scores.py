@@ -10,7 +10,7 @@ from biphase.errors import InputError
 from biphase.files import write_hashed
 from biphase.finetuning.choosing import choose_for_each_seed, choose_rate, find_missing, find_scored_model, select_rate
 from biphase.finetuning.config import PROTOCOL
-from biphase.finetuning.metrics import count_tags, macro_f1, micro_f1
+from biphase.finetuning.metrics import contributions, count_tags, macro_f1, micro_f1
 from biphase.finetuning.scores import read_examples, read_score, read_scores, show_rate
 from biphase.report.verdicts import summarize
 
@@ -226,7 +226,7 @@ def test_finding_a_model(write_cell: WriteCell, scores_folder: Path) -> None:
 def test_examples_with_scores(write_cell: WriteCell, scores_folder: Path) -> None:
     lines = [{"id": "a", "score": 1.0, "gold": "x"}, {"id": "b", "score": 0.5}]
     examples = read_examples(read_score(write_cell("m", seed=0, test=0.75, lines=lines)))
-    assert examples.values.tolist() == [1.0, 0.5]
+    assert examples.values_SN.tolist() == [[1.0, 0.5]]
     turned = read_examples(read_score(write_cell("m", seed=1, test=0.75, lines=lines[::-1])))
     assert turned.fingerprint != examples.fingerprint
 
@@ -238,16 +238,17 @@ def test_examples_with_tags_by_hand(write_cell: WriteCell) -> None:
         {"id": "1", "gold": ["O", "O"], "predicted": ["O", "O"]},
         {"id": "2", "gold": ["B-LOC"], "predicted": ["I-LOC"]},
     ]
-    examples = read_examples(read_score(write_cell("m", metric="f1", test=4 / 6, lines=lines)))
-    assert examples.values.tolist() == [[1, 2, 2], [0, 0, 0], [1, 1, 1]]
+    assert read_examples(read_score(write_cell("m", metric="f1", test=4 / 6, lines=lines))).num_degenerate == 0
+    assert contributions(lines, "f1", ())[0].tolist() == [[1, 2, 2], [0, 0, 0], [1, 1, 1]]
 
 
 def test_strict_entities_begin_with_b(write_cell: WriteCell) -> None:
     """The stray I-LOC is none in strict mode: found 1 of 1 predicted and 2 in gold."""
     lines = [{"id": "0", "gold": ["B-PER", "O", "B-LOC"], "predicted": ["B-PER", "O", "I-LOC"]}]
-    assert read_examples(read_score(write_cell("m", metric="f1", test=1.0, lines=lines))).values.tolist() == [[2, 2, 2]]
-    strict = read_examples(read_score(write_cell("n", metric="strict_f1", test=2 / 3, lines=lines)))
-    assert strict.values.tolist() == [[1, 1, 2]]
+    assert contributions(lines, "f1", ())[0].tolist() == [[2, 2, 2]]
+    assert contributions(lines, "strict_f1", ())[0].tolist() == [[1, 1, 2]]
+    for metric, score in (("f1", 1.0), ("strict_f1", 2 / 3)):
+        read_examples(read_score(write_cell(metric, metric=metric, test=score, lines=lines)))
 
 
 def labelled(*pairs: tuple[str, str]) -> list[dict]:
@@ -262,13 +263,14 @@ def test_labels_by_hand(write_cell: WriteCell) -> None:
     lines = labelled(("no", "no"), ("yes", "yes"), ("yes", "yes"), ("yes", "no"))
     yes, no = 4 / 5, 2 / 3
     known = {"lines": lines, "classes": ("no", "yes")}
-    f1 = read_examples(read_score(write_cell("a", metric="f1", test=yes, **known)))
-    assert f1.values.tolist() == [[0, 0, 0], [1, 1, 1], [1, 1, 1], [0, 0, 1]] and f1.statistic is micro_f1
-    macro = read_examples(read_score(write_cell("b", metric="macro_f1", test=(yes + no) / 2, **known)))
-    assert macro.values.tolist() == [[1, 0, 2, 0], [0, 1, 0, 2], [0, 1, 0, 2], [0, 0, 1, 1]]
-    assert macro.statistic is macro_f1
-    accuracy = read_examples(read_score(write_cell("c", test=0.75, **known)))
-    assert accuracy.values.tolist() == [1, 1, 1, 0] and accuracy.statistic is None
+    for metric, score in (("f1", yes), ("macro_f1", (yes + no) / 2), ("accuracy", 0.75)):
+        read_examples(read_score(write_cell(metric, metric=metric, test=score, **known)))
+    values, statistic = contributions(lines, "f1", ("no", "yes"))
+    assert values.tolist() == [[0, 0, 0], [1, 1, 1], [1, 1, 1], [0, 0, 1]] and statistic is micro_f1
+    values, statistic = contributions(lines, "macro_f1", ("no", "yes"))
+    assert values.tolist() == [[1, 0, 2, 0], [0, 1, 0, 2], [0, 1, 0, 2], [0, 0, 1, 1]] and statistic is macro_f1
+    values, statistic = contributions(lines, "accuracy", ("no", "yes"))
+    assert values.tolist() == [1, 1, 1, 0] and statistic is None
     for name, classes in (("d", ()), ("e", ("yes", "maybe"))):
         with pytest.raises(InputError, match=r"test.jsonl does not say what each example contributes to f1 \(.*no"):
             read_examples(read_score(write_cell(name, metric="f1", test=yes, lines=lines, classes=classes)))
@@ -283,7 +285,7 @@ def test_exact_answers(write_cell: WriteCell) -> None:
         {"id": "3", "gold": ["the"], "predicted": "stone", "score": 0.0},
     ]
     exact = read_examples(read_score(write_cell("m", metric="exact", test=0.5, lines=lines)))
-    assert exact.values.tolist() == [1, 1, 0, 0] and exact.statistic is None
+    assert exact.values_SN.tolist() == [[1, 1, 0, 0]]
     with pytest.raises(InputError, match=r"test.jsonl does not say what each example contributes to exact"):
         read_examples(read_score(write_cell("n", metric="exact", test=0.5, lines=[{"id": "0", "score": 1.0}])))
 

@@ -21,8 +21,8 @@ from biphase.device import to_device
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, PackedLayout, choose_backend, lay_out
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.metrics import Judgement
-from biphase.tasks.examples import LabelledText, TaskData
-from biphase.tasks.spec import TASK_SPLITS, Task, TaskSplit
+from biphase.tasks.examples import LabelledText
+from biphase.tasks.spec import Task, TaskSplit
 
 TEXTS_PER_CALL = 50_000
 """How many texts the tokenizer gets at a time, so that its own records of a large task never fill the memory."""
@@ -142,19 +142,13 @@ class TokenizedTexts:
                 output = model(batch)
             yield batch, output
 
-    def predict_samples(self, model: nn.Module, width: int, cell: "CellContext") -> np.ndarray:
-        """The model's outputs for each sample, [S, width], fp32. Call under `torch.no_grad`."""
-        outputs_SC = np.zeros((self.num_samples, width), dtype=np.float32)
+    def predict(self, model: nn.Module, cell: "CellContext", width: int, *, of_tokens: bool = False) -> np.ndarray:
+        """The model's outputs for each sample, [S, width], or for each token, [T, width], fp32. Call under
+        `torch.no_grad`."""
+        outputs_XC = np.zeros((len(self.tokens_T) if of_tokens else self.num_samples, width), dtype=np.float32)
         for batch, output in self.outputs(model, np.arange(self.num_samples), cell):
-            outputs_SC[batch.samples] = output.cpu().numpy()
-        return outputs_SC
-
-    def predict_tokens(self, model: nn.Module, width: int, cell: "CellContext") -> np.ndarray:
-        """The model's outputs for each token, [T, width], fp32. Call under `torch.no_grad`."""
-        outputs_TC = np.zeros((len(self.tokens_T), width), dtype=np.float32)
-        for batch, output in self.outputs(model, np.arange(self.num_samples), cell):
-            outputs_TC[batch.indices_T] = output.cpu().numpy()
-        return outputs_TC
+            outputs_XC[batch.indices_T if of_tokens else batch.samples] = output.cpu().numpy()
+        return outputs_XC
 
 
 @dataclass(frozen=True)
@@ -188,9 +182,15 @@ class EncodedSplit(ABC):
         return self.texts.count_tokens(items)
 
     @classmethod
-    @abstractmethod
+    def encode(cls, task: Task, examples: Any, tokenizer: HashedTokenizer, config: FinetuneConfig) -> "EncodedSplit":
+        """One split, where a family encodes it without a look at the others."""
+        raise NotImplementedError
+
+    @classmethod
     def encode_task(cls, data: Any, tokenizer: HashedTokenizer, config: FinetuneConfig) -> "EncodedTask":
         """All splits of a task, as `tasks.examples` has them, as token ids with their targets."""
+        splits = {name: cls.encode(data.task, examples, tokenizer, config) for name, examples in data.splits.items()}
+        return EncodedTask(splits, data.left_out)
 
     @abstractmethod
     def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: "CellContext") -> Tensor:
@@ -220,9 +220,10 @@ class EncodedSplit(ABC):
             total += loss.detach()
         return total
 
-    @abstractmethod
     def predict(self, model: nn.Module, cell: "CellContext") -> Any:
-        """The predictions for all examples. Called under `torch.no_grad`, with a model in evaluation mode."""
+        """The predictions for all examples, unless a family has its own the outputs for each sample, [S, C]. Called
+        under `torch.no_grad`, with a model in evaluation mode."""
+        return self.texts.predict(model, cell, cell.num_outputs)
 
     @abstractmethod
     def judge(self, predictions: Any, cell: "CellContext") -> Judgement:
@@ -237,17 +238,6 @@ class EncodedTask:
     splits: dict[TaskSplit, Any]
     left_out: int
     """Rows of the data without a gold label."""
-
-
-def encode_each(
-    encode: Callable[[Task, Any, HashedTokenizer, FinetuneConfig], EncodedSplit],
-    data: TaskData,
-    tokenizer: HashedTokenizer,
-    config: FinetuneConfig,
-) -> EncodedTask:
-    """The splits of a task whose family encodes one without a look at the others."""
-    splits = {name: encode(data.task, data.splits[name], tokenizer, config) for name in TASK_SPLITS}
-    return EncodedTask(splits, data.left_out)
 
 
 def cut_longest(spans_T2: np.ndarray, columns: Sequence[tuple[int, int]], room: int) -> np.ndarray:
@@ -292,6 +282,18 @@ class CellContext:
     device: torch.device
     dtype: torch.dtype
     """The type of the arithmetic; autocast from the type of the weights."""
+
+    @property
+    def is_embedder(self) -> bool:
+        """Whether the network gives embeddings, and has no head."""
+        return self.task.family == "retrieval" and self.config.ranking == "embeddings"
+
+    @property
+    def num_outputs(self) -> int:
+        """How many numbers a head gives for a sample or a token to tag: one for each class, or one where texts are
+        scored."""
+        has_one = self.task.family in ("multiple_choice", "retrieval") or self.task.problem_type == "regression"
+        return 1 if has_one else len(self.task.classes)
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)

@@ -50,13 +50,13 @@ from biphase.finetuning.families import kind_of_splits
 from biphase.finetuning.heads import Encoder, build_network, check_length, open_encoder
 from biphase.finetuning.keep import check_keepable, keep_network
 from biphase.finetuning.metrics import Rows
-from biphase.finetuning.scores import Score, measure_examples, read_score, save_examples
+from biphase.finetuning.scores import Score, read_score, save_examples
 from biphase.tasks.examples import Collection, TaskData, count_shared, input_of, limit_evaluation, load_examples
 from biphase.tasks.sources import TaskSource
 from biphase.tasks.spec import TASK_SPLITS
 from biphase.tasks.splits import draw_indices, draw_shots
 
-ENCODING = 7
+ENCODING = 8
 """Part of the name of what is kept on disk: raise it when the same text no longer gives the same arrays, or when they
 are kept in another form."""
 
@@ -368,7 +368,7 @@ def write_cell(folder: Path, score: Score, losses: Sequence[float], predictions:
             path = part / f"{split}.jsonl"
             path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
             hashes[split] = file_hash(path)
-            save_examples(path.with_suffix(".npz"), measure_examples(rows, score.metric, score.classes), hashes[split])
+            save_examples(path.with_suffix(".npz"), rows, score, hashes[split])
         write_json(part / "losses.json", losses)
         write_hashed(part / "score.json", score.model_dump(mode="json") | {"predictions": hashes})
 

@@ -13,8 +13,7 @@ Letters: V vocabulary, U tokens in use, T tokens of a batch, S samples, D width,
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial
-from itertools import pairwise
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakValueDictionary
@@ -144,45 +143,44 @@ def is_table(backbone: nn.Module, embedding: nn.Module) -> bool:
     return owners == [embedding]
 
 
-class SequenceClassifier(nn.Module):
-    """Mean over a sample's tokens, end-of-text included → dense → GELU → linear; the last alone for a linear probe."""
+class TaskNetwork(nn.Module):
+    """A network with the head of a family of tasks.
 
-    def __init__(self, backbone: Any, num_labels: int, is_probe: bool = False) -> None:
+    Of samples: mean over the tokens, end-of-text included → dense → GELU → linear; for a linear probe the last alone.
+    Of tokens: dropout → linear, for each its tag, or how well an answer starts and ends there. Without outputs there is
+    no head.
+    """
+
+    def __init__(
+        self,
+        backbone: Any,
+        num_outputs: int = 0,
+        *,
+        of_tokens: bool = False,
+        has_dense: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
-        self.backbone = backbone
-        self.dense = None if is_probe else new_linear(backbone, backbone.config.hidden_size)
-        self.out = new_linear(backbone, num_labels)
-
-    def forward(self, batch: Batch) -> Tensor:
-        """Logits [S, C], fp32."""
-        pooled_SD = sample_means(self.backbone, batch).to(self.out.weight.dtype)
-        return self.out(pooled_SD if self.dense is None else nn.functional.gelu(self.dense(pooled_SD))).float()
-
-
-class TokenClassifier(nn.Module):
-    """Dropout → linear, for each token: its tag, or how well an answer starts and ends there."""
-
-    def __init__(self, backbone: nn.Module, num_labels: int, dropout: float) -> None:
-        super().__init__()
-        self.backbone = backbone
+        self.backbone, self.of_tokens = backbone, of_tokens
+        self.dense = new_linear(backbone, backbone.config.hidden_size) if has_dense else None
         self.dropout = nn.Dropout(dropout)
-        self.out = new_linear(backbone, num_labels)
+        self.out = new_linear(backbone, num_outputs) if num_outputs else None
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits [T, C], fp32."""
-        return self.out(self.dropout(hidden_states(self.backbone, batch))).float()
-
-
-class Embedder(nn.Module):
-    """Mean over a sample's tokens."""
-
-    def __init__(self, backbone: nn.Module) -> None:
-        super().__init__()
-        self.backbone = backbone
-
-    def forward(self, batch: Batch) -> Tensor:
-        """Embeddings [S, D], fp32, not normalised."""
-        return sample_means(self.backbone, batch)
+        """Logits [S, C] or [T, C]; without a head the means [S, D] or the hidden states [T, D]. Means and logits are
+        fp32."""
+        if isinstance(self.backbone, FrozenFeatures):
+            rows = self.backbone.look_up(batch)
+        else:
+            rows = packed_hidden(self.backbone, batch.tokens_T, batch.positions_T, batch.layout)
+            rows = rows if self.of_tokens else mean_pool(rows, batch.layout.bounds_S1)
+        if self.out is None:
+            return rows
+        if not self.of_tokens:
+            rows = rows.to(self.out.weight.dtype)
+        if self.dense is not None:
+            rows = nn.functional.gelu(self.dense(rows))
+        return self.out(self.dropout(rows)).float()
 
 
 class PaddedNetwork(nn.Module):
@@ -204,38 +202,16 @@ class PaddedNetwork(nn.Module):
         return (logits[is_token_SL] if logits.ndim == 3 else logits).float()
 
 
-def num_outputs(task: Task) -> int:
-    """How many numbers the network gives for a sample: one for each class, or one where texts are scored."""
-    has_one = task.family in ("multiple_choice", "retrieval") or task.problem_type == "regression"
-    return 1 if has_one else len(task.classes)
-
-
 def add_head(backbone: nn.Module, cell: CellContext) -> nn.Module:
     """The backbone with the new head of a cell's family, random by torch's generator."""
-    config = cell.config
-    match cell.task.family:
-        case "token_classification":
-            return TokenClassifier(backbone, len(cell.task.classes), config.head_dropout)
-        case "question_answering":
-            return TokenClassifier(backbone, 2, config.head_dropout if config.qa_head == "token" else 0.0)
-        case "retrieval" if config.ranking == "embeddings":
-            return Embedder(backbone)
-        case _:
-            return SequenceClassifier(backbone, num_outputs(cell.task), is_probe=config.frozen)
-
-
-def hidden_states(backbone: nn.Module, batch: Batch) -> Tensor:
-    """The last hidden state of each token of a batch, [T, D]."""
-    if isinstance(backbone, FrozenFeatures):
-        return backbone.look_up(batch)
-    return packed_hidden(backbone, batch.tokens_T, batch.positions_T, batch.layout)
-
-
-def sample_means(backbone: nn.Module, batch: Batch) -> Tensor:
-    """The mean over the tokens of each sample of a batch, [S, D], fp32."""
-    if isinstance(backbone, FrozenFeatures):
-        return backbone.look_up(batch)
-    return mean_pool(hidden_states(backbone, batch), batch.layout.bounds_S1)
+    config, family = cell.config, cell.task.family
+    if cell.is_embedder:
+        return TaskNetwork(backbone)
+    if family == "token_classification":
+        return TaskNetwork(backbone, cell.num_outputs, of_tokens=True, dropout=config.head_dropout)
+    if family == "question_answering":
+        return TaskNetwork(backbone, 2, of_tokens=True, dropout=config.head_dropout if config.qa_head == "token" else 0)
+    return TaskNetwork(backbone, cell.num_outputs, has_dense=not config.frozen)
 
 
 def new_linear(backbone: Any, num_outputs: int) -> nn.Linear:
@@ -249,12 +225,6 @@ def new_linear(backbone: Any, num_outputs: int) -> nn.Linear:
 def mean_pool(hidden_TD: Tensor, bounds_S1: Tensor) -> Tensor:
     """The mean of each sample's rows, [S, D], summed in fp32."""
     return torch.segment_reduce(hidden_TD.float(), "mean", offsets=bounds_S1.long(), axis=0)
-
-
-def reference_mean_pool(hidden_TD: Tensor, bounds_S1: Tensor) -> Tensor:
-    """The slow twin of `mean_pool`."""
-    bounds = bounds_S1.tolist()
-    return torch.stack([hidden_TD[a:b].float().mean(0) for a, b in pairwise(bounds)])
 
 
 BLOCK = 64
@@ -290,8 +260,7 @@ class FrozenFeatures(nn.Module):
     @cached_property
     def model(self) -> Any:
         """It is loaded by the first texts that are encoded, and is no part of the network."""
-        backbone = place_backbone(self.encoder, self.cell.device)
-        return partial(hidden_states, backbone) if self.is_of_tokens else Embedder(backbone)
+        return TaskNetwork(place_backbone(self.encoder, self.cell.device), of_tokens=self.is_of_tokens)
 
     def look_up(self, batch: Batch) -> Tensor:
         """The mean over the tokens of each sample, or, for texts to tag, the hidden state of each token."""
@@ -351,4 +320,4 @@ def encode_packed(encoder: Encoder, texts: Sequence[str], device: torch.device) 
         err.print(f"{len(encoded.truncated):,} of {len(texts):,} texts are cut at {encoder.max_length:,} tokens")
     task = Task.model_construct(name="encode", family="retrieval")
     cell = CellContext(task, FinetuneConfig(precision="fp32"), device, torch.float32)
-    return encoded.predict_samples(Embedder(backbone).eval(), backbone.config.hidden_size, cell)
+    return encoded.predict(TaskNetwork(backbone).eval(), cell, backbone.config.hidden_size)

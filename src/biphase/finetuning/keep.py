@@ -26,7 +26,7 @@ from biphase.files import whole_folder, write_json, write_mark, write_text
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import CellContext, EncodedSplit, TokenizedTexts, pack
 from biphase.finetuning.families.question_answering import QuestionSplit
-from biphase.finetuning.heads import Encoder, PaddedNetwork, add_head, copy_backbone, num_outputs, whole_backbone
+from biphase.finetuning.heads import Encoder, PaddedNetwork, add_head, copy_backbone, whole_backbone
 from biphase.finetuning.kept import RECORD, KeptRecord
 from biphase.finetuning.scores import Score
 from biphase.run import find_model
@@ -61,7 +61,7 @@ def check_keepable(encoder: Encoder, task: Task, finetuning: FinetuneConfig) -> 
     cell = CellContext(task, finetuning, torch.device("cpu"), torch.float32)
     if task.family == "question_answering" and finetuning.qa_head != "span":
         raise InputError("keep: transformers has no class with the token head; give qa_head=span")
-    for template in (task.query_template, task.document_template) if is_embedder(cell) else ():
+    for template in (task.query_template, task.document_template) if cell.is_embedder else ():
         if not template.endswith("{text}"):
             raise InputError(f"keep: a prompt stands before its text; '{template}' must end with {{text}}")
     config: Any = encoder.backbone.config
@@ -93,7 +93,7 @@ def keep_network(
     with whole_folder(folder) as part:
         model.save_pretrained(part)
         tokenizer.save_pretrained(part)
-        if is_embedder(cell):
+        if cell.is_embedder:
             templates = {"query": cell.task.query_template, "document": cell.task.document_template}
             prompts = {name: template.removesuffix("{text}") for name, template in templates.items()}
             write_sentence_transformer(part, model, cell.config.max_length, prompts=prompts)
@@ -107,17 +107,13 @@ def keep_network(
         write_mark(part, "fine-tuned model")
 
 
-def is_embedder(cell: CellContext) -> bool:
-    return cell.task.family == "retrieval" and cell.config.ranking == "embeddings"
-
-
 def to_transformers(network: Any, encoder: Encoder, cell: CellContext) -> Any:
     """The network as transformers has it, on the CPU, with the whole embedding.
 
     Raises `InputError` where the class of its type has another head.
     """
     network.backbone = whole_backbone(network.backbone, encoder)
-    if is_embedder(cell):
+    if cell.is_embedder:
         return network.backbone
     config = copy.deepcopy(network.backbone.config)
     # A EuroBERT has no class for answers, but is a Llama that looks both ways.
@@ -125,7 +121,7 @@ def to_transformers(network: Any, encoder: Encoder, cell: CellContext) -> Any:
         config = as_llama(config)
         set_direction(config, causal=False)
     if cell.task.family != "question_answering":
-        config.id2label = {0: cell.task.label} if num_outputs(cell.task) == 1 else dict(enumerate(cell.task.classes))
+        config.id2label = {0: cell.task.label} if cell.num_outputs == 1 else dict(enumerate(cell.task.classes))
         config.label2id = {name: number for number, name in config.id2label.items()}
         config.problem_type = cell.task.problem_type
         config.classifier_pooling = "mean"  # EuroBERT's and ModernBERT's name for what our head does
@@ -199,7 +195,7 @@ def card_text(cell: CellContext, encoder: Encoder, model: Any, score: Score) -> 
     }[task.family]
     if task.family == "retrieval":
         library, load = "sentence-transformers", f"SentenceTransformer(folder)  # {kind}"
-        if not is_embedder(cell):
+        if not cell.is_embedder:
             pipeline_tag, load = "text-ranking", "CrossEncoder(folder)  # of sentence-transformers"
             inputs = "The input is a query and a document, as a pair."
     licence = f"Licence of the data: {harmless(task.licence)}.\n" if task.licence else ""

@@ -129,7 +129,7 @@ def score_pairs(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
     """How well each row's `document` answers its `query`: the higher, the better."""
     pairs = [(text_column(place, row, "query"), text_column(place, row, "document")) for place, row in rows]
     texts = encode_pairs(predicting.tokenizer, pairs, predicting.cell.config.max_length)
-    scores_S = texts.predict_samples(predicting.network, 1, predicting.cell)[:, 0]
+    scores_S = texts.predict(predicting.network, predicting.cell, 1)[:, 0]
     return [{"predicted": round(score, 5)} for score in scores_S.tolist()], len(texts.truncated)
 
 

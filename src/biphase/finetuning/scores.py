@@ -9,7 +9,8 @@ Letters: N examples, S scores, L labels, C columns of counts, E entities, U word
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,15 @@ from biphase.config import Strict
 from biphase.errors import InputError, first_line
 from biphase.files import RECORD_HASH, content_hash, parse_json, reading, refuse_changed, validate_record
 from biphase.finetuning.config import EVALUATED_SPLITS, PLACEMENT, PROTOCOL, FinetuneConfig
-from biphase.finetuning.metrics import STATISTICS, Statistic, contributions, is_one_for_all, total_score
+from biphase.finetuning.metrics import (
+    STATISTICS,
+    Contributions,
+    Rows,
+    Statistic,
+    contributions,
+    is_one_for_all,
+    total_score,
+)
 from biphase.tasks.spec import EvaluatedSplit
 
 GridPoint = tuple[float, int]
@@ -274,96 +283,70 @@ def base_name(model: str) -> str:
 
 
 @dataclass(frozen=True)
-class ExampleScores:
-    """What each example contributes to a score."""
+class ExampleTable:
+    """What each example contributes to each of several scores on the same examples."""
 
-    ids: Sequence[str]
-    values: np.ndarray
-    """[N] shares, where the score is their mean; or [N, C] counts, where it is `statistic` of their sums."""
-    statistic: Statistic | None = None
-    is_degenerate: bool = False
-    """Whether one and the same was predicted for all: one class, no entity, one answer."""
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """A hash of the ids in order: equal where the examples are the same."""
-        return content_hash(list(self.ids))
-
-    @property
-    def total(self) -> float:
-        """The score that the examples make."""
-        return total_score(self.values, self.statistic)
+    fingerprint: str
+    """A hash of the examples' ids in order: equal where the examples are the same."""
+    values_SN: np.ndarray
+    """The mean of a row is its score; the spread of a row, as of any N values, gives the score's standard error."""
+    num_degenerate: int = 0
+    """With how many of the scores one and the same is predicted for all: one class, no entity, one answer."""
 
 
-def read_examples(score: Score, split: EvaluatedSplit = "test", most: int | None = None) -> ExampleScores:
-    """The examples behind a score, and what each contributes to it; `most` of them, evenly over the file, where these
-    are fewer.
+def save_examples(path: Path, rows: Rows, score: Score, predictions: str) -> None:
+    """Write what the examples of rows of predictions contribute to a score, with the hash of the rows' file."""
+    values, statistic = contributions(rows, score.metric, score.classes)
+    facts: dict[str, Any] = {"statistic": getattr(statistic, "__name__", ""), "is_degenerate": is_one_for_all(rows)}
+    np.savez_compressed(
+        path, ids=np.array([row["id"] for row in rows]), values=values, predictions=predictions, **facts
+    )
 
-    It was written beside the predictions; earlier versions wrote the predictions alone, of which it is made again.
-    Raises `InputError` when they were not kept, are damaged, or, if all are read, do not add up to the score.
+
+def read_contributions(path: Path, score: Score, written: str | None) -> tuple[list[str], Contributions, bool]:
+    """The ids of a file of predictions, what each contributes, and whether the same is predicted for all.
+
+    It was written beside the predictions. Where that is damaged or belongs to other predictions than those that were
+    `written`, or an earlier version wrote the predictions alone, it is made of these.
     """
-    if score.folder is None or not (path := score.folder / f"{split}.jsonl").exists():
-        raise InputError(f"{score.folder or 'a score'} has no per-example predictions ({split}.jsonl)")
-    written = score.predictions.get(split)
-    if written is not None:
-        refuse_changed(score.folder, {path.name: written}, "rerun its cell")
-    examples = read_saved_examples(path.with_suffix(".npz"), written) or parse_examples(path, score)
-    if not len(examples.ids):
-        raise InputError(f"{path} is empty; rerun its cell")
-    if most is not None and len(examples.ids) > most:
-        chosen = [number * len(examples.ids) // most for number in range(most)]
-        return replace(examples, ids=[examples.ids[number] for number in chosen], values=examples.values[chosen])
-    total, stated = examples.total, score.metrics[split][score.metric]
-    if most is None and not abs(total - stated) <= 1e-4:
-        raise InputError(f"{path} gives {score.metric} {total:.4f} where score.json says {stated:.4f}; rerun its cell")
-    return examples
-
-
-def save_examples(path: Path, examples: ExampleScores, predictions: str) -> None:
-    """Write what examples contribute, with the hash of the predictions that it belongs to."""
-    statistic = getattr(examples.statistic, "__name__", "")
-    facts: dict[str, Any] = {
-        "statistic": statistic,
-        "is_degenerate": examples.is_degenerate,
-        "predictions": predictions,
-    }
-    np.savez_compressed(path, ids=np.array(examples.ids), values=examples.values, **facts)
-
-
-def read_saved_examples(path: Path, predictions: str | None) -> ExampleScores | None:
-    """What `save_examples` wrote; None where there is nothing that is whole and belongs to these predictions."""
-    try:
-        with np.load(path, allow_pickle=False) as saved:
-            if str(saved["predictions"]) != predictions:
-                return None
-            statistic = STATISTICS.get(str(saved["statistic"]))
-            return ExampleScores(saved["ids"].tolist(), saved["values"], statistic, bool(saved["is_degenerate"]))
-    except (OSError, EOFError, KeyError, ValueError, BadZipFile):
-        return None
-
-
-def parse_examples(path: Path, score: Score) -> ExampleScores:
-    """What examples contribute by the lines of their predictions."""
+    kept = path.with_suffix(".npz")
+    with suppress(OSError, EOFError, KeyError, ValueError, BadZipFile), np.load(kept, allow_pickle=False) as saved:
+        if str(saved["predictions"]) == written:
+            made = saved["values"], STATISTICS.get(str(saved["statistic"]))
+            return saved["ids"].tolist(), made, bool(saved["is_degenerate"])
     with reading(path, "rerun its cell"), path.open(encoding="utf-8") as file:
         lines = list(file)
+    if not lines:
+        raise InputError(f"{path} is empty; rerun its cell")
     try:
-        return measure_examples([parse_json(line) for line in lines], score.metric, score.classes)
+        rows = [parse_json(line) for line in lines]
+        return [row["id"] for row in rows], contributions(rows, score.metric, score.classes), is_one_for_all(rows)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
             f"{path} does not say what each example contributes to {score.metric} ({first_line(error)}); rerun its cell"
         ) from None
 
 
-@dataclass(frozen=True)
-class ExampleTable:
-    """What each example contributes to each of several scores on the same examples."""
+def read_examples(score: Score, split: EvaluatedSplit = "test", most: int | None = None) -> ExampleTable:
+    """The table of one score, of all its examples; or of `most` of them, evenly over the file, where these are fewer.
 
-    fingerprint: str
-    """That of `ExampleScores`."""
-    values_SN: np.ndarray
-    """The mean of a row is its score; the spread of a row, as of any N values, gives the score's standard error."""
-    num_degenerate: int = 0
-    """How many of the scores come from predictions that are one and the same for all examples."""
+    Raises `InputError` when predictions were not kept, are damaged, or, if all are read, do not add up to the score.
+    """
+    if score.folder is None or not (path := score.folder / f"{split}.jsonl").exists():
+        raise InputError(f"{score.folder or 'a score'} has no per-example predictions ({split}.jsonl)")
+    written = score.predictions.get(split)
+    if written is not None:
+        refuse_changed(score.folder, {path.name: written}, "rerun its cell")
+    ids, (values, statistic), is_degenerate = read_contributions(path, score, written)
+    if most is None:
+        total, stated = total_score(values, statistic), score.metrics[split][score.metric]
+        if not abs(total - stated) <= 1e-4:
+            told = f"{path} gives {score.metric} {total:.4f} where score.json says {stated:.4f}"
+            raise InputError(f"{told}; rerun its cell")
+    elif len(ids) > most:
+        chosen = np.arange(most) * len(ids) // most
+        ids, values = [ids[number] for number in chosen], values[chosen]
+    return ExampleTable(content_hash(ids), linearize(values, statistic)[None], int(is_degenerate))
 
 
 @dataclass(frozen=True)
@@ -382,10 +365,10 @@ class KeptExamples:
             sets = [read_examples(score, self.split, self.most) for score in self.scores]
         except InputError as error:
             return error
-        if len({(examples.fingerprint, len(examples.values)) for examples in sets}) > 1:
+        if len({examples.fingerprint for examples in sets}) > 1:
             return InputError(f"the {self.split} examples are not the same")
-        values_SN = np.stack([linearize(examples) for examples in sets])
-        return ExampleTable(sets[0].fingerprint, values_SN, sum(examples.is_degenerate for examples in sets))
+        values_SN = np.concatenate([examples.values_SN for examples in sets])
+        return ExampleTable(sets[0].fingerprint, values_SN, sum(examples.num_degenerate for examples in sets))
 
     @property
     def table(self) -> ExampleTable | None:
@@ -393,18 +376,12 @@ class KeptExamples:
         return None if isinstance(self.found, InputError) else self.found
 
 
-def measure_examples(rows: Sequence[Mapping[str, Any]], metric: str, classes: Sequence[str]) -> ExampleScores:
-    """What the examples of rows of predictions contribute to a metric."""
-    values, statistic = contributions(rows, metric, classes) if rows else (np.zeros(0), None)
-    return ExampleScores([row["id"] for row in rows], values, statistic, is_one_for_all(rows))
-
-
-def linearize(examples: ExampleScores) -> np.ndarray:
+def linearize(values: np.ndarray, statistic: Statistic | None) -> np.ndarray:
     """[N] values whose mean is the score and whose spread is its noise: the examples' own values where the score is
     their mean, else the jackknife's pseudo-values (Tukey 1958), moved so that their mean is the score."""
-    if examples.statistic is None:
-        return np.asarray(examples.values, dtype=np.float64)
-    counts_NC = examples.values.astype(np.float64)
+    if statistic is None:
+        return np.asarray(values, dtype=np.float64)
+    counts_NC = values.astype(np.float64)
     sums_C = counts_NC.sum(axis=0)
-    without_N = examples.statistic(sums_C - counts_NC)
-    return np.asarray(examples.statistic(sums_C) + (len(counts_NC) - 1) * (without_N.mean() - without_N))
+    without_N = statistic(sums_C - counts_NC)
+    return np.asarray(statistic(sums_C) + (len(counts_NC) - 1) * (without_N.mean() - without_N))

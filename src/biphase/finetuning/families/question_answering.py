@@ -57,13 +57,6 @@ def best_spans(
     return np.array(spans, dtype=np.int64), np.array(scores_Q)
 
 
-def reference_best_span(starts: np.ndarray, ends: np.ndarray, max_tokens: int) -> tuple[int, int]:
-    """The slow twin of `best_spans`, for one question."""
-    pairs = [(i, j) for i in range(len(starts)) for j in range(i, min(i + max_tokens, len(starts)))]
-    start, last = max(pairs, key=lambda pair: (starts[pair[0]] + ends[pair[1]], pair[0] - pair[1], -pair[0]))
-    return start, last + 1
-
-
 def segment_logsumexp(logits_TC: Tensor, bounds_S1: Tensor) -> Tensor:
     """[S, C], over the rows of each segment."""
     segments_T = torch.repeat_interleave(torch.arange(len(bounds_S1) - 1, device=logits_TC.device), bounds_S1.diff())
@@ -160,7 +153,7 @@ class QuestionSplit(EncodedSplit):
     def predict(self, model: nn.Module, cell: CellContext) -> SpanPredictions:
         is_span = cell.config.qa_head == "span"
         # 1. Logits of all tokens of all windows, and of each context token those of one window.
-        logits_T2 = self.texts.predict_tokens(model, 2, cell)
+        logits_T2 = self.texts.predict(model, cell, 2, of_tokens=True)
         logits_K2 = context_logits(self, logits_T2)
         # 2. How good it is to start and to end at each context token, and to have no answer. With the span head that is
         #    the lowest sum of both logits at an end-of-text token of the question's windows.

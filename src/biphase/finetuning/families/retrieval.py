@@ -58,7 +58,8 @@ class JudgedSplit(EncodedSplit):
     documents: TokenizedTexts
     queries_J: np.ndarray
     documents_J: np.ndarray
-    grades_J: np.ndarray
+    relevance: dict[str, dict[str, int]]
+    """The grades of the judgements, by the ids of query and document; none of train's."""
     judged_N: np.ndarray
     """Documents that a query of the split was judged against, ascending; also queries that are not evaluated."""
     itself_A: np.ndarray
@@ -89,33 +90,26 @@ class JudgedSplit(EncodedSplit):
         own = own_documents(data.queries, data.documents, data.relevance["validation"] | data.relevance["test"])
         itself_A = np.array([document_numbers[id] if id in own else -1 for id in query_ids], dtype=np.int64)
 
-        rows: dict[str, list[tuple[str, str, int]]] = {}
-        rows["train"] = [(query, document, 1) for query, document in data.train]
-        judged: dict[str, Iterable[str]] = {"train": {document for _, document in data.train}}
-        num_examples = {"train": len(data.train)}
-        for name in EVALUATED_SPLITS:
-            judged[name] = data.judged_documents[name]
-            rows[name], num_examples[name] = [], len(data.relevance[name])
-            for query, grades in data.relevance[name].items():
-                rows[name] += [(query, document, grade) for document, grade in grades.items()]
         splits = {}
-        for split in TASK_SPLITS:
-            numbers = [
-                (query_numbers[query], document_numbers[document], grade) for query, document, grade in rows[split]
-            ]
-            queries_J, documents_J, grades_J = np.array(numbers, dtype=np.int64).reshape(-1, 3).T.copy()
-            judged_N = np.array(sorted(document_numbers[document] for document in judged[split]), dtype=np.int64)
+        for name in TASK_SPLITS:
+            relevance = {} if name == "train" else data.relevance[name]
+            pairs = [(query, document) for query, grades in relevance.items() for document in grades]
+            pairs = list(data.train) if name == "train" else pairs
+            judged = {document for _, document in pairs} if name == "train" else data.judged_documents[name]
+            queries_J = np.array([query_numbers[query] for query, _ in pairs], dtype=np.int64)
+            documents_J = np.array([document_numbers[document] for _, document in pairs], dtype=np.int64)
+            judged_N = np.array(sorted(document_numbers[document] for document in judged), dtype=np.int64)
             num_truncated = np.isin(queries.truncated, queries_J).sum() + np.isin(documents.truncated, judged_N).sum()
-            splits[split] = JudgedSplit(
+            splits[name] = JudgedSplit(
                 ids=query_ids,
                 texts=queries,
-                num_examples=num_examples[split],
+                num_examples=len(pairs) if name == "train" else len(relevance),
                 num_truncated=int(num_truncated),
                 document_ids=document_ids,
                 documents=documents,
                 queries_J=queries_J,
                 documents_J=documents_J,
-                grades_J=grades_J,
+                relevance=relevance,
                 judged_N=judged_N,
                 itself_A=itself_A,
             )
@@ -162,11 +156,7 @@ class JudgedSplit(EncodedSplit):
         return ranked
 
     def judge(self, ranked: Ranked, cell: CellContext) -> Judgement:
-        relevance: dict[str, dict[str, int]] = {}
-        columns = (self.queries_J, self.documents_J, self.grades_J)
-        for query, document, grade in zip(*(column.tolist() for column in columns), strict=True):
-            relevance.setdefault(self.ids[query], {})[self.document_ids[document]] = grade
-        return judge_ranking(relevance, ranked, cell.task.metric)
+        return judge_ranking(self.relevance, ranked, cell.task.metric)
 
 
 def embed(model: nn.Module, texts: TokenizedTexts, samples: np.ndarray, cell: CellContext) -> Tensor:

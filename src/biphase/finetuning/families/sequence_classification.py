@@ -24,14 +24,11 @@ from biphase.finetuning.encoding import (
     Batch,
     CellContext,
     EncodedSplit,
-    EncodedTask,
     HashedTokenizer,
     count_touched,
-    encode_each,
     to_bounds,
 )
 from biphase.finetuning.families.question_answering import segment_logsumexp
-from biphase.finetuning.heads import num_outputs
 from biphase.finetuning.metrics import Judgement, score_rows
 from biphase.tasks.examples import ChoiceTexts, LabelledText
 from biphase.tasks.spec import METRICS, Task
@@ -60,10 +57,6 @@ class LabelledSplit(EncodedSplit):
             labels_S = np.array(labels, dtype=np.int64 if task.problem_type is None else np.float64)
         return LabelledSplit([example.id for example in examples], texts, len(examples), len(texts.truncated), labels_S)
 
-    @classmethod
-    def encode_task(cls, data: Any, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask:
-        return encode_each(cls.encode, data, tokenizer, config)
-
     def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: CellContext) -> Tensor:
         def loss_of(logits_SC: Tensor, batch: Batch) -> Tensor:
             targets_S = cell.on_device(self.labels_S[batch.samples])
@@ -77,10 +70,6 @@ class LabelledSplit(EncodedSplit):
                     return loss / (len(items) * logits_SC.shape[1])
 
         return self.backward(model, items, cell, loss_of)
-
-    def predict(self, model: nn.Module, cell: CellContext) -> np.ndarray:
-        """The logits [S, C]."""
-        return self.texts.predict_samples(model, num_outputs(cell.task), cell)
 
     def judge(self, logits_SC: np.ndarray, cell: CellContext) -> Judgement:
         """In the rows a label is a name, a number, or a list of names."""
@@ -143,10 +132,6 @@ class ChoiceSplit(EncodedSplit):
         num_cut = count_touched(bounds_Q1, texts.truncated)
         return ChoiceSplit([example.id for example in examples], texts, len(examples), num_cut, bounds_Q1, right_Q)
 
-    @classmethod
-    def encode_task(cls, data: Any, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask:
-        return encode_each(cls.encode, data, tokenizer, config)
-
     def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: CellContext) -> Tensor:
         """The mean over questions of the cross-entropy over their choices, and its gradient."""
 
@@ -159,10 +144,6 @@ class ChoiceSplit(EncodedSplit):
             return (segment_logsumexp(scores_M1, bounds)[:, 0] - scores_M1[right, 0]).sum() / len(items)
 
         return self.backward(model, items, cell, loss_of, self.bounds_Q1)
-
-    def predict(self, model: nn.Module, cell: CellContext) -> np.ndarray:
-        """The scores [S, 1]."""
-        return self.texts.predict_samples(model, num_outputs(cell.task), cell)
 
     def judge(self, scores_S1: np.ndarray, cell: CellContext) -> Judgement:
         parts = np.split(scores_S1[:, 0], self.bounds_Q1[1:-1])

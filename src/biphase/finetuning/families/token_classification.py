@@ -10,7 +10,6 @@ Letters: T tokens, S sentences, W words of a split, C classes.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from scipy.special import softmax
@@ -22,9 +21,7 @@ from biphase.finetuning.encoding import (
     Batch,
     CellContext,
     EncodedSplit,
-    EncodedTask,
     HashedTokenizer,
-    encode_each,
     to_bounds,
 )
 from biphase.finetuning.metrics import Judgement, Rows, tag_scores
@@ -68,10 +65,6 @@ class TaggedSplit(EncodedSplit):
             words_T=np.concatenate(words),
         )
 
-    @classmethod
-    def encode_task(cls, data: Any, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask:
-        return encode_each(cls.encode, data, tokenizer, config)
-
     def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: CellContext) -> Tensor:
         """The mean loss over the tokens of words in some sentences, and its gradient."""
         bounds_S1 = self.texts.bounds_S1
@@ -88,7 +81,7 @@ class TaggedSplit(EncodedSplit):
         """The tags [W], and the mean, over a word's tokens, of the probability of its tag; 0 for words that were cut
         off."""
         classes, num_words = cell.task.classes, len(self.tags_W)
-        logits_TC = self.texts.predict_tokens(model, len(classes), cell)
+        logits_TC = self.texts.predict(model, cell, len(classes), of_tokens=True)
         default = 0 if classes[0] == "O" else UNKNOWN
         tags_W = vote(logits_TC.argmax(-1), self.words_T, num_words, len(classes), default)
         probabilities_TC = softmax(logits_TC, axis=-1)
