@@ -99,7 +99,7 @@ def test_selection_by_hand(write_cell: WriteCell, scores_folder: Path) -> None:
     write_cell("other", rate=9e-5, seed=2)
     chosen = select_rate(read_scores(scores_folder), "m", "genre")
     assert chosen.rate == 2e-5 and chosen.seeds == (0, 1)
-    assert chosen.test == (0.80, 0.81)
+    assert chosen.samples == (0.80, 0.81)
     assert [score.config.seed for score in chosen.scores] == [0, 1]
     assert chosen.num_diverged == 0
     missing = find_missing(read_scores(scores_folder), "m", "genre")
@@ -115,9 +115,9 @@ def test_selection_by_hand(write_cell: WriteCell, scores_folder: Path) -> None:
     assert (chosen.mean, chosen.std) == (pytest.approx(0.805), pytest.approx(0.01 / math.sqrt(2)))
     by_rate = {1e-5: (0.90, 0.91, math.nan), 2e-5: (0.80, 0.81, math.nan), 5e-5: (0.99, math.nan, math.nan)}
     by_rate[9e-5] = (math.nan,) * 3
-    assert list(chosen.test_by_rate) == list(by_rate)
+    assert list(chosen.by_rate) == list(by_rate)
     for rate, values in by_rate.items():
-        assert chosen.test_by_rate[rate] == pytest.approx(values, nan_ok=True)
+        assert chosen.by_rate[rate] == pytest.approx(values, nan_ok=True)
 
 
 def test_no_seed_chooses_its_own_rate() -> None:
@@ -137,14 +137,15 @@ def test_the_papers_way_tests_all_seeds_at_one_rate(write_cell: WriteCell, score
         write_cell("m", rate=rate, seed=seed, validation=score, test=score)
     scores = read_scores(scores_folder)
     ours, papers = (select_rate(scores, "m", "genre", is_papers_way=way) for way in (False, True))
-    assert (ours.rate, ours.rates, ours.test) == (1e-5, (2e-5, 1e-5), (0.6, 0.5))
-    assert (papers.rate, papers.test) == (1e-5, (0.9, 0.5)) and ours.test_at_rate == papers.test
+    assert (ours.rate, ours.samples) == (1e-5, (0.6, 0.5))
+    assert [score.config.learning_rate for score in ours.scores] == [2e-5, 1e-5]
+    assert (papers.rate, papers.samples) == (1e-5, (0.9, 0.5)) and ours.test_at_rate == papers.samples
 
 
 def test_selection_by_another_metric(write_cell: WriteCell, scores_folder: Path) -> None:
     write_cell("m", test=0.9)
     scores = read_scores(scores_folder)
-    assert select_rate(scores, "m", "genre", "other").test == (0.1,)
+    assert select_rate(scores, "m", "genre", "other").samples == (0.1,)
     with pytest.raises(InputError, match="no metric 'acuracy'; did you mean 'accuracy'"):
         select_rate(scores, "m", "genre", "acuracy")
     with pytest.raises(InputError, match="no scores of m on task 'snli'"):

@@ -53,11 +53,8 @@ class RateChoice:
     @cached_property
     def seed_variances(self) -> dict[float, float]:
         """Those of `other_seeds`, by rate."""
-        by_rate = {
-            rate: [score.metrics["validation"][self.metric] for score in scores]
-            for rate, scores in self.by_rate.items()
-        }
-        return dict(zip(by_rate, other_seeds([*by_rate.values()]), strict=True))
+        values_KS = [[score.metrics["validation"][self.metric] for score in scores] for scores in self.by_rate.values()]
+        return dict(zip(self.by_rate, other_seeds(values_KS), strict=True))
 
     @cached_property
     def rivals(self) -> list[float]:
@@ -184,16 +181,6 @@ def choose_for_each_seed(
     return rates
 
 
-def choose_with_rivals(
-    validation: Mapping[float, Mapping[int, float | None]],
-) -> tuple[float, dict[float, Mapping[int, float | None]]]:
-    """The rate that all seeds choose together, and those with no more diverged seeds: no other seeds or examples could
-    have chosen another."""
-    best = choose_rate({rate: [*by_seed.values()] for rate, by_seed in validation.items()})
-    lost = {rate: [*by_seed.values()].count(None) for rate, by_seed in validation.items()}
-    return best, {rate: by_seed for rate, by_seed in validation.items() if lost[rate] == lost[best]}
-
-
 def has_survivor(validation: Mapping[float, Sequence[float | None]]) -> bool:
     return any(value is not None for values in validation.values() for value in values)
 
@@ -207,16 +194,15 @@ class Selection:
     metric: str
     rate: float
     """The one that all seeds together choose: for a network that is to be used."""
-    rates: tuple[float, ...]
-    """The rate at which each seed is tested (`choose_for_each_seed`)."""
     seeds: tuple[int, ...]
-    test: tuple[float, ...]
+    samples: tuple[float, ...]
+    """The test score of each of these seeds."""
     scores: tuple[Score, ...]
     num_rates: int
     """How many rates it was chosen from."""
     num_diverged: int
     """How many seeds diverged at the rates that were chosen for them."""
-    test_by_rate: Mapping[float, tuple[float, ...]]
+    by_rate: Mapping[float, tuple[float, ...]]
     """Test scores at every rate of the grid, one for every seed of the grid; nan where diverged or missing."""
     choice: RateChoice | None
     """The rates among which it was chosen; None where the metric is not that of the predictions that are kept."""
@@ -226,11 +212,6 @@ class Selection:
     cells: ClassVar[tuple["Selection", ...]] = ()
     """None, as it is no average."""
 
-    @property
-    def samples(self) -> tuple[float, ...]:
-        """The test scores, as the report's contrasts take them."""
-        return self.test
-
     @cached_property
     def examples(self) -> KeptExamples:
         """What the test examples contribute to the scores."""
@@ -239,21 +220,21 @@ class Selection:
     @property
     def num(self) -> int:
         """How many seeds finished."""
-        return len(self.test)
+        return len(self.samples)
 
     @property
     def mean(self) -> float:
-        return float(np.mean(self.test))
+        return float(np.mean(self.samples))
 
     @property
     def std(self) -> float:
         """Over seeds (n-1); nan for a single one."""
-        return float(np.std(self.test, ddof=1)) if self.num > 1 else math.nan
+        return float(np.std(self.samples, ddof=1)) if self.num > 1 else math.nan
 
     @property
     def test_at_rate(self) -> tuple[float, ...]:
         """Test scores of all seeds that finished at `rate`: the paper's own way."""
-        return tuple(score for score in self.test_by_rate[self.rate] if not math.isnan(score))
+        return tuple(score for score in self.by_rate[self.rate] if not math.isnan(score))
 
 
 def select_rate(
@@ -285,9 +266,12 @@ def select_rate(
     survivors = {point: cells[point] for point in sorted(cells) if not cells[point].diverged}
     test = {point: score.metrics["test"][metric] for point, score in survivors.items()}
     try:
-        best, rivals = choose_with_rivals(by_rate)
+        best = choose_rate({rate: [*by_seed.values()] for rate, by_seed in by_rate.items()})
     except InputError as error:
         raise InputError(f"{model} on {task}: {error}") from None
+    # No other seeds or examples could have chosen a rate with more diverged seeds.
+    lost = {rate: [*by_seed.values()].count(None) for rate, by_seed in by_rate.items()}
+    rivals = {rate: by_seed for rate, by_seed in by_rate.items() if lost[rate] == lost[best]}
     peers = [*peers] if len({seed for _, seed in test}) == 1 else []
     by_peers = validation_by_rate(peers, metric)
     rates = dict.fromkeys(by_rate[best], best) if is_papers_way else choose_for_each_seed(rivals, by_peers)
@@ -303,14 +287,13 @@ def select_rate(
         task=task,
         metric=metric,
         rate=best,
-        rates=tuple(score.config.learning_rate for score in chosen),
         seeds=tuple(score.config.seed for score in chosen),
-        test=tuple(score.metrics["test"][metric] for score in chosen),
+        samples=tuple(score.metrics["test"][metric] for score in chosen),
         scores=tuple(chosen),
         num_rates=len(by_rate),
         num_diverged=len(points) - len(chosen),
         choice=RateChoice(by_rival, metric) if metric == chosen[0].metric else None,
-        test_by_rate={rate: tuple(test.get((rate, seed), math.nan) for seed in grid_seeds) for rate in grid_rates},
+        by_rate={rate: tuple(test.get((rate, seed), math.nan) for seed in grid_seeds) for rate in grid_rates},
     )
 
 

@@ -70,8 +70,8 @@ def summarize(scores: ScoreSet) -> list[SummaryRow]:
             chosen = select_rate(scores, model, task)
         except InputError:
             chosen = None  # seeds diverged everywhere, or at the rates that were chosen for them
-        tests = chosen.test if chosen else ()
-        by_rate = chosen.test_by_rate if chosen else {}
+        tests = chosen.samples if chosen else ()
+        by_rate = chosen.by_rate if chosen else {}
         inside_RS = [by_seed for rate, by_seed in by_rate.items() if is_stability_rate(rate)]
         num_scored = sum(not all(map(math.isnan, by_seed)) for by_seed in inside_RS)
         rows.append(
@@ -318,7 +318,7 @@ def print_comparison(comparisons: Sequence[TaskComparison]) -> None:
     names = shorten({first.model_a, first.model_b})
     rows = []
     for pair in comparisons:
-        cells = [interval_cell(mean_interval(side.test)) if side else Cell(MISSING) for side in (pair.a, pair.b)]
+        cells = [interval_cell(mean_interval(side.samples)) if side else Cell(MISSING) for side in (pair.a, pair.b)]
         tested = pair.seen.against() if pair.seen else None
         gap = Cell(f"{100 * tested.value:+.2f}", show_share(tested.half_width)) if tested else Cell(MISSING)
         rows.append(Row((pair.task,), (*cells, gap, Cell(show_p_value(pair.p_value)), Cell(pair.verdict))))

@@ -144,8 +144,8 @@ def collect_model(
                 family,  # type: ignore[arg-type]
                 task,
                 kind,  # type: ignore[arg-type]
-                chosen.test,
-                chosen.test_by_rate,
+                chosen.samples,
+                chosen.by_rate,
                 seeds=chosen.seeds,
                 pretraining_seeds=[-1 - s if pretraining_seed is None else pretraining_seed for s in chosen.seeds],
                 examples=chosen.examples if metric == own else None,
