@@ -335,14 +335,8 @@ def score_set(
         metric=judged.metric,
         metrics=dict.fromkeys(EVALUATED_SPLITS, metrics),
         num_examples=dict.fromkeys(EVALUATED_SPLITS, len(rows)),
-        num_truncated={},
-        num_left_out=0,
         num_steps=sum(stage["steps"] for stage in facts["stages"]),
-        diverged=False,
-        diverged_at_step=None,
         final_loss=losses[-1] if losses else None,
         seconds={part: round(value, 3) for part, value in spent.items()},
-        tokens_per_second={},
-        peak_memory_bytes=0,
     )
     write_cell(folder, score, losses, {"test": rows})

@@ -6,7 +6,6 @@ Contributions stand beside the predictions of a cell (test.npz beside test.jsonl
 Letters: N examples, S scores, L labels, C columns of counts, E entities, U words.
 """
 
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -69,19 +68,19 @@ class Score(Strict):
     metrics: dict[str, dict[str, float]]
     """Values by split (validation and test), then by name; empty when training diverged."""
     num_examples: dict[str, int]
-    num_truncated: dict[str, int]
-    num_left_out: int
+    num_truncated: dict[str, int] = Field(default={})
+    num_left_out: int = 0
     """Rows of the data without a gold label."""
     num_steps: int
-    diverged: bool
-    diverged_at_step: int | None
+    diverged: bool = False
+    diverged_at_step: int | None = None
     """The first step (from 0) whose loss or gradient was not finite."""
     final_loss: float | None
     """Mean over the last tenth of the steps; every step's is in losses.json."""
     seconds: dict[str, float]
     """What `train` and `evaluate` took."""
-    tokens_per_second: dict[str, float]
-    peak_memory_bytes: int
+    tokens_per_second: dict[str, float] = Field(default={})
+    peak_memory_bytes: int = 0
     """The peak of the process on a CPU, that of the cell on a GPU."""
     machine: dict[str, Any]
     predictions: dict[str, str] = Field(default={}, exclude=True)
@@ -167,12 +166,9 @@ def read_scores(folder: Path) -> ScoreSet:
         raise InputError(f"{folder} is not a folder; give the one that the scores were written to")
     scores: list[Score] = []
     broken: dict[Path, str] = {}
-    for place, folders, files in os.walk(folder):
-        if "score.json" not in files:
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
+    for path in sorted(folder.rglob("score.json")):
+        if any(part.startswith(".") for part in path.relative_to(folder).parts):
             continue
-        folders.clear()
-        path = Path(place) / "score.json"
         try:
             score = read_score(path.parent)
             lowest = -1 if score.metric in CORRELATIONS else 0
