@@ -53,7 +53,7 @@ def fit_cell(
 ) -> Score:
     """One cell alone, planned and fitted."""
     plans = plan_cells(model, [task], config, {} if data_dir is None else {find_task(task).name: data_dir})
-    return fit_cells(model, plans, out, keep=keep)[0]
+    return fit_cells(plans, out, keep=keep)[0]
 
 
 def predict_split(model: torch.nn.Module, split: EncodedSplit, cell: CellContext) -> Any:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from biphase.finetuning.config import FAMILY_SETTINGS, PAPER_SEARCH, QA_HEAD_SETTINGS, FinetuneConfig, settle_config
+from biphase.finetuning.config import PAPER_SEARCH, FinetuneConfig, settle_config
 from biphase.tasks.spec import find_task
 
 ODD = FinetuneConfig(head_dropout=0.5, doc_stride=7, max_answer_tokens=9, scale=5.0, judged_only=False)
@@ -36,9 +36,11 @@ def test_no_more_tokens_than_positions() -> None:
     assert settle_config(FinetuneConfig(max_length=100), find_task("sst2"), 512).max_length == 100
 
 
-def test_the_table_names_settings() -> None:
-    named = {name for names in (*FAMILY_SETTINGS.values(), *QA_HEAD_SETTINGS.values()) for name in names}
-    assert named <= FinetuneConfig.model_fields.keys()
+def test_what_is_settled_are_settings() -> None:
+    for task in ("sst2", "conll2003", "squad", "nq"):
+        assert (
+            settle_config(FinetuneConfig(), find_task(task), 512).__dict__.keys() == FinetuneConfig.model_fields.keys()
+        )
 
 
 def test_only_the_papers_tasks_search_judged_documents_and_short_answers_unasked() -> None:

@@ -98,8 +98,8 @@ def test_overfits_a_few_examples(
     cell = make_cell(task, **given | settings)
     encoded = encoded_for(encoder, cell, data_dirs)
     model = fresh(encoder, cell)
-    training = train_network(model, encoded, cell)
-    assert training.final_loss is not None and training.final_loss < 0.1 < training.losses[0]
+    losses, training = train_network(model, encoded, cell)
+    assert training["final_loss"] < 0.1 < losses[0]
     split = encoded.splits["train"]
     if task == "squad_v2":
         split = replace(split, contexts=contexts_of(encoder, split))
@@ -247,7 +247,7 @@ def test_one_training_for_several_tasks(
     config = make_cell("msmarco").config
 
     def fit_tasks(tasks: list[str], out: Path | None = None) -> list[Score]:
-        return fit_cells(str(model_folder), plan_cells(str(model_folder), tasks, config, folders), out)
+        return fit_cells(plan_cells(str(model_folder), tasks, config, folders), out)
 
     both = fit_tasks(["msmarco", "nq"], tmp_path / "scores")
     assert len(calls) == 1 and [score.task for score in both] == ["msmarco", "nq"]
@@ -329,8 +329,8 @@ def test_training_on_a_subset(encoder: Encoder, data_dirs: Dirs) -> None:
     assert len(set(chosen)) == 10 and (np.diff(chosen) > 0).all()
     assert (draw_indices(7, 10) == np.arange(7)).all()
     cell = make_cell("snli", max_train_examples=9, epochs=1)
-    training = train_network(build_network(encoder, cell, []), encoded_for(encoder, cell, data_dirs), cell)
-    assert training.num_steps == 2
+    _, training = train_network(build_network(encoder, cell, []), encoded_for(encoder, cell, data_dirs), cell)
+    assert training["num_steps"] == 2
 
 
 def test_a_subset_of_questions_has_all_their_windows(encoder: Encoder, data_dirs: Dirs) -> None:
@@ -341,7 +341,7 @@ def test_a_subset_of_questions_has_all_their_windows(encoder: Encoder, data_dirs
     windows = split.items_of(questions)
     assert len(windows) > 5 and set(split.questions_W[windows]) == set(questions)
     assert len(windows) == np.isin(split.questions_W, questions).sum()
-    assert train_network(fresh(encoder, cell), encoded, cell).num_steps == len(windows)
+    assert train_network(fresh(encoder, cell), encoded, cell)[1]["num_steps"] == len(windows)
 
 
 def test_bf16_arithmetic_keeps_fp32_weights(encoder: Encoder, data_dirs: Dirs) -> None:
@@ -349,7 +349,7 @@ def test_bf16_arithmetic_keeps_fp32_weights(encoder: Encoder, data_dirs: Dirs) -
     for dtype in (torch.bfloat16, torch.float32):
         cell = make_cell("wnut17", dtype)
         model = fresh(encoder, cell)
-        losses[dtype] = train_network(model, encoded_for(encoder, cell, data_dirs), cell).losses
+        losses[dtype] = train_network(model, encoded_for(encoder, cell, data_dirs), cell)[0]
         assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
     assert losses[torch.bfloat16] == pytest.approx(losses[torch.float32], rel=0.05)
     assert losses[torch.bfloat16] != losses[torch.float32]
@@ -364,7 +364,7 @@ def test_bf16_weights_lose_small_updates(encoder: Encoder, data_dirs: Dirs, task
         cell = make_cell(task, dtype, weight_dtype=kind, learning_rate=1e-6, epochs=1)
         model = fresh(encoder, cell)
         before = {name: value.clone() for name, value in model.named_parameters() if "proj" in name}
-        assert train_network(model, encoded_for(encoder, cell, data_dirs), cell).diverged_at is None
+        assert train_network(model, encoded_for(encoder, cell, data_dirs), cell)[1]["diverged"] is False
         after = dict(model.named_parameters())
         unmoved[kind] = np.mean([(before[name] == after[name]).float().mean().item() for name in before])
     assert unmoved["bf16"] > 0.5 > 0.2 > unmoved["fp32"]

@@ -34,7 +34,7 @@ def test_the_rows_in_use_are_all_that_training_needs(
         torch.manual_seed(0)
         models.append(build_network(encoder, cell, given))
         before = models[-1].backbone.get_input_embeddings().weight.detach().clone()
-        losses.append(train_network(models[-1], encoded, cell).losses)
+        losses.append(train_network(models[-1], encoded, cell)[0])
         predictions.append(predict_split(models[-1], encoded.splits["test"], cell))
     used, whole = (model.backbone.get_input_embeddings() for model in models)
     assert isinstance(used, UsedEmbedding) and len(used.weight) < len(whole.weight)

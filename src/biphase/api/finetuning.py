@@ -104,7 +104,7 @@ def finetune(
     was_there = plan.is_finished(Path(scores))
     from biphase.finetuning.fit import fit_cells
 
-    [score] = fit_cells(str(model), [plan], Path(scores), keep=None if keep is None else Path(keep))
+    [score] = fit_cells([plan], Path(scores), keep=None if keep is None else Path(keep))
     console.out.print(score.headline() + (" · finished before" if was_there else ""), markup=False)
     told = ""
     if keep is not None:

@@ -6,7 +6,7 @@ Nothing here loads a model or PyTorch: a grid of thousands of cells is planned i
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,9 +33,11 @@ fetch_once = lru_cache(fetch_model)
 
 
 @dataclass(frozen=True)
-class ModelFingerprint:
-    """The properties of a model that decide a cell's name."""
+class Model:
+    """A model that was found, not yet loaded, by all that decides a cell's name and result."""
 
+    name: str
+    """The name that its scores have."""
     hash: str
     """The hash of configuration, weights and tokenizer."""
     max_length: int
@@ -44,10 +46,23 @@ class ModelFingerprint:
     """Where its files are."""
 
 
-def identify(name: str) -> ModelFingerprint:
+def identify(name: str) -> Model:
     """Read what names the cells of a model. Raises `InputError` where its folder lacks what fine-tuning needs."""
     folder = find_folder(name)
-    return ModelFingerprint(hash_model(folder), count_positions(read_model_config(folder)), folder)
+    # `count_positions` asks for some fields of the configuration. They are in its file, unless that leaves to
+    # transformers what a type of network has by default, or another name for it.
+    try:
+        content = read_json_as(folder / "config.json", dict[str, Any])
+    except InputError:  # said below in the words for a model that somebody else made
+        content = {}
+    says_all = "max_position_embeddings" in content and not content.keys() & {"auto_map", "text_config"}
+    if says_all and ("pad_token_id" in content or content.get("model_type") not in AFTER_PADDING):
+        config: Any = SimpleNamespace(**{"model_type": None, "pad_token_id": None} | content)
+    else:
+        from biphase.encoder.network import load_model_config
+
+        config = load_model_config(folder)
+    return Model(name, hash_model(folder), count_positions(config), folder)
 
 
 def find_folder(name: str) -> Path:
@@ -88,21 +103,6 @@ def hash_model(folder: Path) -> str:
     return content_hash(hashes)
 
 
-def read_model_config(folder: Path) -> Any:
-    """The fields that `count_positions` asks for: from the file of a configuration, or from transformers where the file
-    leaves to it what a type of network has by default, or another name for it."""
-    try:
-        content = read_json_as(folder / "config.json", dict[str, Any])
-    except InputError:  # said below in the words for a model that somebody else made
-        content = {}
-    says_all = "max_position_embeddings" in content and not content.keys() & {"auto_map", "text_config"}
-    if says_all and ("pad_token_id" in content or content.get("model_type") not in AFTER_PADDING):
-        return SimpleNamespace(**{"model_type": None, "pad_token_id": None} | content)
-    from biphase.encoder.network import load_model_config
-
-    return load_model_config(folder)
-
-
 DataDirs = Mapping[str, str | Path]
 """Folders with the data of tasks, by the task's name; other tasks come from the package or the hub."""
 
@@ -111,7 +111,7 @@ DataDirs = Mapping[str, str | Path]
 class CellPlan:
     """One cell to come: what is trained and evaluated on what, and its name."""
 
-    model: ModelFingerprint
+    model: Model
     task: Task
     train: TaskSource
     evaluation: TaskSource
@@ -127,12 +127,16 @@ class CellPlan:
         return (self.folder(out) / "score.json").exists()
 
 
-def plan_cells(model: str, tasks: Sequence[str], config: FinetuneConfig, data_dirs: DataDirs) -> list[CellPlan]:
-    fingerprint, config = identify(model), resolve_precision(config)
-    return [plan_cell(fingerprint, *find_task_sources(task, data_dirs), config) for task in tasks]
+def plan_cells(
+    model: str, tasks: Sequence[str], config: FinetuneConfig, data_dirs: DataDirs, label: str | None = None
+) -> list[CellPlan]:
+    """The cells of a model, whose scores call it `label` in place of `model`."""
+    found, config = identify(model), resolve_precision(config)
+    found = replace(found, name=label or model)
+    return [plan_cell(found, *find_task_sources(task, data_dirs), config) for task in tasks]
 
 
-def plan_cell(model: ModelFingerprint, train: TaskSource, evaluation: TaskSource, config: FinetuneConfig) -> CellPlan:
+def plan_cell(model: Model, train: TaskSource, evaluation: TaskSource, config: FinetuneConfig) -> CellPlan:
     """Names a cell by the bytes of model and data, not their paths, and by what decides its result.
 
     `config` comes from `resolve_precision`. Reads nothing.

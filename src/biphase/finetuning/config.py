@@ -21,17 +21,9 @@ PROTOCOL = 4
 PLACEMENT = {"device", "microbatch_tokens", "keep_texts"}
 """Settings that decide where and how fast a cell runs and what is kept of it, not what comes out."""
 
-FAMILY_SETTINGS: dict[Family, tuple[str, ...]] = {
-    "token_classification": ("head_dropout",),
-    "question_answering": ("qa_head", "max_answer_tokens"),
-    "retrieval": ("judged_only", "scale", "ranking"),
-}
-QA_HEAD_SETTINGS = {"span": ("doc_stride",), "token": ("head_dropout",)}
-"""The settings that matter to one family of tasks, or to one head of it, and not to all."""
-
 ENCODING_SETTINGS: dict[Family, tuple[str, ...]] = {
     "question_answering": ("qa_head", "doc_stride"),
-    "retrieval": ("judged_only",),
+    "retrieval": ("judged_only", "ranking"),
 }
 """The settings that decide, beside lengths and limits, what a family's texts look like as token ids."""
 
@@ -117,22 +109,29 @@ def settle_config(config: FinetuneConfig, task: Task, max_length: int) -> Finetu
     """The configuration that decides the result of what is asked: two that ask for the same become one.
 
     What does not matter to the task stands at its default, and `max_length` is not above that of the network (see
-    `models.ModelFingerprint`). Where a cell runs and what `auto` means there are left as they are.
+    `cells.Model`). Where a cell runs and what `auto` means there are left as they are.
     """
     if config.frozen and task.family == "retrieval":
         raise InputError(f"frozen: {task.name} has no head to train; zero-shot:FOLDER scores embeddings as they are")
-    matters = {*FAMILY_SETTINGS.get(task.family, ())}
-    if task.family == "question_answering":
-        matters |= {*QA_HEAD_SETTINGS[config.qa_head]}
-    if task.family == "retrieval" and config.ranking == "pairs":
-        matters -= {"scale"}
-    special = {name for names in (*FAMILY_SETTINGS.values(), *QA_HEAD_SETTINGS.values()) for name in names}
-    settled: dict[str, Any] = {name: FinetuneConfig.model_fields[name].default for name in special - matters}
-    for name, value in PAPER_SEARCH.items():
-        if name not in matters or (getattr(config, name) is None and task.name in PAPER_TASKS):
-            settled[name] = value
-    if "judged_only" in matters and config.judged_only is None:
-        settled["judged_only"] = task.name in PAPER_TASKS
+    is_question, is_retrieval = task.family == "question_answering", task.family == "retrieval"
+    has_token_head = task.family == "token_classification" or (is_question and config.qa_head == "token")
+    matters = {
+        "head_dropout": has_token_head,
+        "qa_head": is_question,
+        "doc_stride": is_question and config.qa_head == "span",
+        "max_answer_tokens": is_question,
+        "ranking": is_retrieval,
+        "scale": is_retrieval and config.ranking == "embeddings",
+        "judged_only": is_retrieval,
+    }
+    settled: dict[str, Any] = {}
+    for name, does_matter in matters.items():
+        if not does_matter:
+            settled[name] = PAPER_SEARCH.get(name, FinetuneConfig.model_fields[name].default)
+        elif getattr(config, name) is None and task.name in PAPER_TASKS:
+            settled[name] = PAPER_SEARCH[name]
+    if is_retrieval and config.judged_only is None:
+        settled.setdefault("judged_only", False)
     # Pairs were once cut at their end, which took the second text whole. Those of biphase's own tasks are shorter than
     # the default length, and bundled ones have at most 501 bytes: such cells keep their names.
     settled["max_length"] = min(config.max_length, max_length)

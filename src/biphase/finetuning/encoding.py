@@ -130,6 +130,12 @@ class TokenizedTexts:
     def count_tokens(self, samples: np.ndarray) -> int:
         return int(self.lengths_of(samples).sum())
 
+    def compute(self, model: nn.Module, samples: np.ndarray, cell: "CellContext") -> tuple["Batch", Tensor]:
+        """The given samples as one batch, and the model's output for it."""
+        batch = pack(self, samples, cell)
+        with cell.autocast():
+            return batch, model(batch)
+
     def outputs(self, model: nn.Module, samples: np.ndarray, cell: "CellContext") -> Iterator[tuple["Batch", Tensor]]:
         """The model's output for the given samples, longest first, batch by batch. Call under `torch.no_grad`."""
         most = cell.config.microbatch_tokens
@@ -137,10 +143,7 @@ class TokenizedTexts:
             most = min(4096, most)  # what its caches hold
         ordered = samples[np.argsort(-self.lengths_of(samples), kind="stable")]
         for part in split_by_tokens(ordered, self.lengths_S, most):
-            batch = pack(self, part, cell)
-            with cell.autocast():
-                output = model(batch)
-            yield batch, output
+            yield self.compute(model, part, cell)
 
     def predict(self, model: nn.Module, cell: "CellContext", width: int, *, of_tokens: bool = False) -> np.ndarray:
         """The model's outputs for each sample, [S, width], or for each token, [T, width], fp32. Call under
@@ -213,9 +216,8 @@ class EncodedSplit(ABC):
         for part in split_by_tokens(items, lengths, cell.config.microbatch_tokens):
             if bounds_G1 is not None:
                 part = np.concatenate([np.arange(bounds_G1[group], bounds_G1[group + 1]) for group in part])
-            with cell.autocast():
-                batch = pack(self.texts, part, cell)
-                loss = loss_of(model(batch), batch)
+            batch, output = self.texts.compute(model, part, cell)
+            loss = loss_of(output, batch)
             loss.backward()
             total += loss.detach()
         return total

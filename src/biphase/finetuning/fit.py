@@ -18,7 +18,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from typing import Any
@@ -47,7 +47,7 @@ from biphase.finetuning.cells import CellPlan
 from biphase.finetuning.config import ENCODING_SETTINGS, EVALUATED_SPLITS, PROTOCOL, FinetuneConfig
 from biphase.finetuning.encoding import CellContext, EncodedSplit, EncodedTask, HashedTokenizer, training_order
 from biphase.finetuning.families import kind_of_splits
-from biphase.finetuning.heads import Encoder, build_network, check_length, open_encoder
+from biphase.finetuning.heads import build_network, check_length, open_encoder
 from biphase.finetuning.keep import check_keepable, keep_network
 from biphase.finetuning.metrics import Rows
 from biphase.finetuning.scores import Score, read_score, save_examples
@@ -82,7 +82,6 @@ def load_encoded(source: TaskSource, tokenizer: HashedTokenizer, config: Finetun
     task = source.task
     settings = {name: getattr(config, name) for name in ("max_length", "max_eval_examples")}
     settings |= {name: getattr(config, name) for name in ENCODING_SETTINGS.get(task.family, ())}
-    settings |= {"ranking": config.ranking} if config.ranking != "embeddings" else {}
     specials = [tokenizer.hash, tokenizer.opening, tokenizer.closing]
     key = content_hash([ENCODING, source.hash, specials, settings])
     path = cache_folder() / "encoded" / f"{task.name}-{key[:24]}.safetensors"
@@ -122,17 +121,12 @@ def save_encoded(path: Path, encoded: EncodedTask) -> None:
     arrays: dict[str, np.ndarray] = {}
     values: dict[str, Any] = {}
     names: dict[int, str] = {}  # of each value, by its id(): where it was met first
-    shared: dict[str, str] = {}
+    places: dict[str, str] = {}  # the same, by where it is
     for split_name, split in encoded.splits.items():
         for name, value in leaves_of(split, f"{split_name}."):
-            first = names.setdefault(id(value), name)
-            if first != name:
-                shared[name] = first
-            elif isinstance(value, np.ndarray):
-                arrays[name] = value
-            else:
-                values[name] = value
-    content = {"left_out": encoded.left_out, "values": values, "shared": shared}
+            first = places[name] = names.setdefault(id(value), name)
+            (arrays if isinstance(value, np.ndarray) else values)[first] = value
+    content = {"left_out": encoded.left_out, "values": values, "places": places}
     arrays[NO_ARRAYS] = np.frombuffer(json.dumps(content, ensure_ascii=False).encode(), np.uint8)
     path.touch()
     mode = path.stat().st_mode  # safetensors leaves its files to their owner alone, whatever the umask says
@@ -158,7 +152,7 @@ def read_encoded(path: Path, kind: Any) -> EncodedTask:
         leaves[name].flags.writeable = False
     content = json.loads(leaves.pop(NO_ARRAYS).tobytes())
     leaves |= content["values"]
-    leaves |= {name: leaves[first] for name, first in content["shared"].items()}
+    leaves = {name: leaves[first] for name, first in content["places"].items()}
     return EncodedTask({name: build_record(kind, leaves, f"{name}.") for name in TASK_SPLITS}, content["left_out"])
 
 
@@ -172,24 +166,9 @@ def build_record(kind: Any, leaves: dict[str, Any], prefix: str) -> Any:
     return kind(**values)
 
 
-@dataclass(frozen=True)
-class TrainingResult:
-    losses: list[float]
-    num_steps: int
-    num_tokens: int
-    seconds: float
-    diverged_at: int | None
-    """The first step whose loss or gradient was not finite."""
-
-    @property
-    def final_loss(self) -> float | None:
-        """The mean over the last tenth of the steps."""
-        tail = self.losses[-math.ceil(len(self.losses) / 10) :]
-        return float(np.mean(tail)) if self.diverged_at is None else None
-
-
-def train_network(network: nn.Module, encoded: EncodedTask, cell: CellContext) -> TrainingResult:
-    """Update `network` in place. Stops early only when a loss or a gradient is not finite."""
+def train_network(network: nn.Module, encoded: EncodedTask, cell: CellContext) -> tuple[list[float], dict[str, Any]]:
+    """Update `network` in place; returns the losses, and what a `Score` says of a training. It stops early only when a
+    loss or a gradient is not finite."""
     # 1. What is trained on, and for how long.
     config, split = cell.config, encoded.splits["train"]
     items, num_steps = choose_items(split, config)
@@ -228,7 +207,15 @@ def train_network(network: nn.Module, encoded: EncodedTask, cell: CellContext) -
     # 4. The last update may itself have broken the weights: no loss saw it.
     if diverged_at is None and not all(parameter.isfinite().all() for parameter in parameters):
         diverged_at = num_steps - 1
-    return TrainingResult(losses, num_steps, num_tokens, time.perf_counter() - started, diverged_at)
+    seconds = time.perf_counter() - started
+    return losses, {
+        "num_steps": num_steps,
+        "diverged": diverged_at is not None,
+        "diverged_at_step": diverged_at,
+        "final_loss": float(np.mean(losses[-math.ceil(len(losses) / 10) :])) if diverged_at is None else None,
+        "seconds": {"train": round(seconds, 3)},
+        "tokens_per_second": {"train": round(num_tokens / seconds, 1)},
+    }
 
 
 def choose_items(split: EncodedSplit, config: FinetuneConfig) -> tuple[np.ndarray, int]:
@@ -267,30 +254,26 @@ def append_losses(losses: list[float], unseen: Sequence[Tensor]) -> int | None:
 
 
 def evaluate_cell(
-    network: nn.Module,
-    encoded: EncodedTask,
-    training: TrainingResult,
-    plan: CellPlan,
-    cell: CellContext,
-    encoder: Encoder,
+    network: nn.Module, encoded: EncodedTask, plan: CellPlan, cell: CellContext, training: dict[str, Any]
 ) -> tuple[Score, dict[str, Rows]]:
     """Predict validation and test of one task, unless training diverged, and say how good that is; with the rows of the
-    predictions of each split."""
+    predictions of each split. `training` is what `train_network` says of it."""
     splits, started = encoded.splits, time.perf_counter()
     metrics: dict[str, dict[str, float]] = {}
     rows: dict[str, Rows] = {}
     network.eval()
-    for name in EVALUATED_SPLITS if training.diverged_at is None else ():
+    for name in () if training["diverged"] else EVALUATED_SPLITS:
         with torch.no_grad():
             predictions = splits[name].predict(network, cell)
         metrics[name], rows[name] = splits[name].judge(predictions, cell)
     is_on_gpu = cell.device.type == "cuda"
     peak = torch.cuda.max_memory_allocated(cell.device) if is_on_gpu else 1024 * getrusage(RUSAGE_SELF).ru_maxrss
+    training = training | {"seconds": training["seconds"] | {"evaluate": round(time.perf_counter() - started, 3)}}
     score = Score(
         protocol=PROTOCOL,
         cell=plan.hash,
-        model=encoder.name,
-        model_hash=encoder.hash,
+        model=plan.model.name,
+        model_hash=plan.model.hash,
         task=plan.task.name,
         trained_on=plan.train.task.name,
         source=plan.evaluation.name,
@@ -302,50 +285,42 @@ def evaluate_cell(
         num_examples={name: split.num_examples for name, split in splits.items()},
         num_truncated={name: split.num_truncated for name, split in splits.items()},
         num_left_out=encoded.left_out,
-        num_steps=training.num_steps,
-        diverged=training.diverged_at is not None,
-        diverged_at_step=training.diverged_at,
-        final_loss=training.final_loss,
-        seconds={"train": round(training.seconds, 3), "evaluate": round(time.perf_counter() - started, 3)},
-        tokens_per_second={"train": round(training.num_tokens / training.seconds, 1)},
         peak_memory_bytes=peak,
         machine=describe_machine(cell.device),
+        **training,
     )
     return score, rows
 
 
 @memory_told("lower microbatch_tokens (65,536 unless given), or --workers-per-gpu where cells share a GPU")
-def fit_cells(
-    model: str, plans: Sequence[CellPlan], out: Path | None = None, label: str | None = None, keep: Path | None = None
-) -> list[Score]:
-    """Fine-tune `model` once for cells that share a training (`Task.trained_on`), and evaluate their tasks.
+def fit_cells(plans: Sequence[CellPlan], out: Path | None = None, keep: Path | None = None) -> list[Score]:
+    """Fine-tune a model once for cells that share a training (`Task.trained_on`), and evaluate their tasks.
 
     With `out`, a result appears as the folder `out/TASK-HASH` when it is finished, and a finished cell is read, not
     rerun. On a CPU the same cell gives the same scores to the last bit. Training that diverges is a result, not an
     error. Many cells in one process load the model and encode the task once.
 
     Args:
-        label: what the scores call the model, in place of `model`.
         keep: the trained network becomes a model folder there (`keep.keep_network`); a finished cell is trained again
             for it, its score stays. A training that diverges leaves none.
 
     Raises `BusyError` when another process is at work on one of the cells.
     """
     if out is None:
-        return [score for score, _, _ in run_cells(model, plans, label, keep)]
+        return [score for score, _, _ in run_cells(plans, keep)]
     missing = [plan for plan in plans if not plan.is_finished(out)]
     with ExitStack() as claims:  # against other processes; a killed one lets go
         for folder in (plan.folder(out) for plan in missing):
             busy = f"{folder} is being made by another process"
             claims.enter_context(locked(out / ".locks" / folder.name, busy=busy))
         missing = [plan for plan in missing if not plan.is_finished(out)]  # another process may have done some
-        cells = run_cells(model, missing, label, keep) if missing else ()
+        cells = run_cells(missing, keep) if missing else ()
         for plan, (score, losses, predictions) in zip(missing, cells, strict=True):
             if plan.config.keep_texts:
                 add_inputs(predictions, load_data(plan.evaluation, plan.config))
             write_cell(plan.folder(out), score, losses, predictions)
     if keep is not None and not missing:
-        list(run_cells(model, plans, label, keep))
+        list(run_cells(plans, keep))
     return [read_score(plan.folder(out)) for plan in plans]
 
 
@@ -374,14 +349,14 @@ def write_cell(folder: Path, score: Score, losses: Sequence[float], predictions:
 
 
 def run_cells(
-    model: str, plans: Sequence[CellPlan], label: str | None = None, keep: Path | None = None
+    plans: Sequence[CellPlan], keep: Path | None = None
 ) -> Iterator[tuple[Score, list[float], dict[str, Rows]]]:
     """Train once, then evaluate each task: its score, the losses, the rows of the predictions of each split."""
     source, config = plans[0].train, plans[0].config
     assert all(plan.train.hash == source.hash for plan in plans), "these tasks do not share a training"
     assert all(plan.config == config for plan in plans), "tasks of one training have one configuration"
     # 1. The encoder, and where it computes.
-    encoder = replace(open_encoder(model, plans[0].model), name=label or model)
+    encoder = open_encoder(plans[0].model)
     device = choose_device(config.device)
     dtype = choose_dtype(config.precision, device)
     computing = explain_computing(config.precision, device, encoder.backbone)
@@ -403,11 +378,11 @@ def run_cells(
         torch.manual_seed(config.seed)
         cell = CellContext(source.task, config, device, dtype)
         network = build_network(encoder, cell, [trained, *evaluated]).to(device)
-        training = train_network(network, trained, cell)
+        losses, training = train_network(network, trained, cell)
     # 4. Predictions and scores, task by task.
     for plan, encoded in zip(plans, evaluated, strict=True):
         cell = CellContext(plan.task, config, device, dtype)
-        score, predictions = evaluate_cell(network, encoded, training, plan, cell, encoder)
-        yield score, training.losses, predictions
+        score, predictions = evaluate_cell(network, encoded, plan, cell, training)
+        yield score, losses, predictions
         if keep is not None and not score.diverged:
             keep_network(network, encoder, cell, keep, score, encoded.splits["test"])

@@ -197,7 +197,7 @@ def fit_unit(model: str, tasks: list[str], config: FinetuneConfig, out: Path, da
     from biphase.finetuning.fit import fit_cells
 
     plans = plan_cells(model, tasks, config, data_dirs)
-    return [score.headline() for score in fit_cells(model, plans, out)]
+    return [score.headline() for score in fit_cells(plans, out)]
 
 
 # What is kept of a grid: the best fine-tuned network of each model and task
@@ -212,7 +212,7 @@ def check_keep(trainings: Iterable[SharedTraining], folder: Path) -> BestCells:
     Raises `InputError`, before anything is trained, for a folder of other things than a kept network, two models of
     one name, and a network that cannot be kept.
     """
-    from biphase.finetuning.heads import load_encoder
+    from biphase.finetuning.heads import open_encoder
     from biphase.finetuning.keep import check_keepable
 
     candidates: BestCells = {}
@@ -224,8 +224,8 @@ def check_keep(trainings: Iterable[SharedTraining], folder: Path) -> BestCells:
     [(target, times)] = Counter(target for target, _ in candidates.values()).most_common(1)
     if times > 1:
         raise InputError(f"`keep`: two models would be written to {target}; rename the folder of one")
-    for (model, _), (target, cells) in candidates.items():
-        check_keepable(load_encoder(model), cells[0].task, cells[0].config)
+    for target, cells in candidates.values():
+        check_keepable(open_encoder(cells[0].model), cells[0].task, cells[0].config)
         if not (target / RECORD).is_file():
             refuse_filled(target, "keep")
     return candidates
@@ -255,5 +255,5 @@ def keep_best_networks(candidates: BestCells, out: Path) -> None:
         if (target / RECORD).is_file() and read_json_as(target / RECORD, dict[str, Any]).get("cell") == best.hash:
             err.print(f"{target}: the best, as it was kept before")
             continue
-        fit_cells(model, [best], out, keep=target)
+        fit_cells([best], out, keep=target)
         err.print(f"{target}: kept, learning rate {rate:g}, seed {best.config.seed}")

@@ -27,7 +27,7 @@ from biphase.corpus.tokenizer import NEW_NAMES, load_tokenizer, tokenizer_hash
 from biphase.encoder.network import fresh_backbone, load_backbone
 from biphase.encoder.packed import packed_hidden
 from biphase.errors import InputError
-from biphase.finetuning.cells import ModelFingerprint, identify
+from biphase.finetuning.cells import Model, identify
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import Batch, CellContext, EncodedTask, HashedTokenizer, TokenizedTexts
 from biphase.flops import count_positions
@@ -52,24 +52,24 @@ class Encoder:
 
 def load_encoder(name: str) -> Encoder:
     """The encoder behind a name (see `cells`)."""
-    return open_encoder(name, identify(name))
+    return open_encoder(identify(name))
 
 
 @lru_cache(maxsize=1)
-def open_encoder(name: str, model: ModelFingerprint) -> Encoder:
+def open_encoder(model: Model) -> Encoder:
     """Load a model that was found. The last one is kept: it costs nothing to ask again while its files stay."""
     backbone = load_backbone(model.folder)
     tokenizer = load_hashed_tokenizer(model.folder)
     pretrained = tokenizer.pretrained
     config: Any = backbone.config
     highest = max(number for token, number in pretrained.get_vocab().items() if token not in NEW_NAMES.values())
-    sizes = f"{name}: its tokenizer has {highest + 1:,} tokens, its network {config.vocab_size:,}"
+    sizes = f"{model.name}: its tokenizer has {highest + 1:,} tokens, its network {config.vocab_size:,}"
     if max(highest, tokenizer.closing, *tokenizer.opening) >= config.vocab_size:
         raise InputError(f"{sizes}; they do not belong together")
     if config.vocab_size - highest > max(UNUSED_EMBEDDINGS, config.vocab_size // 20):
         err.print(f"{sizes}: is it its own?")
     limit = count_positions(config, getattr(backbone, "first_position", None))
-    return Encoder(name, model.hash, backbone, tokenizer, limit)
+    return Encoder(model.name, model.hash, backbone, tokenizer, limit)
 
 
 def load_hashed_tokenizer(folder: Path) -> HashedTokenizer:
@@ -105,14 +105,6 @@ class UsedEmbedding(nn.Embedding):
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(self.row_of_V[input])
-
-    @torch.no_grad()
-    def put_back(self, pretrained: Any) -> nn.Embedding:
-        """The whole embedding: trained rows where texts used them, the others as they were."""
-        whole = copy.deepcopy(pretrained).to(self.weight.dtype)
-        is_used_V = self.row_of_V < self.num_embeddings
-        whole.weight[is_used_V] = self.weight[self.row_of_V[is_used_V]].to(whole.weight.device)
-        return whole
 
 
 def copy_backbone(
@@ -300,14 +292,19 @@ def can_look_up(cell: CellContext) -> bool:
     return config.frozen and has_layer and config.weights == "pretrained" and config.weight_dtype == "fp32"
 
 
+@torch.no_grad()
 def whole_backbone(backbone: Any, encoder: Encoder) -> Any:
-    """What a cell trained as a network for any text: with all rows of the embedding, or with the encoder itself."""
+    """What a cell trained as a network for any text: with the whole embedding, whose rows are as they were where no
+    text used them, or with the encoder itself."""
     pretrained: Any = encoder.backbone
     if isinstance(backbone, FrozenFeatures):
         return copy_backbone(pretrained, [])
     used = backbone.get_input_embeddings()
     if isinstance(used, UsedEmbedding):
-        backbone.set_input_embeddings(used.put_back(pretrained.get_input_embeddings()))
+        whole = copy.deepcopy(pretrained.get_input_embeddings()).to(used.weight.dtype)
+        is_used_V = used.row_of_V < used.num_embeddings
+        whole.weight[is_used_V] = used.weight[used.row_of_V[is_used_V]].to(whole.weight.device)
+        backbone.set_input_embeddings(whole)
     return backbone
 
 

@@ -130,6 +130,7 @@ def to_transformers(network: Any, encoder: Encoder, cell: CellContext) -> Any:
     return with_same_head(config, network, cell)
 
 
+@torch.no_grad()
 def with_same_head(config: Any, network: Any, cell: CellContext) -> Any:
     """The class of transformers for a configuration, with the weights of ours. Raises `InputError` where there is none
     that computes the same."""
@@ -141,7 +142,7 @@ def with_same_head(config: Any, network: Any, cell: CellContext) -> Any:
     refusal = InputError(f"keep: transformers has no class for {needed}; {remedy}")
     has_dense_layer = config.model_type == "modernbert" and not is_sequence
     if has_dense_layer:
-        config.classifier_activation = "linear"  # for `pass_on`
+        config.classifier_activation = "linear"  # see below
     try:
         model = kind.from_config(config, attn_implementation="sdpa").float().eval()
     except ValueError:
@@ -154,29 +155,18 @@ def with_same_head(config: Any, network: Any, cell: CellContext) -> Any:
     for new, old in zip(theirs, ours, strict=True):
         new.load_state_dict(old.state_dict(), strict=False)
     if has_dense_layer:
-        pass_on(model)
-    if not computes_the_same(network, model, cell):
-        raise refusal
-    return model
-
-
-@torch.no_grad()
-def computes_the_same(ours: nn.Module, theirs: Any, cell: CellContext) -> bool:
-    """Whether a network of transformers gives the logits on padded samples of 12 and 5 tokens that ours gives on them
-    packed."""
-    tokens_T = telling_tokens(theirs.base_model, 17).numpy()
+        # ModernBERT's dense layer and norm below its classifier of tokens shall change nothing: the layer takes the
+        # scale of the network's last norm away, which leaves what is normed already, and the norm brings it back.
+        scale_D = model.base_model.final_norm.weight
+        model.head.dense.weight.copy_(torch.diag(1 / scale_D))
+        model.head.norm.weight.copy_(scale_D)
+    # On padded samples of 12 and 5 tokens it must give the logits that ours gives on them packed.
+    tokens_T = telling_tokens(model.base_model, 17).numpy()
     texts = TokenizedTexts(tokens_T, np.array([0, 12, 17]), np.array([], dtype=np.int64))
     batch = pack(texts, np.arange(2), replace(cell, device=torch.device("cpu"), dtype=torch.float32))
-    return torch.allclose(ours(batch), PaddedNetwork(theirs)(batch), rtol=1e-3, atol=1e-4)
-
-
-@torch.no_grad()
-def pass_on(model: Any) -> None:
-    """Let ModernBERT's dense layer and norm below its classifier of tokens change nothing: the layer takes the scale of
-    the network's last norm away, which leaves what is normed already, and the norm brings it back."""
-    scale_D = model.base_model.final_norm.weight
-    model.head.dense.weight.copy_(torch.diag(1 / scale_D))
-    model.head.norm.weight.copy_(scale_D)
+    if not torch.allclose(network(batch), PaddedNetwork(model)(batch), rtol=1e-3, atol=1e-4):
+        raise refusal
+    return model
 
 
 def card_text(cell: CellContext, encoder: Encoder, model: Any, score: Score) -> str:

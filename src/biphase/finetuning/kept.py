@@ -48,7 +48,6 @@ class KeptRecord(Strict):
 class KeptModel:
     """A folder that predicts, not yet loaded, and how rows are read for it."""
 
-    name: str
     folder: Path
     task: Task
     record: KeptRecord | None
@@ -94,7 +93,7 @@ def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
             template_columns(task.template)
         except ValueError as error:
             raise InputError(f"--{error}") from None
-    return KeptModel(name, folder, task, record, layout_to_predict(task, file))
+    return KeptModel(folder, task, record, layout_to_predict(task, file))
 
 
 def layout_to_predict(task: Task, file: Path) -> FileLayout:
@@ -134,8 +133,15 @@ def open_rows(kept: KeptModel, file: Path) -> Iterator[PlacedRow]:
     first = next(rows, None)
     if first is None:
         raise InputError(f"{file} has no rows")
-    place, row = first
-    check_columns(kept, place, with_task_names(task, kept.layout, row))
+    place, row = first[0], with_task_names(task, kept.layout, first[1])
+    if task.family == "token_classification":
+        words = f"'{task.words}' (a list of words) or " if kept.record is not None else ""
+        if TEXT not in row and not (words and task.words in row):
+            raise InputError(f"{place}: {words}'{TEXT}' is needed; the columns are: {clipped(', '.join(row))}")
+    else:
+        for name in (*columns, *task.choices):
+            if name != "choice":  # what templates name that is no column
+                column(place, row, name)
     return chain([first], rows)
 
 
@@ -172,15 +178,3 @@ def with_task_names(task: Task, layout: FileLayout, row: Row) -> Row:
     for form in reversed(task.forms):
         others |= renamed(form, row)
     return others | row | renamed(layout, row)
-
-
-def check_columns(kept: KeptModel, place: str, row: Row) -> None:
-    """Raises `InputError` where a row has not what an input is made of."""
-    if kept.task.family == "token_classification":
-        words = f"'{kept.task.words}' (a list of words) or " if kept.record is not None else ""
-        if TEXT not in row and not (words and kept.task.words in row):
-            raise InputError(f"{place}: {words}'{TEXT}' is needed; the columns are: {clipped(', '.join(row))}")
-        return
-    for name in (*input_columns(kept.task), *kept.task.choices):
-        if name != "choice":  # what templates name that is no column
-            column(place, row, name)

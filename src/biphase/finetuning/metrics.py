@@ -251,53 +251,47 @@ def counted_answers(gold: Sequence[Sequence[str]], is_version_2: bool | None = N
 
 
 def answer_scores(
-    predictions: Mapping[str, str],
-    gold: Mapping[str, Sequence[str]],
-    no_answer_scores: Mapping[str, float] | None = None,
+    predictions: Sequence[str], gold: Sequence[Sequence[str]], no_answer_scores: Sequence[float] | None = None
 ) -> Metrics:
     """SQuAD's `exact` and `f1`, by the official script of version 1.1 or 2.0; ReCoRD's is that of 1.1.
 
-    All three go by question id. `gold` holds the texts of all annotators, none for an unanswerable question; the
-    prediction "" means no answer. Version 2.0 is meant when a question is unanswerable or `no_answer_scores` are
-    given; it passes over answers of which normalisation leaves nothing, and adds `has_answer_…` and `no_answer_…`,
-    the two scores over one kind of questions each (where there are any).
+    `gold` holds the texts of all annotators for each question, none for an unanswerable one; the prediction "" means no
+    answer. Version 2.0 is meant when a question is unanswerable or `no_answer_scores` are given; it passes over answers
+    of which normalisation leaves nothing, and adds `has_answer_…` and `no_answer_…`, the two scores over one kind of
+    questions each (where there are any).
 
     `no_answer_scores` (higher: rather unanswerable; any scale) add `best_exact` and `best_f1`: the scores with "" for
     every question above the threshold that is best on these very questions. As in the script, a threshold may part
-    questions of equal scores (in the order of `no_answer_scores`), and a prediction for an unanswerable question
-    counts as wrong unless it is "" itself. The predictions are scored as they are for all other scores.
+    questions of equal scores, and a prediction for an unanswerable question counts as wrong unless it is "" itself. The
+    predictions are scored as they are for all other scores.
     """
-    assert gold and predictions.keys() == gold.keys(), "one prediction for every question"
-    has_answer = {id: bool(answers) for id, answers in gold.items()}
-    is_version_2 = no_answer_scores is not None or not all(has_answer.values())
-    gold = dict(zip(gold, counted_answers([*gold.values()], is_version_2), strict=True))
-    exact = {id: exact_match(predictions[id], answers) for id, answers in gold.items()}
-    f1 = {id: token_f1(predictions[id], answers) for id, answers in gold.items()}
-    scores = {"exact": mean(exact.values()), "f1": mean(f1.values())}
-    if is_version_2:
-        for name, kind in (("has_answer", True), ("no_answer", False)):
-            ids = [id for id in gold if has_answer[id] == kind]
-            if ids:
-                scores[f"{name}_exact"] = mean(exact[id] for id in ids)
-                scores[f"{name}_f1"] = mean(f1[id] for id in ids)
+    has_answer = [bool(answers) for answers in gold]
+    is_version_2 = no_answer_scores is not None or not all(has_answer)
+    pairs = list(zip(predictions, counted_answers(gold, is_version_2), strict=True))
+    values = {"exact": [exact_match(*pair) for pair in pairs], "f1": [token_f1(*pair) for pair in pairs]}
+    scores = {metric: mean(numbers) for metric, numbers in values.items()}
+    for name, kind in (("has_answer", True), ("no_answer", False)) if is_version_2 else ():
+        for metric, numbers in values.items():
+            part = [value for value, known in zip(numbers, has_answer, strict=True) if known == kind]
+            scores |= {f"{name}_{metric}": mean(part)} if part else {}
     if no_answer_scores is not None:
-        scores["best_exact"] = best_share(exact, predictions, has_answer, no_answer_scores)
-        scores["best_f1"] = best_share(f1, predictions, has_answer, no_answer_scores)
+        for metric, numbers in values.items():
+            scores[f"best_{metric}"] = best_share(numbers, predictions, has_answer, no_answer_scores)
     return scores
 
 
 def best_share(
-    scores: Mapping[str, float],
-    predictions: Mapping[str, str],
-    has_answer: Mapping[str, bool],
-    no_answer_scores: Mapping[str, float],
+    scores: Sequence[float],
+    predictions: Sequence[str],
+    has_answer: Sequence[bool],
+    no_answer_scores: Sequence[float],
 ) -> float:
     """The best mean over all thresholds: from "" for every question on, the predictions of the surest are let in."""
-    assert no_answer_scores.keys() == scores.keys(), "one no-answer score for every question"
-    order = sorted(no_answer_scores, key=lambda id: no_answer_scores[id])
-    gains = [scores[id] if has_answer[id] else -float(predictions[id] != "") for id in order]
-    num_unanswerable = sum(not answerable for answerable in has_answer.values())
-    return float(np.cumsum([num_unanswerable, *gains]).max()) / len(scores)
+    questions = zip(no_answer_scores, scores, predictions, has_answer, strict=True)
+    gains = []
+    for _, score, prediction, answerable in sorted(questions, key=lambda question: question[0]):
+        gains.append(score if answerable else -float(prediction != ""))
+    return float(np.cumsum([has_answer.count(False), *gains]).max()) / len(scores)
 
 
 def paper_answer_f1(

@@ -18,6 +18,7 @@ from biphase.corpus.rows import PlacedRow, Row
 from biphase.encoder.network import load_model_config, load_weights
 from biphase.encoder.packed import position_limit
 from biphase.errors import InputError
+from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import CellContext, HashedTokenizer
 from biphase.finetuning.families.question_answering import encode_questions
 from biphase.finetuning.families.retrieval import encode_pairs
@@ -31,7 +32,7 @@ from biphase.finetuning.families.sequence_classification import (
 from biphase.finetuning.families.token_classification import TaggedSplit, tag_rows
 from biphase.finetuning.heads import PaddedNetwork, load_hashed_tokenizer
 from biphase.finetuning.keep import AUTO_CLASSES
-from biphase.finetuning.kept import TEXT, KeptModel, check_columns, input_columns, with_task_names
+from biphase.finetuning.kept import TEXT, KeptModel, input_columns, with_task_names
 from biphase.finetuning.metrics import find_entities
 from biphase.tasks.examples import (
     ChoiceTexts,
@@ -47,7 +48,7 @@ from biphase.tasks.examples import (
     words_of,
 )
 from biphase.tasks.sources import text_column
-from biphase.tasks.spec import Family, Task
+from biphase.tasks.spec import Family
 
 ROWS_AT_ONCE = 512
 """Rows that are read, sorted by length and predicted together."""
@@ -66,16 +67,8 @@ class Predicting:
     kept: KeptModel
     network: PaddedNetwork
     tokenizer: HashedTokenizer
-    device: torch.device
-
-    @property
-    def task(self) -> Task:
-        return self.kept.task
-
-    @property
-    def cell(self) -> CellContext:
-        assert self.kept.record is not None
-        return CellContext(self.task, self.kept.record.config, self.device, torch.float32)
+    cell: CellContext
+    """Of a folder that `finetune --keep` did not write, with the settings that a cell has by default."""
 
 
 @torch.no_grad()
@@ -90,7 +83,9 @@ def predict_placed(kept: KeptModel, rows: Iterator[PlacedRow], name: str, device
     tokenizer = load_hashed_tokenizer(kept.folder)
     limit = position_limit(model) or tokenizer.pretrained.model_max_length  # many a tokenizer names none
     tokenizer.pretrained.model_max_length = limit = min(limit, tokenizer.pretrained.model_max_length)
-    predicting, predict = Predicting(kept, PaddedNetwork(model), tokenizer, device), PREDICTORS[kept.task.family]
+    settings = kept.record.config if kept.record is not None else FinetuneConfig()
+    cell = CellContext(kept.task, settings, device, torch.float32)
+    predicting, predict = Predicting(kept, PaddedNetwork(model), tokenizer, cell), PREDICTORS[kept.task.family]
     num_rows = num_cut = num_empty = 0
     while chunk := list(islice(rows, ROWS_AT_ONCE)):
         named = [(place, with_task_names(kept.task, kept.layout, row)) for place, row in chunk]
@@ -110,7 +105,7 @@ def predict_placed(kept: KeptModel, rows: Iterator[PlacedRow], name: str, device
 
 def choose(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
     """The name of the best choice, the row's own where it has a name for each, and the probability of each."""
-    task, cell = predicting.task, predicting.cell
+    task, cell = predicting.cell.task, predicting.cell
     names, examples = [], []
     for place, row in rows:
         texts, own = read_choices(task, place, row)
@@ -136,7 +131,7 @@ def score_pairs(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
 def classify(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
     """The label, its probability, and that of each label; labels; or a number. Pairs are cut as in training. A row
     without a text has the same columns without values."""
-    task, blank = predicting.task, dict.fromkeys(input_columns(predicting.task), "")
+    task, blank = predicting.cell.task, dict.fromkeys(input_columns(predicting.cell.task), "")
     is_empty = [lacks_text(task, place, row) for place, row in rows]
     no_label = () if task.problem_type == "multi_label_classification" else 0
     examples = []
@@ -159,7 +154,7 @@ def classify(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
 def classify_as_pipeline(predicting: Predicting, texts: Sequence[str]) -> tuple[list[Row], int]:
     tokenizer = predicting.tokenizer.pretrained
     lengths = map(len, tokenizer(texts, truncation=False, verbose=False)["input_ids"])
-    pipe = pipeline("text-classification", predicting.network.model, tokenizer=tokenizer, device=predicting.device)
+    pipe = pipeline("text-classification", predicting.network.model, tokenizer=tokenizer, device=predicting.cell.device)
     is_single = predicting.network.model.config.problem_type != "multi_label_classification"
     found: list[Row] = []
     for scores in in_order_of_length(lambda part: pipe(part, top_k=None, truncation=True, batch_size=32), texts):
@@ -173,7 +168,7 @@ def classify_as_pipeline(predicting: Predicting, texts: Sequence[str]) -> tuple[
 
 def tag(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
     """Tags for rows of words, as the task has them; spans for rows of running text."""
-    has_words = predicting.kept.record is not None and predicting.task.words in rows[0][1]
+    has_words = predicting.kept.record is not None and predicting.cell.task.words in rows[0][1]
     return (tag_words if has_words else tag_text)(predicting, rows)
 
 
@@ -184,7 +179,7 @@ def tag_words(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
     earlier: of the words in two inputs, the first half have the tags of the earlier one. With inputs of 8 words, 20
     words are in 0–8, 6–14, 12–20, and the tags are those of 0–7, 7–13, 13–20.
     """
-    lists = [words_of(predicting.task, place, row) for place, row in rows]
+    lists = [words_of(predicting.cell.task, place, row) for place, row in rows]
     found: list[Row] = [{"predicted": [], "probabilities": []} for _ in lists]
     starts = dict.fromkeys(range(len(lists)), 0)
     while starts:
@@ -197,7 +192,7 @@ def tag_words(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
                 found[number][key][new:] = values[new - begin :]
             if is_cut:  # within its last word, it may be
                 starts[number] = max(begin + num - max(num // SHARED, 1), begin + 1)
-    if predicting.task.classes[0] == "O":
+    if predicting.cell.task.classes[0] == "O":
         for words, row in zip(lists, found, strict=True):
             row["spans"] = spans_of_tags(words, row["predicted"], row["probabilities"])
     return found, 0
@@ -232,15 +227,13 @@ def spans_of_tags(words: Sequence[str], tags: Sequence[str], probabilities: Sequ
 def tag_text(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
     """The spans of running texts, in characters, as transformers' pipeline groups tokens (`simple`) and the parts of a
     word are joined, in inputs that overlap where a text is longer than one. Spans of blanks alone are left out."""
-    for place, row in rows:
-        check_columns(predicting.kept, place, row)
     texts = [text_column(place, row, TEXT) for place, row in rows]
     tokenizer = predicting.tokenizer
     pipe: Any = pipeline(
         "token-classification",
         predicting.network.model,
         tokenizer=tokenizer.pretrained,
-        device=predicting.device,
+        device=predicting.cell.device,
         aggregation_strategy="simple",
         stride=tokenizer.room(tokenizer.pretrained.model_max_length) // SHARED,
     )
@@ -296,14 +289,12 @@ def answer_questions(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predi
         examples.append(Question(str(number), question, context, (), candidates))
     split = encode_questions(cell.task, examples, predicting.tokenizer, cell.config, has_unanswerable)
     split = replace(split, max_answer_tokens=cell.config.max_answer_tokens or split.max_answer_tokens)
-    answers = split.predict(predicting.network, cell)
     found: list[Row] = []
-    for number, text in enumerate(answers.texts):
-        start, end = answers.characters_Q2[number].tolist() if text else (None, None)
-        row = {"predicted": text, "start": start, "end": end}
-        row["probability"] = round(float(answers.probabilities_Q[number]), 5)
+    for answer in split.predict(predicting.network, cell):
+        start, end = (answer["start"], answer["end"]) if answer["text"] else (None, None)
+        row = {"predicted": answer["text"], "start": start, "end": end, "probability": round(answer["probability"], 5)}
         if has_unanswerable:
-            row["no_answer_score"] = round(float(answers.no_answer_scores_Q[number]), 5)
+            row["no_answer_score"] = round(answer["no_answer_score"], 5)
         found.append(row)
     return found, split.num_truncated
 

@@ -185,8 +185,7 @@ def score_unit(
     if embed is None:
         from biphase.finetuning.fit import fit_cells
 
-        plans = plan_cells(reference, cell.evaluates, cell.config, data_dirs)
-        scores = fit_cells(reference, plans, out, label=cell.model)
+        scores = fit_cells(plan_cells(reference, cell.evaluates, cell.config, data_dirs, label=cell.model), out)
         return [f"{cell.name}: {'; '.join(score.headline() for score in scores)}"]
     from biphase.embedding.embed import score_embedding
 

@@ -10,7 +10,6 @@ from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import TokenizedTexts, pack
 from biphase.finetuning.families.question_answering import (
     QuestionSplit,
-    SpanPredictions,
     characters_of_span,
     cut_windows,
     encode_questions,
@@ -106,7 +105,7 @@ def test_span_loss_is_cross_entropy_over_context_and_end(encoder: Encoder) -> No
 
 def predict_from(
     logits_T2: np.ndarray, split: QuestionSplit, monkeypatch: pytest.MonkeyPatch, **settings: object
-) -> SpanPredictions:
+) -> list[dict[str, Any]]:
     """What a network with these logits predicts."""
     logits_T2 = logits_T2.astype(np.float32)
     monkeypatch.setattr(TokenizedTexts, "predict", lambda *_, **__: logits_T2)
@@ -146,18 +145,19 @@ def test_the_best_span_over_all_windows(encoder: Encoder, monkeypatch: pytest.Mo
         first = split.context_bounds_Q1[question]
         text = CONTEXT[split.spans_K2[first + begin, 0] : split.spans_K2[first + last, 1]].strip()
         null = min(logits_T2[end].sum() for end in ends_W[split.questions_W == question])
-        assert found.best_texts[question] == text
-        assert found.no_answer_scores_Q[question] == pytest.approx(null - max(scores), rel=1e-5)
-        assert found.texts[question] == ("" if null > max(scores) else text)
+        assert found[question]["best_text"] == text
+        assert found[question]["no_answer_score"] == pytest.approx(null - max(scores), rel=1e-5)
+        assert found[question]["text"] == ("" if null > max(scores) else text)
         chances = [torch.tensor(rows[:, side]).softmax(0)[at] for side, at in enumerate((begin, last))]
-        assert found.probabilities_Q[question] == pytest.approx(float(chances[0] * chances[1]), rel=1e-4)
+        assert found[question]["probability"] == pytest.approx(float(chances[0] * chances[1]), rel=1e-4)
         start = split.context_starts_Q[question] + begin
-        assert found.selected[question].tolist() == (
+        assert found[question]["selected"].tolist() == (
             [] if null > max(scores) else [*range(start, start + last + 1 - begin)]
         )
-    assert found.texts == [found.best_texts[0], "", found.best_texts[2]]
+    best = [answer["best_text"] for answer in found]
+    assert [answer["text"] for answer in found] == [best[0], "", best[2]]
     without = predict_from(logits_T2, replace(split, has_unanswerable=False), monkeypatch, max_answer_tokens=6)
-    assert without.texts == without.best_texts == found.best_texts
+    assert [answer["text"] for answer in without] == [answer["best_text"] for answer in without] == best
 
 
 def test_the_best_of_the_candidates(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,12 +172,12 @@ def test_the_best_of_the_candidates(encoder: Encoder, monkeypatch: pytest.Monkey
         changed = logits_T2.copy()
         changed[starts + end - 1, 1] = 20
         found = predict_from(changed, split, monkeypatch)
-        assert found.best_texts[0] == CONTEXT[split.spans_K2[begin, 0] : split.spans_K2[end - 1, 1]].strip(), winner
+        assert found[0]["best_text"] == CONTEXT[split.spans_K2[begin, 0] : split.spans_K2[end - 1, 1]].strip(), winner
         score = changed[starts + begin, 0] + 20
-        assert found.no_answer_scores_Q[0] == pytest.approx(changed[split.texts.bounds_S1[1] - 1].sum() - score)
-        assert found.best_texts[2] == CONTEXT[: split.spans_K2[third + 1, 1]].strip()
+        assert found[0]["no_answer_score"] == pytest.approx(changed[split.texts.bounds_S1[1] - 1].sum() - score)
+        assert found[2]["best_text"] == CONTEXT[: split.spans_K2[third + 1, 1]].strip()
     plain = predict_from(logits_T2, encode(encoder), monkeypatch)
-    assert found.best_texts[1] == plain.best_texts[1]
+    assert found[1]["best_text"] == plain[1]["best_text"]
 
 
 def test_the_token_head_sums_up_margins(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,10 +190,10 @@ def test_the_token_head_sums_up_margins(encoder: Encoder, monkeypatch: pytest.Mo
     logits_T2[begin + 5, 1] = 0.5  # worth going on for
     logits_T2[begin - 2, 1] = 9.0  # in the question
     found = predict_from(logits_T2, split, monkeypatch, qa_head="token")
-    assert found.texts[0] == CONTEXT[split.spans_K2[3, 0] : split.spans_K2[7, 1]].strip()
-    assert found.selected[0].tolist() == [int(split.context_starts_Q[0]) + at for at in (-2, 3, 4, 6, 7)]
-    assert found.no_answer_scores_Q[0] == pytest.approx(-(4 * 2 - 0.5))
-    assert found.texts[1:] == ["", ""] and [part.tolist() for part in found.selected[1:]] == [[], []]
+    assert found[0]["text"] == CONTEXT[split.spans_K2[3, 0] : split.spans_K2[7, 1]].strip()
+    assert found[0]["selected"].tolist() == [int(split.context_starts_Q[0]) + at for at in (-2, 3, 4, 6, 7)]
+    assert found[0]["no_answer_score"] == pytest.approx(-(4 * 2 - 0.5))
+    assert [(answer["text"], answer["selected"].tolist()) for answer in found[1:]] == [("", []), ("", [])]
 
 
 def test_token_loss_labels_the_first_answer(encoder: Encoder) -> None:

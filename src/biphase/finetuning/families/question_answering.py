@@ -8,6 +8,7 @@ the best of them is the answer.
 Letters: T tokens of all windows, W windows, Q questions, K context tokens of all questions, S segments, C columns.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -21,7 +22,7 @@ from torch.nn.functional import cross_entropy
 from biphase import console
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import Batch, CellContext, EncodedSplit, EncodedTask, HashedTokenizer, to_bounds
-from biphase.finetuning.metrics import Judgement, answer_scores, counted_answers, paper_answer_f1, token_f1
+from biphase.finetuning.metrics import Judgement, Rows, answer_scores, counted_answers, paper_answer_f1, token_f1
 from biphase.tasks.examples import Answer, Question, TaskData
 from biphase.tasks.spec import Task
 
@@ -70,24 +71,6 @@ def segment_logsumexp(logits_TC: Tensor, bounds_S1: Tensor) -> Tensor:
 LEAST_LONGEST = 30
 """The longest answer, in tokens, that is predicted at least."""
 ANSWERS_WITHIN = 0.99
-
-
-@dataclass(frozen=True)
-class SpanPredictions:
-    """An answer to each question of a split."""
-
-    texts: list[str]
-    """The answers; empty: no answer."""
-    best_texts: list[str]
-    """The best answer, also where no answer scores higher."""
-    no_answer_scores_Q: np.ndarray
-    """How much higher no answer scores than the best one."""
-    characters_Q2: np.ndarray
-    """Where the best answer begins and ends in its context."""
-    probabilities_Q: np.ndarray
-    """The probability of its start times that of its end, among the tokens of the context (of the span head)."""
-    selected: list[np.ndarray]
-    """The tokens of the answer, counted from the first of the input."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +133,11 @@ class QuestionSplit(EncodedSplit):
 
         return self.backward(model, items, cell, loss_of)
 
-    def predict(self, model: nn.Module, cell: CellContext) -> SpanPredictions:
+    def predict(self, model: nn.Module, cell: CellContext) -> Rows:
+        """The answer to each question as `text`, which is empty for none; the best one, also where no answer scores
+        higher, as `best_text`, with its `start` and `end` in its context; by how much no answer scores higher; the
+        `probability` of that span, of the span head; and the tokens of the answer as `selected`, counted from the first
+        of the input."""
         is_span = cell.config.qa_head == "span"
         # 1. Logits of all tokens of all windows, and of each context token those of one window.
         logits_T2 = self.texts.predict(model, cell, 2, of_tokens=True)
@@ -176,42 +163,43 @@ class QuestionSplit(EncodedSplit):
             if len(whole):
                 scores = starts_K[whole[:, 0]] + ends_K[whole[:, 1] - 1]
                 spans_Q2[number], scores_Q[number] = whole[scores.argmax()], scores.max()
-        # 4. Its text, or none where having none is better.
+        # 4. The tokens of the answer, or none where having none is better.
         is_empty_Q = (null_Q > scores_Q) & self.has_unanswerable
-        spans = enumerate(spans_Q2.tolist())
-        characters_Q2 = np.array([characters_of_span(self, number, *span) for number, span in spans])
-        best_texts = [text[begin:end] for text, (begin, end) in zip(self.contexts, characters_Q2.tolist(), strict=True)]
-        texts = ["" if empty else text for text, empty in zip(best_texts, is_empty_Q, strict=True)]
-        if is_span:
-            selected = tokens_of_spans(self, spans_Q2, is_empty_Q)
-        else:  # all tokens that are labelled 1, in the question too, of the one window that it has with this head
+        selected = tokens_of_spans(self, spans_Q2, is_empty_Q)
+        if (
+            not is_span
+        ):  # all tokens that are labelled 1, in the question too, of the one window that it has with this head
             is_labelled_T = logits_T2[:, 1] > logits_T2[:, 0]
             selected = [np.flatnonzero(part) for part in np.split(is_labelled_T, self.texts.bounds_S1[1:-1])]
-        # 5. The probability of each span among those of its context: that of its start times that of its end.
-        sums_Q = np.zeros(self.num_examples)
-        for number, (begin, end) in enumerate(pairwise(self.context_bounds_Q1.tolist())):
-            if begin < end:
-                sums_Q[number] = logsumexp(starts_K[begin:end]) + logsumexp(ends_K[begin:end])
-        probabilities_Q = np.exp(np.minimum(scores_Q - sums_Q, 0.0))
-        return SpanPredictions(texts, best_texts, null_Q - scores_Q, characters_Q2, probabilities_Q, selected)
+        # 5. Its text, and the probability of its span among those of its context: that of its start times that of its
+        #    end.
+        answers = []
+        for number, (first, last) in enumerate(pairwise(self.context_bounds_Q1.tolist())):
+            start, end = characters_of_span(self, number, *spans_Q2[number].tolist())
+            text, total = self.contexts[number][start:end], 0.0
+            if first < last:
+                total = float(logsumexp(starts_K[first:last]) + logsumexp(ends_K[first:last]))
+            answer = {"text": "" if is_empty_Q[number] else text, "best_text": text, "start": start, "end": end}
+            answer["no_answer_score"] = float(null_Q[number] - scores_Q[number])
+            answer["probability"] = math.exp(min(float(scores_Q[number]) - total, 0.0))
+            answers.append(answer | {"selected": selected[number]})
+        return answers
 
-    def judge(self, predictions: SpanPredictions, cell: CellContext) -> Judgement:
-        texts = dict(zip(self.ids, predictions.texts, strict=True))
-        gold = dict(zip(self.ids, self.gold, strict=True))
-        no_answer = dict(zip(self.ids, predictions.no_answer_scores_Q.tolist(), strict=True))
-        scores = answer_scores(texts, gold)
+    def judge(self, answers: Rows, cell: CellContext) -> Judgement:
+        scores = answer_scores([answer["text"] for answer in answers], self.gold)
         if self.has_unanswerable:
-            by_threshold = answer_scores(dict(zip(self.ids, predictions.best_texts, strict=True)), gold, no_answer)
+            no_answer = [answer["no_answer_score"] for answer in answers]
+            by_threshold = answer_scores([answer["best_text"] for answer in answers], self.gold, no_answer)
             scores |= {name: by_threshold[name] for name in ("best_exact", "best_f1")}
         gold_tokens = tokens_of_spans(self, self.answers_Q2, self.answers_Q2[:, 0] < 0)
-        scores["paper_f1"] = paper_answer_f1(gold_tokens, predictions.selected)
+        scores["paper_f1"] = paper_answer_f1(gold_tokens, [answer["selected"] for answer in answers])
         rows = []
-        probabilities = predictions.probabilities_Q.tolist()
-        for id, counted, probability in zip(self.ids, counted_answers(self.gold), probabilities, strict=True):
-            row = {"id": id, "gold": gold[id], "predicted": texts[id], "score": token_f1(texts[id], counted)}
-            row["no_answer_score"] = round(no_answer[id], 5)
+        for id, answer, gold, counted in zip(self.ids, answers, self.gold, counted_answers(self.gold), strict=True):
+            text = answer["text"]
+            row = {"id": id, "gold": gold, "predicted": text, "score": token_f1(text, counted)}
+            row["no_answer_score"] = round(answer["no_answer_score"], 5)
             if cell.config.qa_head == "span":
-                row["probability"] = round(probability, 5)
+                row["probability"] = round(answer["probability"], 5)
             rows.append(row)
         return scores, rows
 

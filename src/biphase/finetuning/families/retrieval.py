@@ -30,7 +30,6 @@ from biphase.finetuning.encoding import (
     HashedTokenizer,
     TokenizedTexts,
     count_touched,
-    pack,
     share_room,
     split_by_tokens,
     to_bounds,
@@ -92,10 +91,13 @@ class JudgedSplit(EncodedSplit):
 
         splits = {}
         for name in TASK_SPLITS:
-            relevance = {} if name == "train" else data.relevance[name]
-            pairs = [(query, document) for query, grades in relevance.items() for document in grades]
-            pairs = list(data.train) if name == "train" else pairs
-            judged = {document for _, document in pairs} if name == "train" else data.judged_documents[name]
+            if name == "train":
+                relevance, pairs = {}, list(data.train)
+                num_examples, judged = len(pairs), {document for _, document in pairs}
+            else:
+                relevance = data.relevance[name]
+                pairs = [(query, document) for query, grades in relevance.items() for document in grades]
+                num_examples, judged = len(relevance), set(data.judged_documents[name])
             queries_J = np.array([query_numbers[query] for query, _ in pairs], dtype=np.int64)
             documents_J = np.array([document_numbers[document] for _, document in pairs], dtype=np.int64)
             judged_N = np.array(sorted(document_numbers[document] for document in judged), dtype=np.int64)
@@ -103,7 +105,7 @@ class JudgedSplit(EncodedSplit):
             splits[name] = JudgedSplit(
                 ids=query_ids,
                 texts=queries,
-                num_examples=len(pairs) if name == "train" else len(relevance),
+                num_examples=num_examples,
                 num_truncated=int(num_truncated),
                 document_ids=document_ids,
                 documents=documents,
@@ -124,7 +126,7 @@ class JudgedSplit(EncodedSplit):
         # 1. Embed all texts; with a graph only where all of them fit into memory at once.
         fits = self.count_tokens(items) <= most
         with torch.set_grad_enabled(fits):
-            pieces = [embed(model, texts, part, cell) for texts, part in parts]
+            pieces = [texts.compute(model, part, cell)[1] for texts, part in parts]
         embeddings = torch.cat(pieces)
         # 2. The loss, and its gradient: down to the parameters, or, without a graph, only down to the embeddings.
         leaf = embeddings if fits else embeddings.detach().requires_grad_()
@@ -136,7 +138,7 @@ class JudgedSplit(EncodedSplit):
             assert leaf.grad is not None
             gradients = leaf.grad.split([len(piece) for piece in pieces])
             for (texts, part), gradient in zip(parts, gradients, strict=True):
-                embed(model, texts, part, cell).backward(gradient)
+                texts.compute(model, part, cell)[1].backward(gradient)
         return loss.detach()
 
     def predict(self, model: nn.Module, cell: CellContext) -> Ranked:
@@ -157,13 +159,6 @@ class JudgedSplit(EncodedSplit):
 
     def judge(self, ranked: Ranked, cell: CellContext) -> Judgement:
         return judge_ranking(self.relevance, ranked, cell.task.metric)
-
-
-def embed(model: nn.Module, texts: TokenizedTexts, samples: np.ndarray, cell: CellContext) -> Tensor:
-    """Mean embeddings [S, D], fp32."""
-    batch = pack(texts, samples, cell)
-    with cell.autocast():
-        return model(batch)
 
 
 def contrastive_loss(queries_BD: Tensor, documents_BD: Tensor, known_BB: Tensor, scale: float) -> Tensor:
@@ -214,8 +209,15 @@ def find_nearest(
             is_itself = documents == torch.from_numpy(itself_Q)[:, None].to(scores.device)
             scores = scores.masked_fill(is_itself, float("-inf"))
         scores, documents = torch.cat([best_scores, scores], 1), torch.cat([best_documents, documents], 1)
-        names = documents if names_N is None else torch.from_numpy(names_N).to(scores.device)[documents]
-        best_scores, best_documents = keep_best(scores, documents, names, top)
+        best_scores, order = scores.topk(min(top, scores.shape[1]), dim=1)
+        # Of equal scores at the last place, by trec_eval's rule, those stay whose names are last.
+        is_tied_Q = (scores >= best_scores[:, -1:]).sum(1) > best_scores.shape[1]
+        if is_tied_Q.any():
+            names = documents if names_N is None else torch.from_numpy(names_N).to(scores.device)[documents]
+            by_name = names[is_tied_Q].argsort(dim=1, descending=True)
+            by_score = scores[is_tied_Q].gather(1, by_name).argsort(dim=1, descending=True, stable=True)
+            order[is_tied_Q] = by_name.gather(1, by_score[:, : best_scores.shape[1]])
+        best_scores, best_documents = scores.gather(1, order), documents.gather(1, order)
     found = []
     for numbers_K, scores_K in zip(best_documents.tolist(), best_scores.tolist(), strict=True):
         hits = zip(numbers_K, scores_K, strict=True)
@@ -228,19 +230,6 @@ def in_pieces(rows_ND: Tensor) -> Iterator[tuple[np.ndarray, Tensor]]:
     for begin in range(0, len(rows_ND), SEARCH_DOCUMENTS):
         piece_ND = rows_ND[begin : begin + SEARCH_DOCUMENTS]
         yield np.arange(begin, begin + len(piece_ND)), piece_ND
-
-
-def keep_best(scores_QN: Tensor, documents_QN: Tensor, names_QN: Tensor, top: int) -> tuple[Tensor, Tensor]:
-    """The `top` columns of each row; of equal scores at the last place, by trec_eval's rule, those whose names are
-    last."""
-    best, order = scores_QN.topk(min(top, scores_QN.shape[1]), dim=1)
-    is_tied_Q = (scores_QN >= best[:, -1:]).sum(1) > best.shape[1]
-    if is_tied_Q.any():
-        tied = scores_QN[is_tied_Q]
-        by_name = names_QN[is_tied_Q].argsort(dim=1, descending=True)
-        by_score = tied.gather(1, by_name).argsort(dim=1, descending=True, stable=True)[:, : best.shape[1]]
-        order[is_tied_Q] = by_name.gather(1, by_score)
-    return scores_QN.gather(1, order), documents_QN.gather(1, order)
 
 
 def embed_all(model: nn.Module, texts: TokenizedTexts, samples: np.ndarray, cell: CellContext) -> Tensor:
