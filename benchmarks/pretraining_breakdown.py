@@ -48,7 +48,7 @@ def open_update(job: PretrainingJob) -> tuple[Callable[..., Any], Callable[[int]
     from biphase.device import choose_device, choose_dtype, synchronize
     from biphase.distributed import World
     from biphase.encoder.packed import PackedModel, count_flops
-    from biphase.pretraining.job import Job, Start, TrainState, load_network, open_loader
+    from biphase.pretraining.job import Job, Start, load_network, make_microbatches, open_batches
     from biphase.pretraining.optimizer import decide_compile, make_optimizers, parallelize
     from biphase.run import Run
 
@@ -56,7 +56,7 @@ def open_update(job: PretrainingJob) -> tuple[Callable[..., Any], Callable[[int]
     device = choose_device(job.device)
     world, dtype = World(0, 1, device), choose_dtype("auto", device)
     mine = Job(recipe, Run(Path(os.devnull)), world, dtype, open_text(recipe.data), Start())
-    source = open_loader(mine)
+    batches = open_batches(mine)
     network = load_network(recipe, Start(), shards)
     if not decide_compile(recipe.compute, device, dtype, 0.0)[0]:
         for module in network.modules():
@@ -66,13 +66,12 @@ def open_update(job: PretrainingJob) -> tuple[Callable[..., Any], Callable[[int]
     model = parallelize(PackedModel(network), recipe.compute, dtype, world, work=0.0)
     model.train()
     optimizers = make_optimizers(recipe.optimizer, model)
-    state = TrainState(model, optimizers, flops)
 
     def update(microbatches: Any, step: int) -> None:
-        loop.update(state, microbatches, step, mine)
+        loop.update(mine, model, optimizers, flops, microbatches, step)
         synchronize(device)
 
-    return update, lambda step: source.microbatches(recipe.curriculum[0], step), device
+    return update, lambda step: make_microbatches(mine, batches, recipe.curriculum[0], step), device
 
 
 def name_scope(module: Any, name: str) -> None:

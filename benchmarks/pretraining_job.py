@@ -148,11 +148,10 @@ def run_biphase(job: PretrainingJob) -> dict[str, Any]:
     """`train` itself, with a clock where it records a step and a scale where it forms a microbatch."""
     import biphase.pretraining.loop as loop
     from biphase.flops import FlopCount
-    from biphase.pretraining.metrics import MetricsLog
 
     device, dtype, peak = measured_peak(job)
     ledger, recipe = Ledger([], []), recipe_of(job)
-    record_step, count_batch = MetricsLog.record_step, FlopCount.batch
+    record_step, count_batch = loop.MetricsLog.record_step, FlopCount.batch
 
     def stamped(self: Any, *arguments: Any) -> None:
         note_step(ledger, device)
@@ -165,7 +164,7 @@ def run_biphase(job: PretrainingJob) -> dict[str, Any]:
         )
         return flops
 
-    clock, scale = replaced(MetricsLog, "record_step", stamped), replaced(FlopCount, "batch", weighed)
+    clock, scale = replaced(loop.MetricsLog, "record_step", stamped), replaced(FlopCount, "batch", weighed)
     with clock, scale, tempfile.TemporaryDirectory() as runs:
         loop.train(recipe, Path(runs))
     return summarize_steps(job, ledger, peak, device) | {

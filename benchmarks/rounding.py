@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from biphase.config import load_config
-from biphase.pretraining import job, loop, metrics
+from biphase.pretraining import job, loop
 from biphase.recipe import Recipe
 from biphase.run import Run, read_metrics
 
@@ -31,7 +31,7 @@ def nudge_one_weight(network: Any) -> Any:
 
 
 def train_alone(recipe: Recipe, root: Path, *, is_nudged: bool = False) -> list[float]:
-    metrics.peak_flops = lambda device, dtype: 1e12
+    loop.peak_flops = lambda device, dtype: 1e12
     patched: Any = job
     original = patched.load_network
     if is_nudged:
@@ -65,14 +65,14 @@ def train_as_rank(file: Path, root: Path) -> None:
     """What each of two processes does: train, and save and stop after update `STOP_AT`."""
     from biphase.errors import StoppedError
 
-    metrics.peak_flops = lambda device, dtype: 1e12
+    loop.peak_flops = lambda device, dtype: 1e12
     torch.set_num_threads(1)
     patched: Any = loop
     original, stop = patched.update, int(os.environ["STOP_AT"])
 
-    def update(state: Any, microbatches: Any, step: int, task: Any, flags: Any) -> Any:
+    def update(task: Any, model: Any, optimizers: Any, flops: Any, microbatches: Any, step: int, flags: Any) -> Any:
         is_last = step + 1 == stop < task.recipe.num_steps
-        return original(state, microbatches, step, task, lambda: (is_last, False))
+        return original(task, model, optimizers, flops, microbatches, step, lambda: (is_last, False))
 
     patched.update = update
     try:

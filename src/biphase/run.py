@@ -180,14 +180,3 @@ def find_model(reference: str) -> str:
     if (path / "config.yaml").exists():
         return str(find_checkpoint(reference) / "model")
     return reference
-
-
-def drop_old(run: Run, candidates: list[int], keep_last: int) -> None:
-    """Delete all but the last `keep_last` of the candidate steps (0: delete none)."""
-    if keep_last:
-        for step in candidates[:-keep_last]:
-            drop_step(run, step)
-
-
-def drop_step(run: Run, step: int) -> None:
-    remove_folder(run.steps / str(step))

@@ -179,10 +179,10 @@ def settle_process() -> None:
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     import torch
 
-    import biphase.pretraining.metrics as metrics
+    import biphase.pretraining.loop as loop
 
     torch.set_num_threads(1)
-    metrics.peak_flops = lambda device, dtype: 1e12  # type: ignore[attr-defined]
+    loop.peak_flops = lambda device, dtype: 1e12  # type: ignore[attr-defined]
 
 
 def open_world(folder: Path) -> Path:

@@ -289,9 +289,9 @@ def test_bad_paths(run_main: Any, tmp_path: Path, corpus: Any) -> None:
 def test_no_space_left(run_main: Any, recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second checkpoint does not fit; the first one stays, and the same command goes on from it."""
     import biphase.pretraining.checkpoint as checkpoint
-    import biphase.pretraining.metrics as metrics
+    import biphase.pretraining.loop as loop
 
-    monkeypatch.setattr(metrics, "peak_flops", lambda device, dtype: 1e12)
+    monkeypatch.setattr(loop, "peak_flops", lambda device, dtype: 1e12)
     original, calls = checkpoint.write_tensors, []
 
     def full_at_the_second(*args: Any) -> None:

@@ -44,12 +44,13 @@ from biphase.encoder.packed import head_input, packed_hidden
 from biphase.encoder.proofs import FailedProofError
 from biphase.errors import InputError
 from biphase.export.model import check_export, close_texts, export_checkpoint, set_direction
+from biphase.files import remove_folder
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import CellContext, pack
 from biphase.finetuning.heads import Encoder, TaskNetwork, load_encoder
 from biphase.pretraining.loop import train
 from biphase.recipe import Recipe
-from biphase.run import Run, drop_step, find_checkpoint
+from biphase.run import find_checkpoint
 from biphase.tasks.spec import task_table
 
 TOKENS_T = torch.arange(3, 43)
@@ -132,7 +133,7 @@ def test_a_card_tells_a_parent_whose_checkpoint_was_dropped(tiny_recipe: Callabl
     second = trained(tiny_recipe(*changes, *NO_ENDS), tmp_path / "runs")
     export_checkpoint(second, tmp_path / "model")
     complete = (tmp_path / "model" / "README.md").read_text()
-    drop_step(Run(Path(first)), 2)
+    remove_folder(Path(first) / "steps" / "2")
     export_checkpoint(second, tmp_path / "again")
     card = (tmp_path / "again" / "README.md").read_text()
     (line,) = [line for line in complete.splitlines() if "2 steps of CLM" in line]

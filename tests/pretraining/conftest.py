@@ -18,10 +18,10 @@ sys.path.append(str(Path(__file__).parent))  # for training_runs.py: pytest's im
 @pytest.fixture(scope="session", autouse=True)
 def stated_peak() -> object:
     """Measuring the machine's peak takes longer than most tests here."""
-    import biphase.pretraining.metrics as metrics
+    import biphase.pretraining.loop as loop
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(metrics, "peak_flops", lambda device, dtype: 1e12)
+        patch.setattr(loop, "peak_flops", lambda device, dtype: 1e12)
         yield
 
 

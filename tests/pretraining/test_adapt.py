@@ -34,7 +34,7 @@ from biphase.errors import InputError
 from biphase.export.model import export_checkpoint
 from biphase.files import read_json
 from biphase.pretraining.checkpoint import read_checkpoint_manifest
-from biphase.pretraining.job import fit_samples
+from biphase.pretraining.job import fit_samples, make_microbatches
 from biphase.pretraining.loop import train
 from biphase.recipe import Recipe
 from biphase.run import read_metrics
@@ -154,9 +154,8 @@ def test_a_masked_language_model_goes_on(family: str, tiny_recipe: MakeRecipe, t
     whole = train(recipe, tmp_path / "whole")
     assert np.mean(losses(whole)[-3:]) < losses(whole)[0] - 0.3
     network = AutoModelForMaskedLM.from_pretrained(folder, attn_implementation="eager").eval()
-    source = loader_of(recipe)
     total, count = 0.0, 0
-    for part in source.microbatches(recipe.curriculum[0], 0):
+    for part in make_microbatches(*loader_of(recipe), recipe.curriculum[0], 0):
         assert len(part.inputs_T) > 90
         with torch.no_grad():
             alone = [

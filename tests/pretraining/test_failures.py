@@ -11,6 +11,7 @@ from training_runs import MakeRecipe, loader_of, only, weights_at
 import biphase.pretraining.loop as loop
 from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError
+from biphase.pretraining.job import make_microbatches
 from biphase.pretraining.loop import train
 from biphase.run import Run, read_metrics, whole_steps
 
@@ -32,8 +33,7 @@ def test_a_loss_that_is_not_finite_names_step_and_samples(
     recipe = tiny_recipe(*only("clm", 3, "checkpoints.every_steps=1"))
     with pytest.raises(InputError) as caught:
         train(recipe, tmp_path)
-    source = loader_of(recipe)
-    ids = source.microbatches(recipe.curriculum[0], 1)[1].sample_ids_S
+    ids = make_microbatches(*loader_of(recipe), recipe.curriculum[0], 1)[1].sample_ids_S
     line = str(caught.value)
     assert "loss nan" in line
     assert f"at step 2, samples {', '.join(map(str, ids[:8]))}" in line

@@ -17,7 +17,6 @@ from training_runs import MakeRecipe, digests, loader_of, losses, only, shorter,
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, MistralConfig
 
 import biphase.pretraining.loop as loop
-import biphase.pretraining.metrics as metrics
 from biphase.corpus.shards import ShardSet
 from biphase.distributed import World
 from biphase.encoder.attention import ATTENTION, PAD_TO_MULTIPLE_OF, lay_out
@@ -27,7 +26,15 @@ from biphase.errors import InputError
 from biphase.files import file_hash, read_json
 from biphase.flops import SampleLengths
 from biphase.pretraining.checkpoint import read_checkpoint_manifest
-from biphase.pretraining.job import load_state, open_job, open_loader, prefetch, work_between
+from biphase.pretraining.job import (
+    load_state,
+    make_microbatch,
+    make_microbatches,
+    open_batches,
+    open_job,
+    prefetch,
+    work_between,
+)
 from biphase.pretraining.loop import train
 from biphase.pretraining.objectives import learning_rate
 from biphase.pretraining.optimizer import checkpoint_activations
@@ -91,11 +98,11 @@ def test_time_left_is_told_by_the_flops_of_what_is_left(finished: Run) -> None:
     """What the updates of both phases cost was expected, one phase costs more than the other, and nothing is left."""
     recipe = read_recipe(finished)
     job = open_job(recipe, finished.path.parent, World(0, 1, torch.device("cpu")))
-    flops = load_state(job, job.origin).flops
+    flops = load_state(job, job.origin)[2]
     spent = {"clm": 0.0, "mlm": 0.0}
     for row in read_metrics(finished, "train"):
         spent[row["objective"]] += row["tokens"] * row["flops_per_second"] / row["tokens_per_second"]
-    samples = open_loader(job).batches
+    samples = open_batches(job)
     mean = samples.num_tokens / samples.num_samples
     lengths = SampleLengths(mean, mean, "mean")
     assert work_between(job, flops, lengths, 0, 10) == pytest.approx(spent["clm"], rel=0.1)
@@ -108,7 +115,7 @@ def test_what_muon_multiplies_is_logged_and_expected(finished: Run, tiny_recipe:
     """The first update of two runs on one batch differs by that, and so does what is left of them."""
     run = train(tiny_recipe(*shorter("optimizer.name=muon")), tmp_path)
     job = open_job(read_recipe(run), tmp_path, World(0, 1, torch.device("cpu")))
-    flops, lengths = load_state(job, job.origin).flops, SampleLengths(30, 30, "")
+    flops, lengths = load_state(job, job.origin)[2], SampleLengths(30, 30, "")
     first = [read_metrics(one, "train")[0] for one in (run, finished)]
     spent = [row["tokens"] * row["flops_per_second"] / row["tokens_per_second"] for row in first]
     assert flops.per_update > 0 and spent[0] - spent[1] == pytest.approx(flops.per_update, rel=0.05)
@@ -136,8 +143,8 @@ def test_waiting_for_data_is_told_as_a_share(
         clock[0] += 100
         return dict.fromkeys(("loss", "accuracy", "bits_per_byte"), 0.0)
 
-    monkeypatch.setattr(metrics, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    monkeypatch.setattr(metrics.Tracker, "advance", lambda self, amount, note="", **_: told.append(note))
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(loop.Tracker, "advance", lambda self, amount, note="", **_: told.append(note))
     for name, changed in {"prefetch": late, "update": slow, "make_validator": lambda job: validate}.items():
         monkeypatch.setattr(loop, name, changed)
     run = train(tiny_recipe(*only("clm", 5), "validation.every_steps=2"), tmp_path)
@@ -178,21 +185,21 @@ def test_a_narrow_window_passes_the_probe() -> None:
     torch.manual_seed(0)
     network = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION)
     job: Any = SimpleNamespace(world=World(0, 1, torch.device("cpu")), dtype=torch.float32)
-    metrics.prove_causality(PackedModel(network), Phase(objective="mlm", steps=1), job)
+    loop.prove_causality(PackedModel(network), Phase(objective="mlm", steps=1), job)
 
 
 def test_causality_is_proved_at_each_switch(
     tiny_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proved: list[bool] = []
-    original = metrics.probe_causality
+    original = loop.probe_causality
 
     def probe(model: Any, causal: bool, *rest: Any) -> None:
         proved.append(causal)
         assert not model.training
         original(model, causal, *rest)
 
-    monkeypatch.setattr(metrics, "probe_causality", probe)
+    monkeypatch.setattr(loop, "probe_causality", probe)
     phases = ", ".join(f"{{objective: {name}, steps: 2}}" for name in ("clm", "mlm", "mntp", "clm"))
     train(tiny_recipe(*only("clm", 1, f"curriculum=[{phases}]")), tmp_path / "right")
     assert proved == [True, False, False, True]
@@ -209,9 +216,9 @@ def always_causal(bounds_S1: np.ndarray, **options: Any) -> Any:
 def test_objectives_mixed_by_batch(tiny_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every second step is CLM, on the same samples; a branch keeps the rhythm, and the model counts as masked."""
     proved: list[bool] = []
-    original = metrics.probe_causality
+    original = loop.probe_causality
     monkeypatch.setattr(
-        metrics,
+        loop,
         "probe_causality",
         lambda model, causal, *rest: proved.append(causal) or original(model, causal, *rest),
     )
@@ -235,7 +242,7 @@ def test_two_passes_over_each_text(tiny_recipe: MakeRecipe, tmp_path: Path) -> N
     phase = "curriculum=[{{objective: mlm, steps: {}, mask_probability: 0.4, mask_passes: 2}}]"
     flat = ["schedule.warmup_steps=0", "schedule.decay_steps=0", "validation.every_steps=0"]
     recipe = tiny_recipe(*flat, phase.format(7), "checkpoints.every_steps=3")
-    steps = [microbatches for _, _, microbatches in prefetch(loader_of(recipe), range(7))]
+    steps = [microbatches for _, _, microbatches in prefetch(*loader_of(recipe), range(7))]
     read = [[m.sample_ids_S.tolist() for m in microbatches] for microbatches in steps]
     assert read[0] == read[1] != read[2] == read[3] != read[4]
     asked = [{*m.target_positions_N.tolist()} for m, *_ in steps]
@@ -251,22 +258,22 @@ def test_every_objective_sees_the_same_samples(tiny_recipe: MakeRecipe) -> None:
     seen = {}
     for objective in ("clm", "mlm", "mntp"):
         recipe = tiny_recipe(*only(objective, 9))
-        source = loader_of(recipe)
-        made = [source.microbatches(recipe.curriculum[0], step) for step in (0, 8)]
+        job, batches = loader_of(recipe)
+        made = [make_microbatches(job, batches, recipe.curriculum[0], step) for step in (0, 8)]
         seen[objective] = [m.sample_ids_S.tolist() for step in made for m in step]
     assert seen["clm"] == seen["mlm"] == seen["mntp"]
 
 
 def test_a_part_without_a_sample_asks_nothing(tiny_recipe: MakeRecipe) -> None:
     recipe = tiny_recipe()
-    source = loader_of(recipe)
+    job, batches = loader_of(recipe)
     for phase in recipe.curriculum:
-        parts = [source.microbatch(phase, 0, part, 40) for part in range(40)]
+        parts = [make_microbatch(job, batches.batch(0, part, 40), phase) for part in range(40)]
         assert any(len(part.inputs_T) == 1 for part in parts)
         assert all(len(part.inputs_T) > 0 and len(part.sample_ids_S) > 0 for part in parts)
         assert all((len(part.inputs_T) + part.layout.num_padding) % PAD_TO_MULTIPLE_OF == 0 for part in parts)
         targets = torch.cat([part.targets_N for part in parts])
-        assert torch.equal(targets, source.microbatch(phase, 0, 0, 1).targets_N)
+        assert torch.equal(targets, make_microbatch(job, batches.batch(0), phase).targets_N)
 
 
 def test_unequal_microbatches_leave_the_gradient_unchanged(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:

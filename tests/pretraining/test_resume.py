@@ -15,7 +15,6 @@ from training_runs import MakeRecipe, digests, losses, numbers, only, other_shar
 
 import biphase.pretraining.checkpoint as checkpoint
 import biphase.pretraining.job as job
-import biphase.run
 from biphase.errors import InputError, StoppedError
 from biphase.files import read_json
 from biphase.pretraining.checkpoint import read_checkpoint_manifest
@@ -136,7 +135,7 @@ def test_a_checkpoint_is_on_the_disk_before_an_older_one_goes(
 ) -> None:
     """Its files and folders, then its name."""
     events: list[str] = []
-    fsync, remove = os.fsync, biphase.run.remove_folder
+    fsync, remove = os.fsync, job.remove_folder
 
     def note_sync(number: int) -> None:
         events.append(os.readlink(f"/proc/self/fd/{number}"))
@@ -147,7 +146,7 @@ def test_a_checkpoint_is_on_the_disk_before_an_older_one_goes(
         remove(path)
 
     monkeypatch.setattr(os, "fsync", note_sync)
-    monkeypatch.setattr(biphase.run, "remove_folder", note_removal)
+    monkeypatch.setattr(job, "remove_folder", note_removal)
     run = train(tiny_recipe(*only("clm", 3, "checkpoints.every_steps=1", "checkpoints.keep_last=1")), tmp_path)
     part = run.steps / ".2.part"
     files = read_checkpoint_manifest(run.steps / "3").files

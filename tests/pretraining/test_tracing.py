@@ -27,6 +27,7 @@ from biphase.encoder.attention import attend, lay_out
 from biphase.encoder.buckets import bucket_attention, bucket_attention_backward
 from biphase.encoder.network import TokenIds, make_model
 from biphase.encoder.packed import PackedModel
+from biphase.pretraining.job import make_microbatches
 from biphase.pretraining.optimizer import transformer_blocks
 from biphase.recipe import Recipe
 
@@ -147,12 +148,12 @@ def test_batches_go_to_a_gpu_from_pinned_copies(
         sent.append(next(number for number, each in enumerate(pinned) if each is tensor))
         return tensor
 
-    loader = loader_of(tiny_recipe())
-    plain = loader.microbatches(loader.job.recipe.curriculum[0], 0)[0]
-    on_gpu = replace(loader, job=replace(loader.job, world=World(0, 1, torch.device("cuda"))))
+    job, batches = loader_of(tiny_recipe())
+    plain = make_microbatches(job, batches, job.recipe.curriculum[0], 0)[0]
+    on_gpu = replace(job, world=World(0, 1, torch.device("cuda")))
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
     monkeypatch.setattr(torch.Tensor, "to", send)
-    found = on_gpu.microbatches(loader.job.recipe.curriculum[0], 0)[0]
+    found = make_microbatches(on_gpu, batches, job.recipe.curriculum[0], 0)[0]
     assert sent[:7] == list(range(7)), "inputs, positions, targets, where they are, and three of the layout"
     for name in ("inputs_T", "positions_T", "target_positions_N", "targets_N"):
         assert torch.equal(getattr(found, name), getattr(plain, name))
@@ -188,8 +189,8 @@ def test_an_update_waits_for_its_device_once(
     reads: list[Counter[str]] = []
     original, to_list = loop.update, torch.Tensor.tolist
 
-    def update(state: Any, microbatches: list[Any], *args: Any) -> Any:
-        assert len(microbatches) > 1
+    def update(*args: Any) -> Any:
+        assert len(args[4]) > 1, "microbatches"
         reads.append(found := Counter())
 
         def counted(tensor: torch.Tensor) -> Any:
@@ -198,7 +199,7 @@ def test_an_update_waits_for_its_device_once(
 
         with monkeypatch.context() as patch, CountedReads(found):
             patch.setattr(torch.Tensor, "tolist", counted)
-            return original(state, microbatches, *args)
+            return original(*args)
 
     monkeypatch.setattr(loop, "update", update)
     phases = "curriculum=[{objective: clm, steps: 2}, {objective: mlm, steps: 2}]"

@@ -13,8 +13,7 @@ from training_runs import MakeRecipe, losses, only
 
 from biphase.console import check_tracking
 from biphase.errors import InputError, StoppedError
-from biphase.pretraining.loop import train
-from biphase.pretraining.metrics import MetricsLog
+from biphase.pretraining.loop import MetricsLog, train
 from biphase.run import read_metrics, read_recipe
 
 
@@ -33,7 +32,7 @@ def test_tensorboard(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
 
 def test_no_step_is_faster_than_the_peak(tiny_recipe: MakeRecipe, tmp_path: Path, monkeypatch: Any) -> None:
     """As a peak that was measured beside other work may be."""
-    monkeypatch.setattr("biphase.pretraining.metrics.peak_flops", lambda *_: 1.0)
+    monkeypatch.setattr("biphase.pretraining.loop.peak_flops", lambda *_: 1.0)
     rows = read_metrics(train(tiny_recipe(*only("clm", 3)), tmp_path), "train")
     fastest = list(accumulate((row["flops_per_second"] for row in rows), max))
     shares = [row["flops_per_second"] / peak for row, peak in zip(rows, fastest, strict=True)]
@@ -49,7 +48,7 @@ def test_wandb_offline(tiny_recipe: MakeRecipe, tmp_path: Path, monkeypatch: Any
 
     def stop(*arguments: Any, original: Any = MetricsLog.record_step) -> None:
         original(*arguments)
-        if arguments[1] == 3:
+        if arguments[1]["step"] == 3:
             raise StoppedError("as if killed")
 
     with monkeypatch.context() as patch, pytest.raises(StoppedError):

@@ -11,11 +11,12 @@ import torch
 from safetensors.torch import load_file
 
 import biphase.pretraining.loop as loop
+from biphase.corpus.packing import Batches
 from biphase.corpus.tokenizer import save_tokenizer
 from biphase.distributed import World
 from biphase.errors import StoppedError
 from biphase.files import file_hash
-from biphase.pretraining.job import BatchLoader, open_job, open_loader
+from biphase.pretraining.job import Job, open_batches, open_job
 from biphase.pretraining.loop import train
 from biphase.recipe import Recipe
 from biphase.run import Run, read_metrics
@@ -48,9 +49,10 @@ def weights_at(run: Run, step: int) -> dict[str, torch.Tensor]:
     return load_file(run.steps / str(step) / "model" / "model.safetensors")
 
 
-def loader_of(recipe: Recipe) -> BatchLoader:
-    """The batches of a recipe, for this process alone."""
-    return open_loader(open_job(recipe, Path("nowhere"), World(0, 1, torch.device("cpu"))))
+def loader_of(recipe: Recipe) -> tuple[Job, Batches]:
+    """The job and the batches of a recipe, for this process alone."""
+    job = open_job(recipe, Path("nowhere"), World(0, 1, torch.device("cpu")))
+    return job, open_batches(job)
 
 
 def digests(run: Run, step: int) -> dict[str, str]:

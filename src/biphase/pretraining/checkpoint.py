@@ -87,7 +87,12 @@ def save_checkpoint(
     target = run.steps / str(manifest.step)
     weights = model.network.state_dict(keep_vars=True)  # FSDP2 parts here what validation has left whole
     parted = {weight: name for name, weight in weights.items() if isinstance(weight, DTensor)}  # tied ones once
-    moments = name_moments(model, optimizers)
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    moments: dict[str, Tensor] = {}
+    for optimizer in optimizers:
+        for parameter, state in optimizer.state.items():
+            moments |= {f"{names[parameter]}/{key}": tensor for key, tensor in state.items()}
+    moments = dict(sorted(moments.items()))  # one order in all processes
     wholes = (gather(tensor) for tensor in (*parted, *moments.values()))
     failure: OSError | InputError | None = None
     if world.is_main:
@@ -131,13 +136,6 @@ def gather(tensor: Tensor) -> Tensor:
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
 
 
-def name_moments(model: PackedModel, optimizers: list[torch.optim.Optimizer]) -> dict[str, Tensor]:
-    """The optimizers' state as PARAMETER/KEY → tensor, by name: in one order in all processes."""
-    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
-    kept = [item for optimizer in optimizers for item in optimizer.state.items()]
-    return dict(sorted((f"{names[p]}/{key}", tensor) for p, entry in kept for key, tensor in entry.items()))
-
-
 def write_tensors(path: Path, named: dict[str, Tensor], wholes: Iterator[Tensor]) -> None:
     """A safetensors file of fp32 tensors, which come whole from `wholes`, one in memory at a time.
 
@@ -163,23 +161,18 @@ def load_optimizer(folder: Path, model: PackedModel, optimizers: list[torch.opti
     """
     path = folder / "optimizer.safetensors"
     names = {parameter: name for name, parameter in model.named_parameters()}
-    kept = []
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            kept += [(optimizer, parameter) for parameter in group["params"]]
     failure: InputError | None = None
     try:
         with told_as(f"{path} cannot be read"), safe_open(path, framework="pt") as stored:
             there = set(stored.keys())
-            for optimizer, parameter in kept:
+            for optimizer in optimizers:
                 kind = type(optimizer)
-                keys = {key: f"{names[parameter]}/{key}" for key in STATE_KEYS[kind]}
-                if not there.issuperset(keys.values()):
-                    raise InputError(
-                        f"{folder} holds no {kind.__name__} state for '{names[parameter]}'; use "
-                        "init.carry_optimizer=false"
-                    )
-                optimizer.state[parameter] = {key: read_part(stored, name, parameter) for key, name in keys.items()}
+                for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+                    keys = {key: f"{names[parameter]}/{key}" for key in STATE_KEYS[kind]}
+                    if not there.issuperset(keys.values()):
+                        lack = f"{folder} holds no {kind.__name__} state for '{names[parameter]}'"
+                        raise InputError(f"{lack}; use init.carry_optimizer=false")
+                    optimizer.state[parameter] = {key: read_part(stored, name, parameter) for key, name in keys.items()}
     except InputError as error:
         failure = error
     world.raise_any(failure, f"{path} cannot be taken over; another process says why")

@@ -30,11 +30,11 @@ from biphase.encoder.network import TokenIds, language_model_class, load_model, 
 from biphase.encoder.packed import PackedModel, count_flops, position_limit
 from biphase.encoder.proofs import check_directions, check_head, freeze_unreached
 from biphase.errors import BusyError, InputError
-from biphase.files import read_json_as, write_json
+from biphase.files import read_json_as, remove_folder, write_json
 from biphase.flops import FlopCount, SampleLengths, count_positions, flops_per_token, update_flops
 from biphase.hub import fetch_model, model_fingerprint
 from biphase.pretraining.checkpoint import CheckpointManifest, load_optimizer, read_checkpoint_manifest, save_checkpoint
-from biphase.pretraining.objectives import decay_start, is_causal, label_batch, mixture_ends, phase_of_step
+from biphase.pretraining.objectives import decay_start, is_causal, label_batch, phase_of_step
 from biphase.pretraining.optimizer import (
     block_matrices,
     fill_parts,
@@ -44,7 +44,7 @@ from biphase.pretraining.optimizer import (
     unwrap,
 )
 from biphase.recipe import Phase, Recipe
-from biphase.run import Run, claim_run, drop_old, find_checkpoint, read_recipe, split_reference, whole_steps
+from biphase.run import Run, claim_run, find_checkpoint, read_recipe, split_reference, whole_steps
 
 ORIGIN = "origin.json"
 """The file of a branch's run that says where it began: its parent may drop that checkpoint meanwhile."""
@@ -78,21 +78,10 @@ class Job:
     origin: Start
     """The point at which the run began, however often it was resumed since."""
 
-    @property
-    def kept_steps(self) -> set[int]:
-        """Steps whose checkpoints stay: the ends of mixtures, the last before the decay, and those in the recipe."""
-        recipe = self.recipe
-        decay = decay_start(recipe.schedule, recipe.num_steps)
-        return {*mixture_ends(recipe.curriculum), decay, *recipe.checkpoints.keep} - {0}
-
     def tokens_before(self, run_step: int) -> int:
         """The tokens of all updates of this run before `run_step`."""
         origin = self.origin.step
         return self.recipe.tokens_before(origin + run_step) - self.recipe.tokens_before(origin)
-
-    def is_due(self, done: int, every: int) -> bool:
-        """Whether something that happens at kept steps, and after `every` updates (0: never), happens now."""
-        return done in self.kept_steps or (every > 0 and done % every == 0)
 
 
 def open_job(
@@ -106,30 +95,20 @@ def open_job(
     """
     init, text = recipe.init, text or open_text(recipe.data)
     dtype = choose_dtype(recipe.compute.precision, world.device)
+    origin = Start()
+    if init.model is not None:  # of the hub, it is in the cache of each machine
+        model = model or fetch_model(init.model, init.revision)
+        recipe = fit_samples(recipe, model)
+        check_foreign_tokenizer(model, text.main)
+        origin = Start(parent=model_fingerprint(init.model, model), carried=("weights",), model_folder=str(model))
 
     def run_from(origin: Start) -> Run:
         identity = recipe.identity(text.fingerprint, origin.parent, str(dtype))
         return Run(root / f"{recipe.name}-{identity[:8]}")
 
-    def find_branching() -> Start:
-        try:
-            return find_branch(recipe, text)
-        except InputError:  # its parent may have dropped the checkpoint since
-            recorded = find_recorded(recipe, root, run_from)
-            if recorded is None:
-                raise
-            return recorded
-
-    if init.preset is not None:
-        origin = Start()
-    elif init.model is not None:  # of the hub, it is in the cache of each machine
-        model = model or fetch_model(init.model, init.revision)
-        recipe = fit_samples(recipe, model)
-        check_foreign_tokenizer(model, text.main)
-        origin = Start(parent=model_fingerprint(init.model, model), carried=("weights",), model_folder=str(model))
-    else:
+    if init.checkpoint is not None:
         elsewhere = f"{init.checkpoint} cannot be taken over; the first process says why"
-        origin = world.decide(find_branching, elsewhere)
+        origin = world.decide(lambda: find_branch(recipe, text, root, run_from), elsewhere)
     return Job(recipe, run_from(origin), world, dtype, text, origin)
 
 
@@ -159,49 +138,55 @@ def check_foreign_tokenizer(folder: Path, shards: ShardSet) -> None:
     )
 
 
-def find_branch(recipe: Recipe, text: TrainingText) -> Start:
-    """The beginning at a checkpoint of another run; its text begins anew where the two have not the same order."""
-    init = recipe.init
-    assert init.checkpoint is not None
-    folder = find_checkpoint(init.checkpoint)
-    path, step = split_reference(init.checkpoint)
-    parent_run = Run(Path(path))
-    if not step and not parent_run.is_done:  # its last step would name another parent later, and another run
-        steps = ", ".join(f"@{step}" for step in whole_steps(parent_run))
-        raise InputError(f"{path} is not done, so its last step may change: say which one, {path}@STEP; it has {steps}")
+def find_branch(recipe: Recipe, text: TrainingText, root: Path, run_from: Callable[[Start], Run]) -> Start:
+    """The beginning at a checkpoint of another run, which may have dropped it since: then by the own record of the
+    recipe's run, where that has a checkpoint to go on from.
+
+    Args:
+        run_from: the recipe's run, if it began there.
+    """
+    reference = recipe.init.checkpoint or ""
+    path, step = split_reference(reference)
+    try:
+        return branch_off(recipe, text, find_checkpoint(reference), is_last=not step)
+    except InputError:
+        for file in sorted(root.glob(f"{recipe.name}-????????/{ORIGIN}")):
+            run, origin = Run(file.parent), read_json_as(file, Start)
+            begun = Path(origin.model_folder or "").parent
+            is_named = begun == Path(path).resolve() / "steps" / (step or begun.name)
+            if is_named and run_from(origin) == run and (run.is_done or whole_steps(run)):
+                return origin
+        raise
+
+
+def branch_off(recipe: Recipe, text: TrainingText, folder: Path, *, is_last: bool) -> Start:
+    """The beginning at the checkpoint of another run in `folder`; the text begins anew where the two have not the same
+    order.
+
+    Args:
+        is_last: it is meant as the last one of that run.
+    """
+    parent = Run(folder.parent.parent)
+    if is_last and not parent.is_done:  # its last step would name another parent later, and another run
+        steps = ", ".join(f"@{step}" for step in whole_steps(parent))
+        told = f"{parent.path} is not done, so its last step may change: say which one, {parent.path}@STEP"
+        raise InputError(f"{told}; it has {steps}")
     manifest = read_checkpoint_manifest(folder)
     check_tokenizer(text.main, manifest.tokenizer_hash)
     # The parent's place in the data order means something only where both walk through the same samples.
-    theirs = read_recipe(Run(folder.parent.parent)).data
+    theirs = read_recipe(parent).data
     same_text = manifest.data_fingerprint == text.fingerprint and len(manifest.data_history) < 2
     goes_on = same_text and (theirs.order, find_shares(theirs)) == (recipe.data.order, find_shares(recipe.data))
-    carried = {"weights": True, "optimizer": init.carry_optimizer, "data position": goes_on}
+    carried = {"weights": True, "optimizer": recipe.init.carry_optimizer, "data position": goes_on}
     return Start(
         step=manifest.step,
         tokens_seen=manifest.tokens_seen,
         data_position=manifest.data_position if goes_on else 0,
         parent=manifest.content,
-        carried=tuple(what for what, is_carried in carried.items() if is_carried),
+        carried=tuple(part for part, is_carried in carried.items() if is_carried),
         model_folder=str(folder / "model"),
-        optimizer_folder=folder if init.carry_optimizer else None,
+        optimizer_folder=folder if recipe.init.carry_optimizer else None,
     )
-
-
-def find_recorded(recipe: Recipe, root: Path, run_from: Callable[[Start], Run]) -> Start | None:
-    """The beginning of the recipe's run, by its own record; None where there is none, or no checkpoint to go on from.
-
-    Args:
-        run_from: the recipe's run, if it began there.
-    """
-    assert recipe.init.checkpoint is not None
-    path, step = split_reference(recipe.init.checkpoint)
-    for file in sorted(root.glob(f"{recipe.name}-????????/{ORIGIN}")):
-        run, origin = Run(file.parent), read_json_as(file, Start)
-        begun = Path(origin.model_folder or "").parent
-        is_named = begun == Path(path).resolve() / "steps" / (step or begun.name)
-        if is_named and run_from(origin).path == run.path and (run.is_done or whole_steps(run)):
-            return origin
-    return None
 
 
 def resume_start(run: Run, step: int, world: World) -> Start:
@@ -243,21 +228,6 @@ def hold_run(job: Job) -> Iterator[None]:
         if world.any(taken is not None):
             raise taken or BusyError(f"{job.run.path} is in use by another process")
         yield
-
-
-@dataclass(frozen=True)
-class TrainState:
-    """The model and its optimizers, which change in place, and what a step of them costs."""
-
-    model: nn.Module
-    """A `PackedModel`, wrapped for its processes."""
-    optimizers: list[torch.optim.Optimizer]
-    flops: FlopCount
-
-
-def total_work(job: Job, flops: FlopCount) -> float:
-    """The FLOPs of the blocks in the whole run, resumed or not."""
-    return job.tokens_before(job.recipe.num_steps) * flops.per_token
 
 
 def work_between(job: Job, flops: FlopCount, lengths: SampleLengths, begin: int, stop: int) -> float:
@@ -309,15 +279,17 @@ def load_network(recipe: Recipe, start: Start, shards: ShardSet) -> PreTrainedMo
     return network
 
 
-def load_state(job: Job, start: Start) -> TrainState:
-    """The model and the optimizers as they are at `start`. Every process must call it."""
+def load_state(job: Job, start: Start) -> tuple[nn.Module, list[torch.optim.Optimizer], FlopCount]:
+    """The model (a `PackedModel`, wrapped for its processes) and its optimizers as they are at `start`, and what a step
+    of them costs. Every process must call it."""
     recipe, world = job.recipe, job.world
     load = partial(load_network, recipe, start, job.text.main)
     sharded = world.size > 1 and recipe.compute.parallel == "fsdp"
     network, whole = outline_network(load, world) if sharded else (load(), None)
     counted: Any = whole if sharded else network  # an outline forms no products
     flops = world.decide(partial(count_flops, counted), "FLOPs are not counted; the first process says why")
-    model = parallelize(PackedModel(network), recipe.compute, job.dtype, world, work=total_work(job, flops))
+    work = job.tokens_before(recipe.num_steps) * flops.per_token  # of the whole run, resumed or not
+    model = parallelize(PackedModel(network), recipe.compute, job.dtype, world, work=work)
     if sharded:
         fill_parts(model, whole, world)
         del whole
@@ -325,12 +297,23 @@ def load_state(job: Job, start: Start) -> TrainState:
     if start.optimizer_folder is not None:
         load_optimizer(start.optimizer_folder, unwrap(model), optimizers, world)
     per_update = update_flops(recipe.optimizer, [matrix.shape for matrix in block_matrices(model)])
-    return TrainState(model, optimizers, replace(flops, per_update=per_update))
+    return model, optimizers, replace(flops, per_update=per_update)
 
 
-def save_state(job: Job, state: TrainState, done: int, mixture: Phase, tokens_seen: int) -> None:
-    """Write the checkpoint after update `done`, and drop passing ones that are too old. Every process must call it."""
-    origin, recipe = job.origin, job.recipe
+def save_state(
+    job: Job,
+    model: nn.Module,
+    optimizers: list[torch.optim.Optimizer],
+    done: int,
+    mixture: Phase,
+    tokens_seen: int,
+    kept_steps: set[int],
+) -> None:
+    """Write the checkpoint after update `done`, and drop those that are too old and not of `kept_steps`.
+
+    Every process must call it.
+    """
+    origin, recipe, run = job.origin, job.recipe, job.run
     manifest = CheckpointManifest(
         step=origin.step + done,
         run_step=done,
@@ -344,13 +327,14 @@ def save_state(job: Job, state: TrainState, done: int, mixture: Phase, tokens_se
         parent=origin.parent,
         carried=list(origin.carried),
     )
-    packed: Any = unwrap(state.model)
+    packed: Any = unwrap(model)
     if packed.network.config.model_type != "eurobert":  # so that transformers reloads a decoder as it looks now
         packed.network.config.is_causal = is_causal(mixture)
-    save_checkpoint(job.run, manifest, packed, state.optimizers, job.text.main.tokenizer(), job.world)
+    save_checkpoint(run, manifest, packed, optimizers, job.text.main.tokenizer(), job.world)
     if job.world.is_main:
-        passing = [step for step in whole_steps(job.run) if step - origin.step not in job.kept_steps]
-        drop_old(job.run, passing, recipe.checkpoints.keep_last)
+        passing = [step for step in whole_steps(run) if step - origin.step not in kept_steps]  # 0 keeps them all
+        for step in passing[: -(recipe.checkpoints.keep_last or len(passing))]:
+            remove_folder(run.steps / str(step))
 
 
 @dataclass(frozen=True)
@@ -365,53 +349,9 @@ class Microbatch:
     sample_ids_S: np.ndarray
     lengths_S: np.ndarray
 
-    def arguments(self) -> tuple[Tensor, Tensor, PackedLayout, Tensor, Tensor]:
-        return self.inputs_T, self.positions_T, self.layout, self.target_positions_N, self.targets_N
 
-
-@dataclass(frozen=True)
-class BatchLoader:
-    """Everything that turns a step number into microbatches for this process."""
-
-    batches: Batches
-    job: Job
-
-    def microbatches(self, phase: Phase, step: int, mask_pass: int = 0) -> list[Microbatch]:
-        """This process's parts of batch `step`: as many on every process, each about `microbatch_tokens` long."""
-        size, rank = self.job.world.size, self.job.world.rank
-        num = -(-self.batches.batch_tokens(step) // (size * self.job.recipe.compute.microbatch_tokens))
-        return [self.microbatch(phase, step, rank * num + i, size * num, mask_pass) for i in range(num)]
-
-    def microbatch(self, phase: Phase, step: int, part: int, num_parts: int, mask_pass: int = 0) -> Microbatch:
-        """Part `part` of `num_parts` of batch `step`, labelled for the phase and laid out on the device."""
-        device, manifest = self.job.world.device, self.job.text.main.manifest
-        batch = self.batches.batch(step, part, num_parts)
-        if len(batch.sample_ids_S) == 0:
-            # A part of a small validation set may hold no sample, but its process must take part in every layer, and
-            # transformers cannot compute on no token: so one special token, which no objective asks for.
-            zero = np.zeros(1, np.int64)
-            batch = PackedBatch(np.array([manifest.mask_id]), zero, np.array([0, 1]), zero, zero)
-        labelled = label_batch(phase, batch, manifest, self.job.recipe.seed, mask_pass)
-        layout = lay_out(
-            batch.bounds_S1,
-            causal=labelled.causal,
-            device=device,
-            backend=choose_backend(device, self.job.dtype),
-            pad_to_multiple_of=PAD_TO_MULTIPLE_OF,
-        )
-        return Microbatch(
-            inputs_T=to_device(labelled.inputs_T, device),
-            positions_T=to_device(batch.positions_T, device),
-            layout=layout,
-            target_positions_N=to_device(labelled.target_positions_N, device),
-            targets_N=to_device(labelled.targets_N, device),
-            sample_ids_S=batch.sample_ids_S,
-            lengths_S=batch.lengths_S,
-        )
-
-
-def open_loader(job: Job) -> BatchLoader:
-    """The batches of a run for this process. Raises `InputError` where they are too small for its processes."""
+def open_batches(job: Job) -> Batches:
+    """The batches of a run. Raises `InputError` where they are too small for its processes."""
     recipe, world, origin = job.recipe, job.world, job.origin
     batches = make_batches(recipe.data, job.text, job.tokens_before, origin=origin.data_position)
     # A batch grows or shrinks from its first to its last update.
@@ -422,19 +362,18 @@ def open_loader(job: Job) -> BatchLoader:
             f"batch_tokens {smallest} over {world.size} processes and {microbatches} microbatches leaves "
             f"less than one sample of {recipe.data.max_sample_tokens} tokens each; raise one of the two"
         )
-    return BatchLoader(batches, job)
+    return batches
 
 
-def prefetch(loader: BatchLoader, steps: range) -> Iterator[tuple[int, Phase, list[Microbatch]]]:
+def prefetch(job: Job, batches: Batches, steps: range) -> Iterator[tuple[int, Phase, list[Microbatch]]]:
     """Each step's number, pure phase and microbatches; the next step's are made while the current one computes."""
 
     def make(number: int) -> tuple[int, Phase, list[Microbatch]]:
-        origin = loader.job.origin
-        phase = phase_of_step(loader.job.recipe.curriculum, number, origin.step)
+        phase = phase_of_step(job.recipe.curriculum, number, job.origin.step)
         # A later pass is over the text of the first one, which may have been a parent's, but not of another order.
-        before = origin.step if origin.data_position else 0
+        before = job.origin.step if job.origin.data_position else 0
         mask_pass = (before + number) % phase.mask_passes
-        return number, phase, loader.microbatches(phase, number - mask_pass, mask_pass)
+        return number, phase, make_microbatches(job, batches, phase, number - mask_pass, mask_pass)
 
     if not steps:
         return
@@ -445,3 +384,38 @@ def prefetch(loader: BatchLoader, steps: range) -> Iterator[tuple[int, Phase, li
             if number + 1 in steps:
                 pending = thread.submit(make, number + 1)
             yield ready
+
+
+def make_microbatches(job: Job, batches: Batches, phase: Phase, step: int, mask_pass: int = 0) -> list[Microbatch]:
+    """This process's parts of batch `step`: as many on every process, each about `microbatch_tokens` long."""
+    size, rank = job.world.size, job.world.rank
+    num = -(-batches.batch_tokens(step) // (size * job.recipe.compute.microbatch_tokens))
+    parts = [batches.batch(step, rank * num + i, size * num) for i in range(num)]
+    return [make_microbatch(job, part, phase, mask_pass) for part in parts]
+
+
+def make_microbatch(job: Job, batch: PackedBatch, phase: Phase, mask_pass: int = 0) -> Microbatch:
+    """Part of a batch, labelled for the phase and laid out on the device."""
+    device, manifest = job.world.device, job.text.main.manifest
+    if len(batch.sample_ids_S) == 0:
+        # A part of a small validation set may hold no sample, but its process must take part in every layer, and
+        # transformers cannot compute on no token: so one special token, which no objective asks for.
+        zero = np.zeros(1, np.int64)
+        batch = PackedBatch(np.array([manifest.mask_id]), zero, np.array([0, 1]), zero, zero)
+    labelled = label_batch(phase, batch, manifest, job.recipe.seed, mask_pass)
+    layout = lay_out(
+        batch.bounds_S1,
+        causal=labelled.causal,
+        device=device,
+        backend=choose_backend(device, job.dtype),
+        pad_to_multiple_of=PAD_TO_MULTIPLE_OF,
+    )
+    return Microbatch(
+        inputs_T=to_device(labelled.inputs_T, device),
+        positions_T=to_device(batch.positions_T, device),
+        layout=layout,
+        target_positions_N=to_device(labelled.target_positions_N, device),
+        targets_N=to_device(labelled.targets_N, device),
+        sample_ids_S=batch.sample_ids_S,
+        lengths_S=batch.lengths_S,
+    )

@@ -17,12 +17,12 @@ import yaml
 from biphase.config import read_yaml
 from biphase.corpus.shards import read_shard_manifest
 from biphase.errors import BusyError, InputError
-from biphase.files import content_hash, is_locked, read_json_as, write_text
+from biphase.files import content_hash, is_locked, read_json_as, remove_folder, write_text
 from biphase.finetuning.cells import identify
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
 from biphase.finetuning.scores import ScoreSet, read_scores
 from biphase.recipe import Data
-from biphase.run import Run, drop_step, open_run, read_metrics, whole_steps
+from biphase.run import Run, open_run, read_metrics, whole_steps
 from biphase.study.plan import Checkpoint, Plan, StudyCell
 from biphase.study.spec import EMBED, PretrainingSeeds, Study
 from biphase.study.trunks import PlannedRun
@@ -171,7 +171,7 @@ def drop_checkpoints(plan: Plan, folder: StudyFolder) -> None:
     for checkpoint in plan.checkpoints:
         record = find_record(folder, plan.runs[checkpoint.run])
         if record and not is_needed(plan, folder, checkpoint):
-            drop_step(open_run(folder.runs / record.folder), checkpoint.step)
+            remove_folder(open_run(folder.runs / record.folder).steps / str(checkpoint.step))
 
 
 # What is scored
