@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -31,7 +31,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from biphase.console import err, launched_as, silence
 from biphase.device import choose_device
 from biphase.errors import InputError
-from biphase.machine import GRACE, end_with_parent, grace
+from biphase.machine import GRACE, describe_kill, end_with_parent, grace
 
 PARENT = "BIPHASE_PARENT"
 """The environment variable with the process that a launcher or a rank ends with."""
@@ -79,23 +79,33 @@ class World:
         """Whether the flag is set in any process. A collective."""
         return flag if self.size == 1 else self.sum(float(flag))[0] > 0
 
-    def raise_any(self, failure: Exception | None, elsewhere: str) -> None:
-        """Where one process failed, all end: it with its own failure, the others with `InputError(elsewhere)`.
+    def raise_any(self, failure: Exception | None, elsewhere: str, kind: type[InputError] = InputError) -> None:
+        """Where one process failed, all end: it with its own failure, the others with one of this kind, `elsewhere`.
 
         A collective.
         """
         if self.any(failure is not None):
-            raise failure or InputError(elsewhere)
+            raise failure or kind(elsewhere)
+
+    @contextmanager
+    def together(self, elsewhere: str, kind: type[InputError] = InputError) -> Iterator[None]:
+        """Where the block fails in one process, by what a user or the system did, all end as in `raise_any`.
+
+        A collective.
+        """
+        failure: OSError | InputError | None = None
+        try:
+            yield
+        except (OSError, InputError) as error:
+            failure = error
+        self.raise_any(failure, elsewhere, kind)
 
     def first(self, work: Callable[[], Result], elsewhere: str) -> Result | None:
         """Do `work` in the first process; the others get None, and where it fails, all end. A collective."""
-        result, failure = None, None
-        if self.is_main:
-            try:
+        result = None
+        with self.together(elsewhere):
+            if self.is_main:
                 result = work()
-            except InputError as error:
-                failure = error
-        self.raise_any(failure, elsewhere)
         return result
 
     def share(self, value: Result) -> Result:
@@ -163,8 +173,11 @@ class Heart(threading.Thread):
                     self.missed[0] += 1  # it belongs to the first process
                 for rank in heeded:
                     patience = 1 if self.heard[rank] else JOIN_PATIENCE
-                    if self.missed[rank] * BEAT_SECONDS >= self.silence_seconds * patience:
-                        self.end_at_once(self.describe_silence(rank))
+                    seconds = self.missed[rank] * BEAT_SECONDS
+                    if seconds >= self.silence_seconds * patience:
+                        what = "has been silent" if self.heard[rank] else "has not joined"
+                        line = f"{self.name_of(rank)} {what} for {seconds:.0f} s: stopped, starved or cut off"
+                        self.end_at_once(f"{line} (compute.silence_seconds says how long is waited); {GO_ON}")
 
     def beat(self, heeded: Iterable[int]) -> None:
         self.store.add(f"beats/{self.rank}", 1)
@@ -199,11 +212,6 @@ class Heart(threading.Thread):
                 name += f" ({self.store.get(f'name/{rank}').decode()})"
         return name
 
-    def describe_silence(self, rank: int) -> str:
-        what = "has been silent" if self.heard[rank] else "has not joined"
-        line = f"{self.name_of(rank)} {what} for {self.missed[rank] * BEAT_SECONDS:.0f} s: stopped, starved or cut off"
-        return f"{line} (compute.silence_seconds says how long is waited); {GO_ON}"
-
     def may_tell(self) -> bool:
         """Whether this process is the first to say why the run ends."""
         try:
@@ -234,7 +242,7 @@ def join_world(device: str, silence_seconds: float | None = None) -> Iterator[Wo
         return
     silence_seconds = silence_seconds or SILENCE_SECONDS
     parent = int(os.environ.get(PARENT) or os.getppid())
-    threading.Thread(target=end_with_parent, args=(parent, max(grace(), silence_seconds)), daemon=True).start()
+    end_with_parent(parent, max(grace(), silence_seconds))
     met, rank, size = next(dist.rendezvous("env://"))
     if rank > 0:
         silence()
@@ -276,7 +284,7 @@ def launch() -> int:
         err.print(f"biphase: {error}")
         return 2
     if PARENT in os.environ:
-        threading.Thread(target=end_with_parent, args=(int(os.environ[PARENT]), grace()), daemon=True).start()
+        end_with_parent(int(os.environ[PARENT]), grace())
     os.environ[PARENT] = str(os.getpid())
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", f"{patience:.0f}")
@@ -292,7 +300,13 @@ def launch() -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except ChildFailedError as failed:
-        return tell_failure(failed.failures)
+        codes = {rank: failure.exitcode for rank, failure in failed.failures.items()}
+        if errors := [code for code in codes.values() if code > 0]:
+            return errors[0]
+        # SIGTERM is what torchrun sends to the others.
+        rank = next((rank for rank, code in codes.items() if code != -signal.SIGTERM), min(codes))
+        err.print(f"biphase: process {rank} (pid {failed.failures[rank].pid}) {describe_kill(-codes[rank])}; {GO_ON}")
+        return 2
     except RendezvousError:
         line = "the launchers of other machines do not answer, or no longer: killed, cut off, or not started"
         err.print(f"biphase: {line} with the same --rdzv-endpoint and --rdzv-id; {GO_ON}")
@@ -320,21 +334,6 @@ def raise_signals() -> list[float]:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
     return asked
-
-
-def tell_failure(failures: Mapping[int, Any]) -> int:
-    """The exit code of processes that failed, by rank, each with its `exitcode` and `pid`; with a line where one was
-    killed."""
-    codes = {rank: failure.exitcode for rank, failure in failures.items()}
-    if told := [code for code in codes.values() if code > 0]:
-        return told[0]
-    # SIGTERM is what torchrun sends to the others.
-    rank = next((rank for rank, code in codes.items() if code != -signal.SIGTERM), min(codes))
-    number = signal.Signals(-codes[rank])
-    memory = "; out of memory?" if number == signal.SIGKILL else ""
-    killed = f"was killed (signal {number.value}, {number.name}{memory})"
-    err.print(f"biphase: process {rank} (pid {failures[rank].pid}) {killed}; {GO_ON}")
-    return 2
 
 
 if __name__ == "__main__":

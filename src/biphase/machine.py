@@ -207,14 +207,25 @@ def stop_signals(note: Callable[[int], None]) -> AbstractContextManager[None]:
 def end_with_parent(parent: int, grace_seconds: float) -> None:
     """No orphans: once the process `parent` is gone, this one ends, with its process group where it leads one.
 
-    It is asked first, and killed when the grace is over. For a thread of its own.
+    It is asked first, and killed when the grace is over.
     """
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    leads = os.getpgrp() == os.getpid()
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if leads:
-            os.killpg(0, number)
-        else:
-            os.kill(os.getpid(), number)
-        time.sleep(grace_seconds)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        leads = os.getpgrp() == os.getpid()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if leads:
+                os.killpg(0, number)
+            else:
+                os.kill(os.getpid(), number)
+            time.sleep(grace_seconds)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def describe_kill(number: int) -> str:
+    """`was killed (signal 9, SIGKILL; out of memory?)`."""
+    names = {member.value: f", {member.name}" for member in signal.Signals}
+    memory = "; out of memory?" if number == signal.SIGKILL else ""
+    return f"was killed (signal {number}{names.get(number, '')}{memory})"

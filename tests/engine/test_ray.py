@@ -57,7 +57,7 @@ def test_a_node_has_the_code_and_the_files_of_the_command(on_node: None, tmp_pat
 
 
 def test_any_change_of_the_code_is_another_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(ray_module, "PACKAGE", tmp_path)
+    monkeypatch.setattr(ray_module, "SOURCE", tmp_path)
     hashes = {hash_code()}
     for name, text in (("a.py", "1"), ("b/a.py", "1"), ("a.py", "2"), ("tasks.yaml", "1")):
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import traceback
 from collections import Counter, defaultdict, deque
@@ -26,8 +25,17 @@ from pydantic import model_validator
 
 from biphase.config import Count, PositiveCount, Strict
 from biphase.console import err, silence
-from biphase.errors import BusyError, InputError, StoppedError
-from biphase.machine import GRACE, end_with_parent, gpu_variables, grace, num_cores, prepare_process, visible_gpus
+from biphase.errors import SOURCE, BusyError, InputError, StoppedError
+from biphase.machine import (
+    GRACE,
+    describe_kill,
+    end_with_parent,
+    gpu_variables,
+    grace,
+    num_cores,
+    prepare_process,
+    visible_gpus,
+)
 
 POLL_SECONDS = 10.0
 """How long a unit that another process is at is left alone before it is tried again."""
@@ -182,9 +190,6 @@ class UnitQueue:
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 
-PACKAGE = Path(__file__).parents[1]
-
-
 EngineKind = Literal["local", "ray"]
 
 
@@ -208,9 +213,8 @@ class Engine(Strict):
     @model_validator(mode="after")
     def makes_sense(self) -> "Engine":
         if self.workers_per_gpu > 1 and self.devices_per_worker > 1:
-            raise ValueError(
-                "workers either share a GPU or have several: leave workers_per_gpu or devices_per_worker at 1"
-            )
+            remedy = "leave workers_per_gpu or devices_per_worker at 1"
+            raise ValueError(f"workers either share a GPU or have several: {remedy}")
         if self.kind == "ray" and self.workers == 0:
             raise ValueError("workers is 0: only the local engine runs units in this process; use 1 or more")
         if self.kind == "local" and self.address is not None:
@@ -260,7 +264,7 @@ def describe_error(error: BaseException) -> str:
     told = type(error).__name__ + (f": {text}" if text else "")
     frames = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     frames = [(path, line) for path, line in frames if path != Path(__file__)]
-    ours = [(path.relative_to(PACKAGE), line) for path, line in frames if path.is_relative_to(PACKAGE)]
+    ours = [(path.relative_to(SOURCE), line) for path, line in frames if path.is_relative_to(SOURCE)]
     if ours:
         return f"{told} ({ours[-1][0]}:{ours[-1][1]})"
     return f"{told} ({frames[-1][0].name}:{frames[-1][1]})" if frames else told
@@ -322,11 +326,7 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             self.signal_group(signal.SIGKILL)
             code = self.popen.wait()
-        error = f"worker ended with exit code {code}"
-        if code < 0:
-            names = {number.value: f", {number.name}" for number in signal.Signals}
-            memory = "; out of memory?" if -code == signal.SIGKILL else ""
-            error = f"worker was killed (signal {-code}{names.get(-code, '')}{memory})"
+        error = f"worker {describe_kill(-code)}" if code < 0 else f"worker ended with exit code {code}"
         return pickle.dumps(("ended", Outcome("", None, error, 0.0, worker_died=True)))
 
     def signal_group(self, number: int) -> None:
@@ -354,11 +354,11 @@ def end_processes(processes: Sequence[WorkerProcess]) -> None:
             waited = time.monotonic() - started
             if waited > grace():
                 line = f"{left} workers had not saved their state in {grace():.0f} s; {GRACE} gives them longer"
-                err.print(line, markup=False)
+                err.print(line)
                 break
             if waited > 1 and not is_told:
                 line = f"waiting up to {grace():.0f} s for {left} workers to save their state; Ctrl-C kills them"
-                err.print(line, markup=False)
+                err.print(line)
                 is_told = True
             time.sleep(0.01)
         for process in processes:
@@ -368,7 +368,7 @@ def end_processes(processes: Sequence[WorkerProcess]) -> None:
                 while process.popen.poll() is not None and process.connection.poll():
                     message = pickle.loads(process.connection.recv_bytes())
             if message[0] == "ended" and message[1].error:
-                err.print(message[1].error, markup=False)
+                err.print(message[1].error)
     finally:
         for process in processes:
             process.signal_group(signal.SIGKILL)
@@ -443,7 +443,7 @@ class LocalPool:
 
 def serve(number: int, parent: int) -> None:
     """Units in, messages out, over the file descriptor `number`; ends with the process `parent`."""
-    threading.Thread(target=end_with_parent, args=(parent, grace()), daemon=True).start()
+    end_with_parent(parent, grace())
     os.set_inheritable(number, False)
     prepare_process()
     silence(report_progress)

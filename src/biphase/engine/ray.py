@@ -20,8 +20,8 @@ from typing import Any
 
 from biphase import __version__
 from biphase.console import err, silence
-from biphase.engine.local import PACKAGE, Engine, Message, Outcome, WorkerProcess, end_processes
-from biphase.errors import InputError, StoppedError
+from biphase.engine.local import Engine, Message, Outcome, WorkerProcess, end_processes
+from biphase.errors import SOURCE, InputError, StoppedError
 from biphase.files import content_hash, file_hash, is_locked, locked
 from biphase.machine import grace
 
@@ -62,18 +62,6 @@ def kept_to_this_machine() -> Iterator[None]:
             loaded._private.ray_constants.ENABLE_RAY_CLUSTER = reaches_others
 
 
-@contextmanager
-def tamed() -> Iterator[None]:
-    """Have Ray not print what raylets say of a lost node, in pages on stdout: `RayPool` tells it in a line."""
-    from ray._private import worker
-
-    before, worker.print_to_stdstream = worker.print_to_stdstream, lambda *_, **__: None
-    try:
-        yield
-    finally:
-        worker.print_to_stdstream = before
-
-
 def connect_ray(address: str | None) -> None:
     """Join the cluster at an address (else at `RAY_ADDRESS`), or start one of this machine alone.
 
@@ -103,11 +91,9 @@ def connect_ray(address: str | None) -> None:
             *_, last = re.split(r"(?m)^(?=[\w.]+(?:Error|Exception): )", error.stderr)  # of several lines, it may be
             problem = last.strip() or f"exit code {error.returncode}"
         if problem:
-            raise InputError(
-                f"no Ray cluster at '{address}': {shorten(problem, 300)}; has it the same versions of Ray and Python "
-                "as are here? Where it wants a token, set RAY_AUTH_MODE=token here and on all nodes, and "
-                "RAY_AUTH_TOKEN unless ~/.ray/auth_token has it"
-            )
+            reason = f"{shorten(problem, 300)}; has it the same versions of Ray and Python as are here"
+            token = "set RAY_AUTH_MODE=token here and on all nodes, and RAY_AUTH_TOKEN unless ~/.ray/auth_token has it"
+            raise InputError(f"no Ray cluster at '{address}': {reason}? Where it wants a token, {token}")
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
@@ -186,10 +172,8 @@ class Head:
     def gone(self, reason: str) -> InputError:
         self.is_there = False
         place = f"the head of the Ray cluster at {self.address}" if self.address else "the Ray cluster"
-        return InputError(
-            f"{place} is gone ({shorten(reason, 200)}); what was finished is kept: start a cluster and run the same "
-            "command again"
-        )
+        remedy = "what was finished is kept: start a cluster and run the same command again"
+        return InputError(f"{place} is gone ({shorten(reason, 200)}); {remedy}")
 
 
 SEEN_SECONDS = 10.0
@@ -239,7 +223,7 @@ def find_difference(standing: str, code: str, seen: str | None) -> str:
     """
     node = f"the Ray node {node_address()}"
     if hash_code() != code:
-        return f"{node} has another biphase ({__version__}, {PACKAGE}) than this command: install the same on all nodes"
+        return f"{node} has another biphase ({__version__}, {SOURCE}) than this command: install the same on all nodes"
     if not Path(standing).is_dir():
         return f"{node} has no folder {standing}, where this command stands: stand in one that all nodes see"
     deadline = time.monotonic() + SEEN_SECONDS
@@ -258,8 +242,8 @@ def node_address() -> str:
 
 def hash_code() -> str:
     """Hash what this package consists of: its version alone would not tell of changes in a working copy."""
-    files = sorted(path for suffix in ("py", "yaml") for path in PACKAGE.rglob(f"*.{suffix}"))
-    return content_hash([[str(path.relative_to(PACKAGE)), file_hash(path)] for path in files])
+    files = sorted(path for suffix in ("py", "yaml") for path in SOURCE.rglob(f"*.{suffix}"))
+    return content_hash([[str(path.relative_to(SOURCE)), file_hash(path)] for path in files])
 
 
 class RayPool:
@@ -275,10 +259,9 @@ class RayPool:
             self.cleared.enter_context(kept_to_this_machine())
         self.actors: dict[int, Any] = {}
         self.nodes: dict[int, Future[str]] = {}
-        """The address of each worker's node, once it has one."""
+        """The address of each worker's node, once it has one; not of a worker that was lost."""
         self.pending: dict[int, Future[bytes]] = {}
         """The next message of each worker that has one to give."""
-        self.answering: set[int] = set()
         self.waiting_since, self.is_told = time.monotonic(), False
         """Since when no worker has a place, and whether that was said."""
         try:
@@ -286,11 +269,14 @@ class RayPool:
             try:
                 import ray
             except ImportError:
-                raise InputError(
-                    "the engine is ray, but Ray is not installed: pip install 'biphase[cluster]'"
-                ) from None
+                remedy = "pip install 'biphase[cluster]'"
+                raise InputError(f"the engine is ray, but Ray is not installed: {remedy}") from None
             if not ray.is_initialized():
-                self.cleared.enter_context(tamed())
+                from ray._private import worker
+
+                # What raylets say of a lost node, in pages on stdout, is told in a line by `listen`.
+                self.cleared.callback(setattr, worker, "print_to_stdstream", worker.print_to_stdstream)
+                worker.print_to_stdstream = lambda *_, **__: None
                 self.cleared.callback(ray.shutdown)
                 connect_ray(engine.address)
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -333,14 +319,12 @@ class RayPool:
                 with self.head.needed():
                     said = self.pending.pop(number).result()
             except ray.exceptions.RayError as error:
-                self.answering.discard(number)
-                lost = describe_loss(error, self.nodes.get(number))
+                lost = describe_loss(error, self.nodes.pop(number, None))
                 yield number, ("ended", Outcome("", None, lost, 0.0, str(error), worker_died=True))
                 continue
             message = pickle.loads(said)  # from a worker that this run started
             if message[0] == "refused":
                 raise InputError(message[1])
-            self.answering.add(number)
             if message[0] == "progress":
                 with self.head.needed():
                     self.pending[number] = self.actors[number].receive.remote().future()
@@ -360,31 +344,27 @@ class RayPool:
             wanted = f"{self.cpus} CPUs" + (f" and {self.gpus:g} GPUs" if self.gpus else "")
             if not self.is_told:
                 why = "others hold them" if has_room else "no node that is left has them"
-                err.print(
-                    f"waiting for a place on the Ray cluster: each worker wants {wanted}, and {why}", markup=False
-                )
+                err.print(f"waiting for a place on the Ray cluster: each worker wants {wanted}, and {why}")
             elif not has_room:
-                raise InputError(
-                    f"each worker was to hold {wanted}, and none of the {len(nodes)} Ray nodes that are left has them; "
-                    "the same command makes do with what there is"
-                )
+                left = f"none of the {len(nodes)} Ray nodes that are left has them"
+                remedy = "the same command makes do with what there is"
+                raise InputError(f"each worker was to hold {wanted}, and {left}; {remedy}")
             self.is_told = True
 
     def end(self, numbers: list[int]) -> None:
         import ray
 
-        actors = [self.actors.pop(number) for number in numbers]
         try:
             if self.head.is_there or self.head.address:  # they are reached without it, but for `ray://`
-                asked = [actor for actor, number in zip(actors, numbers, strict=True) if number in self.answering]
-                wait([actor.stop.remote().future() for actor in asked], timeout=grace() + 5)
+                running = [number for number in numbers if number in self.nodes and self.nodes[number].done()]
+                wait([self.actors[number].stop.remote().future() for number in running], timeout=grace() + 5)
         finally:
-            for number, actor in zip(numbers, actors, strict=True):
+            for number in numbers:
+                actor = self.actors.pop(number)
                 if self.head.is_there:  # else it ends with this process
                     ray.kill(actor)
                 self.nodes.pop(number, None)
                 self.pending.pop(number, None)
-                self.answering.discard(number)
 
     def close(self) -> None:
         try:
@@ -402,8 +382,8 @@ def describe_loss(error: Exception, place: "Future[str] | None") -> str:
         node = f" on node {place.result()}"
     if isinstance(error, ray.exceptions.ActorUnavailableError):
         return f"worker was lost{node}: nothing answers there"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return f"worker was lost{node}: {shorten(lines[-1].partition(' Worker exit type:')[0], 300)}"
+    *_, last = str(error).strip().splitlines() or [type(error).__name__]
+    return f"worker was lost{node}: {shorten(last.partition(' Worker exit type:')[0], 300)}"
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import signal
 import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -77,7 +77,7 @@ def run_units(
 
 def run_here(queue: UnitQueue, on_progress: Listener) -> Generator[Outcome, None, None]:
     affinity = ""
-    with sigterm_stops():
+    with handled(stop, signal.SIGTERM):
         while queue.num_left:
             unit = queue.take(affinity)
             if unit is None:
@@ -104,7 +104,7 @@ def schedule(
     if not queue.num_left:
         return
     make_pool = partial(RayPool, folder=folder) if engine.kind == "ray" else LocalPool
-    with sigterm_stops(), closing(make_pool(engine, queue.num_left)) as pool:
+    with handled(stop, signal.SIGTERM), closing(make_pool(engine, queue.num_left)) as pool:
         workers: dict[int, Worker] = {}
         failed_starts = 0
         while queue.num_left:
@@ -155,14 +155,10 @@ def hand_out(queue: UnitQueue, pool: LocalPool | RayPool, workers: dict[int, Wor
             pool.send(number, pickle.dumps((worker.unit.function, worker.unit.arguments)))
 
 
-def sigterm_stops() -> AbstractContextManager[None]:
+def stop(signum: int, _: Any) -> None:
     """SIGTERM raises `StoppedError`, once, so that workers are ended in order."""
-
-    def stop(signum: int, _: Any) -> None:
-        signal.signal(signum, signal.SIG_IGN)  # Slurm may say it twice
-        raise StoppedError
-
-    return handled(stop, signal.SIGTERM)
+    signal.signal(signum, signal.SIG_IGN)  # Slurm may say it twice
+    raise StoppedError
 
 
 # Units done with a bar, and the record of those that failed
@@ -191,29 +187,11 @@ def failure_path(folder: Path, unit: Unit) -> Path:
     return folder.resolve() / "failed" / f"{plain}.json"
 
 
-def record_failure(path: Path, known: int | None, unit: Unit, outcome: Outcome) -> Failure | None:
-    """Write what became of a unit that failed; of one that did not, None, and what is recorded of it goes.
-
-    Another process' record of the same failure, written since it was `known`, stays: it has the traceback.
-    """
-    if outcome.error is None:
-        path.unlink(missing_ok=True)
-        return None
-    failure = Failure(unit.name, outcome.error, outcome.traceback)
-    with suppress(InputError):
-        theirs = read_news(path, known)
-        if theirs is not None and theirs.reason == failure.reason:
-            return theirs
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, asdict(failure))
-    return failure
-
-
-def read_failure(path: Path) -> Failure | None:
-    """A record; None where there is none, or no longer."""
+def read_failure(path: Path, known: int | None = None) -> Failure | None:
+    """The record of a failure; None where there is none, or none that was written since the time `known`."""
     try:
-        return read_json_as(path, Failure)
-    except InputError:
+        return None if path.stat().st_mtime_ns == known else read_json_as(path, Failure)
+    except (FileNotFoundError, InputError):
         if path.exists():
             raise
         return None
@@ -225,28 +203,33 @@ def read_failures(folder: Path) -> list[Failure]:
     return [failure for failure in records if failure is not None]
 
 
-def changed_at(path: Path) -> int | None:
-    """Look up when a file was written; None where there is none."""
-    try:
-        return path.stat().st_mtime_ns
-    except FileNotFoundError:
-        return None
-
-
-def read_news(path: Path, known: int | None) -> Failure | None:
-    """Read a record that another process has written since it was `known`."""
-    return read_failure(path) if changed_at(path) not in (None, known) else None
-
-
 def unless_failed(function: Callable[..., Any], arguments: dict[str, Any], record: Path, known: int | None) -> Any:
     """Do a unit, unless another process has failed at it since its record was `known`: that is told again.
 
     The processes that wait for a unit would else repeat it one by one, for hours and to the same end.
     """
-    failure = read_news(record, known)
+    failure = read_failure(record, known)
     if failure is not None and failure.traceback:  # else it was blocked, or its worker died: here it may not
         raise InputError(failure.reason)
     return function(**arguments)
+
+
+def record_failure(path: Path, known: int | None, unit: Unit, outcome: Outcome) -> Failure | None:
+    """Write what became of a unit that failed; of one that did not, None, and what is recorded of it goes.
+
+    Another process' record of the same failure, written since it was `known`, stays: it has the traceback.
+    """
+    if outcome.error is None:
+        path.unlink(missing_ok=True)
+        return None
+    failure = Failure(unit.name, outcome.error, outcome.traceback)
+    with suppress(InputError):
+        theirs = read_failure(path, known)
+        if theirs is not None and theirs.reason == failure.reason:
+            return theirs
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, asdict(failure))
+    return failure
 
 
 LEAST_SHARE = 0.1
@@ -288,7 +271,7 @@ class Forecast:
     def seconds_by_kind(self) -> dict[str, float] | None:
         """Seconds of one worker for what is left of each kind; None before a unit is done, or `LEAST_SHARE` of one: its
         first seconds make ready."""
-        left, seconds, costs = (defaultdict(float, each) for each in (self.left, self.seconds, self.costs))
+        left, seconds, costs = self.left.copy(), self.seconds.copy(), self.costs.copy()
         for unit, share, spent in self.running.values():
             if share < LEAST_SHARE:
                 continue
@@ -326,13 +309,14 @@ def run_batch(
         spent: seconds and costs of what was done before, by kind, to tell the time left by.
     """
     by_name = {unit.name: unit for unit in units}
-    records = {unit.name: (path := failure_path(folder, unit), changed_at(path)) for unit in units}
-    tried = list(units)
-    if waits_for_busy:
-        for number, unit in enumerate(units):
-            record, known = records[unit.name]
-            given = {"function": unit.function, "arguments": unit.arguments, "record": record, "known": known}
-            tried[number] = replace(unit, function=unless_failed, arguments=given)
+    records: dict[str, tuple[Path, int | None]] = {}
+    tried = []
+    for unit in units:
+        path = failure_path(folder, unit)
+        known = path.stat().st_mtime_ns if path.exists() else None
+        records[unit.name] = path, known
+        arguments = {"function": unit.function, "arguments": unit.arguments, "record": path, "known": known}
+        tried.append(replace(unit, function=unless_failed, arguments=arguments) if waits_for_busy else unit)
     forecast, failures, told_busy = Forecast(units, spent), list[Failure](), set[str]()
 
     def note_advance(name: str, advance: console.Advance) -> None:

@@ -223,7 +223,7 @@ def figure_pool() -> Executor:
 
 def begin_drawing(parent: int) -> None:
     """A copy of the process `parent` loads matplotlib, and ends when `parent` does."""
-    threading.Thread(target=end_with_parent, args=(parent, grace()), daemon=True).start()
+    end_with_parent(parent, grace())
     import matplotlib.backends.backend_pdf
     import matplotlib.backends.backend_svg  # noqa: F401
 
