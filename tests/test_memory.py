@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import EuroBertConfig, EuroBertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
-from biphase.encoder.packed import CHUNK_LOGITS, PART_LOGITS, language_model_loss
+from biphase.encoder.packed import language_model_loss
 from biphase.encoder.presets import PRESETS, shape_of
-from biphase.flops import BFLOAT16, FLOAT32, FP32_LOGITS_AT_ONCE, LOGITS_AT_ONCE, plan_memory, read_shape
+from biphase.flops import BFLOAT16, CHUNK_LOGITS, FLOAT32, PART_LOGITS, plan_memory, read_shape
 from biphase.pretraining.optimizer import make_optimizers
 from biphase.recipe import Optimizer
 
@@ -68,9 +68,9 @@ def test_parts_of_weights_gradients_and_moments(kind: Any, config: Any, sizes: d
         optimizer.step()
         moments = [entry[key] for entry in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
         planned = plan_memory(read_shape(sizes), devices, microbatch_tokens=8192)
-        assert local_bytes(parameters) == pytest.approx(planned.weights, rel=1e-3)
-        assert local_bytes(parameter.grad for parameter in parameters) == pytest.approx(planned.gradients, rel=1e-3)
-        assert local_bytes(moments) == pytest.approx(planned.moments, rel=1e-3)
+        assert local_bytes(parameters) == pytest.approx(planned["weights"], rel=1e-3)
+        assert local_bytes(parameter.grad for parameter in parameters) == pytest.approx(planned["gradients"], rel=1e-3)
+        assert local_bytes(moments) == pytest.approx(planned["moments"], rel=1e-3)
     finally:
         dist.destroy_process_group()
 
@@ -80,12 +80,12 @@ def test_what_several_microbatches_add() -> None:
     weights = 4.0 * shape.parameters
     one = plan_memory(shape, 8, microbatch_tokens=8192)
     more = plan_memory(shape, 8, microbatch_tokens=8192, num_microbatches=2)
-    assert more.total - one.total == weights
+    assert more["total"] - one["total"] == weights
     alone = plan_memory(shape, 1, microbatch_tokens=8192)
-    assert alone.weights + alone.gradients + alone.moments == 4 * weights
+    assert alone["weights"] + alone["gradients"] + alone["moments"] == 4 * weights
     for num in (1, 2):
         under_ddp = plan_memory(shape, 8, microbatch_tokens=8192, num_microbatches=num, parallel="ddp")
-        assert under_ddp.total - alone.total == (num - 1) * weights
+        assert under_ddp["total"] - alone["total"] == (num - 1) * weights
 
 
 @pytest.mark.parametrize("number", [BFLOAT16, FLOAT32])
@@ -111,7 +111,7 @@ def test_activations_and_copies_beside_the_tensors_that_blocks_keep(
     assert output.requires_grad
     planned = plan_memory(read_shape(sizes), 1, microbatch_tokens=512, number=number)
     found = sum(storage.nbytes() for place, storage in kept.items() if place not in own)
-    assert found == pytest.approx(planned.activations + planned.copies, rel=0.05)
+    assert found == pytest.approx(planned["activations"] + planned["copies"], rel=0.05)
 
 
 class MostBytes(TorchDispatchMode):
@@ -145,16 +145,15 @@ def test_what_muon_makes_of_the_gradients(width: int, ffn: int, kv_heads: int) -
     with MostBytes(*network.parameters(), *moments) as found:
         muon.step()
     planned = plan_memory(read_shape(sizes), 1, microbatch_tokens=1, muon=True)
-    assert found.most == pytest.approx(planned.update, rel=0.02)
-    assert 4 * sum(moment.numel() for moment in moments) == 8 * read_shape(sizes).parameters - planned.moments
+    assert found.most == pytest.approx(planned["update"], rel=0.02)
+    assert 4 * sum(moment.numel() for moment in moments) == 8 * read_shape(sizes).parameters - planned["moments"]
 
 
 @pytest.mark.parametrize("targets", [64, 512])
 def test_what_the_head_holds_in_forward_and_backward(targets: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own gradient, which stays, counts among those of all weights."""
     vocab, width = 2048, 64
-    assert LOGITS_AT_ONCE == CHUNK_LOGITS and FP32_LOGITS_AT_ONCE == PART_LOGITS
-    for limits, rows in ((CHUNK_LOGITS, 256), (LOGITS_AT_ONCE, 256), (PART_LOGITS, 128), (FP32_LOGITS_AT_ONCE, 128)):
+    for limits, rows in ((CHUNK_LOGITS, 256), (PART_LOGITS, 128)):
         monkeypatch.setitem(limits, "cpu", rows * vocab)
     hidden = torch.randn(targets, width, dtype=torch.bfloat16, requires_grad=True)
     weight = torch.randn(vocab, width, requires_grad=True)
@@ -163,4 +162,4 @@ def test_what_the_head_holds_in_forward_and_backward(targets: int, monkeypatch: 
         language_model_loss(hidden, weight, None, labels)[0].backward()
     sizes = PRESETS["1m"] | {"hidden_size": width, "vocab_size": vocab}
     planned = plan_memory(read_shape(sizes), 1, microbatch_tokens=targets, device="cpu")
-    assert 0.85 * (planned.logits + planned.head) < found.most < 1.05 * (planned.logits + planned.head)
+    assert 0.85 * (planned["logits"] + planned["head"]) < found.most < 1.05 * (planned["logits"] + planned["head"])

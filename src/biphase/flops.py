@@ -268,32 +268,11 @@ FLOAT32, BFLOAT16 = 4, 2
 """Bytes of a number."""
 WIDTHS_KEPT = {BFLOAT16: (13, 2, 5), FLOAT32: (6, 1, 3)}
 """The factors a, b and c of the activations (above), by bytes of a number."""
-LOGITS_AT_ONCE = {"cpu": 2**25, "cuda": 2**29}
-"""The head holds this many logits, in the type of the arithmetic, and as many of them in fp32 (`encoder.packed`)."""
-FP32_LOGITS_AT_ONCE = {"cpu": 2**18, "cuda": 2**28}
-
-
-@dataclass(frozen=True)
-class TrainingMemory:
-    """Bytes on each device while a network is trained."""
-
-    weights: float
-    gradients: float
-    moments: float
-    copies: float
-    """Weights in the type of the arithmetic: those that FSDP2 has gathered, which are the embedding, the head and two
-    blocks (one computes, the next is on its way); without it, those of all blocks, which autocast makes in bf16."""
-    activations: float
-    logits: float
-    head: float
-    """The gradient of the head until it is added to the others."""
-    update: float
-    """The temporary tensors of the optimizer."""
-
-    @property
-    def total(self) -> float:
-        computing = self.copies + self.activations + self.logits + self.head
-        return self.weights + self.gradients + self.moments + max(computing, self.update)
+CHUNK_LOGITS = {"cpu": 2**25, "cuda": 2**29}
+"""Logits that the head holds at once, in the type of the arithmetic: 64 MB in bf16 on a CPU, 1 GB on a GPU. Each chunk
+adds to a gradient as large as the weights, so that small chunks cost more than they save."""
+PART_LOGITS = {"cpu": 2**18, "cuda": 2**28}
+"""Logits that are fp32 at once: on a CPU, what its caches hold from one operation to the next."""
 
 
 def plan_memory(
@@ -307,14 +286,20 @@ def plan_memory(
     parallel: Literal["ddp", "fsdp"] = "fsdp",
     number: int = BFLOAT16,
     device: Literal["cpu", "cuda"] = "cuda",
-) -> TrainingMemory:
-    """The bytes that each of `devices` holds.
+) -> dict[str, float]:
+    """The bytes that each of `devices` holds while a network is trained, by what they are for, and in `total`.
 
     Args:
         num_microbatches: how many of them a device goes through for an update.
         recomputes: activation checkpointing.
         muon: the optimizer of the blocks' matrices, of which it keeps one moment; AdamW keeps two.
         number: bytes of a number of the arithmetic.
+
+    Returns:
+        Among others `copies`, of weights in the type of the arithmetic: those that FSDP2 has gathered, which are the
+        embedding, the head and two blocks (one computes, the next is on its way); without it, those of all blocks,
+        which autocast makes in bf16. `head` is the head's gradient until it is added to the others, and `update` the
+        temporary tensors of the optimizer.
     """
     parts = devices if parallel == "fsdp" else 1
     whole = float(FLOAT32 * shape.parameters)
@@ -323,24 +308,24 @@ def plan_memory(
     outside = shape.parameters - shape.layers * block
     copied = outside + 2 * block if parts > 1 else shape.block_weights if number != FLOAT32 else 0
     of_layer, of_input, of_ends = WIDTHS_KEPT[number]
-    kept = of_layer * shape.width + 2 * shape.head_width * (shape.heads + shape.kv_heads) + 4 * shape.ffn
+    of_block = of_layer * shape.width + 2 * shape.head_width * (shape.heads + shape.kv_heads) + 4 * shape.ffn
     # With checkpointing, each block keeps its input in fp32, and one at a time what it computes.
-    per_token = shape.layers * of_input * shape.width + kept if recomputes else shape.layers * kept
+    per_token = shape.layers * of_input * shape.width + of_block if recomputes else shape.layers * of_block
     logits = microbatch_tokens * shape.vocab_size
-    in_fp32 = min(logits, FP32_LOGITS_AT_ONCE[device])
+    in_fp32 = min(logits, PART_LOGITS[device])
     moments = 2 * whole - FLOAT32 * (shape.block_weights if muon else 0)
     updates = [0]
     for (rows, columns), count in Counter(shape.matrices).items() if muon else ():  # `Muon.step_together`
         short, long = min(rows, columns), max(rows, columns)
         at_once = max(4 * short * long + short**2, 2 * short * long + 4 * short**2)
         updates.append(count * (FLOAT32 * short * long + number * at_once))
-    return TrainingMemory(
-        weights=whole / parts,
-        gradients=gradients,
-        moments=moments / parts,
-        copies=float(number * copied),
-        activations=float(number * microbatch_tokens * (per_token + of_ends * shape.width)),
-        logits=float(number * min(logits, LOGITS_AT_ONCE[device]) + FLOAT32 * in_fp32),
-        head=float(2 * FLOAT32 * shape.vocab_size * shape.width),
-        update=float(max(updates)),
-    )
+    computing = {
+        "copies": float(number * copied),
+        "activations": float(number * microbatch_tokens * (per_token + of_ends * shape.width)),
+        "logits": float(number * min(logits, CHUNK_LOGITS[device]) + FLOAT32 * in_fp32),
+        "head": float(2 * FLOAT32 * shape.vocab_size * shape.width),
+    }
+    resident = {"weights": whole / parts, "gradients": gradients, "moments": moments / parts}
+    update = float(max(updates))
+    total = sum(resident.values()) + max(sum(computing.values()), update)
+    return resident | computing | {"update": update, "total": total}

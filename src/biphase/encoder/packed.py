@@ -23,13 +23,7 @@ from transformers import PreTrainedModel
 
 from biphase.device import choose_dtype, explain_dtype
 from biphase.encoder.attention import PackedLayout, beyond_varlen, explain_backend, lay_out
-from biphase.flops import FlopCount, longest_text, training_flops
-
-CHUNK_LOGITS = {"cpu": 2**25, "cuda": 2**29}
-"""Logits held at once, in the type of the products: 64 MB in bf16 on a CPU, 1 GB on a GPU. Each chunk adds to a
-gradient as large as the weights, so that small chunks cost more than they save."""
-PART_LOGITS = {"cpu": 2**18, "cuda": 2**28}
-"""Logits that are fp32 at once: on a CPU, what its caches hold from one operation to the next."""
+from biphase.flops import CHUNK_LOGITS, PART_LOGITS, FlopCount, longest_text, training_flops
 
 
 def language_model_loss(

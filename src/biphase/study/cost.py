@@ -291,7 +291,7 @@ def memory_of(
         parallel=parallel,
         number=BFLOAT16 if is_bf16 else FLOAT32,
         device="cpu" if on_cpu else "cuda",
-    ).total
+    )["total"]
 
 
 FULL = 0.9
