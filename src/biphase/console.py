@@ -58,6 +58,9 @@ def open_tracking(
 ) -> Iterator[Send]:
     """Send records while it is open, and what belongs to a run's folder.
 
+    W&B's run is the same one when a run goes on, with its files below the folder. Project, mode and account are W&B's
+    own settings (WANDB_PROJECT, WANDB_MODE, `wandb login`).
+
     Args:
         settings: what W&B shows beside the curves.
         first_step: steps from here on that an earlier process told TensorBoard of are taken back. W&B leaves out steps
@@ -78,7 +81,23 @@ def open_tracking(
 
             yield add
     elif name == "wandb":
-        run, exit_code = start_wandb(folder, settings), 1
+        import wandb
+
+        earlier = sorted((folder / "wandb").glob("*run-*-*"))  # offline-run-20261122_034831-abcd1234
+        try:
+            run = wandb.init(
+                project=os.environ.get("WANDB_PROJECT", "biphase"),
+                name=folder.name,
+                id=earlier[-1].name.rpartition("-")[2] if earlier else None,
+                resume="allow",
+                dir=str(folder),
+                config=dict(settings),
+                settings=wandb.Settings(console="off", silent=True),
+            )
+        except wandb.errors.Error as error:
+            raise InputError(f"tracking: wandb: {error}; or set WANDB_MODE=offline, and `wandb sync` later") from None
+        err.print(f"W&B: {f'offline; `wandb sync {Path(run.dir).parent}` sends it' if run.offline else run.url}")
+        exit_code = 1
         try:  # as a context of its own, a run prints what is raised
             yield lambda record: run.log(name_scalars(record), step=record["step"])
             exit_code = 0
@@ -86,31 +105,6 @@ def open_tracking(
             run.finish(exit_code)
     else:
         yield lambda record: None
-
-
-def start_wandb(folder: Path, settings: Mapping[str, Any]) -> Any:
-    """W&B's run of a run's folder, the same one when the run goes on; its files are below the folder.
-
-    Project, mode and account are W&B's own settings (WANDB_PROJECT, WANDB_MODE, `wandb login`).
-    """
-    import wandb
-
-    earlier = sorted((folder / "wandb").glob("*run-*-*"))  # offline-run-20261122_034831-abcd1234
-    try:
-        run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "biphase"),
-            name=folder.name,
-            id=earlier[-1].name.rpartition("-")[2] if earlier else None,
-            resume="allow",
-            dir=str(folder),
-            config=dict(settings),
-            settings=wandb.Settings(console="off", silent=True),
-        )
-    except wandb.errors.Error as error:
-        raise InputError(f"tracking: wandb: {error}; or set WANDB_MODE=offline, and `wandb sync` later") from None
-    where = f"offline; `wandb sync {Path(run.dir).parent}` sends it" if run.offline else run.url
-    err.print(f"W&B: {where}")
-    return run
 
 
 UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")

@@ -18,6 +18,9 @@ FILES = {"tokenizer": ["*.json", "*.model", "*.txt"], "model": ["*.json", "*.mod
 OTHER_FOLDERS = {"tokenizer": ["*/*"], "model": ["[!0-9]*/*", "*/*/*"]}
 """Files that are not fetched; modules of an embedding model are in folders such as `1_Pooling`."""
 
+KNOWN_FILES = ("config.json", "tokenizer_config.json", "tokenizer.json", "modules.json")
+"""What is cached has one of these: not every tokenizer or embedding model has a config.json at its top."""
+
 INDEX = "model.safetensors.index.json"
 """The file that names the parts of weights that are too large for one file."""
 
@@ -41,10 +44,11 @@ def fetch_model(id: str, revision: str | None = None, kind: Literal["model", "to
         revision = named or None
     path = Path(id)
     refuse_missing(id, kind)
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import snapshot_download, try_to_load_from_cache
 
     try:
-        cached = cached_commit(id, revision)
+        files = [try_to_load_from_cache(id, name, revision=revision) for name in KNOWN_FILES]
+        cached = next((Path(file).parent.name for file in files if isinstance(file, str)), None)
         if cached is None and path.parent.name and path.parent.is_dir():
             raise NotADirectoryError(f"{path.parent} is a folder here, and only that was looked into")
         patterns = {"allow_patterns": FILES[kind], "ignore_patterns": OTHER_FOLDERS[kind]}
@@ -69,18 +73,6 @@ def refuse_missing(name: str, kind: str = "model") -> None:
     is_path = name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1
     if is_path and not Path(name).is_dir():
         raise InputError(f"{kind} {name}: there is no such folder")
-
-
-def cached_commit(id: str, revision: str | None) -> str | None:
-    """The commit of a model's revision that is in the cache; not every tokenizer or embedding model has a config.json
-    at its top."""
-    from huggingface_hub import try_to_load_from_cache
-
-    for name in ("config.json", "tokenizer_config.json", "tokenizer.json", "modules.json"):
-        path = try_to_load_from_cache(id, name, revision=revision)
-        if isinstance(path, str):
-            return Path(path).parent.name
-    return None
 
 
 @lru_cache
