@@ -249,10 +249,11 @@ def read_hashed(path: Path, kind: type[Stored], remedy: str = ANEW) -> Stored:
 
 
 @contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
+def whole_folder(path: Path, *, is_lasting: bool = False) -> Iterator[Path]:
     """A folder to fill that takes its name only when the block ends without an error.
 
-    An existing folder at `path` is replaced. What a killed process left behind is cleared by the next call.
+    An existing folder at `path` is replaced. What a killed process left behind is cleared by the next call. One that
+    `is_lasting` is on the disk, with all that is in it, before it takes its name: it is there after a power cut.
 
     Raises:
         OSError: the disk is full or the like, also where a library that writes says so in an error of its own.
@@ -269,9 +270,14 @@ def whole_folder(path: Path) -> Iterator[Path]:
         for file in files_below(part):
             if not file.is_symlink():  # safetensors leaves its files to their owner alone, whatever the umask says
                 file.chmod(part.stat().st_mode & 0o666)
+        if is_lasting:
+            for inside in (*files_below(part), *filter(Path.is_dir, part.rglob("*")), part):
+                sync(inside)
         if path.exists():
             os.replace(path, old)
         os.replace(part, path)
+        if is_lasting:
+            sync(path.parent)
     except Exception as error:  # `tokenizers` raises bare Exception where the disk is full; any other error goes on
         number = RUST_SYSTEM_ERROR.search(str(error))
         if isinstance(error, OSError | InputError) or number is None:
@@ -413,14 +419,8 @@ def refuse_links(*paths: Path) -> None:
             raise InputError(f"{path} is a link, through which nothing is written; remove it")
 
 
-def sync_below(folder: Path) -> None:
-    """Have the system write a folder and all that is in it to the disk: it is there after a power cut."""
-    for path in [*files_below(folder), *filter(Path.is_dir, folder.rglob("*"))]:
-        sync(path)
-    sync(folder)
-
-
 def sync(path: Path) -> None:
+    """Have the system write a file, or the names in a folder, to the disk."""
     number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)

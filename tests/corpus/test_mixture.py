@@ -3,6 +3,7 @@
 import shutil
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -105,8 +106,9 @@ def test_new_text_is_a_set_of_its_own(corpus: Any, tiny_recipe: Any, tmp_path: P
     stored = read_json(path)
     del stored[RECORD_HASH]
     write_hashed(path, stored | {"data_history": [*stored["data_history"], [512, ["0" * 64]]]})
+    job: Any = SimpleNamespace(run=longer, world=World(0, 1, torch.device("cpu")))
     with pytest.raises(InputError, match="an earlier version added text: begin it anew"):
-        resume_start(longer, 40, World(0, 1, torch.device("cpu")))
+        resume_start(job, 40)
 
 
 # Several sets

@@ -141,7 +141,7 @@ def test_what_cannot_be_written_ends_all_processes(
 
     model, optimizers = stepped()
     joined: list[Any] = []
-    monkeypatch.setattr(World, "raise_any", lambda self, failure, elsewhere: joined.append(failure))
+    monkeypatch.setattr(World, "raise_any", lambda self, failure, *_: joined.append(failure))
     monkeypatch.setattr(model.network, "save_pretrained", refuse)
     save_checkpoint(run, replace(MANIFEST, step=20), model, optimizers, tokenizer, ALONE)
     assert isinstance(joined[0], InputError)

@@ -37,8 +37,8 @@ from biphase.pretraining.job import (
 )
 from biphase.pretraining.loop import train
 from biphase.pretraining.objectives import learning_rate
-from biphase.pretraining.optimizer import checkpoint_activations
-from biphase.recipe import Phase, Recipe
+from biphase.pretraining.optimizer import parallelize
+from biphase.recipe import ComputeConfig, Phase, Recipe
 from biphase.run import Run, read_metrics, read_recipe, whole_steps
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "pretraining.json"
@@ -325,8 +325,9 @@ def test_activation_checkpointing_changes_no_number(tiny_recipe: MakeRecipe, tmp
 def test_a_network_that_cannot_checkpoint_activations(decoder: Path) -> None:
     network = LlamaForCausalLM.from_pretrained(decoder)
     network.supports_gradient_checkpointing = False
+    compute = ComputeConfig(activation_checkpointing=True)
     with pytest.raises(InputError, match=r"compute.activation_checkpointing: Llama.* does not support"):
-        checkpoint_activations(network)
+        parallelize(PackedModel(network), compute, torch.float32, World(0, 1, torch.device("cpu")), work=0)
 
 
 @pytest.mark.slow

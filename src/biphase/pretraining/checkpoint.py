@@ -22,16 +22,7 @@ from torch.distributed.tensor import DTensor
 from biphase.distributed import World
 from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError, first_line, told_as
-from biphase.files import (
-    content_hash,
-    hash_below,
-    read_hashed,
-    refuse_changed,
-    sync,
-    sync_below,
-    whole_folder,
-    write_hashed,
-)
+from biphase.files import content_hash, hash_below, read_hashed, refuse_changed, whole_folder, write_hashed
 from biphase.pretraining.optimizer import Muon
 from biphase.run import Run
 
@@ -94,25 +85,23 @@ def save_checkpoint(
             moments |= {f"{names[parameter]}/{key}": tensor for key, tensor in state.items()}
     moments = dict(sorted(moments.items()))  # one order in all processes
     wholes = (gather(tensor) for tensor in (*parted, *moments.values()))
-    failure: OSError | InputError | None = None
-    if world.is_main:
+    with world.together(f"{target} could not be written; the first process says why"):
         try:
-            with whole_folder(target) as folder:
-                whole = store_parted(weights, parted, folder / "parted", wholes) if parted else None
-                model.network.save_pretrained(folder / "model", state_dict=whole)
-                tokenizer.save_pretrained(folder / "model")
-                write_tensors(folder / "optimizer.safetensors", moments, wholes)
-                write_hashed(folder / "manifest.json", asdict(manifest) | {"files": hash_below(folder)})
-                sync_below(folder)
-            sync(target.parent)  # older ones are dropped after this
-        except (OSError, InputError) as error:
-            failure = error
+            if world.is_main:
+                with whole_folder(target, is_lasting=True) as folder:  # older ones are dropped after this
+                    whole = store_parted(weights, parted, folder / "parted", wholes) if parted else None
+                    model.network.save_pretrained(folder / "model", state_dict=whole)
+                    tokenizer.save_pretrained(folder / "model")
+                    write_tensors(folder / "optimizer.safetensors", moments, wholes)
+                    write_hashed(folder / "manifest.json", asdict(manifest) | {"files": hash_below(folder)})
+        except InputError:
+            raise
         except (SafetensorError, ValueError) as error:  # a full disk; settings that transformers does not save
             told = f"cannot write {target}: {first_line(error)}; earlier checkpoints are kept, rerun to go on"
-            failure = InputError(told)
-    for _ in wholes:  # every process takes part in gathering each, also where the first one could not write
-        pass
-    world.raise_any(failure, f"{target} could not be written; the first process says why")
+            raise InputError(told) from error
+        finally:
+            for _ in wholes:  # every process takes part in gathering each, also where the first one could not write
+                pass
 
 
 def store_parted(
@@ -161,21 +150,17 @@ def load_optimizer(folder: Path, model: PackedModel, optimizers: list[torch.opti
     """
     path = folder / "optimizer.safetensors"
     names = {parameter: name for name, parameter in model.named_parameters()}
-    failure: InputError | None = None
-    try:
-        with told_as(f"{path} cannot be read"), safe_open(path, framework="pt") as stored:
-            there = set(stored.keys())
-            for optimizer in optimizers:
-                kind = type(optimizer)
-                for parameter in (each for group in optimizer.param_groups for each in group["params"]):
-                    keys = {key: f"{names[parameter]}/{key}" for key in STATE_KEYS[kind]}
-                    if not there.issuperset(keys.values()):
-                        lack = f"{folder} holds no {kind.__name__} state for '{names[parameter]}'"
-                        raise InputError(f"{lack}; use init.carry_optimizer=false")
-                    optimizer.state[parameter] = {key: read_part(stored, name, parameter) for key, name in keys.items()}
-    except InputError as error:
-        failure = error
-    world.raise_any(failure, f"{path} cannot be taken over; another process says why")
+    elsewhere = f"{path} cannot be taken over; another process says why"
+    with world.together(elsewhere), told_as(f"{path} cannot be read"), safe_open(path, framework="pt") as stored:
+        there = set(stored.keys())
+        for optimizer in optimizers:
+            kind = type(optimizer)
+            for parameter in itertools.chain(*(group["params"] for group in optimizer.param_groups)):
+                keys = {key: f"{names[parameter]}/{key}" for key in STATE_KEYS[kind]}
+                if not there.issuperset(keys.values()):
+                    lack = f"{folder} holds no {kind.__name__} state for '{names[parameter]}'"
+                    raise InputError(f"{lack}; use init.carry_optimizer=false")
+                optimizer.state[parameter] = {key: read_part(stored, name, parameter) for key, name in keys.items()}
 
 
 def read_part(stored: Any, name: str, parameter: nn.Parameter) -> Tensor:

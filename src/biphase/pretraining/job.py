@@ -52,11 +52,12 @@ ORIGIN = "origin.json"
 
 @dataclass(frozen=True)
 class Start:
-    """The point at which a run begins, or goes on."""
+    """The point at which a run begins; with other `run_step`, `tokens_seen` and folders, at which it goes on."""
 
     run_step: int = 0
     """Updates of this run that are already done."""
     step: int = 0
+    """Updates of all runs before this one."""
     tokens_seen: int = 0
     data_position: int = 0
     parent: str | None = None
@@ -129,13 +130,11 @@ def check_foreign_tokenizer(folder: Path, shards: ShardSet) -> None:
         return
     manifest, vocab_size = shards.manifest, load_model_config(folder).vocab_size
     if manifest.vocab_size > vocab_size + len(manifest.special_ids):
-        raise InputError(
-            f"{folder} knows {vocab_size} tokens and the shards have {manifest.vocab_size}: another tokenizer"
-        )
-    err.print(
-        f"{folder} has no tokenizer: nobody can tell whether that of the shards is the one that it was trained with "
-        f"({manifest.vocab_size:,} tokens, the network has {vocab_size:,})"
-    )
+        sizes = f"{folder} knows {vocab_size} tokens and the shards have {manifest.vocab_size}"
+        raise InputError(f"{sizes}: another tokenizer")
+    doubt = "nobody can tell whether that of the shards is the one that it was trained with"
+    sizes = f"{manifest.vocab_size:,} tokens, the network has {vocab_size:,}"
+    err.print(f"{folder} has no tokenizer: {doubt} ({sizes})")
 
 
 def find_branch(recipe: Recipe, text: TrainingText, root: Path, run_from: Callable[[Start], Run]) -> Start:
@@ -169,14 +168,14 @@ def branch_off(recipe: Recipe, text: TrainingText, folder: Path, *, is_last: boo
     parent = Run(folder.parent.parent)
     if is_last and not parent.is_done:  # its last step would name another parent later, and another run
         steps = ", ".join(f"@{step}" for step in whole_steps(parent))
-        told = f"{parent.path} is not done, so its last step may change: say which one, {parent.path}@STEP"
-        raise InputError(f"{told}; it has {steps}")
+        remedy = f"say which one, {parent.path}@STEP; it has {steps}"
+        raise InputError(f"{parent.path} is not done, so its last step may change: {remedy}")
     manifest = read_checkpoint_manifest(folder)
     check_tokenizer(text.main, manifest.tokenizer_hash)
     # The parent's place in the data order means something only where both walk through the same samples.
-    theirs = read_recipe(parent).data
+    before = read_recipe(parent).data
     same_text = manifest.data_fingerprint == text.fingerprint and len(manifest.data_history) < 2
-    goes_on = same_text and (theirs.order, find_shares(theirs)) == (recipe.data.order, find_shares(recipe.data))
+    goes_on = same_text and (before.order, find_shares(before)) == (recipe.data.order, find_shares(recipe.data))
     carried = {"weights": True, "optimizer": recipe.init.carry_optimizer, "data position": goes_on}
     return Start(
         step=manifest.step,
@@ -189,20 +188,17 @@ def branch_off(recipe: Recipe, text: TrainingText, folder: Path, *, is_last: boo
     )
 
 
-def resume_start(run: Run, step: int, world: World) -> Start:
+def resume_start(job: Job, step: int) -> Start:
     """The point at which an interrupted run goes on. The first process alone checks the files. A collective."""
-    folder = run.steps / str(step)
+    folder = job.run.steps / str(step)
     elsewhere = f"{folder} cannot be taken over; the first process says why"
-    manifest = world.decide(lambda: read_checkpoint_manifest(folder), elsewhere)
+    manifest = job.world.decide(lambda: read_checkpoint_manifest(folder), elsewhere)
     if len(manifest.data_history) > 1:
-        raise InputError(f"{run.path} trains on a set to which an earlier version added text: begin it anew")
-    return Start(
+        raise InputError(f"{job.run.path} trains on a set to which an earlier version added text: begin it anew")
+    return replace(
+        job.origin,
         run_step=manifest.run_step,
-        step=manifest.step,
         tokens_seen=manifest.tokens_seen,
-        data_position=manifest.data_position,
-        parent=manifest.parent,
-        carried=tuple(manifest.carried),
         model_folder=str(folder / "model"),
         optimizer_folder=folder,
     )
@@ -211,22 +207,18 @@ def resume_start(run: Run, step: int, world: World) -> Start:
 @contextmanager
 def hold_run(job: Job) -> Iterator[None]:
     """Claim the run folder for all processes; every one of them raises `InputError` when it is taken."""
-    world, taken = job.world, None
+    world, run = job.world, job.run
     with ExitStack() as held:
-        if world.is_main:
-            environment = describe_machine(world.device) | {"processes": world.size}
-            environment["precision"] = str(job.dtype).removeprefix("torch.")
-            try:
-                held.enter_context(claim_run(job.run, job.recipe.model_dump(mode="json"), environment))
-                if job.recipe.init.checkpoint is not None and not job.run.is_done:
+        with world.together(f"{run.path} is in use by another process", BusyError):
+            if world.is_main:
+                environment = describe_machine(world.device) | {"processes": world.size}
+                environment["precision"] = str(job.dtype).removeprefix("torch.")
+                held.enter_context(claim_run(run, job.recipe.model_dump(mode="json"), environment))
+                if job.recipe.init.checkpoint is not None and not run.is_done:
                     origin = asdict(job.origin)
                     for key in ("model_folder", "optimizer_folder"):
                         origin[key] = origin[key] and str(Path(origin[key]).resolve())
-                    write_json(job.run.path / ORIGIN, origin)
-            except InputError as error:
-                taken = error
-        if world.any(taken is not None):
-            raise taken or BusyError(f"{job.run.path} is in use by another process")
+                    write_json(run.path / ORIGIN, origin)
         yield
 
 
@@ -244,32 +236,27 @@ def work_between(job: Job, flops: FlopCount, lengths: SampleLengths, begin: int,
 
 def load_network(recipe: Recipe, start: Start, shards: ShardSet) -> PreTrainedModel:
     """The network at `start`, in fp32 on the CPU, its head checked against ours."""
-    manifest = shards.manifest
+    manifest, longest = shards.manifest, recipe.data.max_sample_tokens
     if start.model_folder is None:
-        init, longest = recipe.init, recipe.data.max_sample_tokens
-        tokens = TokenIds(manifest.vocab_size, manifest.mask_id, manifest.eos_id, manifest.pad_id, manifest.bos_id)
-        assert init.preset is not None
-        return make_model(init.preset, init.architecture, tokens, longest, recipe.seed)
+        ids = TokenIds(manifest.vocab_size, manifest.mask_id, manifest.eos_id, manifest.pad_id, manifest.bos_id)
+        assert recipe.init.preset is not None
+        return make_model(recipe.init.preset, recipe.init.architecture, ids, longest, recipe.seed)
     network = load_model(start.model_folder, vocab_size=manifest.vocab_size, seed=recipe.seed)
     source = start.model_folder
-    limit = position_limit(network) or recipe.data.max_sample_tokens
-    if limit < recipe.data.max_sample_tokens:
-        raise InputError(
-            f"{source} takes {limit} positions; set data.max_sample_tokens={limit} or lower "
-            f"(it is {recipe.data.max_sample_tokens})"
-        )
+    limit = position_limit(network) or longest
+    if limit < longest:
+        remedy = f"set data.max_sample_tokens={limit} or lower (it is {longest})"
+        raise InputError(f"{source} takes {limit} positions; {remedy}")
     is_encoder = language_model_class(network.config) is AutoModelForMaskedLM
     if is_encoder and not isinstance(network.config, EuroBertConfig):
         if any(is_causal(phase) for phase in recipe.curriculum):
-            raise InputError(
-                f"{source}: transformers knows {type(network).__name__} as bidirectional only; leave clm out of the "
-                "curriculum, or start from a decoder"
-            )
+            remedy = "leave clm out of the curriculum, or start from a decoder"
+            kind = type(network).__name__
+            raise InputError(f"{source}: transformers knows {kind} as bidirectional only; {remedy}")
         if network.base_model.first_position and manifest.pad_id != network.config.pad_token_id:
-            raise InputError(
-                f"{source} counts positions from behind its padding token {network.config.pad_token_id}, and that of "
-                f"the shards is {manifest.pad_id}: prepare the text with the model's own tokenizer"
-            )
+            tokens = f"{network.config.pad_token_id}, and that of the shards is {manifest.pad_id}"
+            remedy = "prepare the text with the model's own tokenizer"
+            raise InputError(f"{source} counts positions from behind its padding token {tokens}: {remedy}")
     for role in ("mask", "eos", "pad"):
         setattr(network.config, f"{role}_token_id", getattr(manifest, f"{role}_id"))
     check_head(network)

@@ -81,7 +81,7 @@ def train(
             if not world.share(run.is_done):
                 saved, start = world.share(whole_steps(run)), origin
                 if saved:
-                    start = resume_start(run, saved[-1], world)
+                    start = resume_start(job, saved[-1])
                     world.tell(f"resuming {run.path} at step {start.run_step}")
                 if world.is_main:
                     run.forget_after(start.run_step)
@@ -92,7 +92,7 @@ def train(
             # 3. Once more to each lost checkpoint, from the whole one before it; nothing is logged.
             for lost in list_lost():
                 earlier = [step for step in world.share(whole_steps(run)) if step - origin.step < lost]
-                start = resume_start(run, earlier[-1], world) if earlier else origin
+                start = resume_start(job, earlier[-1]) if earlier else origin
                 world.tell(f"{run.path}: once more from step {start.run_step} to {lost}, to be kept now")
                 train_steps(job, start, lost, is_logged=False)
                 world.barrier()

@@ -46,10 +46,23 @@ def parallelize(
     if not next(model.parameters()).is_meta:
         model.to(world.device)
     blocks = transformer_blocks(model)
-    if compute.activation_checkpointing:
-        checkpoint_activations(model.network)
+    if compute.activation_checkpointing:  # each block is computed again in the backward pass
+        network: Any = model.network
+        old_name = network.gradient_checkpointing_enable  # all that transformers 5.17 has
+        enable = getattr(network, "activation_checkpointing_enable", old_name)
+        try:
+            enable({"use_reentrant": False})
+        except ValueError as error:
+            remedy = "use compute.activation_checkpointing=false"
+            raise InputError(f"compute.activation_checkpointing: {error}; {remedy}") from None
     if decide_compile(compute, world.device, dtype, work)[0]:
-        compile_blocks(blocks)
+        # All blocks share a code object, of which dynamo keeps a graph for each kind of layer, direction, and with or
+        # without gradients: at its limit the rest would run uncompiled. Graphs of earlier networks would count too.
+        torch._dynamo.reset()
+        config: Any = torch._dynamo.config
+        config.recompile_limit = max(config.recompile_limit, MOST_GRAPHS)
+        for block in blocks:
+            block.compile(dynamic=True)
     if world.size == 1:
         return model
     if compute.parallel == "ddp":
@@ -62,16 +75,6 @@ def parallelize(
         fully_shard(block, mesh=mesh, mp_policy=MixedPrecisionPolicy(policy.param_dtype, policy.reduce_dtype))
     fully_shard(model, mesh=mesh, mp_policy=policy)
     return model
-
-
-def compile_blocks(blocks: list[nn.Module]) -> None:
-    """Compile each block when it is first called. All share a code object, of which dynamo keeps a graph for each kind
-    of layer, direction, and with or without gradients: at its limit the rest would run uncompiled."""
-    torch._dynamo.reset()  # else graphs of networks that this process trained before count too
-    config: Any = torch._dynamo.config
-    config.recompile_limit = max(config.recompile_limit, MOST_GRAPHS)
-    for block in blocks:
-        block.compile(dynamic=True)
 
 
 def outline_network(
@@ -106,18 +109,6 @@ def fill_parts(model: nn.Module, whole: PreTrainedModel | None, world: World) ->
         if world.is_main:
             buffer.copy_(buffers[name])
         world.fill(buffer)
-
-
-def checkpoint_activations(network: Any) -> None:
-    """Recompute each block in the backward pass. Raises `InputError` for a network that cannot."""
-    old_name = network.gradient_checkpointing_enable  # all that transformers 5.17 has
-    enable = getattr(network, "activation_checkpointing_enable", old_name)
-    try:
-        enable({"use_reentrant": False})
-    except ValueError as error:
-        raise InputError(
-            f"compute.activation_checkpointing: {error}; use compute.activation_checkpointing=false"
-        ) from None
 
 
 def decide_compile(compute: ComputeConfig, device: torch.device, dtype: torch.dtype, work: float) -> tuple[bool, str]:
