@@ -32,9 +32,9 @@ for mistake in (lambda: x + torch.ones(3), lambda: torch.ones(2)[x[:, 0] > 0], l
 
 DEMO = """
 from pathlib import Path
-from biphase.cli.demo import run_demo
+from biphase.cli.demo import demo
 cell = "max_train_examples=64"
-run_demo(Path("demo"), [
+demo(Path("demo"), changes=[
     "arms.0.budgets=[12]", "recipe.schedule={peak_lr: 6e-3, warmup_steps: 2, decay_steps: 4}",
     "recipe.validation.tokens=2000", "recipe.compute.precision=bf16", "evaluation.seeds=1",
     "evaluation.finetune.precision=bf16", "evaluation.finetune.max_eval_examples=50",

@@ -256,7 +256,7 @@ def test_a_study_of_a_mapping_and_a_data_frame(
     study = biphase.study(keys, data={"rows": frame})
     plan = study.plan("CPU")
     assert list(plan["group"]) == ["arms", "evaluation"] and plan["device_hours"].min() > 0
-    assert len(study.plan_facts()["cells"]) == 8
+    assert len(study.planned.cells) == 8
     told = " ".join(capsys.readouterr().err.split())
     assert "on rows (12,000 examples, a guess)" in told and "2 pretraining seeds find less than 1 seed does" in told
     assert study.command("run") == "biphase study run study-mine/study.yaml"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from biphase.cli import demo
+from biphase.cli.demo import demo
 
 SHORT = (
     "arms.0.budgets=[10]",
@@ -18,7 +18,7 @@ SHORT = (
 @pytest.mark.slow
 def test_the_whole_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "demo"
-    demo.run_demo(folder, SHORT)
+    demo(folder, changes=SHORT)
     out = capsys.readouterr().out
     assert all(word in out for word in ("genre", "uner_en_ewt", "1m-40-60-10", "1m-random", "took"))
     assert all(f": {name}: " in out for name in ("pays", "order")) and "before anything was trained" in out

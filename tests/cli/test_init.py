@@ -12,7 +12,7 @@ from biphase.cli.init import init_recipe, init_study, init_task, names_of
 from biphase.config import load_config
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.errors import InputError
-from biphase.recipe import BatchRamp, Recipe
+from biphase.recipe import Recipe
 from biphase.study.plan import plan_study
 from biphase.study.spec import load_study
 from biphase.tasks.examples import load_examples
@@ -28,52 +28,36 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", sorted({*names_of("recipes")} - {"branch"}))
 def test_every_recipe_is_one_to_start_from(name: str) -> None:
     is_embedding = name.startswith("embed")
-    init_recipe(name, None if is_embedding else "s", "enc/coder", None if is_embedding else 90, Path("mine.yaml"))
+    init_recipe(name, shards=None if is_embedding else "s", model="enc/coder", out=Path("mine.yaml"))
     if is_embedding:
         assert load_config(EmbeddingRecipe, Path("mine.yaml")).model == "enc/coder"
     else:
         recipe = load_config(Recipe, Path("mine.yaml"))
-        assert (recipe.name, recipe.data.shards, recipe.num_steps, recipe.init.model) == ("mine", "s", 90, "enc/coder")
+        assert (recipe.name, recipe.data.shards, recipe.init.model) == ("mine", "s", "enc/coder")
 
 
 def test_a_recipe_says_where_it_starts() -> None:
-    init_recipe(None, "s", "11m", 500, Path("a.yaml"))
-    recipe = load_config(Recipe, Path("a.yaml"))
-    assert recipe.init.preset == "11m"
-    assert [phase.steps for phase in recipe.curriculum] == [200, 300]
-    assert (recipe.schedule.warmup_steps, recipe.schedule.decay_steps) == (25, 100)
-    assert (recipe.validation.every_steps, recipe.checkpoints.every_steps) == (100, 100)
-    init_recipe(None, "s", "Qwen/Qwen3-0.6B-Base", None, Path("b.yaml"))
+    init_recipe(shards="s", model="11m", out=Path("a.yaml"))
+    assert load_config(Recipe, Path("a.yaml")).init.preset == "11m"
+    init_recipe(shards="s", model="Qwen/Qwen3-0.6B-Base", out=Path("b.yaml"))
     assert load_config(Recipe, Path("b.yaml")).curriculum[0].objective == "mntp"
-
-
-@pytest.mark.parametrize("steps", [7, 30, 20_000])
-def test_what_is_counted_in_steps_follows_them(steps: int) -> None:
-    """A short run validates, and a longer one loses no more to a kill."""
-    init_recipe("falling_mask", "s", None, steps, Path("a.yaml"))
-    recipe = load_config(Recipe, Path("a.yaml"))
-    assert isinstance(recipe.batch_tokens, BatchRamp) and recipe.batch_tokens.steps == steps // 2
-    intervals = (recipe.validation.every_steps, recipe.checkpoints.every_steps)
-    assert intervals == (min(250, max(1, steps // 4)),) * 2
-    init_recipe("detour", "s", None, steps, Path("b.yaml"))
-    assert load_config(Recipe, Path("b.yaml")).checkpoints.every_steps == 0
 
 
 def test_a_model_of_the_hub_may_have_a_revision() -> None:
     Path("foo").mkdir()
-    init_recipe(None, "s", "foo/bar@v1.0", None, Path("a.yaml"))
+    init_recipe(shards="s", model="foo/bar@v1.0", out=Path("a.yaml"))
     init = load_config(Recipe, Path("a.yaml")).init
     assert (init.model, init.revision) == ("foo/bar", "v1.0")
-    init_recipe("embed", None, "foo/bar@v1.0", None, Path("e.yaml"))
+    init_recipe("embed", model="foo/bar@v1.0", out=Path("e.yaml"))
     assert load_config(EmbeddingRecipe, Path("e.yaml")).model == "foo/bar@v1.0"
     with pytest.raises(InputError, match="run/s is not a run folder"):
-        init_recipe(None, "s", "run/s@3", None, Path("b.yaml"))
+        init_recipe(shards="s", model="run/s@3", out=Path("b.yaml"))
     assert not Path("b.yaml").exists()
 
 
 def test_embedding_recipes_take_no_shards() -> None:
     with pytest.raises(InputError, match="--shards: embed trains on pairs or plain text, not shards"):
-        init_recipe("embed", "sh", None, 7, Path("a.yaml"))
+        init_recipe("embed", shards="sh", out=Path("a.yaml"))
 
 
 def test_a_branch_starts_where_a_checkpoint_is() -> None:
@@ -89,15 +73,15 @@ def test_a_branch_starts_where_a_checkpoint_is() -> None:
         with pytest.raises(
             InputError, match=r"(runs/b|1m) is not a run folder|runs/a-12345678 has no checkpoint '@300'; it has @400"
         ):
-            init_recipe(name, "s", model, None, Path("c.yaml"))
+            init_recipe(name, shards="s", model=model, out=Path("c.yaml"))
         assert not Path("c.yaml").exists()
-    init_recipe("branch", "s", "runs/a-12345678@400", 90, Path("c.yaml"))
+    init_recipe("branch", shards="s", model="runs/a-12345678@400", out=Path("c.yaml"))
     assert load_config(Recipe, Path("c.yaml")).init.checkpoint == "runs/a-12345678@400"
 
 
 @pytest.mark.parametrize("name", names_of("studies"))
 def test_every_study_is_one_to_start_from(name: str) -> None:
-    init_study(name, "s", out=Path("mine.yaml"))
+    init_study(name, shards="s", out=Path("mine.yaml"))
     plan = plan_study(load_study(Path("mine.yaml")))
     assert plan.study.name == "mine" and plan.study.recipe["data"]["shards"] == "s"
 
@@ -109,20 +93,20 @@ def test_a_study_of_tasks_and_text_that_are_here() -> None:
     init_task(Path("data/train.csv"), out=Path("own.yaml"))
     Path("s").mkdir()
     Path("s/manifest.json").write_text('{"vocab_size": 384}')
-    init_study("demo", "s", tasks="own.yaml,genre", data_dir=["own.yaml=data"], out=Path("mine.yaml"))
+    init_study("demo", shards="s", tasks="own.yaml,genre", data_dir=["own.yaml=data"], out=Path("mine.yaml"))
     study = load_study(Path("mine.yaml"))
     assert study.evaluation is not None and study.evaluation.data_dirs == {"own.yaml": "data"}
     assert (study.planning.devices, study.planning.vocab_size) == (2, None)
     assert "# short cells" in Path("mine.yaml").read_text()
     for given, message in (("other.yaml", "must be TASK=FOLDER"), ("snli=data", "'snli' is none of the tasks")):
         with pytest.raises(InputError, match=message):
-            init_study("demo", "s", tasks="own.yaml", data_dir=[given], out=Path("b.yaml"))
+            init_study("demo", shards="s", tasks="own.yaml", data_dir=[given], out=Path("b.yaml"))
 
 
 def test_a_study_by_flags() -> None:
     with pytest.raises(InputError, match="' ,' has nothing beside commas"):
-        init_study("demo", "s", "3m", " ,", out=Path("mine.yaml"))
-    init_study("demo", "s", "3m", "snli, genre,", out=Path("mine.yaml"))
+        init_study("demo", shards="s", model="3m", tasks=" ,", out=Path("mine.yaml"))
+    init_study("demo", shards="s", model="3m", tasks="snli, genre,", out=Path("mine.yaml"))
     study = load_study(Path("mine.yaml"))
     assert study.evaluation is not None and study.evaluation.tasks == ("snli", "genre")
     assert study.evaluation.per_task == {"genre": {"max_train_examples": 1600}}
@@ -132,7 +116,7 @@ def test_a_study_by_flags() -> None:
 
 @pytest.mark.parametrize("family", METRICS)
 def test_a_task_of_each_family(family: str) -> None:
-    init_task(None, None, family, Path("mine.yaml"))
+    init_task(family=family, out=Path("mine.yaml"))
     task = find_task("mine.yaml")
     assert (task.name, task.problem_type or task.family) == ("mine", family)
 
@@ -175,7 +159,7 @@ COLUMNS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
 def test_what_kind_of_label_it_is_stands_in_the_data(family: str) -> None:
     rows, expected = COLUMNS[family]
     pandas.DataFrame(rows).to_json("train.jsonl", orient="records", lines=True)
-    init_task(Path("train.jsonl"), None, None, Path("mine.yaml"))
+    init_task(Path("train.jsonl"), out=Path("mine.yaml"))
     task = find_task("mine.yaml")
     assert (task.problem_type or task.family) == family
     assert {key: getattr(task, key) for key in expected} == expected
@@ -202,7 +186,7 @@ def test_labels_that_may_be_something_else_are_asked_for(labels: list[str], mess
     rows = [{"text": f"some words {n}", "label": labels[n % len(labels)]} for n in range(30)]
     pandas.DataFrame(rows).to_csv("train.csv", index=False, sep=";" if ";" not in labels[0] else ",")
     with pytest.raises(InputError, match=message):
-        init_task(Path("train.csv"), None, None, Path("mine.yaml"))
+        init_task(Path("train.csv"), out=Path("mine.yaml"))
     assert not Path("mine.yaml").exists()
 
 
@@ -210,14 +194,14 @@ def test_columns_that_look_like_choices_are_asked_for() -> None:
     rows = [{"question": f"who is {n}", "A": "a b", "B": "c d", "C": "e f", "label": "ABC"[n % 3]} for n in range(30)]
     pandas.DataFrame(rows).to_csv("train.csv", index=False)
     with pytest.raises(InputError, match=r"are A, B, C choices\? Say it by `choices` and `classes`"):
-        init_task(Path("train.csv"), None, None, Path("mine.yaml"))
+        init_task(Path("train.csv"), out=Path("mine.yaml"))
 
 
 def test_columns_may_have_any_signs_in_their_names() -> None:
     names = ("Beschreibung; lang", "Text (lang)", "Text/Betreff", "Frage?", "Frage", "Rubrik (Ü)")
     rows = [dict(zip(names, [*(f"{name} {n} und" for name in names[:5]), "ab"[n % 2]], strict=True)) for n in range(30)]
     pandas.DataFrame(rows).to_csv("train.csv", index=False, sep=",")
-    init_task(Path("train.csv"), "Rubrik (Ü)", None, Path("mine.yaml"))
+    init_task(Path("train.csv"), label="Rubrik (Ü)", out=Path("mine.yaml"))
     task = find_task("mine.yaml")
     assert task.template == "\n".join(f"{{{name}}}" for name in names[:5])
     data: Any = load_examples(find_source(task, Path()), judged_only=False)
@@ -226,10 +210,10 @@ def test_columns_may_have_any_signs_in_their_names() -> None:
 
 def test_a_family_that_is_named_is_believed() -> None:
     Path("train.csv").write_text("text,stars\n" + "".join(f"a b {n},{n % 5}\n" for n in range(40)))
-    init_task(Path("train.csv"), None, "regression", Path("mine.yaml"))
+    init_task(Path("train.csv"), family="regression", out=Path("mine.yaml"))
     assert find_task("mine.yaml").problem_type == "regression"
     with pytest.raises(InputError, match="looks like sequence_classification, not retrieval"):
-        init_task(Path("train.csv"), None, "retrieval", Path("other.yaml"))
+        init_task(Path("train.csv"), family="retrieval", out=Path("other.yaml"))
 
 
 def test_a_test_without_labels_is_none(capsys: pytest.CaptureFixture[str]) -> None:
@@ -258,14 +242,14 @@ def test_lists_of_texts_are_texts(capsys: pytest.CaptureFixture[str]) -> None:
     }
     decided = {id: row | {"final_decision": ("yes", "no", "maybe")[int(id) % 3]} for id, row in rows.items()}
     Path("ori_pqal.json").write_text(json.dumps(decided, indent=4))
-    init_task(Path("ori_pqal.json"), "final_decision", None, Path("mine.yaml"))
+    init_task(Path("ori_pqal.json"), label="final_decision", out=Path("mine.yaml"))
     assert find_task("mine.yaml").template == "{QUESTION}\n{CONTEXTS}"
     assert "take out" not in capsys.readouterr().err
     data: Any = load_examples(find_source(find_task("mine.yaml"), Path()), judged_only=False)
     assert any(example.text == "is it 7\nit was 7 so it is" for split in data.splits.values() for example in split)
     answered = {id: row | {"LONG_ANSWER": f"as for {id}, {row['final_decision']}"} for id, row in decided.items()}
     Path("answered.json").write_text(json.dumps(answered, indent=4))
-    init_task(Path("answered.json"), "final_decision", None, Path("other.yaml"))
+    init_task(Path("answered.json"), label="final_decision", out=Path("other.yaml"))
     assert "template: QUESTION, CONTEXTS, LONG_ANSWER: take out what says the answer" in capsys.readouterr().err
 
 
@@ -275,7 +259,7 @@ def test_a_task_is_read_off_its_data(family: str) -> None:
     Path("data").mkdir()
     for name, text in FILES[family].items():
         Path("data", name).write_text(text)
-    init_task(next(Path("data").glob("train.*")), None, None, Path("mine.yaml"))
+    init_task(next(Path("data").glob("train.*")), out=Path("mine.yaml"))
     task = find_task("mine.yaml")
     data: Any = load_examples(find_source(task, Path("data")), judged_only=False)
     assert task.family == family and len(data.splits["train"]) > 20
@@ -302,7 +286,7 @@ def test_what_cannot_be_started_from_is_told() -> None:
     with pytest.raises(InputError, match=r"which column of data.csv is the label\? Name it as `label`: text, kind"):
         init_task(Path("data.csv"))
     with pytest.raises(InputError, match="no column besides 'text' has texts"):
-        init_task(Path("data.csv"), "text")
+        init_task(Path("data.csv"), label="text")
     with pytest.raises(InputError, match=r"column 'kind' has no|has 1 different values|no column 'kindd'"):
-        init_task(Path("data.csv"), "kindd")
+        init_task(Path("data.csv"), label="kindd")
     assert not Path("recipe.yaml").exists() and not Path("task.yaml").exists()

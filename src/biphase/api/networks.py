@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,23 +109,6 @@ def push(
     console.print(push_model(source, repo, public=public, license=license, languages=languages, dry_run=dry_run))
 
 
-def convert(model: str, folder: str | Path) -> Path:
-    """Write the text network of a model that reads images or sound too (Gemma 3, Qwen-VL, Mistral Small) as a folder of
-    its own; or an old EuroBERT, made for code of its own, as one that transformers loads, without running that code.
-
-    Args:
-        model: a folder, or a hub id (ID@REVISION).
-        folder: the folder to write.
-    """
-    refuse_foreign(Path(folder), "converted model")
-    if not Path(model).is_dir():
-        fetch_model(model)
-    from biphase.export.convert import convert_checkpoint
-
-    console.print(convert_checkpoint(model, Path(folder)))
-    return Path(folder)
-
-
 def load(model: str | Path) -> Any:
     """The network behind a run (`RUN`, `RUN@STEP`), a folder or a hub id, with its tokenizer, for `encode`.
 
@@ -134,21 +116,16 @@ def load(model: str | Path) -> Any:
     than to take the mean over a text's tokens.
     """
     from biphase.export.model import NEEDS_VERSION, SENTENCE_TRANSFORMERS_FILES
-    from biphase.finetuning.cells import find_folder
     from biphase.finetuning.heads import load_encoder
 
     folder = find_folder(str(model))
-    modules = SENTENCE_TRANSFORMERS_FILES.items() if (folder / "modules.json").exists() else ()
-    needing = {name: content | NEEDS_VERSION for name, content in modules if isinstance(content, dict)}
-    if all(
-        (folder / name).exists() and read_json(folder / name) in (content, needing.get(name, content))
-        for name, content in modules
-    ):
-        return load_encoder(str(model))
-
-    with needs_embeddings("an embedding model"):
-        from biphase.embedding.model import load_embedder
-    return load_embedder(str(model))
+    for name, content in SENTENCE_TRANSFORMERS_FILES.items() if (folder / "modules.json").exists() else ():
+        written = read_json(folder / name) if (folder / name).exists() else None
+        if written != content and not (isinstance(content, dict) and written == content | NEEDS_VERSION):
+            with needs_embeddings("an embedding model"):
+                from biphase.embedding.model import load_embedder
+            return load_embedder(str(model))
+    return load_encoder(str(model))
 
 
 def encode(model: Any, texts: Iterable[str], *, device: str = "auto") -> "np.ndarray":
@@ -199,13 +176,13 @@ def embed(recipe: Any, changes: Changes = (), *, runs: str | Path = "runs") -> P
         changes: changes to single keys, such as out=embedder; in Python also `{"out": "embedder"}`.
         runs: where run folders are.
     """
-    found = read_settings(EmbeddingRecipe, recipe, changes)
+    settings = read_settings(EmbeddingRecipe, recipe, changes)
     from biphase.embedding.pairs import check_places
 
-    check_places(found)
+    check_places(settings)
     with needs_embeddings("biphase embed"):
         from biphase.embedding.embed import train_embedder
-    folder, facts = train_embedder(found, Path(runs))
+    folder, facts = train_embedder(settings, Path(runs))
     cosines = [(layer, f"{cosine:.4f}") for layer, cosine in facts["cosines"].items()]
     print_rows(("layer", "cosine with the weights before training"), cosines)
     print_zero_shot(facts["scores"])
@@ -251,13 +228,11 @@ def run_zero_shot(models: Sequence[str], tasks: Sequence[str], out: Path, **refu
         scores[each.name] = score_arms(embedders, each)
         for arm, values in scores[each.name].items():
             keep_result(out, arm, each.name, to_mteb(each, values))
-    if published:
-        with needs_embeddings("mteb tasks"):
-            import_module("mteb")
     for name in published:
         scores[name] = {}
         for model, embedder in embedders.items():
-            result, main_score = run_mteb(embedder, name)
+            with needs_embeddings("mteb tasks"):
+                result, main_score = run_mteb(embedder, name)
             keep_result(out, model, result["task_name"], result)
             scores[name][model] = {"main_score": main_score}
     return scores
@@ -302,28 +277,28 @@ def search(
     names = name_sources(source, Path(f"{index}.texts"), text_field)
     if len(names) != 1:
         raise InputError(f"one name is searched, and {len(names)} are given: give their folder, a glob, or texts")
-    name = str(names[0])
-    text: str | None = name
-    folder = Path(index or name.rstrip("/") + ".index")
-    if (Path(name) / "index.json").exists():
-        folder, text = Path(name), None
+    text: str | None = str(names[0])
+    folder = Path(index or f"{text}".rstrip("/") + ".index")
+    if (Path(names[0]) / "index.json").exists():
+        folder, text = Path(names[0]), None
         if rebuild:
             raise InputError(f"{folder} is an index: to build it again, give its text")
     else:
-        check_place(name)
+        check_place(str(text))
+    embedder = None if model is None else str(model)
+    if embedder is not None:
+        find_folder(embedder)
     has_index = (folder / "index.json").exists() and not rebuild
-    if model is not None:
-        find_folder(str(model))
-    elif not has_index:
-        raise InputError(f"{text} has no index yet: name an embedding model as model")
     if not has_index:
+        if embedder is None:
+            raise InputError(f"{text} has no index yet: name an embedding model as model")
         refuse_foreign(folder, "search index")
     import pandas
 
     with needs_embeddings("biphase search"):
         from biphase.embedding.index import answer_question, build_index, open_index
     if has_index:
-        manifest = open_index(folder, None if model is None else str(model), text, text_field)
+        manifest = open_index(folder, embedder, text, text_field)
     else:
-        manifest = build_index(str(text), str(model), folder, text_field)
+        manifest = build_index(str(text), str(embedder), folder, text_field)
     return pandas.DataFrame(answer_question(folder, manifest, question, top))

@@ -44,22 +44,28 @@ def study(
     from biphase.study.plan import plan_study
     from biphase.study.spec import load_study
 
-    if not isinstance(file, str | Path | Mapping):
-        raise InputError(f"a study is a YAML file or a mapping of its keys, and no {type(file).__name__}")
     overrides = list_changes(changes)
-    is_mapping = isinstance(file, Mapping)
-    given = to_jsonable_python(dict(file), fallback=plain_value) if isinstance(file, Mapping) else Path(file)
-    read = load_study(given, overrides)
-    place = Path(f"study-{read.name}") if folder is None else Path(folder)
-    if own := by_task(data):
-        if read.evaluation is None or (unnamed := own.keys() - {*read.evaluation.tasks}):
-            raise InputError(f"data: {min(unnamed if read.evaluation else own)} is none of `evaluation.tasks`: add it")
-        tasks, folders = place_data(own, [*read.evaluation.tasks], place)
-        known = {"tasks": tuple(tasks), "data_dirs": read.evaluation.data_dirs | dict(folders)}
-        read = read.model_copy(update={"evaluation": read.evaluation.model_copy(update=known)})
-    planned = plan_study(keep_order(read, place))
+    words = (str(file), *overrides)
+    if isinstance(file, str | Path):
+        settings = load_study(Path(file), overrides)
+    elif isinstance(file, Mapping):
+        settings, words = load_study(to_jsonable_python(dict(file), fallback=plain_value), overrides), ()
+    else:
+        raise InputError(f"a study is a YAML file or a mapping of its keys, and no {type(file).__name__}")
+    place = Path(f"study-{settings.name}") if folder is None else Path(folder)
+    if rows := by_task(data):
+        evaluation, words = settings.evaluation, ()
+        unnamed = rows.keys() - {*(evaluation.tasks if evaluation else ())}
+        if evaluation is None or unnamed:
+            raise InputError(f"data: {min(unnamed)} is none of `evaluation.tasks`: add it")
+        tasks, folders = place_data(rows, [*evaluation.tasks], place)
+        evaluation = evaluation.model_copy(
+            update={"tasks": tuple(tasks), "data_dirs": evaluation.data_dirs | dict(folders)}
+        )
+        settings = settings.model_copy(update={"evaluation": evaluation})
+    planned = plan_study(keep_order(settings, place))
     ask(planned)
-    words = (str(place / "study.yaml"),) if is_mapping or own else (str(file), *overrides)
+    words = words or (str(place / "study.yaml"),)
     return OpenStudy(planned, place, words, () if folder is None else ("--out", str(folder)))
 
 
@@ -99,12 +105,6 @@ class OpenStudy:
                 err.print(line)
         rows = pandas.DataFrame([vars(row) for row in self.estimate(device, efficiency).groups])
         return rows.drop(columns="published")
-
-    def plan_facts(self, device: str | None = None, efficiency: float | None = None) -> dict[str, Any]:
-        """All of the plan as plain data, with each run, checkpoint and cell: `study plan --format json`."""
-        from biphase.study.describe import plan_json
-
-        return plan_json(self.planned, self.estimate(device, efficiency))
 
     def run(
         self,

@@ -53,22 +53,6 @@ def train_tokenizer(
     return Path(out)
 
 
-def take_tokenizer(source: str | Path, out: str | Path) -> Path:
-    """Take an existing tokenizer and make sure that it has mask, end-of-text and padding tokens; returns its folder.
-
-    Args:
-        source: a hub id (ID@REVISION), a folder, or a Llama 3 tokenizer.model file.
-        out: the folder to write.
-    """
-    from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer
-
-    tokenizer = load_tokenizer(source)
-    save_tokenizer(tokenizer, Path(out))
-    special = ", ".join(f"{role} {getattr(tokenizer, role + '_token')}" for role in ("mask", "eos", "pad"))
-    console.print(f"{out}: {len(tokenizer):,} tokens, {special}")
-    return Path(out)
-
-
 def check_numbers(kind: Any, **settings: Any) -> None:
     """Raises `InputError` for a setting that is given and is no number of this kind."""
     for name, value in settings.items():

@@ -1,11 +1,10 @@
 """The command line: which commands there are, and what becomes of an error.
 
-What a command does and which parameters it has stands in `cli.commands`, which is loaded when one is called: help and a
-mistyped name are told at once.
+What a command does and which parameters it has stands in `MODULES`, of which one is loaded when its command is called:
+help and a mistyped name are told at once.
 """
 
 import ast
-import errno
 import re
 import signal
 import sys
@@ -38,13 +37,17 @@ GROUPS = {
     "study": "A controlled study: one file → plan, runs, report.",
     "report": "Reports on published scores.",
 }
+MODULES = ("commands", "init", "demo")
+"""The modules beside this one whose functions are commands: `demo`, `study_plan` for `study plan`."""
+OPTIONS: dict[str, str] = {}
+"""The option behind each parameter of the command that runs, which stands for the parameter in what errors say."""
 
 MOST_CHARACTERS = 2000
 """The longest line of a complaint: what it quotes may be a file without line ends."""
 
 
 def make_app() -> App:
-    """All commands, by their names and descriptions in the source of `cli.commands`, without loading it."""
+    """All commands, by their names and descriptions in the source of `MODULES`, without loading one."""
     app = App(
         name="biphase",
         help="From text, or a decoder, and a compute budget to the best text encoder that the budget can buy.",
@@ -69,16 +72,20 @@ def make_app() -> App:
             sections[name] = {"group": section, "sort_key": len(sections)}
     for name, line in GROUPS.items():
         app.command(App(name=name, help=line, group_commands=Group("Commands"), **sections[name]))
-    source = Path(__file__).with_name("commands.py").read_text(encoding="utf-8")
-    for number, node in enumerate(ast.parse(source).body):
-        if not isinstance(node, ast.FunctionDef) or not node.decorator_list:
+    nodes: list[tuple[str, ast.stmt]] = []
+    for module in MODULES:
+        source = Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8")
+        nodes += [(module, node) for node in ast.parse(source).body]
+    for number, (module, node) in enumerate(nodes):
+        first, _, second = node.name.partition("_") if isinstance(node, ast.FunctionDef) else ("", "", "")
+        if first not in sections or (first in GROUPS) != bool(second):
             continue
-        first, _, second = node.name.partition("_")
-        place, help_text = f"biphase.cli.commands:{node.name}", cleandoc(ast.get_docstring(node) or "")
+        description, _, _ = cleandoc(ast.get_docstring(node) or "").partition("\n\nArgs:")
+        place = f"biphase.cli.{module}:{node.name}"
         if second:
-            app[first].command(place, name=second, help=help_text, help_epilogue="", sort_key=number)
+            app[first].command(place, name=second, help=description, help_epilogue="", sort_key=number)
         else:
-            app.command(place, name=first, help=help_text, help_epilogue="", **sections[first])
+            app.command(place, name=first, help=description, help_epilogue="", **sections[first])
     return app
 
 
@@ -91,6 +98,9 @@ def run_command(words: Sequence[str]) -> None:
         command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
     except CycloptsError as error:
         raise InputError(str(error)) from None
+    *_, last = app.parse_commands(words)[1]
+    if command is last.default_command:
+        OPTIONS.update((argument.field_info.name, argument.name) for argument in last.assemble_argument_collection())
     command(*bound.args, **bound.kwargs)
     if command.__name__ == "help_print" and not {"-h", "--help"}.intersection(words):
         sys.exit(2)
@@ -125,35 +135,26 @@ def main() -> NoReturn:
 
 LINK_LOOP = "Symlink loop"
 """What Python 3.11 and 3.12 say where `Path.resolve` finds no end; 3.13 raises an OSError."""
-PLACE_ERRORS = {errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS}
-"""What the same command would meet again."""
 
 
 def explain_system_error(error: OSError | RuntimeError) -> str:
     """What the system refused (a full disk, a folder in place of a file, a name that is too long), where, and what to
     do about it. Any other error, which is a mistake of ours, is raised again."""
     if isinstance(error, RuntimeError) and str(error).startswith(LINK_LOOP):
-        return f"{error}; give another place, or remove it"
-    if isinstance(error, RuntimeError) or error.errno is None:
+        told = str(error)
+    elif isinstance(error, RuntimeError) or error.errno is None:
         raise error
-    name = error.filename
-    if error.errno not in PLACE_ERRORS or not isinstance(name, str):
-        return f"{error.strerror}: {name or 'while writing'}; what was finished is kept, rerun to go on"
-    place = Path(name)
-    missing = [folder for folder in place.parents if not folder.exists()]
-    if error.errno == errno.ENOENT and missing:
-        return f"the folder {missing[0]} does not exist; make it, or give another place"
-    if place.name.startswith(".") and place.suffix == ".part":  # a file on its way to its name
-        place = place.with_name(re.sub(r"\.\d+$", "", place.stem).removeprefix("."))
-    return f"{error.strerror}: {place}; give another place, or mend this one"
+    else:
+        name = str(error.filename or "while writing")
+        name = re.sub(r"(^|/)\.([^/]+?)(\.\d+)?\.part$", r"\1\2", name)  # a file on its way to its name
+        told = f"{error.strerror}: {name}"
+    return f"{told}; mend this, or give another place: what was finished is kept, rerun to go on"
 
 
 def complain(line: str, code: int = 2) -> NoReturn:
     """Say the line, in which the option stands for a parameter of the command, and end the process."""
     take_turn(is_shared=code > 128)
-    commands = sys.modules.get("biphase.cli.commands")
-    options = commands.OPTIONS if commands else {}
-    told = re.sub(r"`(\w+)`", lambda name: options.get(name[1], name[0]), " ".join(line.split()))
+    told = re.sub(r"`(\w+)`", lambda name: OPTIONS.get(name[1], name[0]), " ".join(line.split()))
     err.print(f"biphase: {clipped(told, MOST_CHARACTERS)}")
     sys.exit(code)
 

@@ -6,6 +6,7 @@
 import re
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import wraps
 from inspect import Parameter as PythonParameter
 from inspect import Signature, getdoc, signature
@@ -23,21 +24,17 @@ from biphase.api.finetuning import to_json
 from biphase.api.own_task import by_commas
 from biphase.api.studies import OpenStudy
 from biphase.cli import doctor as machine
-from biphase.cli import init
-from biphase.cli.demo import run_demo
 from biphase.cli.evaluate import check_task, parse_data_dirs, print_evaluation, show_task, write_evaluation
 from biphase.config import MOST_REPEATS, parse_config
 from biphase.console import duration, err, print_rows
 from biphase.console import out as console
 from biphase.errors import InputError
-from biphase.files import write_text
+from biphase.files import refuse_foreign, write_text
 from biphase.finetuning.config import FinetuneConfig
+from biphase.hub import fetch_model
 
 SHOWN_CHARACTERS = 300
 """How much of a passage is shown."""
-
-OPTIONS: dict[str, str] = {}
-"""The option behind each parameter of the command that runs, which stands for the parameter in what errors say."""
 
 
 def parse_rates(text: str) -> tuple[float, ...]:
@@ -87,19 +84,14 @@ MODELS = (
 )
 TASKS = "names or YAML files, by commas; `paper`, its twelve, unless given; or zero-shot:FOLDER and mteb:NAME."
 WORDS: dict[str, Any] = {
+    **dict.fromkeys(("file", "recipe", "run", "source", "tokenizer"), str),
+    **dict.fromkeys(("language", "model"), str | None),
     "changes": Changes,
-    "file": str,
-    "language": str | None,
     "learning_rates": Annotated[tuple[float, ...], in_one_word(parse_rates, "rates, by commas.")],
-    "model": str | None,
     "models": Annotated[Sequence[str], Parameter(name="MODEL|KEY=VALUE", help=MODELS)],
-    "recipe": str,
-    "run": str,
     "seeds": Annotated[tuple[int, ...], in_one_word(parse_seeds, "by commas, or ranges such as 0-4.")],
-    "source": str,
     "sources": Sequence[str],
     "tasks": Annotated[list[str] | None, in_one_word(by_commas, TASKS)],
-    "tokenizer": str,
     "validation": list[str] | None,
 }
 """What the command line has for parameters that take more kinds of things in Python."""
@@ -140,13 +132,11 @@ def like(
 
         @wraps(run)
         def command(*words: Any, **options: Any) -> None:
-            for name, parameter in parameters.items():
-                named = [setting.name[0] for setting in parameter.annotation.__metadata__ if setting.name]
-                OPTIONS[name] = named[-1] if named else f"--{name.replace('_', '-')}"
             bound = form.bind(*words, **options)
             bound.apply_defaults()
             is_json = shows is not None and bound.arguments.pop("form") == "json"
-            answer = (run if signature(run).parameters else functions[0])(**bound.arguments)
+            with console.capture() if is_json else nullcontext():  # nothing else stands beside the JSON
+                answer = (run if signature(run).parameters else functions[0])(**bound.arguments)
             if shows is not None:
                 answer = to_json(answer) if is_json else shows(answer)
             if answer is not None and not isinstance(answer, Path):
@@ -179,40 +169,6 @@ def as_option(parameter: PythonParameter, description: str, is_argument: bool) -
     return parameter.replace(kind=place, annotation=annotation, default=default)
 
 
-@like(run_demo, arguments="folder", hidden="overrides")
-def demo(**given: Any) -> None:
-    """The whole path on bundled text and tasks, in minutes on a laptop: does pretraining CLM → MLM pay?
-
-    Example: `biphase demo`
-    """
-    run_demo(**given)
-
-
-@like(init.init_recipe, arguments="name")
-def init_recipe() -> None:
-    """Write a recipe to start from. On a terminal, it asks for what no option says.
-
-    Example: `biphase init recipe --shards shards --model 11m --steps 5000 --out mine.yaml`
-    """
-
-
-@like(init.init_study, arguments="name")
-def init_study() -> None:
-    """Write a study to start from. On a terminal, it asks for the shards where no option names them.
-
-    Example: `biphase init study --shards shards --model 3m --tasks snli,reviews.yaml --data-dir reviews.yaml=reviews/
-    --out mine.yaml`
-    """
-
-
-@like(init.init_task, arguments="data")
-def init_task() -> None:
-    """Write a task to start from: with data, its columns and classes as they stand there.
-
-    Example: `biphase init task data/reviews-train.csv --label stars --out reviews.yaml`
-    """
-
-
 @like(machine.examine, arguments="folder", shows=machine.show)
 def doctor() -> None:
     """Versions, devices, what `auto` chooses and why, disk, locks, hub: for bug reports. `!` marks what is wrong.
@@ -229,12 +185,21 @@ def tokenizer_train() -> None:
     """
 
 
-@like(text.take_tokenizer, arguments="source")
-def tokenizer_from() -> None:
+def tokenizer_from(source: str, /, *, out: Path) -> None:
     """Take an existing tokenizer and make sure that it has mask, end-of-text and padding tokens.
 
     Example: `biphase tokenizer from EuroBERT/EuroBERT-210m --out tokenizer`
+
+    Args:
+        source: a hub id (ID@REVISION), a folder, or a Llama 3 tokenizer.model file.
+        out: the folder to write.
     """
+    from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer
+
+    tokenizer = load_tokenizer(source)
+    save_tokenizer(tokenizer, out)
+    special = ", ".join(f"{role} {getattr(tokenizer, role + '_token')}" for role in ("mask", "eos", "pad"))
+    console.print(f"{out}: {len(tokenizer):,} tokens, {special}")
 
 
 @like(text.prepare, arguments="sources")
@@ -258,28 +223,22 @@ def pretrain(**given: Any) -> None:
 
 
 @like(folders.inspect, arguments="folder", shows=folders.tell_facts)
-def inspect(**given: Any) -> dict[str, Any]:
+def inspect() -> None:
     """Show what is in a folder, and check that it is whole.
 
     Example: `biphase inspect shards --verify`
     """
-    return folders.inspect(**given)
 
 
-@like(networks.export, arguments="run folder")
-def export(folder: str, form: Form = "text", **given: Any) -> str | None:
+@like(networks.export, arguments="run folder", shows=lambda facts: None)
+def export(**given: Any) -> dict[str, Any]:
     """Write a checkpoint as a folder that transformers loads, with a model card.
 
     Example: `biphase export tiny encoder`
 
     Example: `biphase export runs/adapt-1a2b3c4d encoder --merge 0.5`
     """
-    if form == "text":
-        networks.export(folder=folder, **given)
-        return None
-    with console.capture():  # nothing else stands beside the JSON
-        networks.export(folder=folder, **given)
-    return to_json(folders.inspect(folder))
+    return folders.inspect(networks.export(**given))
 
 
 @like(networks.push, arguments="source repo")
@@ -292,13 +251,22 @@ def push() -> None:
     """
 
 
-@like(networks.convert, arguments="model folder")
-def convert() -> None:
+def convert(model: str, folder: Path, /) -> None:
     """Write the text network of a model that reads images or sound too (Gemma 3, Qwen-VL, Mistral Small) as a folder of
     its own; or an old EuroBERT, made for code of its own, as one that transformers loads, without running that code.
 
     Example: `biphase convert google/gemma-3-4b-pt gemma-3-4b-text`
+
+    Args:
+        model: a folder, or a hub id (ID@REVISION).
+        folder: the folder to write.
     """
+    refuse_foreign(folder, "converted model")
+    if not Path(model).is_dir():
+        fetch_model(model)
+    from biphase.export.convert import convert_checkpoint
+
+    console.print(convert_checkpoint(model, folder))
 
 
 @like(check_task, arguments="task", shows=show_task)
@@ -414,7 +382,7 @@ def study_plan(
 
     Example: `biphase study plan paper --device MI250X`
     """
-    from biphase.study.describe import describe_plan, draw_plan, plan_graph
+    from biphase.study.describe import describe_plan, draw_plan, plan_graph, plan_json
 
     study = studies.study(file, changes)
     if picture is not None:
@@ -422,9 +390,8 @@ def study_plan(
         err.print(str(picture))
     if form == "mermaid":
         return plan_graph(study.planned)
-    if form == "json":
-        return to_json(study.plan_facts(**where))
-    return describe_plan(study.planned, study.estimate(**where))
+    estimate = study.estimate(**where)
+    return to_json(plan_json(study.planned, estimate)) if form == "json" else describe_plan(study.planned, estimate)
 
 
 @like(studies.study, OpenStudy.run, arguments="file changes", hidden="data", folder=OutFolder)
@@ -493,14 +460,14 @@ def study_advise(
         err.print(str(recipe))
 
 
-@like()
-def report_paper(
-    out: Annotated[Path, Parameter(help="the folder to write.")] = Path("paper-report"),
-) -> str:
+def report_paper(*, out: Path = Path("paper-report")) -> None:
     """The paper's 800 published scores: its tables, its figures, and its findings judged by our code.
 
     Example: `biphase report paper`
+
+    Args:
+        out: the folder to write.
     """
     from biphase.report.paper import report_paper as write
 
-    return str(write(out))
+    console.print(str(write(out)))

@@ -7,7 +7,9 @@ started again.
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
+from cyclopts import Parameter
 from rich.text import Text
 
 from biphase.api.studies import study
@@ -17,12 +19,16 @@ from biphase.console import duration, err, out, printable
 from biphase.study.folder import StudyFolder, find_record
 
 
-def run_demo(folder: Path = Path("biphase-demo"), overrides: Sequence[str] = ()) -> None:
-    """Run every stage, and write the report, which is printed in short, and an encoder for transformers.
+def demo(
+    folder: Path = Path("biphase-demo"), /, *, changes: Annotated[Sequence[str], Parameter(parse=False)] = ()
+) -> None:
+    """The whole path on bundled text and tasks, in minutes on a laptop: does pretraining CLM → MLM pay?
+
+    Example: `biphase demo`
 
     Args:
         folder: where to work; finished parts are kept.
-        overrides: changes of the study, as on the command line of `biphase study run`.
+        changes: of the study, as on the command line of `biphase study run`.
     """
     started = time.monotonic()
     corpus = BUNDLED / "corpus"
@@ -32,7 +38,7 @@ def run_demo(folder: Path = Path("biphase-demo"), overrides: Sequence[str] = ())
     say("2/5", "tokenize it into shards")
     shards, held_out = folder / "shards", corpus / "validation.jsonl.zst"
     prepare(corpus / "train.jsonl.zst", folder / "tokenizer", shards, validation=held_out)
-    opened = study("demo", [f"recipe.data.shards={shards}", *overrides], folder / "study")
+    opened = study("demo", [f"recipe.data.shards={shards}", *changes], folder / "study")
     plan = opened.planned
     say("3/5", f"pretrain {', '.join(plan.arms)}; fine-tune each and random weights: {len(plan.cells)} cells")
     opened.run()

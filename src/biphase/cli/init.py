@@ -30,56 +30,52 @@ def names_of(kind: str) -> list[str]:
 
 
 SHARDS_QUESTION = "Shards (what `biphase prepare` wrote)"
-COUNTED_IN_STEPS = (
-    *("schedule.warmup_steps", "schedule.decay_steps", "batch_tokens.steps"),
-    *("validation.every_steps", "checkpoints.every_steps"),
-)
-"""What of a recipe is counted in updates, beside its phases."""
 
 
 def init_recipe(
     name: Annotated[str | None, Parameter(help=f"start from: {', '.join(names_of('recipes'))}.")] = None,
+    /,
+    *,
     shards: str | None = None,
     model: Annotated[
         str | None, Parameter(help=f"a preset ({', '.join(PRESETS)}), RUN[@STEP], a folder or a hub id (ID@REVISION).")
     ] = None,
-    steps: int | None = None,
     out: Path = Path("recipe.yaml"),
 ) -> None:
     """Write a recipe to start from. On a terminal, it asks for what no option says.
 
+    Example: `biphase init recipe --shards shards --model 11m --out mine.yaml`
+
     Args:
         shards: what `biphase prepare` wrote.
-        steps: the budget in updates: phases, schedule and intervals follow, batch_tokens and rates stay.
         out: the file to write.
     """
     refuse_existing(out)
     model = asked(model, f"Model ({', '.join(PRESETS)}, a run, a folder or a hub id)", None if name else "1m")
-    origin = init_origin(model, name == "branch") if model else {}
+    origin = origin_of(model, name == "branch") if model else {}
     name = name or {"model": "adapt", "checkpoint": "branch"}.get(next(iter(origin)), "tiny")
     text = starting_text("recipes", name)
     tree = parse_yaml(text)
     changes: dict[str, Any] = {"name": out.stem}
     kind: type[Recipe | EmbeddingRecipe] = Recipe
+    verb = "pretrain"
     if "stages" in tree:
-        kind = EmbeddingRecipe
-        if shards or steps is not None:
-            option = "--shards" if shards else "--steps"
-            raise InputError(f"{option}: {name} trains on pairs or plain text, not shards; change its stages instead")
+        kind, verb = EmbeddingRecipe, "embed"
+        if shards:
+            raise InputError(f"--shards: {name} trains on pairs or plain text, not shards; change its stages instead")
         changes |= {"model": model} if model else {}
     else:
         changes |= {"init": origin} if origin else {}
         changes["data.shards"] = asked(shards, SHARDS_QUESTION, tree["data"]["shards"])
-        changes |= scale_steps(tree, steps) if steps is not None else {}
     text = with_values(text, changes)
     parse_config(kind, parse_yaml(text), origin=str(out))
-    write_start(
-        out, f"recipes/{name}.yaml", text, f"biphase {'embed' if kind is EmbeddingRecipe else 'pretrain'} {out}"
-    )
+    write_start(out, f"recipes/{name}.yaml", text, f"biphase {verb} {out}")
 
 
 def init_study(
     name: Annotated[str, Parameter(help=f"start from: {', '.join(names_of('studies'))}.")] = "demo",
+    /,
+    *,
     shards: str | None = None,
     model: Annotated[
         str | None, Parameter(help=f"a preset, in place of the study's models: {', '.join(PRESETS)}.")
@@ -89,6 +85,9 @@ def init_study(
     out: Path = Path("study.yaml"),
 ) -> None:
     """Write a study to start from. On a terminal, it asks for the shards where no option names them.
+
+    Example: `biphase init study --shards shards --model 3m --tasks snli,reviews.yaml --data-dir reviews.yaml=reviews/
+    --out mine.yaml`
 
     Args:
         shards: what `biphase prepare` wrote.
@@ -131,9 +130,16 @@ def init_study(
 
 
 def init_task(
-    data: Path | None = None, label: str | None = None, family: str | None = None, out: Path = Path("task.yaml")
+    data: Path | None = None,
+    /,
+    *,
+    label: str | None = None,
+    family: str | None = None,
+    out: Path = Path("task.yaml"),
 ) -> None:
     """Write a task to start from: with data, its columns and classes as they stand there.
+
+    Example: `biphase init task data/reviews-train.csv --label stars --out reviews.yaml`
 
     Args:
         data: the file to train on, or a folder in BEIR's layout.
@@ -157,7 +163,7 @@ def init_task(
     write_start(out, f"tasks/{example}.yaml", text, f"biphase task check {out} --data-dir {folder}")
 
 
-def init_origin(model: str, is_run: bool) -> dict[str, str]:
+def origin_of(model: str, is_run: bool) -> dict[str, str]:
     """What a recipe's `init` says of a preset, a run, a folder or a hub id (`ID@REVISION`). Raises `InputError` for a
     run that is not there."""
     model = name_run(model) if is_run else model
@@ -207,25 +213,6 @@ def with_values(text: str, changes: Mapping[str, Any]) -> str:
         space = text[len(text[:end].rstrip()) : end]  # a block reaches to the next key
         text = f"{text[:begin].rstrip()} {write_value(value)}{space}{text[end:]}"
     return text
-
-
-def scale_steps(recipe: dict[str, Any], steps: int) -> dict[str, int]:
-    """The keys of a recipe of so many steps in all: what is counted in steps has its share, at least one, and the
-    longest phase the rest. An interval never grows: what a kill costs stays small."""
-    phases = [phase["steps"] for phase in recipe["curriculum"]]
-    if steps < len(phases):
-        raise InputError(f"--steps: {steps} are fewer than the {len(phases)} phases")
-    shares = [max(1, steps * length // sum(phases)) for length in phases]
-    shares[phases.index(max(phases))] += steps - sum(shares)
-    changes = {f"curriculum.{at}.steps": share for at, share in enumerate(shares)}
-    for key in COUNTED_IN_STEPS:
-        section, _, name = key.partition(".")
-        settings = recipe.get(section)
-        length = settings.get(name) if isinstance(settings, Mapping) else None
-        if length:
-            scaled = max(0 if section == "schedule" else 1, steps * length // sum(phases))
-            changes[key] = min(length, scaled) if name == "every_steps" else scaled
-    return changes
 
 
 def write_start(path: Path, origin: str, text: str, *commands: str) -> None:
