@@ -139,7 +139,7 @@ def print_rows(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str |
     """A table for a person: what a row is of at the left, numbers at the right."""
     table = Table(title=title)
     for head in heads:
-        is_name = head in ("part", "model", "task", "what", "layer")
+        is_name = head in ("part", "model", "task", "name", "layer")
         table.add_column(head, justify="left" if is_name else "right", overflow="fold")
     for row in rows:
         table.add_row(*row)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from biphase.api.finetuning import EvaluatedGrid, comparison_records, summary_records, to_json
-from biphase.api.folders import FOLDER_KINDS, inspect, tell_facts
+from biphase.api.folders import FOLDER_KINDS, inspect
+from biphase.cli.show import print_facts
 from biphase.console import UNSEEN
 from biphase.engine.scheduler import Failure
 from biphase.errors import InputError
@@ -73,7 +74,9 @@ def test_json_has_no_nan() -> None:
         ({"other": ""}, None, "holds nothing that biphase knows"),
     ],
 )
-def test_folders_are_known_or_told(files: dict[str, Any], kind: str | None, facts: Any, tmp_path: Path) -> None:
+def test_folders_are_known_or_told(
+    files: dict[str, Any], kind: str | None, facts: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content))
@@ -83,4 +86,5 @@ def test_folders_are_known_or_told(files: dict[str, Any], kind: str | None, fact
         return
     found = inspect(tmp_path)
     assert (found["kind"], found["path"]) == (kind, str(tmp_path)) and facts.items() <= found.items()
-    assert tell_facts(found).startswith(f"{kind} {tmp_path}")
+    print_facts(found)
+    assert capsys.readouterr().out.startswith(f"kind: {kind}\npath: {tmp_path}\n")

@@ -19,7 +19,6 @@ import biphase.cli.app as cli
 from biphase import __version__
 from biphase.console import out
 from biphase.errors import BusyError, InputError, StoppedError, first_line
-from biphase.files import read_json
 from biphase.recipe import Recipe
 from biphase.run import Run, read_metrics, whole_steps
 
@@ -78,16 +77,14 @@ def refused(result: tuple[int, str, str]) -> str:
     return err
 
 
-def test_verbs_are_those_of_the_design() -> None:
-    expected = {("tokenizer", "train"), ("tokenizer", "from"), ("prepare",), ("pretrain",), ("finetune",), ("export",)}
-    assert expected | {("demo",), ("inspect",)} <= set(VERBS)
-
-
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)
-def test_help_of_every_verb_has_an_example(verb: tuple[str, ...], help_of: Callable[..., str]) -> None:
-    text = help_of(*verb, "--help", columns=200)
-    assert "Example:" in text
-    assert f"biphase {' '.join(verb)}" in text.partition("Example:")[2]
+def test_help_of_every_verb(verb: tuple[str, ...], help_of: Callable[..., str]) -> None:
+    """It has an example. Neither names nor defaults are cut at 80 columns, and every parameter says what it is."""
+    assert f"biphase {' '.join(verb)}" in help_of(*verb, "--help", columns=200).partition("Example:")[2]
+    text = help_of(*verb, "-h")
+    assert not re.findall(r"\S…", text)
+    assert not re.findall(r"│ [ *] [A-Z-]+ *(\[|│)", text)
+    assert not re.findall(r"│ [ *]? ?--[a-z-]+( STR| INT| FLOAT| PATH)? *│", text)
 
 
 def test_verbs_stand_in_the_order_of_the_path(help_of: Callable[..., str]) -> None:
@@ -101,14 +98,6 @@ def test_verbs_stand_in_the_order_of_the_path(help_of: Callable[..., str]) -> No
     )
     assert "--install-completion" in text
     assert "Example" in help_of("study", "plan", "-h")
-
-
-@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
-def test_help_fits_on_a_terminal(verb: tuple[str, ...], help_of: Callable[..., str]) -> None:
-    """Neither names nor defaults are cut at 80 columns, and every parameter says what it is."""
-    text = help_of(*verb, "-h")
-    assert not re.findall(r"\S…", text)
-    assert not re.findall(r"│ [ *] [A-Z-]+ *(\[|│)", text)
 
 
 def test_help_loads_no_command() -> None:
@@ -250,57 +239,6 @@ def test_ctrl_c(run_main: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
     code = "import sys; before = {*sys.modules}; import biphase.__main__; print(*{*sys.modules} - before)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"ctypes", "inspect", "pathlib", "subprocess", "threading", "typing"}.intersection(loaded)
-
-
-def test_bad_recipes(run_main: Any, recipe_file: Path, tmp_path: Path) -> None:
-    line = refused(run_main("pretrain", recipe_file, "schedule.peak_rl=1e-3", "--runs", tmp_path / "runs"))
-    assert line.endswith("unknown key 'schedule.peak_rl'; did you mean 'peak_lr'?\n")
-    assert "does not exist" in refused(run_main("pretrain", tmp_path / "none.yaml"))
-    assert "do not fit into" in refused(run_main("pretrain", recipe_file, "schedule.warmup_steps=99"))
-    assert "none is no shard set" in refused(run_main("pretrain", recipe_file, "data.shards=none"))
-    assert not (tmp_path / "runs").exists()
-
-
-def test_bad_paths(run_main: Any, tmp_path: Path, corpus: Any) -> None:
-    assert "is not a folder" in refused(run_main("inspect", tmp_path / "none"))
-    assert "is not a run folder" in refused(run_main("export", tmp_path, tmp_path / "out"))
-    cut = corpus.shards / "shards"
-    source = next(iter(sorted(cut.iterdir()))) / "train.tokens"
-    whole = source.read_bytes()
-    try:
-        source.write_bytes(whole[:-2])
-        assert "train.tokens" in refused(run_main("inspect", corpus.shards))
-    finally:
-        source.write_bytes(whole)
-
-
-def test_no_space_left(run_main: Any, recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second checkpoint does not fit; the first one stays, and the same command goes on from it."""
-    import biphase.pretraining.checkpoint as checkpoint
-    import biphase.pretraining.loop as loop
-
-    monkeypatch.setattr(loop, "peak_flops", lambda device, dtype: 1e12)
-    original, calls = checkpoint.write_tensors, []
-
-    def full_at_the_second(*args: Any) -> None:
-        calls.append(1)
-        if len(calls) == 2:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        original(*args)
-
-    monkeypatch.setattr(checkpoint, "write_tensors", full_at_the_second)
-    arguments = ["pretrain", recipe_file, "--runs", tmp_path / "runs"]
-    code, out, err = run_main(*arguments)
-    assert (code, out) == (2, "")
-    assert err.splitlines()[-1] == (
-        "biphase: No space left on device: while writing; mend this, or give another place: what was finished is kept, "
-        "rerun to go on"
-    )
-    (path,) = (tmp_path / "runs").iterdir()
-    assert whole_steps(Run(path)) == [10]
-    code, out, _ = run_main(*arguments)
-    assert (code, out) == (0, f"{path}\n")
-    assert read_json(path / "done.json")["step"] == 20
 
 
 @pytest.mark.slow

@@ -121,28 +121,23 @@ def test_a_task_of_each_family(family: str) -> None:
     assert (task.name, task.problem_type or task.family) == ("mine", family)
 
 
-FILES: dict[str, dict[str, str]] = {
-    "sequence_classification": {
-        "train.csv": "title,body,stars\n" + "".join(f"a b {n},c d {n},{n % 2 + 1}\n" for n in range(40)),
-        "test.csv": 'title,body,stars\n"x, y",e f,2\n',
-    },
-    "token_classification": {
-        "train.jsonl": "".join(
-            f'{{"words": ["in", "Rome{n}"], "ner_tags": ["O", "B-loc"]}}\n{{"words": ["he"], "ner_tags": ["O"]}}\n'
-            for n in range(20)
-        )
-    },
-    "question_answering": {
-        "train.jsonl": "".join(
-            f'{{"id": "{n}", "question": "who {n}?", "context": "it is Ann", '
-            f'"answers": {{"text": ["Ann"], "answer_start": [6]}}}}\n'
-            for n in range(40)
-        )
-    },
-}
-
-
+CLASSES = {"classes": ("1", "2"), "template": "{title}\n{body}", "label": "stars"}
 COLUMNS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
+    "sequence_classification": (
+        [{"title": f"a b {n}", "body": "c, d", "stars": n % 2 + 1} for n in range(40)],
+        CLASSES,
+    ),
+    "token_classification": (
+        [{"words": ["in", f"Rome{n}"], "ner_tags": ["O", ("O", "B-loc")[n % 2]]} for n in range(40)],
+        {"classes": ("O", "B-loc", "I-loc")},
+    ),
+    "question_answering": (
+        [
+            {"question": f"who {n}?", "context": "it is Ann", "answers": {"text": ["Ann"], "answer_start": [6]}}
+            for n in range(40)
+        ],
+        {},
+    ),
     "regression": ([{"sentence1": f"a {n}", "sentence2": f"b {n}", "score": n / 4} for n in range(40)], {}),
     "multi_label_classification": (
         [{"body": f"a {n}", "labels": ["x"] * (n % 2) + ["y"] * (n % 3 > 0)} for n in range(40)],
@@ -156,15 +151,23 @@ COLUMNS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("family", COLUMNS)
-def test_what_kind_of_label_it_is_stands_in_the_data(family: str) -> None:
+def test_a_task_is_read_off_its_data(family: str) -> None:
+    """What is written reads the data that it was written of."""
     rows, expected = COLUMNS[family]
-    pandas.DataFrame(rows).to_json("train.jsonl", orient="records", lines=True)
-    init_task(Path("train.jsonl"), out=Path("mine.yaml"))
+    table, is_text = pandas.DataFrame(rows), family == "sequence_classification"
+    file = Path("train.csv" if is_text else "train.jsonl")
+    if is_text:
+        table.to_csv(file, index=False)
+    else:
+        table.to_json(file, orient="records", lines=True)
+    init_task(file, out=Path("mine.yaml"))
     task = find_task("mine.yaml")
     assert (task.problem_type or task.family) == family
     assert {key: getattr(task, key) for key in expected} == expected
     data: Any = load_examples(find_source(task, Path()), judged_only=False)
     assert len(data.splits["train"]) > 20
+    if is_text:
+        assert {example.text.partition("\n")[2] for example in data.train} == {"c, d"}
 
 
 @pytest.mark.parametrize(
@@ -251,23 +254,6 @@ def test_lists_of_texts_are_texts(capsys: pytest.CaptureFixture[str]) -> None:
     Path("answered.json").write_text(json.dumps(answered, indent=4))
     init_task(Path("answered.json"), label="final_decision", out=Path("other.yaml"))
     assert "template: QUESTION, CONTEXTS, LONG_ANSWER: take out what says the answer" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("family", FILES)
-def test_a_task_is_read_off_its_data(family: str) -> None:
-    """What is written reads the data it was written of."""
-    Path("data").mkdir()
-    for name, text in FILES[family].items():
-        Path("data", name).write_text(text)
-    init_task(next(Path("data").glob("train.*")), out=Path("mine.yaml"))
-    task = find_task("mine.yaml")
-    data: Any = load_examples(find_source(task, Path("data")), judged_only=False)
-    assert task.family == family and len(data.splits["train"]) > 20
-    if family == "sequence_classification":
-        assert (task.template, task.label, task.classes) == ("{title}\n{body}", "stars", ("1", "2"))
-        assert data.splits["test"][0].text == "x, y\ne f"
-    if family == "token_classification":
-        assert task.classes == ("O", "B-loc", "I-loc")
 
 
 def test_what_cannot_be_started_from_is_told() -> None:

@@ -13,9 +13,14 @@ from biphase.corpus.prepare import prepare
 from biphase.corpus.tokenizer import save_tokenizer, train_tokenizer
 
 COMMANDS = """
+doctor --format xml                               | Invalid value "xml" for --format
+inspect nowhere                                   | nowhere is not a folder
 tokenizer train text.txt --out full               | full has files that biphase did not write
 tokenizer from full --out made                    | tokenizer full has no tokenizer files
 prepare text.txt --tokenizer full --out made      | tokenizer full has no tokenizer files
+pretrain nowhere.yaml                             | nowhere.yaml does not exist
+pretrain tiny schedule.peak_rl=1e-3               | unknown key 'schedule.peak_rl'; did you mean 'peak_lr'?
+pretrain tiny schedule.warmup_steps=9999          | do not fit into
 pretrain tiny data.shards=full                    | full is no shard set
 pretrain tiny data.shards=shards init.preset=2m   | unknown preset '2m'
 pretrain adapt.yaml                               | model ../nowhere: there is no such folder
@@ -105,9 +110,9 @@ def test_mistakes_are_told_before_pytorch_is_loaded(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     lines = [part.strip().splitlines() for part in done.stderr.split("---\n")]
     for (command, expected), said, (_, code, is_loaded) in zip(cases, lines, json.loads(done.stdout), strict=False):
-        assert code == 2 and expected in said[-1], f"{command}: {said}"
+        assert code == 2 and expected in said[-1] and said[-1].startswith("biphase: "), f"{command}: {said}"
         assert not is_loaded, f"{command}: PyTorch was loaded before {said[-1]}"
-    assert not (tmp_path / "made").exists()
+    assert not (tmp_path / "made").exists() and not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("words", ["pretrain tiny data.shards=shards", "finetune encoder genre", "export run made"])

@@ -8,8 +8,9 @@ from typing import Any
 import pandas
 import pytest
 
+from biphase.api.folders import check_task
 from biphase.cli import app as cli
-from biphase.cli.evaluate import check_task, show_task
+from biphase.cli.show import print_task
 from biphase.errors import InputError
 
 TASK = """name: mine
@@ -39,17 +40,20 @@ def test_what_would_be_read(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert [row["examples"] for row in facts["rows"]] == [76, 4, 20] and facts["drawn"] == ["validation"]
     assert facts["rows"][2]["median_characters"] == test["text"].str.len().median()
     assert facts["also_in_train"]["test"] == 10 - facts["also_in_train"]["validation"]
-    show_task(facts)
+    print_task(facts)
     said = capsys.readouterr().out
     assert "labels of test: yes 15, no 5; never: never\n" in said and str(folder / "train.csv") in said
-    assert "validation (drawn)" in said and max(map(len, said.replace(str(folder), "").splitlines())) <= 80
+    assert "drawn: validation\n" in said and max(map(len, said.replace(str(folder), "").splitlines())) <= 80
     table = pandas.read_csv(folder / "train.csv")
     pandas.concat([table, table]).to_csv(folder / "train.csv", index=False)
     facts = check_task(str(folder / "mine.yaml"), folder)
-    show_task(facts)
+    print_task(facts)
     number = facts["also_in_train"]["validation"]
-    told = f"{number} inputs of validation stand in train too: the scores on validation may be too high; remove dup"
-    assert told in capsys.readouterr().out and facts["rows"][0]["copies_within"] > 60
+    said = capsys.readouterr().out
+    told = "inputs of validation stand in train too: the scores on validation may be too high; remove duplicates"
+    assert (
+        told in said and f"also in train: validation {number} · test" in said and facts["rows"][0]["copies_within"] > 60
+    )
 
 
 def test_rows_without_label_or_text_are_counted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,13 +65,13 @@ def test_rows_without_label_or_text_are_counted(folder: Path, capsys: pytest.Cap
     with pytest.raises(InputError, match=f"{told}; fill them in, or leave them out by `missing: drop`"):
         check_task(str(folder / "mine.yaml"), folder)
     (folder / "mine.yaml").write_text(f"missing: drop\n{TASK}")
-    show_task(check_task(str(folder / "mine.yaml"), folder))
+    print_task(check_task(str(folder / "mine.yaml"), folder))
     said = capsys.readouterr()
-    assert "left out: 5 rows" in said.out and re.search(f"mine: left out: {told}", said.err)
+    assert "left out: 5\n" in said.out and re.search(f"mine: left out: {told}", said.err)
 
 
 def test_every_family_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    show_task(check_task("wnut17", None))
+    print_task(check_task("wnut17", None))
     said = capsys.readouterr().out
     assert "3,394" in said and "B-person" in said
 

@@ -15,7 +15,8 @@ import tokenizers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import biphase.corpus.prepare as prepare_module
-from biphase.api.folders import inspect, tell_facts
+from biphase.api.folders import inspect
+from biphase.cli.show import print_facts
 from biphase.corpus.prepare import prepare
 from biphase.corpus.shards import ShardSet, check_tokenizer
 from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer, token_byte_lengths, tokenizer_hash, train_tokenizer
@@ -496,12 +497,14 @@ def test_many_small_files_share_shards(tokenizer_folder: Path, tmp_path: Path, m
     assert decoded(tmp_path / "out") == [f"text {number}" for number in range(10)]
 
 
-def test_describe(made: Path) -> None:
+def test_describe(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     facts = inspect(made)
     shards, train = ShardSet.open(made), facts["train"]
     lengths = np.diff(shards.document_ends, prepend=0)
     assert (train["documents"], train["tokens"]) == (shards.num_documents, shards.num_tokens)
     assert (train["mean_document_tokens"], train["median_document_tokens"]) == (lengths.mean(), np.median(lengths))
     assert (facts["content"], facts["dtype"], len(facts["train_begins"])) == (shards.fingerprint, "uint16", 2)
-    assert f"documents {shards.num_documents:,} · tokens {shards.num_tokens:,}" in tell_facts(facts)
+    print_facts(facts)
+    told = f"train: documents {shards.num_documents:,} · tokens {shards.num_tokens:,} · "
+    assert told in capsys.readouterr().out
     assert len(token_byte_lengths(shards.tokenizer())) == shards.manifest.vocab_size

@@ -1,6 +1,8 @@
-"""What a folder holds: of each kind that biphase writes, the facts, and the lines that tell them to a person."""
+"""What a folder holds: of each kind that biphase writes, the facts; and what the data of a task holds."""
 
-from collections.abc import Callable, Mapping
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,20 @@ from biphase.files import ANEW, MARK, read_json_as, refuse_damaged
 from biphase.finetuning.kept import RECORD, KeptRecord
 from biphase.finetuning.scores import read_score, read_scores
 from biphase.run import Run, read_done, read_metrics, read_recipe, whole_steps
+from biphase.tasks.examples import (
+    AnyExample,
+    ChoiceTexts,
+    LabelledText,
+    Question,
+    TaggedWords,
+    classes_of,
+    count_shared,
+    input_of,
+    load_examples,
+)
+from biphase.tasks.sources import find_source
 from biphase.tasks.spec import find_task
+from biphase.tasks.splits import Collection
 
 Facts = dict[str, Any]
 
@@ -225,30 +240,72 @@ FOLDER_KINDS: Mapping[str, tuple[tuple[str, ...], Callable[..., Facts]]] = {
 """Each kind of folder: the files by which it is known where it has no mark of ours, if there are such; its facts."""
 
 
-def tell_facts(facts: Facts) -> str:
-    """Facts as lines for a person: of a list of records or texts, one each."""
-    lines = [f"{facts['kind']} {facts['path']}"]
-    for key, value in facts.items():
-        if key in ("kind", "path") or value is None:
-            continue
-        name = key.replace("_", " ")
-        if isinstance(value, list) and any(isinstance(one, dict) or len(str(one)) > 60 for one in value):
-            lines += [f"{name}: {tell_value(one)}" for one in value]
-        else:
-            lines.append(f"{name}: {tell_value(value)}")
-    return "\n".join(lines)
+def check_task(task: str, data_dir: Path | None = None) -> Facts:
+    """Read and check all data of a task; returns what there is. Raises `InputError` for whatever is wrong.
+
+    Args:
+        task: a name such as snli, or a YAML file that describes one.
+        data_dir: the task's data as published, in place of the hub.
+    """
+    source = find_source(find_task(task), data_dir)
+    data = load_examples(source, judged_only=False)
+    rows: list[Facts] = []
+    drawn: list[str] = []
+    labels: dict[str, dict[str, int]] = {}
+    if isinstance(data, Collection):
+        rows = collection_rows(data)
+    else:
+        drawn = [split for split in data.splits if split not in source.splits]
+        for split, examples in data.splits.items():
+            num_copies = len(examples) - len({input_of(example) for example in examples})
+            sizes = lengths([size_of(example) for example in examples])
+            rows.append({"part": split, "examples": len(examples), "copies_within": num_copies, **sizes})
+            counts = Counter(label for example in examples for label in labels_of(example, data.task.classes))
+            labels[split] = dict(counts.most_common())
+    return {
+        "task": data.task.name,
+        "family": data.task.family,
+        "source": data.source,
+        "files": {part: [str(path) for path in paths] for part, paths in source.files.items()},
+        "drawn": drawn,
+        "rows": rows,
+        "labels": labels,
+        "classes": list(data.task.classes),
+        "left_out": data.left_out,
+        "also_in_train": count_shared(data),
+    }
 
 
-def tell_value(value: Any) -> str:
-    match value:
-        case dict():
-            return " · ".join(f"{key.replace('_', ' ')} {tell_value(one)}" for key, one in value.items())
-        case list() | tuple():
-            return ", ".join(map(tell_value, value)) or "none"
-        case bool():
-            return "yes" if value else "no"
-        case int():
-            return f"{value:,}"
-        case float():
-            return f"{value:.4g}"
-    return str(value)
+def collection_rows(data: Collection) -> list[dict[str, Any]]:
+    sizes = lengths([len(text) for text in data.documents.values()])
+    rows = [{"part": "documents", "number": len(data.documents), "judged": None, **sizes}]
+    queries: dict[str, list[str]] = {"train": list(dict.fromkeys(query for query, _ in data.train))}
+    judged = {"train": len(data.train)}
+    for split, judgements in data.relevance.items():
+        queries[split], judged[split] = list(judgements), sum(map(len, judgements.values()))
+    for name, ids in queries.items():
+        sizes = lengths([len(data.queries[id]) for id in ids])
+        rows.append({"part": f"queries of {name}", "number": len(ids), "judged": judged[name], **sizes})
+    return rows
+
+
+def lengths(sizes: Sequence[int]) -> dict[str, float | None]:
+    """The median and the largest size; None where there are none."""
+    return {"median_characters": statistics.median(sizes) if sizes else None, "longest": max(sizes, default=None)}
+
+
+def size_of(example: AnyExample) -> int:
+    text = " ".join(example.words) if isinstance(example, TaggedWords) else input_of(example)
+    return len(text) if isinstance(text, str) else sum(map(len, text))
+
+
+def labels_of(example: AnyExample, classes: Sequence[str]) -> list[str]:
+    """The labels, tags or the kind of question of an example."""
+    match example:
+        case LabelledText(label=float()):
+            return ["numbers"]
+        case Question():
+            return ["answerable" if example.answers else "unanswerable"]
+        case ChoiceTexts():
+            return [classes[example.right]]
+    return [classes[number] for number in classes_of(example)]

@@ -44,29 +44,24 @@ def study(
     from biphase.study.plan import plan_study
     from biphase.study.spec import load_study
 
-    overrides = list_changes(changes)
-    words = (str(file), *overrides)
-    if isinstance(file, str | Path):
-        settings = load_study(Path(file), overrides)
-    elif isinstance(file, Mapping):
-        settings, words = load_study(to_jsonable_python(dict(file), fallback=plain_value), overrides), ()
-    else:
+    if not isinstance(file, str | Path | Mapping):
         raise InputError(f"a study is a YAML file or a mapping of its keys, and no {type(file).__name__}")
+    overrides = list_changes(changes)
+    keys = to_jsonable_python(dict(file), fallback=plain_value) if isinstance(file, Mapping) else None
+    settings = load_study(Path(str(file)) if keys is None else keys, overrides)
     place = Path(f"study-{settings.name}") if folder is None else Path(folder)
     if rows := by_task(data):
-        evaluation, words = settings.evaluation, ()
-        unnamed = rows.keys() - {*(evaluation.tasks if evaluation else ())}
-        if evaluation is None or unnamed:
+        evaluation = settings.evaluation
+        if evaluation is None or rows.keys() - {*evaluation.tasks}:
+            unnamed = rows.keys() - {*(evaluation.tasks if evaluation else ())}
             raise InputError(f"data: {min(unnamed)} is none of `evaluation.tasks`: add it")
         tasks, folders = place_data(rows, [*evaluation.tasks], place)
-        evaluation = evaluation.model_copy(
-            update={"tasks": tuple(tasks), "data_dirs": evaluation.data_dirs | dict(folders)}
-        )
-        settings = settings.model_copy(update={"evaluation": evaluation})
+        known = {"tasks": tuple(tasks), "data_dirs": evaluation.data_dirs | dict(folders)}
+        settings = settings.model_copy(update={"evaluation": evaluation.model_copy(update=known)})
     planned = plan_study(keep_order(settings, place))
     ask(planned)
-    words = words or (str(place / "study.yaml"),)
-    return OpenStudy(planned, place, words, () if folder is None else ("--out", str(folder)))
+    words = (str(place / "study.yaml"),) if keys is not None or rows else (str(file), *overrides)
+    return OpenStudy(planned, place, words if folder is None else (*words, "--out", str(folder)))
 
 
 @dataclass(frozen=True)
@@ -76,12 +71,11 @@ class OpenStudy:
     planned: "Plan" = field(repr=False)
     folder: Path
     words: tuple[str, ...]
-    """File and changes, as the command line takes them: the file in the folder, where the study came from memory."""
-    options: tuple[str, ...] = ()
+    """File, changes and folder as the command line takes them; of a study from memory the file in its folder."""
 
     def command(self, verb: str) -> str:
         """What a person types to do something with the same study."""
-        return shlex.join(["biphase", "study", verb, *self.words, *self.options])
+        return shlex.join(["biphase", "study", verb, *self.words])
 
     def estimate(self, device: str | None = None, efficiency: float | None = None) -> "Estimate":
         from biphase.study.cost import estimate, study_machine

@@ -10,8 +10,6 @@ from contextlib import nullcontext
 from functools import wraps
 from inspect import Parameter as PythonParameter
 from inspect import Signature, getdoc, signature
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -24,17 +22,14 @@ from biphase.api.finetuning import to_json
 from biphase.api.own_task import by_commas
 from biphase.api.studies import OpenStudy
 from biphase.cli import doctor as machine
-from biphase.cli.evaluate import check_task, parse_data_dirs, print_evaluation, show_task, write_evaluation
+from biphase.cli import show
 from biphase.config import MOST_REPEATS, parse_config
-from biphase.console import duration, err, print_rows
+from biphase.console import err
 from biphase.console import out as console
 from biphase.errors import InputError
 from biphase.files import refuse_foreign, write_text
 from biphase.finetuning.config import FinetuneConfig
 from biphase.hub import fetch_model
-
-SHOWN_CHARACTERS = 300
-"""How much of a passage is shown."""
 
 
 def parse_rates(text: str) -> tuple[float, ...]:
@@ -102,7 +97,7 @@ def like(
     arguments: str = "",
     hidden: str = "",
     shows: Callable[[Any], str | None] | None = None,
-    **own: Any,
+    **types: Any,
 ) -> Callable[..., Any]:
     """Makes a command of a function: it has the parameters of other functions, and then those that it alone has. One
     without parameters is what its description says, and calls the first of the others.
@@ -112,27 +107,28 @@ def like(
         arguments: the names of those that are given by their place; the others are options.
         hidden: the names of those that only Python has.
         shows: how the answer is shown to a person, where `--format json` writes it for programs.
-        own: types of single parameters, in place of those in `WORDS` and of Python's.
+        types: types of single parameters, in place of those in `WORDS` and of Python's.
     """
 
     def dress(run: Callable[..., Any]) -> Callable[..., Any]:
         parameters: dict[str, PythonParameter] = {}
         for function in (*functions, run):
-            told = {each.arg_name: each.description or "" for each in parse(getdoc(function) or "").params}
-            types = {} if function is run else WORDS | own
+            descriptions = {each.arg_name: each.description or "" for each in parse(getdoc(function) or "").params}
             for name, parameter in signature(function).parameters.items():
                 is_typed = parameter.annotation is not parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
                 if is_typed and name not in (*parameters, *hidden.split()):
-                    typed = parameter.replace(annotation=types.get(name, parameter.annotation))
-                    parameters[name] = as_option(typed, told.get(name, ""), name in arguments.split())
+                    if function is not run:
+                        kind = (WORDS | types).get(name, parameter.annotation)
+                        parameter = parameter.replace(annotation=kind)
+                    parameters[name] = as_option(parameter, descriptions.get(name, ""), name in arguments.split())
         if shows is not None:
-            asked = PythonParameter("form", PythonParameter.KEYWORD_ONLY, default="text", annotation=Form)
-            parameters["form"] = as_option(asked, "", is_argument=False)
-        form = Signature(sorted(parameters.values(), key=lambda parameter: parameter.kind))
+            choice = PythonParameter("form", PythonParameter.KEYWORD_ONLY, default="text", annotation=Form)
+            parameters["form"] = as_option(choice, "", is_argument=False)
+        shape = Signature(sorted(parameters.values(), key=lambda parameter: parameter.kind))
 
         @wraps(run)
         def command(*words: Any, **options: Any) -> None:
-            bound = form.bind(*words, **options)
+            bound = shape.bind(*words, **options)
             bound.apply_defaults()
             is_json = shows is not None and bound.arguments.pop("form") == "json"
             with console.capture() if is_json else nullcontext():  # nothing else stands beside the JSON
@@ -142,7 +138,7 @@ def like(
             if answer is not None and not isinstance(answer, Path):
                 console.print(answer)
 
-        command.__signature__ = form  # type: ignore[attr-defined]
+        command.__signature__ = shape  # type: ignore[attr-defined]
         command.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
         return command
 
@@ -151,25 +147,27 @@ def like(
 
 def as_option(parameter: PythonParameter, description: str, is_argument: bool) -> PythonParameter:
     """A parameter of Python as the command line has it."""
-    is_annotated = get_origin(parameter.annotation) is Annotated
-    given, *settings = get_args(parameter.annotation) if is_annotated else (parameter.annotation,)
-    if Path in get_args(given):
-        given = Path | None if type(None) in get_args(given) else Path
-    shown: Any = parameter.default not in (parameter.empty, None, ()) and parameter.default is not False
-    if isinstance(parameter.default, tuple) and shown:
-        shown = lambda numbers: ", ".join(f"{number:g}" for number in numbers)  # noqa: E731
+    kind, settings, default = parameter.annotation, list[Parameter](), parameter.default
+    if get_origin(kind) is Annotated:
+        kind, *settings = get_args(kind)
+    if Path in get_args(kind):
+        kind = Path | None if type(None) in get_args(kind) else Path
     for_words, for_python, _ = " ".join(description.split()).partition("; in Python")
+    shown: bool | str | None = None
+    if default is False or default == ():
+        shown = False
+    elif isinstance(default, tuple):
+        shown = ", ".join(f"{number:g}" for number in default)
     described = Parameter(help=f"{for_words}." if for_python else for_words, show_default=shown)
     place: Any = parameter.POSITIONAL_ONLY if is_argument else parameter.KEYWORD_ONLY
-    default = parameter.default
-    if is_argument and get_origin(given) is Sequence:  # as `*words`, the only form in which options may stand between
+    if is_argument and get_origin(kind) is Sequence:  # as `*words`, the only form in which options may stand between
         settings.append(Parameter(required=default is parameter.empty))
-        given, place, default = str, parameter.VAR_POSITIONAL, parameter.empty
-    annotation: Any = Annotated[(given, described, *settings)]
+        kind, place, default = str, parameter.VAR_POSITIONAL, parameter.empty
+    annotation: Any = Annotated[(kind, described, *settings)]
     return parameter.replace(kind=place, annotation=annotation, default=default)
 
 
-@like(machine.examine, arguments="folder", shows=machine.show)
+@like(machine.examine, arguments="folder", shows=show.print_facts)
 def doctor() -> None:
     """Versions, devices, what `auto` chooses and why, disk, locks, hub: for bug reports. `!` marks what is wrong.
 
@@ -222,7 +220,7 @@ def pretrain(**given: Any) -> None:
     err.print(f"next: biphase export {run} encoder")
 
 
-@like(folders.inspect, arguments="folder", shows=folders.tell_facts)
+@like(folders.inspect, arguments="folder", shows=show.print_facts)
 def inspect() -> None:
     """Show what is in a folder, and check that it is whole.
 
@@ -269,7 +267,7 @@ def convert(model: str, folder: Path, /) -> None:
     console.print(convert_checkpoint(model, folder))
 
 
-@like(check_task, arguments="task", shows=show_task)
+@like(folders.check_task, arguments="task", shows=show.print_task)
 def task_check() -> None:
     """Check a task's data: show counts, labels, lengths and what train and test share. Trains nothing.
 
@@ -333,11 +331,11 @@ def evaluate(
         names,
         tasks or ["paper"],
         settings=parse_config(FinetuneConfig, {}, settings, origin="evaluate"),
-        data_dirs=parse_data_dirs(data or ()),
+        data_dirs=show.parse_data_dirs(data or ()),
         pair=compare,
         **given,
     )
-    console.print(write_evaluation(evaluation)) if form == "json" else print_evaluation(evaluation)
+    console.print(show.write_evaluation(evaluation)) if form == "json" else show.print_evaluation(evaluation)
     finetuning.raise_failures(evaluation.failures)
 
 
@@ -349,17 +347,7 @@ def embed() -> None:
     """
 
 
-def print_passages(passages: list[dict[str, Any]]) -> None:
-    """Print what the model finds, then what BM25 finds."""
-    for name, group in groupby(passages, key=itemgetter("by")):
-        console.print(f"\n{name}", style="bold")
-        for passage in group:
-            text = passage["text"]
-            console.print(f"{passage['rank']:>2}  {passage['score']:.3f}  {passage['id']}")
-            console.prose(f"    {text[:SHOWN_CHARACTERS]}{' …' if len(text) > SHOWN_CHARACTERS else ''}")
-
-
-@like(networks.search, arguments="source question", shows=print_passages)
+@like(networks.search, arguments="source question", shows=show.print_passages)
 def search(**given: Any) -> Any:
     """Find passages for a question, by an embedding model and by BM25. Documents are embedded once and kept.
 
@@ -403,24 +391,7 @@ def study_run(file: str, changes: Sequence[str], folder: Path | None, **given: A
     studies.study(file, changes, folder).run(**given)
 
 
-def print_status(facts: dict[str, Any]) -> None:
-    """Print how far a study is: a row for the training runs and one for the cells of each task, and what failed."""
-    rows = []
-    for line in facts["lines"]:
-        left = "–" if line.seconds_left is None else duration(line.seconds_left)
-        numbers = (line.done, line.running or "", line.failed or "", line.total)
-        rows.append([line.name, *map(str, numbers), left if line.done < line.total else ""])
-    heads = ("what", "done", "begun", "failed", "of", "one worker needs")
-    print_rows(heads, rows, f"{facts['study']}: {facts['folder']}")
-    for sentence in (*facts["seeds"], *facts["notes"]):
-        console.prose(sentence)
-    for failure in facts["failed"]:
-        console.prose(f"failed: {failure.unit}: {failure.reason}")
-    if facts["num_waiting"]:
-        console.print(f"{facts['num_waiting']} more units wait for these")
-
-
-@like(studies.study, arguments="file changes", hidden="data", shows=print_status, folder=OutFolder)
+@like(studies.study, arguments="file changes", hidden="data", shows=show.print_status, folder=OutFolder)
 def study_status(file: str, changes: Sequence[str], folder: Path | None) -> dict[str, Any]:
     """What is done, begun and failed, and how long the rest takes.
 

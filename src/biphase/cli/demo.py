@@ -12,6 +12,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.text import Text
 
+from biphase.api.networks import export
 from biphase.api.studies import study
 from biphase.api.text import prepare, train_tokenizer
 from biphase.config import BUNDLED
@@ -49,9 +50,7 @@ def demo(
     assert record is not None
     encoder = folder / f"encoder-{record.folder.rpartition('-')[2]}"
     if not encoder.exists():
-        from biphase.export.model import export_checkpoint
-
-        out.print(export_checkpoint(f"{(place.runs / record.folder).resolve()}@{last.step}", encoder))
+        export(f"{(place.runs / record.folder).resolve()}@{last.step}", encoder)
     say("5/5", "report")
     opened.report(folder / "report")
     out.print(f"encoder: {encoder} · took {duration(time.monotonic() - started)}")

@@ -59,15 +59,6 @@ def examine(folder: Path = Path()) -> Facts:
     }
 
 
-def show(facts: Facts) -> str:
-    lines = []
-    for topic, entries in facts.items():
-        width = max((len(name) for name in entries), default=0)
-        lines.append(topic)
-        lines += [f"  {name:<{width}}  {value}" for name, value in entries.items()]
-    return "\n".join(lines)
-
-
 def describe_computing() -> dict[str, str]:
     """Devices, and what `auto` chooses on the first of them, with the reasons."""
     import torch
@@ -103,13 +94,12 @@ def describe_files(folder: Path) -> dict[str, str]:
 
     from biphase.finetuning.fit import cache_folder
 
-    existing = nearest_existing(folder)
-    kind, options = file_system(existing)
+    kind, options = file_system(folder.resolve())
     return {
-        "folder": f"{folder.resolve()}: {room(existing)}, {kind}",
-        "locks": describe_locks(existing, kind, options),
-        "hub's cache": f"{HF_HUB_CACHE}: {room(nearest_existing(Path(HF_HUB_CACHE)))}",
-        "our cache": f"{cache_folder()}: {room(nearest_existing(cache_folder()))}",
+        "folder": f"{folder.resolve()}: {room(folder)}, {kind}",
+        "locks": describe_locks(nearest_existing(folder), kind, options),
+        "hub's cache": f"{HF_HUB_CACHE}: {room(Path(HF_HUB_CACHE))}",
+        "our cache": f"{cache_folder()}: {room(cache_folder())}",
     }
 
 
@@ -119,6 +109,7 @@ def nearest_existing(path: Path) -> Path:
 
 
 def room(folder: Path) -> str:
+    folder = nearest_existing(folder)
     free = shutil.disk_usage(folder).free
     warning = "! only " if free < GIB else ""
     return f"{warning}{free / GIB:,.1f} GiB free{'' if os.access(folder, os.W_OK) else ', ! not writable'}"

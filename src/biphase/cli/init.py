@@ -11,8 +11,8 @@ from cyclopts import Parameter
 from rich.prompt import Prompt
 
 from biphase.api.own_task import EXAMPLES, by_commas, describe_data, write_value
-from biphase.cli.evaluate import parse_data_dirs
-from biphase.config import BUNDLED, find_yaml, parse_config
+from biphase.cli.show import parse_data_dirs
+from biphase.config import BUNDLED, parse_config
 from biphase.console import err
 from biphase.console import out as console
 from biphase.embedding.recipe import EmbeddingRecipe
@@ -105,16 +105,15 @@ def init_study(
     study = parse_config(Study, tree, origin=name)
     shards = asked(shards, SHARDS_QUESTION, study.recipe["data"]["shards"])
     changes: dict[str, Any] = {"name": out.stem, "title": out.stem, "recipe.data.shards": shards}
-    if model and any(group.parents for group in study.arms):
-        raise InputError(f"{name} has arms that continue others by name; change the model in the file")
     for at, group in enumerate(study.arms):
+        if model and group.parents:
+            raise InputError(f"{name} has arms that continue others by name; change the model in the file")
         if model and group.models:
             changes[f"arms.{at}.models"] = [model]
     names = list(study.evaluation.tasks) if study.evaluation else []
     if tasks and study.evaluation:
         names = changes["evaluation.tasks"] = by_commas(tasks)
-        if study.evaluation.per_task:
-            settings = study.evaluation.per_task
+        if settings := study.evaluation.per_task:
             changes["evaluation.per_task"] = {task: settings[task] for task in settings if task in names}
     if shards and (Path(shards) / "manifest.json").exists() and "planning" in tree:  # which says the vocabulary's size
         changes["planning"] = {key: value for key, value in tree["planning"].items() if key != "vocab_size"}
@@ -194,7 +193,7 @@ def starting_text(kind: str, name: str) -> str:
     if name not in known:
         remedy = "; the file to write is --out" if name.endswith((".yaml", ".yml")) else nearest(name, known)
         raise InputError(f"'{name}' is none of the {kind} that come with biphase{remedy}")
-    return re.sub(r"\A(#.*\n)+", "", find_yaml(Path(kind) / f"{name}.yaml").read_text(encoding="utf-8"))
+    return re.sub(r"\A(#.*\n)+", "", (BUNDLED / kind / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
 def with_values(text: str, changes: Mapping[str, Any]) -> str:

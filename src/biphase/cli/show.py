@@ -1,0 +1,139 @@
+"""How a command shows to a person, or as JSON to a program, what a verb has returned."""
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+from biphase.api.finetuning import comparison_records, to_json
+from biphase.api.networks import print_zero_shot
+from biphase.console import duration, out, print_rows
+from biphase.errors import InputError
+
+if TYPE_CHECKING:
+    from biphase.api.finetuning import EvaluatedGrid
+
+LONG_CHARACTERS = 60
+"""Facts with a longer text among their parts are shown one part a line."""
+PASSAGE_CHARACTERS = 300
+"""How much of a passage is shown."""
+MOST_LABELS = 12
+"""Labels that are shown of a split, the most frequent ones."""
+
+
+def print_facts(facts: Mapping[str, Any]) -> None:
+    """Print facts by their names: records as a table, what is nested or long a part a line, all else in a line each."""
+    for key, value in facts.items():
+        name = name_fact(key)
+        parts = list(value.values() if isinstance(value, dict) else value) if isinstance(value, dict | list) else []
+        is_long = any(isinstance(part, dict) or len(str(part)) > LONG_CHARACTERS for part in parts)
+        if isinstance(value, dict) and is_long:
+            print_facts({f"{name} {inner}": part for inner, part in value.items()})
+        elif parts and all(isinstance(part, dict) for part in parts):
+            print_rows(
+                [*map(name_fact, parts[0])], [[tell_fact(*cell) for cell in record.items()] for record in parts], name
+            )
+        elif parts or value not in (None, [], {}, ()):
+            for part in parts if is_long else [value]:
+                out.prose(f"{name}: {tell_fact(key, part)}")
+
+
+def name_fact(key: str) -> str:
+    """The words of a key; a variable of the environment stays as it is."""
+    return key.removeprefix("num_").replace("_", " ") if key.islower() else key
+
+
+def tell_fact(name: str, value: Any) -> str:
+    """A fact in words; a number whose name begins with `seconds` as a person says a time."""
+    match value:
+        case None:
+            return ""
+        case dict():
+            return " · ".join(f"{name_fact(key)} {tell_fact(key, part)}" for key, part in value.items())
+        case list() | tuple():
+            return ", ".join(tell_fact(name, part) for part in value)
+        case bool():
+            return "yes" if value else "no"
+        case int() | float() if name.startswith("seconds"):
+            return duration(value)
+        case int():
+            return f"{value:,}"
+        case float():
+            return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return str(value)
+
+
+def print_task(facts: dict[str, Any]) -> None:
+    """Print what `check_task` found, the most frequent labels of each split, and what may make scores too high."""
+    shared = {part: number for part, number in facts["also_in_train"].items() if number}
+    shown: dict[str, Any] = {**facts, "labels": None, "classes": len(facts["classes"]), "also_in_train": shared}
+    for part, counts in facts["labels"].items():
+        told = [f"{label} {number:,}" for label, number in counts.items()]
+        more = f"; {len(told) - MOST_LABELS} more" if len(told) > MOST_LABELS else ""
+        absent = [name for name in facts["classes"] if name not in counts]
+        never = f"; never: {', '.join(absent)}" if absent else ""
+        shown[f"labels of {part}"] = f"{', '.join(told[:MOST_LABELS])}{more}{never}"
+    print_facts(shown)
+    for part in shared:
+        remedy = "; remove duplicates from the data" if part in facts["drawn"] else ""
+        out.prose(f"inputs of {part} stand in train too: the scores on {part} may be too high{remedy}")
+
+
+def print_status(facts: dict[str, Any]) -> None:
+    """Print how far a study is: a row for the training runs and one for the cells of each task, and what failed."""
+    failed = [f"{failure.unit}: {failure.reason}" for failure in facts["failed"]]
+    print_facts({**facts, "lines": [vars(line) for line in facts["lines"]], "failed": failed})
+
+
+def print_passages(passages: list[dict[str, Any]]) -> None:
+    """Print what the model finds, then what BM25 finds."""
+    for name, group in groupby(passages, key=itemgetter("by")):
+        out.print(f"\n{name}", style="bold")
+        for passage in group:
+            text = passage["text"]
+            out.print(f"{passage['rank']:>2}  {passage['score']:.3f}  {passage['id']}")
+            out.prose(f"    {text[:PASSAGE_CHARACTERS]}{' …' if len(text) > PASSAGE_CHARACTERS else ''}")
+
+
+def write_evaluation(evaluation: "EvaluatedGrid") -> str:
+    """The JSON of docs/reference/command_line.md."""
+    if evaluation.planned:
+        return to_json(evaluation.planned)
+    tree: dict[str, Any] = {"scores": evaluation.records}
+    if evaluation.zero_shot is None:
+        tree["left_out"] = [{"path": path, "reason": reason} for path, reason in evaluation.scores.broken.items()]
+        tree["failed"] = evaluation.failures
+    if evaluation.compared is not None:
+        tree["comparison"] = comparison_records(evaluation.compared)
+    return to_json(tree)
+
+
+def print_evaluation(evaluation: "EvaluatedGrid") -> None:
+    from biphase.report.verdicts import print_comparison, print_summary
+
+    if evaluation.zero_shot is not None:
+        print_zero_shot(evaluation.zero_shot)
+        return
+    if planned := evaluation.planned:
+        failed = [f"{failure.unit}: {failure.reason}" for failure in planned["failed"]]
+        print_facts({**planned, "failed": failed})
+        if planned["unknown_trainings"]:
+            out.print("unknown trainings are of tasks without a finished cell to judge by: run one seed first")
+        return
+    print_summary(evaluation.rows, evaluation.scores.broken)
+    if evaluation.easier_searches:
+        searches = ", ".join(evaluation.easier_searches)
+        out.print(f"among judged documents only, which scores higher than among all: {searches}")
+    if evaluation.compared is not None:
+        print_comparison(evaluation.compared)
+
+
+def parse_data_dirs(pairs: Sequence[str]) -> list[tuple[str, str]]:
+    """`snli=path` → ("snli", "path")."""
+    parts = []
+    for pair in pairs:
+        task, _, folder = pair.partition("=")
+        if not folder:
+            raise InputError(f"--data-dir {pair} must be TASK=FOLDER, such as snli=data")
+        parts.append((task, folder))
+    return parts
