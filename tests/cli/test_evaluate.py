@@ -117,8 +117,8 @@ def test_the_best_of_each_task_is_kept(
     [cell] = plan_cells(
         str(models / "a"), ["wnut17"], FinetuneConfig(learning_rate=9e-3, device="cpu"), {"wnut17": words}
     )
-    keep_best_networks({("a", "wnut17"): (place, [cell])}, tmp_path / "scores")
-    assert "a-wnut17: not kept, 1 of 1 cells of a on wnut17 are missing" in capsys.readouterr().err
+    keep_best_networks({place: [cell]}, tmp_path / "scores")
+    assert f"a-wnut17: not kept, 1 of 1 cells of {models / 'a'} on wnut17 are missing" in capsys.readouterr().err
     assert not place.exists()
     code, _, err = call("--keep", kept)
     assert code == 2 and "--keep is for models that are fine-tuned on tasks, without --part" in err
@@ -187,7 +187,7 @@ def test_which_tasks_data_is_given_for(tmp_path: Path) -> None:
 
 def test_a_cpu_grid_asks_for_no_gpu(models: Path, words: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engines = []
-    monkeypatch.setattr(verbs, "run_and_keep", lambda grid, chosen, engine, keep: engines.append(engine) or [])
+    monkeypatch.setattr(verbs, "run_grid", lambda grid, engine, part, keep: engines.append(engine) or [])
     (tmp_path / "scores").mkdir()
     for device in ("cpu", "auto"):
         where = {"scores": tmp_path / "scores", "data": {"wnut17": words}, "engine": "ray", "precision": "fp32"}

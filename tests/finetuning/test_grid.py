@@ -15,15 +15,14 @@ from biphase.finetuning.cells import CellPlan
 from biphase.finetuning.choosing import select_rate
 from biphase.finetuning.grid import (
     Grid,
-    choose_part,
-    estimate_seconds,
+    grid_units,
     missing_trainings,
     plan_grid,
-    read_finished,
+    plan_missing,
     resolve_for,
     run_grid,
 )
-from biphase.finetuning.scores import read_scores
+from biphase.finetuning.scores import Score, read_score, read_scores
 
 from .conftest import make_cell
 
@@ -44,14 +43,23 @@ def grid(model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path) -> Grid
 
 
 def missing(grid: Grid) -> int:
-    return sum(len(training.cells) for training in missing_trainings(plan_grid(grid), grid.out))
+    return sum(map(len, missing_trainings(plan_grid(grid), grid.out)))
+
+
+def names(grid: Grid) -> list[str]:
+    return [unit.name for unit in grid_units(grid, plan_grid(grid)) if unit.kind]
+
+
+def finished(grid: Grid) -> list[Score]:
+    cells = [cell for training in plan_grid(grid) for cell in training if cell.is_finished(grid.out)]
+    return [read_score(cell.folder(grid.out)) for cell in cells]
 
 
 def test_only_what_is_missing_is_run(grid: Grid) -> None:
     assert missing(grid) == 8
-    assert run_grid(grid, missing_trainings(plan_grid(grid), grid.out), HERE) == []
+    assert run_grid(grid, HERE) == []
     assert missing(grid) == 0
-    scores = read_finished(plan_grid(grid), grid.out)
+    scores = finished(grid)
     assert {(s.task, s.config.learning_rate, s.config.seed) for s in scores} == {
         (task, rate, seed) for task in grid.tasks for rate in (1e-3, 3e-3) for seed in (0, 1)
     }
@@ -60,17 +68,18 @@ def test_only_what_is_missing_is_run(grid: Grid) -> None:
         assert choice is not None and choice.doubt is None and sum(choice.shares.values()) == 1
     wider = replace(grid, seeds=(0, 1, 2))
     assert missing(wider) == 4
-    seconds, num_unknown = estimate_seconds(missing_trainings(plan_grid(wider), grid.out), scores)
+    told = plan_missing(wider, HERE)
     mean = sum(sum(score.seconds.values()) for score in scores) / 8
-    assert num_unknown == 0 and seconds == pytest.approx(4 * mean)
+    assert [record["missing"] for record in told["cells"]] == [2, 2] and told["unknown_trainings"] == 0
+    assert told["seconds_of_one_worker"] == pytest.approx(4 * mean)
 
 
 def test_workers_give_the_same_scores(grid: Grid, tmp_path: Path) -> None:
     small = replace(grid, learning_rates=(3e-3,))
-    run_grid(small, plan_grid(small), HERE)
+    run_grid(small, HERE)
     other = replace(small, out=tmp_path / "other")
-    assert run_grid(other, plan_grid(other), Engine(workers=2, device="cpu")) == []
-    ours, theirs = (read_finished(plan_grid(each), each.out) for each in (small, other))
+    assert run_grid(other, Engine(workers=2, device="cpu")) == []
+    ours, theirs = finished(small), finished(other)
     assert [score.metrics for score in ours] == [score.metrics for score in theirs]
     assert len(ours) == 4
 
@@ -78,8 +87,8 @@ def test_workers_give_the_same_scores(grid: Grid, tmp_path: Path) -> None:
 def test_a_cell_that_another_process_is_at_is_no_failure(grid: Grid, capsys: pytest.CaptureFixture) -> None:
     small = replace(grid, learning_rates=(1e-3,), tasks=("snli",))
     trainings = plan_grid(small)
-    with locked(small.out / ".locks" / trainings[0].cells[0].folder(small.out).name):
-        assert run_grid(small, trainings, HERE) == []
+    with locked(small.out / ".locks" / trainings[0][0].folder(small.out).name):
+        assert run_grid(small, HERE) == []
     assert "left to the process that is at it" in capsys.readouterr().err
     assert missing(small) == 1 and not read_failures(small.out)
 
@@ -87,7 +96,6 @@ def test_a_cell_that_another_process_is_at_is_no_failure(grid: Grid, capsys: pyt
 def test_a_failed_cell_is_told_and_run_again(
     grid: Grid, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainings = plan_grid(grid)
     real = fit.fit_cells
 
     def fail_once(model: str, plans: list[CellPlan], *others: object) -> object:
@@ -97,13 +105,13 @@ def test_a_failed_cell_is_told_and_run_again(
         return real(model, plans, *others)
 
     monkeypatch.setattr(fit, "fit_cells", fail_once)
-    [failure] = run_grid(grid, trainings, HERE)
+    [failure] = run_grid(grid, HERE)
     monkeypatch.setattr(fit, "fit_cells", real)
-    assert failure.unit == trainings[0].name and "no memory left" in failure.reason
+    assert failure.unit == names(grid)[0] and "no memory left" in failure.reason
     assert "no memory left" in capsys.readouterr().err
     assert read_failures(grid.out) == [failure]
     assert missing(grid) == 1
-    assert run_grid(grid, missing_trainings(trainings, grid.out), HERE) == []
+    assert run_grid(grid, HERE) == []
     assert missing(grid) == 0 and not read_failures(grid.out)
 
 
@@ -114,26 +122,26 @@ def test_bad_data_fails_its_task_alone(grid: Grid, tmp_path: Path, capsys: pytes
         rows = [{"premise": split, "hypothesis": "b", "label": 7}]
         (bad / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     small = replace(grid, data_dirs={**grid.data_dirs, "snli": bad})
-    failures = run_grid(small, plan_grid(small), HERE)
+    failures = run_grid(small, HERE)
     assert "label 7 is not one of task 'snli'" in failures[0].reason
     blocked = [failure for failure in failures if failure.reason.startswith("blocked: encode snli for ")]
     assert len(blocked) == 4 and all(failure.is_blocked for failure in blocked)
     assert capsys.readouterr().err.count("label 7 is not one of") == 1
     kept = read_failures(small.out)
     assert len(kept) == 1 + 4 and all("train.jsonl:1: label 7 is not one of" in one.reason for one in kept)
-    assert {one.unit for one in kept if one.is_blocked} == {t.name for t in plan_grid(small) if "snli" in t.name}
-    assert {score.task for score in read_finished(plan_grid(small), small.out)} == {"wnut17"}
+    assert {one.unit for one in kept if one.is_blocked} == {name for name in names(small) if "snli" in name}
+    assert {score.task for score in finished(small)} == {"wnut17"}
     assert missing(small) == 4
 
 
 def test_parts_of_a_grid(grid: Grid) -> None:
     trainings = plan_grid(grid)
-    parts = [choose_part(trainings, f"{number}/3") for number in range(3)]
-    assert sorted(t.name for part in parts for t in part) == sorted(t.name for t in trainings)
+    parts = [plan_grid(grid, f"{number}/3") for number in range(3)]
+    assert sorted(t[0].hash for part in parts for t in part) == sorted(t[0].hash for t in trainings)
     assert [len(part) for part in parts] == [3, 3, 2]
     for wrong in ("3/3", "1", "a/b", "-1/2", "²/٣", "1/" + "9" * 5000):
         with pytest.raises(InputError, match="must be NUMBER/TOTAL"):
-            choose_part(trainings, wrong)
+            plan_grid(grid, wrong)
 
 
 def test_tasks_that_share_a_training_are_one(grid: Grid, data_dirs: dict[str, Path], tmp_path: Path) -> None:
@@ -148,16 +156,17 @@ def test_tasks_that_share_a_training_are_one(grid: Grid, data_dirs: dict[str, Pa
     shared = replace(grid, tasks=("nq", "msmarco"), data_dirs={"nq": folder, "msmarco": judged.parent})
     trainings = plan_grid(shared)
     assert len(trainings) == 4
-    assert [cell.task.name for cell in trainings[0].cells] == ["nq", "msmarco"]
+    assert [cell.task.name for cell in trainings[0]] == ["nq", "msmarco"]
     one = replace(shared, learning_rates=(1e-3,), seeds=(0,))
-    assert run_grid(one, plan_grid(one), HERE) == []
-    scores = read_finished(plan_grid(one), one.out)
+    assert run_grid(one, HERE) == []
+    scores = finished(one)
     assert {score.trained_on for score in scores} == {"msmarco"}
-    left = missing_trainings(trainings, one.out)
     of_one = scores[0].seconds["train"] + sum(score.seconds["evaluate"] for score in scores)
     assert scores[0].seconds["train"] == scores[1].seconds["train"]
-    assert estimate_seconds(left, scores) == (pytest.approx(3 * of_one), 0)
-    assert estimate_seconds(left, ()) == (0.0, 3)
+    told = plan_missing(shared, HERE)
+    assert (told["seconds_of_one_worker"], told["known_trainings"]) == (pytest.approx(3 * of_one), 3)
+    told = plan_missing(replace(shared, out=tmp_path / "empty"), HERE)
+    assert (told["seconds_of_one_worker"], told["unknown_trainings"]) == (0, 4)
 
 
 @pytest.mark.parametrize(("engine", "precision"), [(Engine(workers=2), "fp32"), (Engine(kind="ray"), "bf16")])
@@ -202,5 +211,5 @@ def test_a_task_of_ones_own(grid: Grid, tmp_path: Path) -> None:
     path.write_text("\n".join(lines), encoding="utf-8")
     dirs = {"own": grid.data_dirs["wnut17"]}
     own = replace(grid, tasks=(str(path),), learning_rates=(1e-3,), seeds=(0,), data_dirs=dirs)
-    assert run_grid(own, plan_grid(own), HERE) == []
-    assert [score.task for score in read_finished(plan_grid(own), own.out)] == ["own"]
+    assert run_grid(own, HERE) == []
+    assert [score.task for score in finished(own)] == ["own"]

@@ -39,11 +39,11 @@ def test_one_training_gives_a_score_by_name(model_folder: Path, tmp_path: Path) 
     dirs = name_data_dirs([(task, str(tmp_path))], name_tests(task), "data")
     grid = Grid((str(model_folder),), name_tests(task), config, tmp_path, (1e-3,), (0,), dirs)
     [training] = plan_grid(grid)
-    assert [cell.task.name for cell in training.cells] == ["own.en", "own.de"]
+    assert [cell.task.name for cell in training] == ["own.en", "own.de"]
     # A further test, or another one, leaves the training and the other cells what they were.
     content = Path(task).read_text()
     Path(task).write_text(content.replace("{en: en.jsonl, de: de.jsonl}", "{de: de.jsonl}"))
-    assert plan_cells(str(model_folder), [f"{task}:de"], training.config, dirs)[0].hash == training.cells[1].hash
+    assert plan_cells(str(model_folder), [f"{task}:de"], training[0].config, dirs)[0].hash == training[1].hash
     Path(task).write_text(content)
     settings: dict[str, Any] = {"learning_rates": [5e-3], "seeds": [0], "workers": 1, "scores": tmp_path / "scores"}
     settings |= {"precision": "fp32", "device": "cpu", "max_length": 64, "epochs": 20, "batch_size": 8}

@@ -7,10 +7,9 @@ or NaN, and null in JSON.
 
 import csv
 import json
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, TextIO
@@ -23,27 +22,13 @@ from biphase.api.own_task import keep_rows, listed_numbers, write_task
 from biphase.config import parse_config
 from biphase.console import UNSEEN, err, track
 from biphase.corpus.rows import PlacedRow, Row, rows_in_memory
-from biphase.engine.local import Engine, EngineKind, count_workers
-from biphase.engine.scheduler import Failure, read_failures
+from biphase.engine.local import Engine, EngineKind
+from biphase.engine.scheduler import Failure
 from biphase.errors import InputError
 from biphase.files import refuse_filled, whole_file
 from biphase.finetuning.cells import plan_cells
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.grid import (
-    PAPER_LEARNING_RATES,
-    PAPER_SEEDS,
-    Grid,
-    SharedTraining,
-    check_keep,
-    choose_part,
-    estimate_seconds,
-    keep_best_networks,
-    missing_trainings,
-    plan_grid,
-    read_finished,
-    resolve_for,
-    run_grid,
-)
+from biphase.finetuning.grid import PAPER_LEARNING_RATES, PAPER_SEEDS, Grid, plan_missing, resolve_for, run_grid
 from biphase.finetuning.kept import RECORD, KeptModel, find_kept, open_rows
 from biphase.finetuning.scores import Score, ScoreSet, read_scores
 from biphase.report import verdicts
@@ -52,9 +37,6 @@ from biphase.tasks.spec import METRICS, PAPER_TASKS, find_task, name_tests
 
 if TYPE_CHECKING:
     import pandas
-
-    from biphase.report.verdicts import SummaryRow, TaskComparison
-
 
 OWN_TASKS = "data"
 """The folder beside scores in which tasks are kept that came as rows."""
@@ -203,16 +185,13 @@ def predict_rows(kept: KeptModel, rows: Iterator[PlacedRow], name: str, device: 
 
 def write_predictions(model: str, file: Path, out: Path | TextIO, template: str | None, device: str) -> None:
     """The rows of a file with predictions, into a .jsonl or .csv file that appears when it is whole, or as JSONL."""
-    if isinstance(out, Path):
-        if out.suffix not in OUT_ENDINGS:
-            raise InputError(f"{out}: name a {' or '.join(OUT_ENDINGS)} file")
-        if out.exists():
-            raise InputError(f"{out} is there already; choose another name, or delete it first")
-        rows = open_prediction(model, file, template, device)
-        with whole_file(out) as sink:
-            write_csv(rows, sink) if out.suffix == ".csv" else write_lines(rows, sink)
-    else:
-        write_lines(open_prediction(model, file, template, device), out)
+    if isinstance(out, Path) and out.suffix not in OUT_ENDINGS:
+        raise InputError(f"{out}: name a {' or '.join(OUT_ENDINGS)} file")
+    if isinstance(out, Path) and out.exists():
+        raise InputError(f"{out} is there already; choose another name, or delete it first")
+    rows = open_prediction(model, file, template, device)
+    with whole_file(out) if isinstance(out, Path) else nullcontext(out) as sink:
+        write_csv(rows, sink) if isinstance(out, Path) and out.suffix == ".csv" else write_lines(rows, sink)
 
 
 def write_lines(rows: Iterable[Row], sink: TextIO) -> None:
@@ -226,9 +205,9 @@ def write_csv(rows: Iterable[Row], sink: TextIO) -> None:
     """A table with the columns of the first row: one for each label's probability, lists as JSON."""
     table: Any = None
     for number, row in enumerate(rows, start=1):
-        flat = {key: value for key, value in row.items() if not isinstance(value, dict) or key != "probabilities"}
+        flat = dict(row)
         if isinstance(row.get("probabilities"), dict):
-            flat |= {f"probability_{label}": value for label, value in row["probabilities"].items()}
+            flat |= {f"probability_{label}": value for label, value in flat.pop("probabilities").items()}
         for key, value in flat.items():
             if isinstance(value, dict | list):
                 flat[key] = json.dumps(value, ensure_ascii=False, default=str)
@@ -246,7 +225,7 @@ def fields_of(record: object, names: str) -> dict[str, Any]:
     return {name: getattr(record, name) for name in names.split()}
 
 
-def summary_records(rows: "Iterable[SummaryRow]") -> list[dict[str, Any]]:
+def summary_records(rows: Iterable[verdicts.SummaryRow]) -> list[dict[str, Any]]:
     """A record for each model on each task, in the order of the table: the task's best mean first."""
     records = []
     for row in rows:
@@ -259,7 +238,7 @@ def summary_records(rows: "Iterable[SummaryRow]") -> list[dict[str, Any]]:
     return records
 
 
-def comparison_records(comparisons: "Iterable[TaskComparison]") -> list[dict[str, Any]]:
+def comparison_records(comparisons: Iterable[verdicts.TaskComparison]) -> list[dict[str, Any]]:
     """A record for each task; differences are A minus B."""
     records = []
     for pair in comparisons:
@@ -368,7 +347,7 @@ class EvaluatedGrid:
     failures: list[Failure]
     planned: dict[str, Any] | None = None
     """In a dry run, which cells are missing, and how long they take."""
-    compared: "Sequence[TaskComparison] | None" = None
+    compared: Sequence[verdicts.TaskComparison] | None = None
     zero_shot: ZeroShot | None = None
     """The scores of embedding models as they are; nothing else is there then."""
 
@@ -421,45 +400,9 @@ def run_evaluation(
         where = parse_config(Engine, {"kind": engine, "device": settings.device, **workers}, origin="evaluate")
         folder = Path(scores)
         grid = Grid(tuple(models), names, resolve_for(settings, where), folder, learning_rates, seeds, known)
-        chosen = plan_grid(grid)
-        chosen = chosen if part is None else choose_part(chosen, part)
         if dry_run:
-            return EvaluatedGrid(ScoreSet(()), [], [], plan_missing(grid, chosen, where))
-        failures = run_and_keep(grid, chosen, where, None if keep is None else Path(keep))
+            return EvaluatedGrid(ScoreSet(()), [], [], plan_missing(grid, where, part))
+        failures = run_grid(grid, where, part, None if keep is None else Path(keep))
     score_set = read_scores(Path(scores))
     compared = verdicts.compare(score_set, *pair) if pair else None
     return EvaluatedGrid(score_set, verdicts.summarize(score_set), failures, compared=compared)
-
-
-def run_and_keep(grid: Grid, chosen: Sequence[SharedTraining], engine: Engine, keep: Path | None) -> list[Failure]:
-    best = {} if keep is None else check_keep(chosen, keep)
-    missing = missing_trainings(chosen, grid.out)
-    num_cells = sum(len(training.cells) for training in chosen)
-    num_missing = sum(len(training.cells) for training in missing)
-    err.print(f"{num_cells:,} cells, {num_cells - num_missing:,} of them finished")
-    failures = run_grid(grid, missing, engine) if missing else []
-    keep_best_networks(best, grid.out)
-    return failures
-
-
-def plan_missing(grid: Grid, chosen: Sequence[SharedTraining], engine: Engine) -> dict[str, Any]:
-    """How many cells each model has on each task and how many are missing; how long one worker needs for the trainings
-    that finished ones of their tasks can judge."""
-    missing = missing_trainings(chosen, grid.out)
-    totals = Counter((training.model, cell.task.name) for training in chosen for cell in training.cells)
-    lefts = Counter((training.model, cell.task.name) for training in missing for cell in training.cells)
-    cells = []
-    for key in product(grid.models, (find_task(task).name for task in grid.tasks)):
-        numbers = {"cells": totals[key], "finished": totals[key] - lefts[key], "missing": lefts[key]}
-        cells.append({"model": key[0], "task": key[1], **numbers})
-    seconds, num_unknown = estimate_seconds(missing, read_finished(chosen, grid.out))
-    return {
-        "rates": grid.learning_rates,
-        "seeds": grid.seeds,
-        "cells": cells,
-        "workers": count_workers(engine),
-        "seconds_of_one_worker": seconds,
-        "known_trainings": len(missing) - num_unknown,
-        "unknown_trainings": num_unknown,
-        "failed": read_failures(grid.out),
-    }

@@ -8,13 +8,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
 from biphase.console import err
-from biphase.engine.local import Engine, Unit
-from biphase.engine.scheduler import Failure, run_batch, run_units
+from biphase.engine.local import Engine, Unit, count_workers
+from biphase.engine.scheduler import Failure, Forecast, read_failures, run_batch, run_units
 from biphase.errors import InputError, refuse_doubles
 from biphase.files import read_json_as, refuse_filled
 from biphase.finetuning.cells import (
@@ -29,7 +29,7 @@ from biphase.finetuning.cells import (
 from biphase.finetuning.choosing import choose_rate, validation_by_rate
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.kept import RECORD
-from biphase.finetuning.scores import Score, measure_trainings, read_score, short_name
+from biphase.finetuning.scores import Score, measure_trainings, read_score, read_scores, short_name
 from biphase.tasks.spec import find_task
 
 PAPER_LEARNING_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4)
@@ -48,26 +48,17 @@ class Grid:
     data_dirs: DataDirs = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class SharedTraining:
-    """One training and the cells that it gives: several where tasks share it (`Task.trained_on`)."""
-
-    model: str
-    cells: tuple[CellPlan, ...]
-
-    @property
-    def config(self) -> FinetuneConfig:
-        """The same for all cells: they are of one family."""
-        return self.cells[0].config
-
-    @property
-    def name(self) -> str:
-        tasks = ", ".join(cell.task.name for cell in self.cells)
-        return f"{tasks} · {self.model} · lr {self.config.learning_rate!r} · seed {self.config.seed}"
+SharedTraining = list[CellPlan]
+"""The cells that one training gives: several where tasks share it (`Task.trained_on`). Their configuration is the same,
+for they are of one family."""
 
 
-def plan_grid(grid: Grid) -> list[SharedTraining]:
+def plan_grid(grid: Grid, part: str | None = None) -> list[SharedTraining]:
     """All trainings of a grid, finished or not. Reads models and data to hash them; loads neither.
+
+    Args:
+        part: `3/16`: every sixteenth training, from the third (parts count from 0). For the arrays of Slurm and the
+            like.
 
     Raises `InputError` for an unknown task, a model or data that are not there, and for what is named twice.
     """
@@ -86,35 +77,25 @@ def plan_grid(grid: Grid) -> list[SharedTraining]:
             raise InputError(f"{twin} and {model} are the same model under two names")
     sources = {task: find_task_sources(task, grid.data_dirs) for task in grid.tasks}
     base, trainings = resolve_precision(grid.config), []
-    for model, identity in models.items():
-        shared: dict[tuple[str, FinetuneConfig], list[CellPlan]] = {}  # tasks of one training may settle differently
+    for identity in models.values():
+        shared: dict[tuple[str, FinetuneConfig], SharedTraining] = {}  # tasks of one training may settle differently
         for task, rate, seed in product(grid.tasks, grid.learning_rates, grid.seeds):
             config = base.model_copy(update={"learning_rate": rate, "seed": seed})
             cell = plan_cell(identity, *sources[task], config)
             shared.setdefault((cell.train.hash, cell.config), []).append(cell)
-        trainings += [SharedTraining(model, tuple(cells)) for cells in shared.values()]
-    return trainings
+        trainings += shared.values()
+    if part is None:
+        return trainings
+    number, _, total = part.partition("/")
+    if not re.fullmatch(r"[0-9]{1,9}/[0-9]{1,9}", part) or int(number) >= int(total):
+        raise InputError(f"part '{part}' must be NUMBER/TOTAL with NUMBER from 0 to TOTAL - 1, such as 0/16")
+    return trainings[int(number) :: int(total)]
 
 
 def missing_trainings(trainings: Iterable[SharedTraining], out: Path) -> list[SharedTraining]:
     """The trainings with a cell that is not finished, each with its missing cells only."""
-    missing = []
-    for training in trainings:
-        cells = tuple(cell for cell in training.cells if not cell.is_finished(out))
-        missing += [SharedTraining(training.model, cells)] if cells else []
-    return missing
-
-
-def read_finished(trainings: Iterable[SharedTraining], out: Path) -> list[Score]:
-    return [read_score(cell.folder(out)) for training in trainings for cell in training.cells if cell.is_finished(out)]
-
-
-def choose_part(trainings: Sequence[SharedTraining], part: str) -> list[SharedTraining]:
-    """`3/16`: every sixteenth training, from the third (parts count from 0). For the arrays of Slurm and the like."""
-    number, _, total = part.partition("/")
-    if not re.fullmatch(r"[0-9]{1,9}/[0-9]{1,9}", part) or int(number) >= int(total):
-        raise InputError(f"part '{part}' must be NUMBER/TOTAL with NUMBER from 0 to TOTAL - 1, such as 0/16")
-    return list(trainings[int(number) :: int(total)])
+    missing = [[cell for cell in training if not cell.is_finished(out)] for training in trainings]
+    return [cells for cells in missing if cells]
 
 
 def resolve_for(config: FinetuneConfig, engine: Engine) -> FinetuneConfig:
@@ -131,53 +112,97 @@ def resolve_for(config: FinetuneConfig, engine: Engine) -> FinetuneConfig:
     return FinetuneConfig.model_validate(outcome.value)
 
 
-def run_grid(grid: Grid, trainings: Sequence[SharedTraining], engine: Engine) -> list[Failure]:
-    """Run the given trainings, after one unit for each (model, task) that turns the task's texts into token ids.
+def run_grid(grid: Grid, engine: Engine, part: str | None = None, keep: Path | None = None) -> list[Failure]:
+    """Run what is missing of a grid, or of a part of it; returns what failed. Cells that another process is at are left
+    to it. The best network of each model and task is kept below `keep`."""
+    trainings = plan_grid(grid, part)
+    best = {} if keep is None else check_keep(trainings, keep)
+    missing, num_cells = missing_trainings(trainings, grid.out), sum(map(len, trainings))
+    err.print(f"{num_cells:,} cells, {num_cells - sum(map(len, missing)):,} of them finished")
+    units, spent = grid_units(grid, missing), measure_grid(grid, trainings)
+    failures = run_batch(units, engine, grid.out, label="evaluate", things="cells", spent=spent)
+    keep_best_networks(best, grid.out)
+    return failures
 
-    Trainings on one task take time by the size of their model's weights. Returns what failed; cells that another
-    process is at are left to it.
-    """
+
+def plan_missing(grid: Grid, engine: Engine, part: str | None = None) -> dict[str, Any]:
+    """Count the cells that each model has on each task and those that are missing; how long one worker needs for the
+    trainings that finished ones of their tasks can judge."""
+    trainings = plan_grid(grid, part)
+    missing = missing_trainings(trainings, grid.out)
+    totals = Counter((cell.model.name, cell.task.name) for cell in chain(*trainings))
+    lefts = Counter((cell.model.name, cell.task.name) for cell in chain(*missing))
+    cells = []
+    for model, task in product(grid.models, (find_task(task).name for task in grid.tasks)):
+        total, left = totals[model, task], lefts[model, task]
+        cells.append({"model": model, "task": task, "cells": total, "finished": total - left, "missing": left})
+    spent = measure_grid(grid, trainings)
+    known = [unit for unit in grid_units(grid, missing) if unit.kind in spent]
+    return {
+        "rates": grid.learning_rates,
+        "seeds": grid.seeds,
+        "cells": cells,
+        "workers": count_workers(engine),
+        "seconds_of_one_worker": sum((Forecast(known, spent).seconds_by_kind or {}).values()),
+        "known_trainings": len(known),
+        "unknown_trainings": len(missing) - len(known),
+        "failed": read_failures(grid.out),
+    }
+
+
+def grid_units(grid: Grid, trainings: Iterable[SharedTraining]) -> list[Unit]:
+    """Make a unit of each training, and before them one for each (model, task) that turns the task's texts into token
+    ids. Trainings on one task take time by the size of their model's weights."""
     named = {find_task(task).name: task for task in grid.tasks}  # by its name, or by its file
     encodings: dict[str, Unit] = {}
     units = []
-    for training in trainings:
-        model, cells = training.model, training.cells
-        trained_on = cells[0].train.task.name
-        shared = {"model": model, "config": training.config, "data_dirs": dict(grid.data_dirs)}
-        tasks = [cell.task.name for cell in cells]
-        encoded = tasks if cells[0].task.part_of else [trained_on, *tasks]
+    for cells in trainings:
+        first, tasks = cells[0], [cell.task.name for cell in cells]
+        model, config, trained_on = first.model.name, first.config, first.train.task.name
+        shared = {"model": model, "config": config, "data_dirs": dict(grid.data_dirs)}
+        encoded = tasks if first.task.part_of else [trained_on, *tasks]
         needs = {f"encode {task} for {model}": named.get(task, task) for task in encoded}
         for name, task in needs.items():
             if name not in encodings:
                 encodings[name] = Unit(name, encode_unit, shared | {"task": task}, affinity=model, size=0)
         units.append(
             Unit(
-                training.name,
+                f"{', '.join(tasks)} · {model} · lr {config.learning_rate!r} · seed {config.seed}",
                 fit_unit,
                 shared | {"tasks": [named[task] for task in tasks], "out": grid.out},
                 affinity=f"{model} {trained_on}",
                 needs=tuple(needs),
                 kind=trained_on,
-                cost=float(sum(path.stat().st_size for path in cells[0].model.folder.glob("*.safetensors"))),
+                cost=float(sum(path.stat().st_size for path in first.model.folder.glob("*.safetensors"))),
                 size=len(cells),
-                file=cells[0].folder(grid.out).name,
+                file=first.folder(grid.out).name,
             )
         )
-    return run_batch([*encodings.values(), *units], engine, grid.out, label="evaluate", things="cells")
+    return [*encodings.values(), *units]
 
 
-def estimate_seconds(trainings: Sequence[SharedTraining], finished: Iterable[Score]) -> tuple[float, int]:
-    """Seconds of one worker for these trainings, as long as finished ones on the same task took on average with their
-    evaluations; and how many trainings are on tasks of which none is finished."""
-    measured = measure_trainings(finished)
-    total, num_unknown = 0.0, 0
+def measure_grid(grid: Grid, trainings: Iterable[SharedTraining]) -> dict[str, tuple[float, float]]:
+    """Measure the trainings that gave a score, as `measure_cells` does."""
+    finished, scores = list[SharedTraining](), list[Score]()
     for training in trainings:
-        num, _, seconds = measured.get(training.cells[0].train.task.name, (0, 0, 0.0))
-        if num:
-            total += seconds / num
-        else:
-            num_unknown += 1
-    return total, num_unknown
+        folders = [cell.folder(grid.out) for cell in training if cell.is_finished(grid.out)]
+        read = [score for folder in folders for score in read_scores(folder).scores]
+        scores += read
+        finished += [training] if read else []
+    return measure_cells(grid_units(grid, finished), scores)
+
+
+def measure_cells(finished: Iterable[Unit], scores: Iterable[Score]) -> dict[str, tuple[float, float]]:
+    """Add up seconds and costs of the fine-tunings that gave some scores, by the task that they are trained on: what
+    tells how long others on the task take. `finished` are their units."""
+    costs: dict[str, list[float]] = {}
+    for unit in finished:
+        costs.setdefault(unit.kind, []).append(unit.cost)
+    spent = {}
+    for task, (num, _, seconds) in measure_trainings(scores).items():
+        if sum(costs.get(task, ())):
+            spent[task] = (seconds / num * len(costs[task]), sum(costs[task]))
+    return spent
 
 
 # What a worker does. PyTorch is loaded there only
@@ -193,17 +218,24 @@ def encode_unit(model: str, task: str, config: FinetuneConfig, data_dirs: DataDi
     return []
 
 
-def fit_unit(model: str, tasks: list[str], config: FinetuneConfig, out: Path, data_dirs: DataDirs) -> list[str]:
+def fit_unit(
+    model: str,
+    tasks: Sequence[str],
+    config: FinetuneConfig,
+    out: Path,
+    data_dirs: DataDirs,
+    label: str | None = None,
+) -> list[str]:
     from biphase.finetuning.fit import fit_cells
 
-    plans = plan_cells(model, tasks, config, data_dirs)
+    plans = plan_cells(model, tasks, config, data_dirs, label)
     return [score.headline() for score in fit_cells(plans, out)]
 
 
 # What is kept of a grid: the best fine-tuned network of each model and task
 
-BestCells = dict[tuple[str, str], tuple[Path, list[CellPlan]]]
-"""For each model and task, the folder to write and the cells to choose from."""
+BestCells = dict[Path, list[CellPlan]]
+"""For each folder to write, the cells of one model and task to choose from."""
 
 
 def check_keep(trainings: Iterable[SharedTraining], folder: Path) -> BestCells:
@@ -216,15 +248,14 @@ def check_keep(trainings: Iterable[SharedTraining], folder: Path) -> BestCells:
     from biphase.finetuning.keep import check_keepable
 
     candidates: BestCells = {}
-    for training in trainings:
-        name = re.sub(r"[^\w.@-]", "-", short_name(training.model))
-        for cell in training.cells:
-            target = folder / f"{name}-{cell.task.name}"
-            candidates.setdefault((training.model, cell.task.name), (target, []))[1].append(cell)
-    [(target, times)] = Counter(target for target, _ in candidates.values()).most_common(1)
-    if times > 1:
-        raise InputError(f"`keep`: two models would be written to {target}; rename the folder of one")
-    for target, cells in candidates.values():
+    for cell in chain(*trainings):
+        name = re.sub(r"[^\w.@-]", "-", short_name(cell.model.name))
+        target = folder / f"{name}-{cell.task.name}"
+        cells = candidates.setdefault(target, [])
+        cells.append(cell)
+        if cell.model != cells[0].model:
+            raise InputError(f"`keep`: two models would be written to {target}; rename the folder of one")
+    for target, cells in candidates.items():
         check_keepable(open_encoder(cells[0].model), cells[0].task, cells[0].config)
         if not (target / RECORD).is_file():
             refuse_filled(target, "keep")
@@ -239,19 +270,19 @@ def keep_best_networks(candidates: BestCells, out: Path) -> None:
     """
     from biphase.finetuning.fit import fit_cells
 
-    for (model, task), (target, cells) in candidates.items():
+    for target, cells in candidates.items():
+        model, task = cells[0].model.name, cells[0].task
         num_missing = sum(not cell.is_finished(out) for cell in cells)
         if num_missing:
-            err.print(f"{target}: not kept, {num_missing} of {len(cells)} cells of {model} on {task} are missing")
+            err.print(f"{target}: not kept, {num_missing} of {len(cells)} cells of {model} on {task.name} are missing")
             continue
         scores = {cell.hash: read_score(cell.folder(out)) for cell in cells}
-        by_rate = validation_by_rate(scores.values(), cells[0].task.metric)
         if all(score.diverged for score in scores.values()):
-            err.print(f"{target}: not kept, every cell of {model} on {task} diverged")
+            err.print(f"{target}: not kept, every cell of {model} on {task.name} diverged")
             continue
-        rate = choose_rate(by_rate)
+        rate = choose_rate(validation_by_rate(scores.values(), task.metric))
         at_rate = [cell for cell in cells if cell.config.learning_rate == rate and not scores[cell.hash].diverged]
-        best = max(at_rate, key=lambda cell: scores[cell.hash].metrics["validation"][cell.task.metric])
+        best = max(at_rate, key=lambda cell: scores[cell.hash].metrics["validation"][task.metric])
         if (target / RECORD).is_file() and read_json_as(target / RECORD, dict[str, Any]).get("cell") == best.hash:
             err.print(f"{target}: the best, as it was kept before")
             continue
