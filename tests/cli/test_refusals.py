@@ -13,6 +13,9 @@ from biphase.corpus.prepare import prepare
 from biphase.corpus.tokenizer import save_tokenizer, train_tokenizer
 
 COMMANDS = """
+pretrian tiny                                     | pretrian
+pretrain                                          | RECIPE
+prepare text.txt --outt made                      | --outt
 doctor --format xml                               | Invalid value "xml" for --format
 inspect nowhere                                   | nowhere is not a folder
 tokenizer train text.txt --out full               | full has files that biphase did not write

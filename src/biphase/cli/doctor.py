@@ -35,7 +35,10 @@ def examine(folder: Path = Path()) -> Facts:
     Args:
         folder: where you mean to work: its disk and its locks are looked at.
     """
+    from huggingface_hub.constants import HF_HUB_CACHE
+
     from biphase.device import processor_name
+    from biphase.finetuning.fit import cache_folder
 
     versions = {"python": f"{platform.python_version()} ({sys.executable})"}
     for package in PACKAGES:
@@ -49,12 +52,19 @@ def examine(folder: Path = Path()) -> Facts:
         "processor": f"{processor_name()}, {num_cores()} of {os.cpu_count()} cores for this process",
         "memory": f"{memory / GIB:,.1f} GiB" if memory else "unknown",
     }
+    kind, options = file_system(folder.resolve())
+    files = {
+        "folder": f"{folder.resolve()}: {room(folder)}, {kind}",
+        "locks": describe_locks(nearest_existing(folder), kind, options),
+        "hub's cache": f"{HF_HUB_CACHE}: {room(Path(HF_HUB_CACHE))}",
+        "our cache": f"{cache_folder()}: {room(cache_folder())}",
+    }
     return {
         "versions": versions,
         "machine": machine,
         "computing": describe_computing(),
         "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
-        "files": describe_files(folder),
+        "files": files,
         "hub": describe_hub(),
     }
 
@@ -85,21 +95,6 @@ def describe_computing() -> dict[str, str]:
         "attention": explain_backend(device, dtype),
         "compile": f"in long runs {compiles}",
         "torch.compile": missing_for_compile(device) or "works here",
-    }
-
-
-def describe_files(folder: Path) -> dict[str, str]:
-    """Room and locks where work is done, and room where models and encoded texts are kept."""
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    from biphase.finetuning.fit import cache_folder
-
-    kind, options = file_system(folder.resolve())
-    return {
-        "folder": f"{folder.resolve()}: {room(folder)}, {kind}",
-        "locks": describe_locks(nearest_existing(folder), kind, options),
-        "hub's cache": f"{HF_HUB_CACHE}: {room(Path(HF_HUB_CACHE))}",
-        "our cache": f"{cache_folder()}: {room(cache_folder())}",
     }
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from biphase.api.finetuning import comparison_records, to_json
 from biphase.api.networks import print_zero_shot
 from biphase.console import duration, out, print_rows
+from biphase.engine.scheduler import Failure
 from biphase.errors import InputError
 
 if TYPE_CHECKING:
@@ -25,15 +26,16 @@ def print_facts(facts: Mapping[str, Any]) -> None:
     """Print facts by their names: records as a table, what is nested or long a part a line, all else in a line each."""
     for key, value in facts.items():
         name = name_fact(key)
-        parts = list(value.values() if isinstance(value, dict) else value) if isinstance(value, dict | list) else []
+        parts: list[Any] = []
+        if isinstance(value, dict | list):
+            parts = list(value.values()) if isinstance(value, dict) else value
         is_long = any(isinstance(part, dict) or len(str(part)) > LONG_CHARACTERS for part in parts)
         if isinstance(value, dict) and is_long:
             print_facts({f"{name} {inner}": part for inner, part in value.items()})
         elif parts and all(isinstance(part, dict) for part in parts):
-            print_rows(
-                [*map(name_fact, parts[0])], [[tell_fact(*cell) for cell in record.items()] for record in parts], name
-            )
-        elif parts or value not in (None, [], {}, ()):
+            rows = [[tell_fact(*cell) for cell in record.items()] for record in parts]
+            print_rows([name_fact(head) for head in parts[0]], rows, name)
+        elif value not in (None, [], {}, ()):
             for part in parts if is_long else [value]:
                 out.prose(f"{name}: {tell_fact(key, part)}")
 
@@ -48,6 +50,8 @@ def tell_fact(name: str, value: Any) -> str:
     match value:
         case None:
             return ""
+        case Failure():
+            return f"{value.unit}: {value.reason}"
         case dict():
             return " · ".join(f"{name_fact(key)} {tell_fact(key, part)}" for key, part in value.items())
         case list() | tuple():
@@ -81,8 +85,7 @@ def print_task(facts: dict[str, Any]) -> None:
 
 def print_status(facts: dict[str, Any]) -> None:
     """Print how far a study is: a row for the training runs and one for the cells of each task, and what failed."""
-    failed = [f"{failure.unit}: {failure.reason}" for failure in facts["failed"]]
-    print_facts({**facts, "lines": [vars(line) for line in facts["lines"]], "failed": failed})
+    print_facts({**facts, "lines": [vars(line) for line in facts["lines"]]})
 
 
 def print_passages(passages: list[dict[str, Any]]) -> None:
@@ -114,10 +117,9 @@ def print_evaluation(evaluation: "EvaluatedGrid") -> None:
     if evaluation.zero_shot is not None:
         print_zero_shot(evaluation.zero_shot)
         return
-    if planned := evaluation.planned:
-        failed = [f"{failure.unit}: {failure.reason}" for failure in planned["failed"]]
-        print_facts({**planned, "failed": failed})
-        if planned["unknown_trainings"]:
+    if evaluation.planned:
+        print_facts(evaluation.planned)
+        if evaluation.planned["unknown_trainings"]:
             out.print("unknown trainings are of tasks without a finished cell to judge by: run one seed first")
         return
     print_summary(evaluation.rows, evaluation.scores.broken)
