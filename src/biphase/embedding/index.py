@@ -58,15 +58,15 @@ def open_index(path: Path, model: str | None, text: str | None, text_field: str 
     refuse_damaged(path, remedy)
     manifest = read_json_as(path / "index.json", IndexManifest, remedy)
     place = model or (manifest.model_place if is_here(manifest.model_place) else manifest.model)
-    name, is_asked = text or manifest.text, text is not None
-    is_text_here = is_asked or (not manifest.sources and Path(name).exists())
+    name, has_text = text or manifest.text, text is not None
+    is_text_here = has_text or (not manifest.sources and Path(name).exists())
     text_hash = hash_text(name, find_text_sources([name], manifest.sources)) if is_text_here else manifest.text_hash
     has_changed = text_hash != manifest.text_hash
     other_model = f"not by {model}" if model else "which has changed since"
     differences = {
         f"by {manifest.model}, {other_model}": hash_embedder(place) != manifest.model_hash,
-        f"of another text than {text} holds now": is_asked and has_changed,
-        f"of the field '{manifest.text_field}', not of '{text_field}'": is_asked and manifest.text_field != text_field,
+        f"of another text than {text} holds now": has_text and has_changed,
+        f"of the field '{manifest.text_field}', not of '{text_field}'": has_text and manifest.text_field != text_field,
         "of passages that were cut in another way": manifest.cutting != cutting_hash(),
     }
     for difference, is_there in differences.items():

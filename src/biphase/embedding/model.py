@@ -73,15 +73,13 @@ class PackedTransformer(InputModule):
             return_attention_mask=False,
             return_token_type_ids=False,
         )["input_ids"]
-        lengths_S = np.array([len(ids) for ids in encoded], dtype=np.int64)
-        bounds_S1 = np.concatenate([[0], np.cumsum(lengths_S)])
-        positions_T = np.arange(bounds_S1[-1]) - np.repeat(bounds_S1[:-1], lengths_S)
-        tokens_T = np.concatenate([np.asarray(ids, dtype=np.int64) for ids in encoded])
+        samples = [torch.tensor(ids, dtype=torch.long) for ids in encoded]
+        bounds_S1 = torch.tensor([0, *map(len, samples)]).cumsum(0, dtype=torch.int32)
         return {
-            "input_ids": torch.from_numpy(tokens_T)[None],
-            "position_ids": torch.from_numpy(positions_T)[None],
-            "seq_idx": torch.from_numpy(np.repeat(np.arange(len(texts)), lengths_S))[None],
-            "cu_seq_lens_q": torch.from_numpy(bounds_S1.astype(np.int32)),
+            "input_ids": torch.cat(samples)[None],
+            "position_ids": torch.cat([torch.arange(len(tokens)) for tokens in samples])[None],
+            "seq_idx": torch.cat([torch.full_like(tokens, number) for number, tokens in enumerate(samples)])[None],
+            "cu_seq_lens_q": bounds_S1,
         }
 
     def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
@@ -104,7 +102,7 @@ class PackedTransformer(InputModule):
         return self.network.config.hidden_size
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
-        """What a checkpoint of training holds; the folder that users get is written by `embedding.folder`."""
+        """What a checkpoint of training holds; the folder that users get is written by `write_embedder`."""
         self.network.save_pretrained(output_path)
         self.save_tokenizer(output_path)
         self.save_config(output_path)
@@ -228,7 +226,7 @@ def find_similar(
 ) -> list[list[tuple[int, float]]]:
     """The numbers and scores of each query's `top` documents, best first, by the model's own similarity; for cosine,
     all embeddings have length 1."""
-    similarity = {} if model.similarity_fn_name == "cosine" else {"similarity": model.similarity}
+    similarity: dict[str, Any] = {} if model.similarity_fn_name == "cosine" else {"similarity": model.similarity}
     return find_nearest(queries_QD, in_pieces(documents_ND), top, **similarity)
 
 
@@ -346,8 +344,9 @@ def load_embedder(name: str) -> SentenceTransformer:
 def embedding_gap(ours: SentenceTransformer, theirs: SentenceTransformer, texts: Sequence[str]) -> float:
     """How far two models are apart, in any dimension of the embeddings of length 1, prompts included."""
     settings: dict[str, Any] = {"normalize_embeddings": True, "show_progress_bar": False}
-    first = ours.encode_query(list(texts), **settings).astype(np.float64)
-    return float(np.abs(first - theirs.encode_query(list(texts), **settings)).max())
+    first: Any = ours.encode_query(list(texts), **settings)
+    second: Any = theirs.encode_query(list(texts), **settings)
+    return float(np.abs(first.astype(np.float64) - second).max())
 
 
 def hash_embedder(name: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 from biphase.errors import InputError, nearest
 from biphase.flops import SHAPE_KEYS, Shape, read_shape
 
-SIZES = {
+PRESET_SIZES = {
     # The paper's three (Table 1), named by their parameters without the language model head ...
     "1b": (28, 1728, 5120, 18, 6),
     "610m": (26, 1152, 4096, 18, 6),
@@ -18,7 +18,7 @@ SIZES = {
     "1m": (4, 128, 384, 4, 4),
 }
 """Layers, width, feed-forward width, heads and key-value heads."""
-PRESETS = {name: dict(zip(SHAPE_KEYS, sizes, strict=True)) for name, sizes in SIZES.items()}
+PRESETS = {name: dict(zip(SHAPE_KEYS, sizes, strict=True)) for name, sizes in PRESET_SIZES.items()}
 """The sizes under transformers' names, largest network first."""
 
 
