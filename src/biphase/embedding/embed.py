@@ -164,10 +164,10 @@ def read_sources(recipe: EmbeddingRecipe, model: SentenceTransformer) -> Sources
 def steps_done(recipe: EmbeddingRecipe, folder: Path) -> int:
     """The steps of the stages that are trained, and of the one that was interrupted up to its last checkpoint."""
     steps = 0
-    for place in (folder / "stages" / stage.name for stage in recipe.stages):
-        last = training.last_checkpoint(place / "trainer")
-        if (place / "done.json").exists():
-            steps += int(read_json(place / "done.json")["steps"])
+    for stage_folder in (folder / "stages" / stage.name for stage in recipe.stages):
+        last = training.last_checkpoint(stage_folder / "trainer")
+        if (stage_folder / "done.json").exists():
+            steps += int(read_json(stage_folder / "done.json")["steps"])
         elif last is not None:
             steps += int(last.name.partition("-")[2])
     return steps
@@ -180,17 +180,17 @@ def run_stages(
     records: list[dict[str, Any]] = []
     network: Any = model[0]
     for stage in recipe.stages:
-        place = folder / "stages" / stage.name
-        if (place / "done.json").exists():
-            files.refuse_damaged(place / "model", f"delete {place} and rerun")
-            network.backbone = load_backbone(place / "model").to(model.device)
+        stage_folder = folder / "stages" / stage.name
+        if (stage_folder / "done.json").exists():
+            files.refuse_damaged(stage_folder / "model", f"delete {stage_folder} and rerun")
+            network.backbone = load_backbone(stage_folder / "model").to(model.device)
             if recipe.dense:
-                further_modules(model).load_state_dict(load_file(place / "model" / FURTHER_MODULES))
+                further_modules(model).load_state_dict(load_file(stage_folder / "model" / FURTHER_MODULES))
             console.err.print(f"stage {stage.name}: done before", markup=False)
         else:
             before = sum(record["steps"] for record in records)
-            run_stage(StageRun(recipe, stage, model, place, bf16, send, before), sources[stage.name])
-        records.append(read_json(place / "done.json"))
+            run_stage(StageRun(recipe, stage, model, stage_folder, bf16, send, before), sources[stage.name])
+        records.append(read_json(stage_folder / "done.json"))
     return records
 
 
@@ -251,8 +251,8 @@ def stage_tables(run: StageRun, sources: Sequence[Pairs]) -> dict[str, tuple[str
         fingerprint = content_hash([pairs.hash, source.weight, seed])[:16]
         table = Dataset(InMemoryTable(rows), fingerprint=fingerprint)
         if stage.hard_negatives is not None:
-            kept = run.folder / f"negatives-{number}.arrow"
-            table = training.mine_once(table, run.model, stage.name, stage.hard_negatives, kept)
+            path = run.folder / f"negatives-{number}.arrow"
+            table = training.mine_once(table, run.model, stage.name, stage.hard_negatives, path)
         if teacher is not None:
             table = training.teach_once(table, teacher, stage.name, run.folder / f"taught-{number}.arrow")
         tables[f"source_{number}"] = pairs.kind, table
@@ -296,19 +296,20 @@ def score_embedding(
     missing = [name for name, folder in folders.items() if not (folder / "score.json").exists()]
     if missing:
         started = time.perf_counter()
-        own = f"{trained_on.replace(':', '-')}-{config.weights}-{config.seed}"
-        given = {"name": own, "model": model, "seed": config.seed, "weights": config.weights, "out": str(out / own)}
-        settled = parse_config(EmbeddingRecipe, {**recipe, **given}, origin="evaluation.embed")
+        run_name = f"{trained_on.replace(':', '-')}-{config.weights}-{config.seed}"
+        changes = {"name": run_name, "model": model, "seed": config.seed, "weights": config.weights}
+        changes["out"] = str(out / run_name)
+        embedding_recipe = parse_config(EmbeddingRecipe, {**recipe, **changes}, origin="evaluation.embed")
         sets = {name: read_judged(Path(judged[name])) for name in missing}
-        pairs = [hash_pairs(source) for stage in settled.stages for source in stage.data]
-        kept, facts = train_embedder(settled, out / "runs")
-        embedder, seconds = embedders.load_embedder(str(kept)), time.perf_counter() - started
-        known = {"model": label, "model_hash": model_hash, "trained_on": trained_on, "config": config}
-        known["machine"] = describe_machine(choose_device(settled.device))
+        pairs = [hash_pairs(source) for stage in embedding_recipe.stages for source in stage.data]
+        embedder_folder, facts = train_embedder(embedding_recipe, out / "runs")
+        embedder, seconds = embedders.load_embedder(str(embedder_folder)), time.perf_counter() - started
+        common = {"model": label, "model_hash": model_hash, "trained_on": trained_on, "config": config}
+        common["machine"] = describe_machine(choose_device(embedding_recipe.device))
         for name in missing:
-            of_set = {"task": name, "source": judged[name], "cell": hashes[name]}
-            of_set["data_hash"] = content_hash([sets[name].hash, pairs])
-            score_set(embedder, sets[name], folders[name], facts, seconds, **known, **of_set)
+            data_hash = content_hash([sets[name].hash, pairs])
+            cell = {"task": name, "source": judged[name], "cell": hashes[name], "data_hash": data_hash}
+            score_set(embedder, sets[name], folders[name], facts, seconds, **common, **cell)
     return [read_score(folder) for folder in folders.values()]
 
 
@@ -319,18 +320,18 @@ def score_words(place: str) -> float:
 
 
 def score_set(
-    embedder: SentenceTransformer, judged: Judged, folder: Path, facts: dict[str, Any], seconds: float, **known: Any
+    embedder: SentenceTransformer, judged: Judged, folder: Path, facts: dict[str, Any], seconds: float, **cell: Any
 ) -> None:
     """Write the cell of one set: what is `known` of it, and the scores of a model that was trained in `seconds`."""
     started = time.perf_counter()
     metrics, judgements = score_embedder(embedder, judged)
     if judged.documents:
-        metrics = metrics | {BM25: score_words(known["source"])}
+        metrics = metrics | {BM25: score_words(cell["source"])}
     rows = list(judgements)
     spent = {"train": seconds, "evaluate": time.perf_counter() - started}
     losses = [logged["loss"] for stage in facts["stages"] for logged in stage["losses"]]
     score = Score(
-        **known,
+        **cell,
         protocol=PROTOCOL,
         metric=judged.metric,
         metrics=dict.fromkeys(EVALUATED_SPLITS, metrics),

@@ -96,8 +96,8 @@ def cutting_hash() -> str:
 
 def build_index(text: str, model: str, index: Path, text_field: str = "text") -> IndexManifest:
     """Embed all passages of the text; the folder appears whole, and replaces only what was built there before."""
-    folder, place = Path(text).expanduser().resolve(), index.resolve()
-    if place.is_relative_to(folder) and not any(part.startswith(".") for part in place.relative_to(folder).parts):
+    folder, target = Path(text).expanduser().resolve(), index.resolve()
+    if target.is_relative_to(folder) and not any(part.startswith(".") for part in target.relative_to(folder).parts):
         raise InputError(f"{index} is inside of {text}, and would be searched too: give an index beside it")
     sources = find_text_sources([text])
     text_hash = hash_text(text, sources)  # before it is read: what changes meanwhile is another text

@@ -127,8 +127,8 @@ def scale_token_embeddings(packed: PackedTransformer, rms: float, *, whiten: boo
     factor = rms / table.square().mean().sqrt()
     inputs: list[Tensor] = []
 
-    def keep(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        inputs.append(given[0] if given else named["hidden_states"])
+    def keep(_: nn.Module, arguments: tuple[Any, ...], named_arguments: dict[str, Any]) -> None:
+        inputs.append(arguments[0] if arguments else named_arguments["hidden_states"])
 
     hook = transformer_blocks(packed.network)[0].register_forward_pre_hook(keep, with_kwargs=True)
     features = {name: value.to(table.device) for name, value in packed.preprocess(["a text"]).items()}
@@ -208,9 +208,9 @@ def embed_pieces(
     encode: Callable[..., Any], texts: Iterable[str], num_texts: int, label: str, **settings: Any
 ) -> Iterator[Tensor]:
     """The embeddings of texts by a method of an embedding model, a piece at a time, on the device of the model."""
-    left, size = iter(texts), ENCODE_TEXTS  # at first little, for a sign of life
+    remaining, size = iter(texts), ENCODE_TEXTS  # at first little, for a sign of life
     with console.track(label, num_texts, "texts") as progress:
-        while piece := list(islice(left, size)):
+        while piece := list(islice(remaining, size)):
             yield encode_batch(encode, piece, **settings)
             progress.advance(len(piece))
             size = min(2 * size, PIECE_TEXTS)
@@ -280,8 +280,8 @@ def write_embedder(
             (part / "2_Dense").mkdir()
             dense.save(str(part / "2_Dense"))
             # Described by the keys that each version of sentence-transformers knows; what others say is not used.
-            known = ("in_features", "out_features", "bias", "activation_function")
-            write_json(part / "2_Dense" / "config.json", {key: dense.get_config_dict()[key] for key in known})
+            keys = ("in_features", "out_features", "bias", "activation_function")
+            write_json(part / "2_Dense" / "config.json", {key: dense.get_config_dict()[key] for key in keys})
         # As a user would load it.
         again = SentenceTransformer(str(part), trust_remote_code=False, device="cpu")
         gap = embedding_gap(model, again, texts)
@@ -353,5 +353,5 @@ def hash_embedder(name: str) -> str:
     """Names what an embedding model computes: network, tokenizer, further modules and prompts."""
     folder = find_folder(name)
     patterns = ("*/config.json", "modules.json", "*sentence*.json", "[0-9]*/*.safetensors")
-    others = sorted(path for pattern in patterns for path in folder.glob(pattern))
-    return content_hash([hash_model(folder), *(file_hash(path) for path in others)])
+    further = sorted(path for pattern in patterns for path in folder.glob(pattern))
+    return content_hash([hash_model(folder), *(file_hash(path) for path in further)])

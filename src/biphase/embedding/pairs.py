@@ -69,8 +69,8 @@ def to_arrow(
 ) -> pa.Table:
     """Rows as a table, made piece by piece: as objects of Python's they take several times the memory."""
     schema = pa.schema([(name, pa.float64() if name == "score" else pa.string()) for name in columns])
-    pieces, left = [schema.empty_table()], iter(rows)
-    while piece := list(islice(left, PIECE_ROWS)):
+    pieces, remaining = [schema.empty_table()], iter(rows)
+    while piece := list(islice(remaining, PIECE_ROWS)):
         pieces.append(pa.table([list(column) for column in zip(*piece, strict=True)], schema=schema))
         if progress is not None:
             progress.advance(len(piece))

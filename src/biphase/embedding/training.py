@@ -190,7 +190,7 @@ def mine_once(table: Dataset, model: SentenceTransformer, stage: str, wanted: Ha
 
 
 def mine_negatives(
-    table: Dataset, model: SentenceTransformer, wanted: HardNegatives, label: str, place: Path
+    table: Dataset, model: SentenceTransformer, wanted: HardNegatives, label: str, path: Path
 ) -> dict[str, list[str]]:
     """For each anchor up to `wanted.number` positives of others that the model ranks high, as sentence-transformers'
     `mine_hard_negatives` chooses them.
@@ -206,20 +206,20 @@ def mine_negatives(
     for anchor, positive in zip(anchors, positives, strict=True):
         right.setdefault(anchor, []).append(numbers[positive])
     shape_ND = len(passages), width_of(model)
-    rows_ND = torch.from_numpy(embed_to_file(model.encode_document, passages, shape_ND, place, f"{label}: passages"))
+    rows_ND = torch.from_numpy(embed_to_file(model.encode_document, passages, shape_ND, path, f"{label}: passages"))
     top = wanted.last_rank + max(len(set(numbers)) for numbers in right.values())
     chosen: dict[str, list[str]] = {}
-    left = iter(right)
+    remaining = iter(right)
     for piece_AD in embed_pieces(model.encode_query, right, len(right), f"{label}: anchors", normalize_embeddings=True):
         nearest_A = find_nearest(piece_AD, in_pieces(rows_ND), top)
-        for anchor, row_D, hits in zip(islice(left, len(piece_AD)), piece_AD.cpu(), nearest_A, strict=True):
+        for anchor, row_D, hits in zip(islice(remaining, len(piece_AD)), piece_AD.cpu(), nearest_A, strict=True):
             relevant = set(right[anchor])
             worst = float((rows_ND[sorted(relevant)] @ row_D).min())
             most = worst - abs(worst) * wanted.margin
-            others = [number for number, score in hits if score <= most and number not in relevant]
-            ranked = others[wanted.first_rank : wanted.last_rank]
+            negatives = [number for number, score in hits if score <= most and number not in relevant]
+            ranked = negatives[wanted.first_rank : wanted.last_rank]
             chosen[anchor] = [passages[number] for number in ranked[: wanted.number]]
-    place.unlink()
+    path.unlink()
     return chosen
 
 

@@ -26,7 +26,6 @@ from biphase.encoder.packed import PaddedBackbone
 from biphase.encoder.presets import find_preset
 from biphase.encoder.proofs import FailedProofError, check_padded, find_first_position, looks_both_ways
 from biphase.errors import InputError, first_line, is_raised_here, nearest, told_as
-from biphase.files import read_json
 from biphase.hub import model_name, refuse_pickles
 
 MOST_LAYERS = 1_000
@@ -63,9 +62,9 @@ def load_whole_config(source: str | Path) -> PretrainedConfig:
         raise InputError(f"{source} is not a folder")
     if (Path(source) / "adapter_config.json").exists():  # transformers would follow it elsewhere, or pass over it
         raise InputError(f"{source} is a LoRA adapter: merge it into its model first, by its merge_and_unload")
-    refuse_own_code(Path(source))
     name = model_name(source)
     with told_as(f"cannot read a model configuration from {name}"):
+        refuse_own_code(name, PretrainedConfig.get_config_dict(str(source))[0])
         published: PretrainedConfig = transformers.AutoConfig.from_pretrained(str(source), trust_remote_code=False)
         config = published.get_text_config()
     quantized = getattr(published, "quantization_config", None) or getattr(config, "quantization_config", None)
@@ -77,27 +76,23 @@ def load_whole_config(source: str | Path) -> PretrainedConfig:
 
 def has_other_parts(published: PretrainedConfig) -> bool:
     """Whether a network of text stands among others, for images or sound, in a model that writes text."""
-    return (
-        type(published) in modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING
-        and published.get_text_config() is not published
-    )
+    is_alone = published.get_text_config() is published
+    return not is_alone and type(published) in modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING
 
 
-def refuse_own_code(folder: Path) -> None:
-    """Raises `InputError` for a model that only code of its own (`auto_map`) reads as it is meant: none is ever run."""
-    content: Any = None
-    with suppress(InputError):  # what cannot be read is told by who reads it in earnest
-        content = read_json(folder / "config.json")
-    if not isinstance(content, dict) or not content.get("auto_map"):
+def refuse_own_code(name: str, content: dict[str, Any]) -> None:
+    """Raises `InputError` for a config.json that only code of its own (`auto_map`) reads as it is meant: none is ever
+    run."""
+    if not content.get("auto_map"):
         return
-    name, kind = model_name(folder), content.get("model_type")
+    kind = content.get("model_type")
     if kind == "eurobert" and not content.keys() & {"rope_theta", "rope_parameters"}:
         # Its own code and transformers mean another base where it says none.
-        told = f"{name} is a EuroBERT for code of its own, which is never run; make a folder for transformers of it"
-        raise InputError(f"{told}: biphase convert {name} FOLDER")
+        reason = f"{name} is a EuroBERT for code of its own, which is never run; make a folder for transformers of it"
+        raise InputError(f"{reason}: biphase convert {name} FOLDER")
     if kind not in CONFIG_MAPPING:
-        told = f"{name} needs code of its own (of type '{kind}', auto_map in its config.json), which is never run"
-        raise InputError(f"{told}; take a model of a type that transformers knows")
+        reason = f"{name} needs code of its own (of type '{kind}', auto_map in its config.json), which is never run"
+        raise InputError(f"{reason}; take a model of a type that transformers knows")
 
 
 def check_mergeable(network: nn.Module, other: nn.Module, name: str) -> None:
@@ -150,14 +145,14 @@ class TokenIds:
 def preset_settings(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_len: int) -> dict[str, Any]:
     """The configuration of a preset, for samples of up to `max_len` tokens, with changes. Raises `InputError` for some
     that are no setting of the network, follow from the shards, or make no network."""
-    sizes, known = find_preset(preset), EuroBertConfig().to_dict()
+    sizes, defaults = find_preset(preset), EuroBertConfig().to_dict()
     for key, value in architecture.items():
-        if key not in known:
-            raise InputError(f"init.architecture: unknown key '{key}'{nearest(key, known)}")
+        if key not in defaults:
+            raise InputError(f"init.architecture: unknown key '{key}'{nearest(key, defaults)}")
         if key.endswith("token_id"):
             raise InputError(f"init.architecture: '{key}' follows from the tokenizer of the shards; leave it out")
         most = MOST_LAYERS if key == "num_hidden_layers" else MOST_OF_A_SIZE
-        if type(known[key]) is int and not (type(value) is int and 0 < value <= most):
+        if type(defaults[key]) is int and not (type(value) is int and 0 < value <= most):
             raise InputError(f"init.architecture: '{key}' is {value!r}; it can be a whole number from 1 to {most:,}")
     settings = {
         "max_position_embeddings": max_len,
@@ -173,8 +168,8 @@ def preset_settings(preset: str, architecture: dict[str, Any], tokens: TokenIds,
         raise InputError(f"init.architecture: vocab_size is below the {tokens.vocab_size:,} tokens of the shards")
     width, heads, kv_heads = (settings[key] for key in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
     if width % heads or heads % kv_heads:
-        told = f"{heads} attention heads and {kv_heads} key-value heads do not divide hidden_size {width}"
-        raise InputError(f"init.architecture: {told} evenly")
+        reason = f"{heads} attention heads and {kv_heads} key-value heads do not divide hidden_size {width}"
+        raise InputError(f"init.architecture: {reason} evenly")
     if (positions := settings["max_position_embeddings"]) < max_len:
         remedy = f"set data.max_sample_tokens={positions} or lower (it is {max_len})"
         raise InputError(f"init.architecture: max_position_embeddings is {positions}; {remedy}, or leave it out")
@@ -229,8 +224,8 @@ def load_model(source: str | Path, *, vocab_size: int | None = None, seed: int =
         marked.weight._is_hf_initialized = True
         model._init_weights(marked)
         if not marked.weight.all():
-            told = f"transformers sets the padding row of a {type(model).__name__} to zero each time that it loads one"
-            raise InputError(f"{source}: {told}, so what is trained here could not be given away")
+            fault = f"transformers sets the padding row of a {type(model).__name__} to zero each time that it loads one"
+            raise InputError(f"{source}: {fault}, so what is trained here could not be given away")
     return model
 
 
@@ -260,8 +255,8 @@ def load_weights(
             )
     except Exception as error:  # whatever a file that others made may lead to
         if isinstance(error, KeyError) and error.args == (attention,):
-            told = f"'{config.model_type}' chooses among attention classes of its own and cannot be packed"
-            raise OwnAttentionError(f"{source}: {told}") from None
+            reason = f"'{config.model_type}' chooses among attention classes of its own and cannot be packed"
+            raise OwnAttentionError(f"{source}: {reason}") from None
         if is_raised_here(error):
             raise
         raise InputError(f"cannot load weights from {source}: {first_line(error)}") from None
@@ -333,9 +328,9 @@ def describe_network(model: PreTrainedModel) -> str:
 def empty_network(described: str, config: PretrainedConfig | None = None) -> PreTrainedModel:
     """A network like the one described, or of its very `config`, whose weights have shapes and no values: they are on
     the meta device. Its padding row learns, as that of every network does that is trained."""
-    name, own, first_position, frozen = json.loads(described)
+    name, settings, first_position, frozen = json.loads(described)
     kind: Any = getattr(transformers, name)
-    config = config or kind.config_class.from_dict(json.loads(own))
+    config = config or kind.config_class.from_dict(json.loads(settings))
     config._attn_implementation = ATTENTION
     with torch.device("meta"):
         network = kind(config).to("meta")  # all of it: some draw a weight where they are not told to

@@ -57,20 +57,20 @@ def convert_checkpoint(reference: str, folder: Path) -> str:
     """
     source = fetch_model(reference)
     refuse_pickles(source)
-    shown = source.name if Path(reference).is_dir() else reference
+    name = source.name if Path(reference).is_dir() else reference
     config = read_json_as(source / "config.json", dict[str, Any])
     convert = convert_eurobert if config.get("model_type") == "eurobert" else take_text_part
     with own_folder(folder, "converted model") as part:
-        about, told = convert(source, part, shown)
+        about, summary = convert(source, part, name)
         if any(path for pattern in TOKENIZER_FILES for path in source.glob(pattern)):
             load_pretrained_tokenizer(source).save_pretrained(part)
         head = ModelCardData(library_name="transformers")
         origin = f"written by biphase {__version__}. Its licence is that of the model that it came from."
         write_text(part / "README.md", f"---\n{head}\n---\n\n# {folder.name}\n\n{about}, {origin}\n")
-    return f"{folder}: {told}"
+    return f"{folder}: {summary}"
 
 
-def take_text_part(source: Path, part: Path, shown: str) -> tuple[str, str]:
+def take_text_part(source: Path, part: Path, origin: str) -> tuple[str, str]:
     """Write the text network of the model in `source`, and prove what it computes; returns a line for the card, and one
     for the user.
 
@@ -79,14 +79,15 @@ def take_text_part(source: Path, part: Path, shown: str) -> tuple[str, str]:
     """
     config = networks.load_whole_config(source)
     if not networks.has_other_parts(config):
-        told = f"{shown} is a '{config.model_type}' model, which needs no converting"
-        raise InputError(f"{told}: only old EuroBERTs and models that read images or sound too are converted")
+        reason = f"{origin} is a '{config.model_type}' model, which needs no converting"
+        raise InputError(f"{reason}: only old EuroBERTs and models that read images or sound too are converted")
     kind: Any = transformers.AutoModelForMultimodalLM
     whole: Any = networks.load_weights(kind, source, config, attention=None, dtype="auto").eval()
     tower, head = whole.get_decoder(), whole.get_output_embeddings()
-    network = as_plain(tower, head, shown)
+    network = as_plain(tower, head, origin)
     others = ", ".join(name for name, part in whole.base_model.named_children() if tower not in {*part.modules()})
-    left = f"{whole.num_parameters() - network.num_parameters():,}"
+    num_left = whole.num_parameters() - network.num_parameters()
+    left_out = f"{num_left:,} other parameters ({others})"
     network.generation_config = whole.generation_config
     networks.make_generation_saveable(network)
     network.save_pretrained(part)
@@ -94,35 +95,35 @@ def take_text_part(source: Path, part: Path, shown: str) -> tuple[str, str]:
     name = plain.__name__
     del whole, tower, head, network  # both are loaded anew, in fp32
     whole = networks.load_weights(kind, source, config, attention=None).eval()
-    check_text_part(plain.from_pretrained(part, dtype=torch.float32, trust_remote_code=False).eval(), whole, shown)
-    about = f"`{name}`, with the weights and the logits for text, without the {left} other parameters ({others}), of"
-    return f"{about} `{shown}`", f"{name}, the text network of {shown}; left behind: {left} parameters ({others})"
+    check_text_part(plain.from_pretrained(part, dtype=torch.float32, trust_remote_code=False).eval(), whole, origin)
+    about = f"`{name}`, with the weights and the logits for text, without the {left_out}, of `{origin}`"
+    return about, f"{name}, the text network of {origin}; left behind: {left_out}"
 
 
-def as_plain(tower: Any, head: Any, shown: str) -> PreTrainedModel:
+def as_plain(tower: Any, head: Any, origin: str) -> PreTrainedModel:
     """The language model of the plain type that has the weights of `tower` and `head`, which it shares."""
     config = tower.config
     if plain := PLAIN_TYPES.get(config.model_type):
         settings = {"norm_topk_prob": True, **config.to_dict()}  # which Qwen3-VL-MoE does unasked
         rope = settings["rope_parameters"]
         settings["rope_parameters"] = {key: rope[key] for key in rope if not key.startswith(("mrope", "type"))}
-        known = CONFIG_MAPPING[plain]().to_dict().keys() - {"model_type", "architectures", "transformers_version"}
-        config = CONFIG_MAPPING[plain](**{key: settings[key] for key in known & settings.keys()})
+        settable = CONFIG_MAPPING[plain]().to_dict().keys() - {"model_type", "architectures", "transformers_version"}
+        config = CONFIG_MAPPING[plain](**{key: settings[key] for key in settable & settings.keys()})
     kind: Any = networks.language_model_class(config)
     if kind is None or head is None:
-        raise InputError(f"{shown}: transformers has no language model head for its text part, '{config.model_type}'")
+        raise InputError(f"{origin}: transformers has no language model head for its text part, '{config.model_type}'")
     config.tie_word_embeddings = head.weight is tower.get_input_embeddings().weight
     config.dtype = head.weight.dtype
     with torch.device("meta"):
         network = kind.from_config(config)
-    with told_as(f"{shown}: its text part is no {type(network).__name__}"):
+    with told_as(f"{origin}: its text part is no {type(network).__name__}"):
         network.base_model.load_state_dict(tower.state_dict(keep_vars=True), assign=True)
     network.set_output_embeddings(head)
     return network
 
 
 @torch.no_grad()
-def check_text_part(network: Any, whole: Any, shown: str) -> None:
+def check_text_part(network: Any, whole: Any, origin: str) -> None:
     """Raise `InputError` where a network of text has other logits than the part of the whole model that holds the head:
     mostly all of it, in Llama 4 its language model."""
     published = whole.config.to_dict()
@@ -130,21 +131,21 @@ def check_text_part(network: Any, whole: Any, shown: str) -> None:
     words = torch.tensor(sorted({*range(network.config.vocab_size)} - {*places}))  # no places of images
     tokens = telling_tokens(network, max(PROOF_LENGTHS), words)[None]
     reader: Any = next(part for part in whole.modules() if whole.get_output_embeddings() in part.children())
-    with foreign_errors_fail(f"{shown}: {type(reader).__name__} cannot read a text alone"):
+    with foreign_errors_fail(f"{origin}: {type(reader).__name__} cannot read a text alone"):
         expected = reader(input_ids=tokens).logits
     if not agree(network(input_ids=tokens).logits, expected):
-        raise InputError(f"{shown}: {type(network).__name__} computes something else than the whole model does")
+        raise InputError(f"{origin}: {type(network).__name__} computes something else than the whole model does")
 
 
-def convert_eurobert(source: Path, part: Path, shown: str) -> tuple[str, str]:
+def convert_eurobert(source: Path, part: Path, origin: str) -> tuple[str, str]:
     """Write an old EuroBERT as one of transformers, and prove that its weights are the same; returns a line for the
     card, and one for the user."""
     config = read_old_config(source / "config.json")
     weights: dict[str, torch.Tensor] = {}
     for path in sorted(source.glob("model*.safetensors")):
         with told_as(f"{path} cannot be read"):
-            named = load_file(path)
-        for name, weight in named.items():
+            tensors = load_file(path)
+        for name, weight in tensors.items():
             if not name.endswith("rotary_emb.inv_freq"):
                 weights[re.sub("^out_proj", "classifier", name)] = weight
     dtypes = {weight.dtype for weight in weights.values()}
@@ -170,7 +171,7 @@ def convert_eurobert(source: Path, part: Path, shown: str) -> tuple[str, str]:
         if not torch.equal(saved[name.removeprefix("model.")], weight):
             raise InputError(f"{source}: '{name}' is another in what was written (tied, or no numbers); not converted")
     networks.load_backbone(part)
-    about = f"`{kind.__name__}`, which needs no `trust_remote_code`, with the weights of `{shown}`"
+    about = f"`{kind.__name__}`, which needs no `trust_remote_code`, with the weights of `{origin}`"
     theta = config.rope_parameters["rope_theta"]
     return about, f"{kind.__name__}, {len(weights)} weights as they were ({dtype}), RoPE base {theta:,}"
 
@@ -178,8 +179,8 @@ def convert_eurobert(source: Path, part: Path, shown: str) -> tuple[str, str]:
 def read_old_config(path: Path) -> Any:
     """The configuration in transformers' own words."""
     old = read_json_as(path, dict[str, Any])
-    known = EuroBertConfig().to_dict().keys() - {"architectures", "dtype", "model_type", "transformers_version"}
-    settings = {key: value for key, value in old.items() if key in known}
+    names = EuroBertConfig().to_dict().keys() - {"architectures", "dtype", "model_type", "transformers_version"}
+    settings = {key: value for key, value in old.items() if key in names}
     if "rope_parameters" not in settings:
         scaling = old.get("rope_scaling") or {}
         if not isinstance(scaling, dict):

@@ -154,9 +154,9 @@ def set_direction(config: Any, causal: bool) -> None:
     if hasattr(type(config)(), DIRECTION_KEY):
         return
     config.__dict__.pop(DIRECTION_KEY, None)
-    told = copy.copy(config)
-    setattr(told, DIRECTION_KEY, True)
-    if not causal and proofs.window_of(type(config).from_dict(told.to_dict())) == proofs.window_of(config):
+    marked = copy.copy(config)
+    setattr(marked, DIRECTION_KEY, True)
+    if not causal and proofs.window_of(type(config).from_dict(marked.to_dict())) == proofs.window_of(config):
         setattr(config, DIRECTION_KEY, True)
 
 
@@ -250,15 +250,15 @@ def write_sentence_transformer(
 
     Texts are cut at `max_length` tokens, else at what the network has positions for.
     """
-    fixed = SENTENCE_TRANSFORMERS_FILES
+    files = SENTENCE_TRANSFORMERS_FILES
     modules = [
-        {"idx": place, "name": str(place), "path": f"{place}_{kind}", "type": f"sentence_transformers.models.{kind}"}
-        for place, kind in enumerate(further, start=len(fixed["modules.json"]))
+        {"idx": number, "name": str(number), "path": f"{number}_{kind}", "type": f"sentence_transformers.models.{kind}"}
+        for number, kind in enumerate(further, start=len(files["modules.json"]))
     ]
-    write_json(folder / "modules.json", [*fixed["modules.json"], *modules])
+    write_json(folder / "modules.json", [*files["modules.json"], *modules])
     config = "config_sentence_transformers.json"
     needs = NEEDS_VERSION if getattr(network.config, "is_causal", True) is False else {}
-    write_json(folder / config, fixed[config] | {"prompts": dict(prompts or {})} | needs)
+    write_json(folder / config, files[config] | {"prompts": dict(prompts or {})} | needs)
     limit = max_length or position_limit(network)
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": limit, "do_lower_case": False})
     (folder / "1_Pooling").mkdir()

@@ -52,7 +52,7 @@ def push_model(
     Raises `InputError` before anything is sent, for a folder or card that should not go; or with what the hub says.
     """
     check_repository(repo)
-    told = [f"{repo}: {'public' if public else 'private'}, nothing sent (dry run)" if dry_run else f"{repo}:"]
+    report = [f"{repo}: {'public' if public else 'private'}, nothing sent (dry run)" if dry_run else f"{repo}:"]
     api = HfApi(library_name="biphase")
     with TemporaryDirectory() as room:
         uploads: dict[str, dict[str, Any]] = {}
@@ -60,9 +60,9 @@ def push_model(
         for revision, folder in folders_to_send(source, repo, Path(room)):
             paths = {path.relative_to(folder).as_posix(): path for path in files_below(folder) if not path.is_symlink()}
             files = {name: path for name, path in paths.items() if MODEL_FILES.fullmatch(name)}
-            told.append(f"revision {revision}:")
-            told += [f"  {name}  {path.stat().st_size / 1e6:,.2f} MB" for name, path in files.items()]
-            told += [f"  stays here: {', '.join(sorted(paths.keys() - files.keys()))}"] if paths != files else []
+            report.append(f"revision {revision}:")
+            report += [f"  {name}  {path.stat().st_size / 1e6:,.2f} MB" for name, path in files.items()]
+            report += [f"  stays here: {', '.join(sorted(paths.keys() - files.keys()))}"] if paths != files else []
             check_files(folder, files)
             card = files[CARD_NAME].read_text(encoding="utf-8").replace(f'("{folder.name}"', f'("{repo}"')
             card = complete_card(card, files[CARD_NAME], license, languages)
@@ -78,11 +78,11 @@ def push_model(
                     operations = [CommitOperationAdd(name, content) for name, content in contents.items()]
                     message = f"biphase push ({revision})"
                     commit = api.create_commit(repo, operations, commit_message=message, revision=revision)
-                    told.append(commit.commit_url)
+                    report.append(commit.commit_url)
             except (HfHubHTTPError, HTTPError, OSError) as error:
                 remedy = "is the name right, and are you signed in (`hf auth login`)?"
                 raise InputError(f"{repo}: {hub_says(error)}; {remedy}") from None
-    return "\n".join(told)
+    return "\n".join(report)
 
 
 def check_repository(repo: str) -> None:
@@ -133,11 +133,11 @@ def complete_card(text: str, path: Path, license: str | None, languages: tuple[s
     """The card with licence and languages where it does not say them. Raises `InputError` where nobody says them, or
     the user something else."""
     card = ModelCard(text, ignore_metadata_errors=True)
-    named = {"license": license, "language": list(languages)}
-    if missing := [name for name, wanted in named.items() if not (wanted or getattr(card.data, name))]:
+    options_given = {"license": license, "language": list(languages)}
+    if missing := [name for name, wanted in options_given.items() if not (wanted or getattr(card.data, name))]:
         options = " and ".join(f"`{name}`" for name in missing)
         raise InputError(f"{path} says no {' and no '.join(missing)}: give {options}, or write it at its top")
-    for name, wanted in named.items():
+    for name, wanted in options_given.items():
         said = getattr(card.data, name)
         if said and wanted and wanted not in (said, [said]):
             raise InputError(f"{path} says {name} {said}, not {wanted}: leave one out, or change the other at its top")
