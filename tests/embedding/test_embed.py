@@ -131,6 +131,7 @@ def test_the_folder_loads_without_our_code(
     assert theirs.prompts["query"] == "q: "
     card = (out / "README.md").read_text(encoding="utf-8")
     assert "license: mit" in card and "- en" in card and "cached_mnrl" in card
+    assert card.split("---\n", 2)[2].startswith("\n# out\n\nAn embedding model: texts become 32 numbers")
     assert facts["stages"][0]["steps"] == 4
     assert all(0 < cosine < 1 for cosine in facts["cosines"].values())
     assert "widget" not in capfd.readouterr().err

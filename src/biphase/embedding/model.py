@@ -270,11 +270,9 @@ def write_embedder(
     with own_folder(out, "embedding model") as part:
         packed.network.save_pretrained(part)
         tokenizer.save_pretrained(part)
-        further = [type(module).__name__ for module in list(model)[2:]]
+        modules = {"pooling": recipe.pooling, "further": [type(module).__name__ for module in list(model)[2:]]}
         limit, prompts = packed.max_seq_length, recipe.prompts.model_dump()
-        write_sentence_transformer(
-            part, packed.network, limit, pooling=recipe.pooling, further=further, prompts=prompts
-        )
+        write_sentence_transformer(part, packed.network, limit, prompts=prompts, **modules)
         if recipe.dense:
             dense: Any = model[2]
             (part / "2_Dense").mkdir()
@@ -293,18 +291,8 @@ def write_embedder(
             language=list(recipe.languages) or None,
             license=recipe.license,
         )
-        card = render_card(
-            Path(__file__).with_name("card.md.j2"),
-            head,
-            name=Path(recipe.out).name,
-            width=width_of(model),
-            max_length=model.max_seq_length,
-            recipe=recipe,
-            listed=lambda values: ", ".join(f"{name} {value:.4f}" for name, value in values.items()),
-            tree=recipe.model_dump(mode="json", exclude_defaults=True),
-            **facts,
-        )
-        write_text(part / "README.md", card)
+        template = Path(__file__).with_name("card.md.j2")
+        write_text(part / "README.md", render_card(template, head, name=out.name, model=model, recipe=recipe, **facts))
 
 
 def load_embedder(name: str) -> SentenceTransformer:

@@ -87,7 +87,6 @@ def describe_export(
         title=harmless(name),
         name=json.dumps(name, ensure_ascii=False)[1:-1],
         network=network,
-        network_class=type(network).__name__,
         auto_class=auto_class,
         misread=misread_as and MISREAD.format(chosen=misread_as, type=network.config.model_type),
         both_ways=tell_direction(network.config),
