@@ -45,7 +45,7 @@ from biphase.study.plan import plan_study
 from biphase.study.run import status
 from biphase.study.spec import load_study
 plan, folder = plan_study(load_study(Path(sys.argv[1]))), StudyFolder(Path(sys.argv[2]))
-status(plan, folder, read_state(plan, folder))
+status(read_state(plan, folder))
 """
 """What `report` does before it draws."""
 
@@ -61,7 +61,7 @@ def make_folder(study: Path, folder: Path) -> dict[str, int]:
     """Everything that a finished study leaves behind; returns how many runs, cells and scores that is."""
     from biphase.files import write_json
     from biphase.finetuning.cells import identify
-    from biphase.study.folder import claim_study_folder, find_step
+    from biphase.study.folder import claim_study_folder
     from biphase.study.plan import plan_study
     from biphase.study.spec import load_study
 
@@ -74,7 +74,7 @@ def make_folder(study: Path, folder: Path) -> dict[str, int]:
         write_run(path, run.last, steps, run.recipe.model_dump(mode="json"))
         write_json(place.record(run.name), {"folder": path.name, "key": run.key, "seconds": 3600.0})
     rng = random.Random(0)
-    references = {m.name: find_step(place, plan.runs[m.run], m.step) for m in plan.models}
+    references = {m.name: place.find_step(plan.runs[m.run], m.step) for m in plan.models}
     fingerprints = {name: identify(reference) for name, reference in references.items() if reference is not None}
     num_scores = sum(write_scores(plan, place, cell, fingerprints[cell.model], rng) for cell in plan.cells)
     return {"runs": len(plan.runs), "models": len(plan.models), "cells": len(plan.cells), "scores": num_scores}

@@ -16,9 +16,9 @@ from transformers import EuroBertConfig, EuroBertForMaskedLM, LlamaConfig, Llama
 
 from biphase.encoder.packed import language_model_loss
 from biphase.encoder.presets import PRESETS, shape_of
-from biphase.flops import BFLOAT16, CHUNK_LOGITS, FLOAT32, PART_LOGITS, plan_memory, read_shape
+from biphase.flops import CHUNK_LOGITS, PART_LOGITS, Shape, plan_memory, read_shape
 from biphase.pretraining.optimizer import make_optimizers
-from biphase.recipe import Optimizer
+from biphase.recipe import Optimizer, Recipe
 
 LLAMA_3B = {
     "num_hidden_layers": 28,
@@ -39,6 +39,16 @@ def networks() -> list[Any]:
         for name in ("210m", "1b")
     ]
     return [*presets, pytest.param(LlamaForCausalLM, LlamaConfig, LLAMA_3B, id="3b")]
+
+
+def plan(shape: Shape, devices: int, *, microbatch: int, num: int = 1, on_cpu: bool = False, **more: Any) -> Any:
+    """The memory of a recipe whose devices go through `num` microbatches for an update."""
+    tree: dict[str, Any] = {"name": "planned", "init": {"preset": "1m"}, "data": {"shards": "nowhere"}}
+    tree |= {"curriculum": [{"objective": "mlm", "steps": 1}], "schedule": {"warmup_steps": 0, "decay_steps": 0}}
+    recipe = Recipe.model_validate(tree | {"optimizer": {"name": more.pop("optimizer", "adamw")}})
+    compute = {"microbatch_tokens": microbatch, "parallel": "fsdp", "precision": "bf16", **more}
+    changes = {"batch_tokens": num * devices * microbatch, "compute": recipe.compute.model_copy(update=compute)}
+    return plan_memory(shape, recipe.model_copy(update=changes), devices, on_cpu=on_cpu)
 
 
 def local_bytes(tensors: Any) -> int:
@@ -67,7 +77,7 @@ def test_parts_of_weights_gradients_and_moments(kind: Any, config: Any, sizes: d
             parameter.grad = torch.zeros_like(parameter)
         optimizer.step()
         moments = [entry[key] for entry in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
-        planned = plan_memory(read_shape(sizes), devices, microbatch_tokens=8192)
+        planned = plan(read_shape(sizes), devices, microbatch=8192)
         assert local_bytes(parameters) == pytest.approx(planned["weights"], rel=1e-3)
         assert local_bytes(parameter.grad for parameter in parameters) == pytest.approx(planned["gradients"], rel=1e-3)
         assert local_bytes(moments) == pytest.approx(planned["moments"], rel=1e-3)
@@ -78,20 +88,20 @@ def test_parts_of_weights_gradients_and_moments(kind: Any, config: Any, sizes: d
 def test_what_several_microbatches_add() -> None:
     shape = shape_of("1b", {}, 128_256)
     weights = 4.0 * shape.parameters
-    one = plan_memory(shape, 8, microbatch_tokens=8192)
-    more = plan_memory(shape, 8, microbatch_tokens=8192, num_microbatches=2)
+    one = plan(shape, 8, microbatch=8192)
+    more = plan(shape, 8, microbatch=8192, num=2)
     assert more["total"] - one["total"] == weights
-    alone = plan_memory(shape, 1, microbatch_tokens=8192)
+    alone = plan(shape, 1, microbatch=8192)
     assert alone["weights"] + alone["gradients"] + alone["moments"] == 4 * weights
     for num in (1, 2):
-        under_ddp = plan_memory(shape, 8, microbatch_tokens=8192, num_microbatches=num, parallel="ddp")
+        under_ddp = plan(shape, 8, microbatch=8192, num=num, parallel="ddp")
         assert under_ddp["total"] - alone["total"] == (num - 1) * weights
 
 
-@pytest.mark.parametrize("number", [BFLOAT16, FLOAT32])
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
 @pytest.mark.parametrize(("width", "ffn", "layers"), [(256, 768, 2), (256, 2048, 2), (512, 768, 3)])
 def test_activations_and_copies_beside_the_tensors_that_blocks_keep(
-    width: int, ffn: int, layers: int, number: int
+    width: int, ffn: int, layers: int, precision: str
 ) -> None:
     """What backward keeps of transformers' blocks; under autocast, with the copies of the weights."""
     sizes: dict[str, Any] = {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": ffn}
@@ -106,10 +116,10 @@ def test_activations_and_copies_beside_the_tensors_that_blocks_keep(
         return tensor
 
     hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-    with torch.autocast("cpu", torch.bfloat16, enabled=number == BFLOAT16), hooks:
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"), hooks:
         output = network(torch.zeros(1, 512, dtype=torch.long)).last_hidden_state
     assert output.requires_grad
-    planned = plan_memory(read_shape(sizes), 1, microbatch_tokens=512, number=number)
+    planned = plan(read_shape(sizes), 1, microbatch=512, precision=precision, on_cpu=True)
     found = sum(storage.nbytes() for place, storage in kept.items() if place not in own)
     assert found == pytest.approx(planned["activations"] + planned["copies"], rel=0.05)
 
@@ -144,7 +154,7 @@ def test_what_muon_makes_of_the_gradients(width: int, ffn: int, kv_heads: int) -
     moments = [entry["momentum_buffer"] for entry in muon.state.values()]
     with MostBytes(*network.parameters(), *moments) as found:
         muon.step()
-    planned = plan_memory(read_shape(sizes), 1, microbatch_tokens=1, muon=True)
+    planned = plan(read_shape(sizes), 1, microbatch=1, optimizer="muon")
     assert found.most == pytest.approx(planned["update"], rel=0.02)
     assert 4 * sum(moment.numel() for moment in moments) == 8 * read_shape(sizes).parameters - planned["moments"]
 
@@ -161,5 +171,5 @@ def test_what_the_head_holds_in_forward_and_backward(targets: int, monkeypatch: 
     with MostBytes(hidden, weight, labels) as found:
         language_model_loss(hidden, weight, None, labels)[0].backward()
     sizes = PRESETS["1m"] | {"hidden_size": width, "vocab_size": vocab}
-    planned = plan_memory(read_shape(sizes), 1, microbatch_tokens=targets, device="cpu")
+    planned = plan(read_shape(sizes), 1, microbatch=targets, on_cpu=True)
     assert 0.85 * (planned["logits"] + planned["head"]) < found.most < 1.05 * (planned["logits"] + planned["head"])

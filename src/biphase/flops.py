@@ -35,16 +35,18 @@ Muon's update treats all matrices of one shape at once. For n of a Â· b with a â
 when the activations are gone; AdamW's is made in place.
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from biphase.errors import InputError
-from biphase.recipe import Optimizer, Phase
+from biphase.machine import has_bf16_cores
+from biphase.recipe import Optimizer, Phase, Recipe
 
 DEVICES = {
     "GB200": (2500e12, 186),
@@ -276,24 +278,14 @@ PART_LOGITS = {"cpu": 2**18, "cuda": 2**28}
 
 
 def plan_memory(
-    shape: Shape,
-    devices: int,
-    *,
-    microbatch_tokens: int,
-    num_microbatches: int = 1,
-    recomputes: bool = False,
-    muon: bool = False,
-    parallel: Literal["ddp", "fsdp"] = "fsdp",
-    number: int = BFLOAT16,
-    device: Literal["cpu", "cuda"] = "cuda",
+    shape: Shape, recipe: Recipe, devices: int = 1, parallel: str | None = None, on_cpu: bool = False
 ) -> dict[str, float]:
-    """The bytes that each of `devices` holds while a network is trained, by what they are for, and in `total`.
+    """The bytes that each of `devices` holds when they share a recipe's largest batch, by what they are for, and in
+    `total`.
 
     Args:
-        num_microbatches: how many of them a device goes through for an update.
-        recomputes: activation checkpointing.
-        muon: the optimizer of the blocks' matrices, of which it keeps one moment; AdamW keeps two.
-        number: bytes of a number of the arithmetic.
+        parallel: `ddp` or `fsdp`, in place of the recipe's.
+        on_cpu: the devices are cores, and no GPUs.
 
     Returns:
         Among others `copies`, of weights in the type of the arithmetic: those that FSDP2 has gathered, which are the
@@ -301,7 +293,13 @@ def plan_memory(
         which autocast makes in bf16. `head` is the head's gradient until it is added to the others, and `update` the
         temporary tensors of the optimizer.
     """
-    parts = devices if parallel == "fsdp" else 1
+    compute, batch, device = recipe.compute, recipe.batch_tokens, "cpu" if on_cpu else "cuda"
+    microbatch_tokens, has_muon = compute.microbatch_tokens, recipe.optimizer.name == "muon"
+    most_tokens = batch if isinstance(batch, int) else max(batch.start, batch.to)
+    num_microbatches = math.ceil(most_tokens / (devices * microbatch_tokens))
+    is_bf16 = not on_cpu or compute.precision == "bf16" or (compute.precision == "auto" and has_bf16_cores())
+    number = BFLOAT16 if is_bf16 else FLOAT32
+    parts = devices if (parallel or compute.parallel) == "fsdp" else 1
     whole = float(FLOAT32 * shape.parameters)
     gradients = whole / parts + (whole if devices > 1 and num_microbatches > 1 else 0)
     block = shape.block_weights / shape.layers + 2 * shape.width
@@ -310,12 +308,13 @@ def plan_memory(
     of_layer, of_input, of_ends = WIDTHS_KEPT[number]
     of_block = of_layer * shape.width + 2 * shape.head_width * (shape.heads + shape.kv_heads) + 4 * shape.ffn
     # With checkpointing, each block keeps its input in fp32, and one at a time what it computes.
+    recomputes = compute.activation_checkpointing
     per_token = shape.layers * of_input * shape.width + of_block if recomputes else shape.layers * of_block
     logits = microbatch_tokens * shape.vocab_size
     in_fp32 = min(logits, PART_LOGITS[device])
-    moments = 2 * whole - FLOAT32 * (shape.block_weights if muon else 0)
+    moments = 2 * whole - FLOAT32 * (shape.block_weights if has_muon else 0)
     updates = [0]
-    for (rows, columns), count in Counter(shape.matrices).items() if muon else ():  # `Muon.step_together`
+    for (rows, columns), count in Counter(shape.matrices).items() if has_muon else ():  # `Muon.step_together`
         short, long = min(rows, columns), max(rows, columns)
         at_once = max(4 * short * long + short**2, 2 * short * long + 4 * short**2)
         updates.append(count * (FLOAT32 * short * long + number * at_once))

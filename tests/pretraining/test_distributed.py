@@ -218,12 +218,16 @@ def test_no_process_has_all_moments_or_all_weights(handed_on: list[list[dict[str
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_planned_memory_beside_what_is_allocated(number: int, handed_on: list[list[dict[str, float]]]) -> None:
+def test_planned_memory_beside_what_is_allocated(
+    number: int, handed_on: list[list[dict[str, float]]], tiny_recipe: Callable[..., Recipe]
+) -> None:
     """Parts are as planned, and all that an update allocates is no more than that, and not much less."""
     found = handed_on[number][0]
-    planned = plan_memory(shape_of("1m", SIX_LAYERS, 384), SIZES[number], microbatch_tokens=256)
+    batch = f"batch_tokens={256 * SIZES[number]}"
+    recipe = tiny_recipe(batch, "compute.microbatch_tokens=256", "compute.parallel=fsdp")
+    planned = plan_memory(shape_of("1m", SIX_LAYERS, 384), recipe, SIZES[number])
     for name in ("weights", "gradients", "moments"):
-        assert found[name] == pytest.approx(getattr(planned, name), rel=1e-3), name
+        assert found[name] == pytest.approx(planned[name], rel=1e-3), name
     assert 0.7 * planned["total"] < found["update"] < planned["total"]
 
 

@@ -169,7 +169,7 @@ def test_a_plan_counts_what_muon_multiplies() -> None:
 
 
 def test_disk_counts_weights_and_moments(paper: Plan) -> None:
-    disk = estimate(paper).disk
+    disk = estimate(paper).disk_bytes
     bytes_of = {name: 4.0 * shape_of(name, {}, 128_256).parameters for name in ("210m", "610m", "1b")}
     assert disk["models"] == pytest.approx(5 * bytes_of["210m"] + 40 * bytes_of["610m"] + 5 * bytes_of["1b"])
     # 17 branch points, whose moments go on: 12 on the CLM trunk, 3 on the MLM trunk, one in each continuation. Of them,
@@ -186,7 +186,7 @@ def test_muon_keeps_one_moment_for_the_blocks() -> None:
     disks = []
     for name in ("adamw", "muon"):
         plan = plan_study(study.model_copy(update={"recipe": study.recipe | {"optimizer": {"name": name}}}))
-        disks.append(estimate(plan).disk)
+        disks.append(estimate(plan).disk_bytes)
     weights = shape_of("1m", {}, 4096).block_weights * len(plan.checkpoints)
     assert disks[0]["everything"] - disks[1]["everything"] == 4 * weights and disks[0]["models"] == disks[1]["models"]
 
@@ -204,7 +204,7 @@ def test_networks_of_unknown_shape_are_named_and_not_counted(tmp_path: Path) -> 
         "planning": {"vocab_size": 905},
     }
     plan = plan_study(parse_config(Study, tree, origin="adapt.yaml"))
-    assert estimate(plan).unknown == ("hub-mntp20-10",)
+    assert estimate(plan).not_counted == ("hub-mntp20-10",)
     shape = measure_sizes(plan).shapes["here-mntp20-10"]
     assert shape is not None and (shape.layers, shape.vocab_size, shape.head_width) == (2, 905, 16)
 
@@ -313,7 +313,7 @@ def test_a_plan_says_what_memory_its_networks_need() -> None:
 def test_a_plan_for_a_cpu_says_what_memory_it_needs(here: int, is_told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """And that it is more than this machine has."""
     monkeypatch.setattr(cost, "total_memory", lambda: here)
-    monkeypatch.setattr(cost, "has_bf16_cores", lambda: False)
+    monkeypatch.setattr("biphase.flops.has_bf16_cores", lambda: False)
     plan = plan_study(load_study(STUDIES / "paper.yaml"))
     lines = [line for line in estimate(plan, find_machine("CPU")).assumptions if "GiB" in line]
     assert len(lines) == 3 and all("in each process on a CPU" in line and "GPU" not in line for line in lines)

@@ -27,14 +27,12 @@ from biphase.study.folder import (
     StudyFolder,
     StudyState,
     TrainedRecord,
-    find_record,
     keep_order,
-    reach_step,
     read_state,
     refuse_other_text,
 )
 from biphase.study.plan import Plan, StudyCell, plan_study
-from biphase.study.report import arm_of_model, collect_results, list_costs, list_notes, refuse_mixtures
+from biphase.study.report import arm_of_model, collect_results, list_costs, list_notes
 from biphase.study.spec import Study
 from biphase.tasks.spec import find_task
 
@@ -54,7 +52,7 @@ def make_plan(**changes: Any) -> Plan:
 @pytest.fixture
 def fill(write_cell: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Score every cell as a function of it says; returns the state of the study's folder."""
-    monkeypatch.setattr(folder, "find_step", lambda place, run, step: "made-up")
+    monkeypatch.setattr(StudyFolder, "find_step", lambda place, run, step: "made-up")
     monkeypatch.setattr(folder, "identify", lambda reference: Model(reference, "a" * 64, 2048))
 
     def make(plan: Plan, say: Callable[[StudyCell], dict[str, Any]]) -> Any:
@@ -83,12 +81,6 @@ def test_seeds_of_different_settings_are_refused(fill: Any, key: str, values: tu
     assert len(state.scored) == len(plan.cells)
     with pytest.raises(InputError, match=f"^scores on genre were made with {told}"):
         list(collect_results(plan, state.scores))
-
-
-def test_a_cell_of_another_model_is_refused(write_cell: Any, tmp_path: Path) -> None:
-    cells = [write_cell(model, seed=seed) for seed, model in enumerate("ab")]
-    with pytest.raises(InputError, match=f"^{cells[0]} and {cells[1]} are scores of different models, a and b"):
-        refuse_mixtures({"a": ScoreSet(tuple(map(read_score, cells)))})
 
 
 def test_arms_on_different_data_are_refused(fill: Any) -> None:
@@ -214,9 +206,9 @@ def test_a_checkpoint_is_waited_for_only_while_it_is_made(tmp_path: Path) -> Non
     lock = place.lock(begin.name)
     for _ in range(2):
         with pytest.raises(InputError, match="1m-25-75-400@400 is no longer there; the same command makes it again"):
-            reach_step(place, begin, 400)
+            place.reach_step(begin, 400)
         with locked(lock), pytest.raises(BusyError, match="another process makes 1m-25-75-400@400"):
-            reach_step(place, begin, 400)
+            place.reach_step(begin, 400)
         lock = place.runs / "1m-25-75-400-12345678" / ".lock"
 
 
@@ -248,12 +240,12 @@ def test_every_sitting_and_every_process_counts(tmp_path: Path, monkeypatch: pyt
             worker.train_unit(plan, name, place, 1)
     shutil.copy(tmp_path / "kept", place.clock(name))
     worker.train_unit(plan, name, place, 4)
-    record = find_record(place, plan.runs[name])
+    record = place.find_record(plan.runs[name])
     assert record and record.seconds == 2700 and record.is_timed
     assert not place.clock(name).exists()
     place.record(name).unlink()
     worker.train_unit(plan, name, place, 1)
-    record = find_record(place, plan.runs[name])
+    record = place.find_record(plan.runs[name])
     assert record and not record.is_timed
     records = {name: record, "1m-25-75-400": replace(record, untimed=(), seconds=60.0)}
     (row,) = list_costs(StudyState(plan, place, {}, records, set(records), set(), {}))

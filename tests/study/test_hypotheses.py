@@ -16,11 +16,11 @@ from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet
 from biphase.study.hypotheses import (
     ask,
     declare,
-    describe_declaration,
     hypotheses_hash,
     hypotheses_json,
     judge_hypotheses,
     list_ladders,
+    tell_declaration,
     text_hash,
 )
 from biphase.study.plan import Plan, plan_study
@@ -97,7 +97,7 @@ def test_hypotheses_are_judged_together() -> None:
     assert [round(one.estimate, 2) for one in second.inequalities] == [0.14, 0.1], "that it lies below, turned around"
     assert next(second.inequalities).label == "−(1m-25-75 - mlm40 on TC 1m, 100 steps)"
     assert third.claims[0].untested, "random weights have no score yet"
-    tree = json.loads(hypotheses_json(plan, Path("nowhere"), (first, second, third)))
+    tree = json.loads(hypotheses_json(plan, "not declared", (first, second, third)))
     assert [one["verdict"] for one in tree["hypotheses"]] == ["supported", "supported", "undecided"]
     assert tree["hash"] == hypotheses_hash(plan)
 
@@ -237,14 +237,14 @@ def test_hypotheses_stand_in_a_file_of_their_own(tmp_path: Path, wanted: str) ->
 
 def test_what_was_declared_is_recorded(tmp_path: Path) -> None:
     before, after = make_plan("stack - mlm40 > 0"), make_plan("stack - mlm40 > 1 point")
-    assert "not declared" in describe_declaration(before, tmp_path)
+    assert "not declared" in tell_declaration(before, tmp_path)
     declare(before, tmp_path, 0)
     declare(before, tmp_path, 12)  # the same command goes on: nothing new is declared
-    assert "before anything was trained; unchanged since" in describe_declaration(before, tmp_path)
-    assert "about changed since the study last ran" in describe_declaration(after, tmp_path)
+    assert "before anything was trained; unchanged since" in tell_declaration(before, tmp_path)
+    assert "about changed since the study last ran" in tell_declaration(after, tmp_path)
     declare(after, tmp_path, 12)
-    assert "changed 1 times since the first run; these were declared" in describe_declaration(after, tmp_path)
-    assert "when 12 units were done" in describe_declaration(after, tmp_path)
+    assert "changed 1 times since the first run; these were declared" in tell_declaration(after, tmp_path)
+    assert "when 12 units were done" in tell_declaration(after, tmp_path)
 
 
 def test_a_rung_that_is_added_is_a_change(tmp_path: Path) -> None:
@@ -258,15 +258,15 @@ def test_a_rung_that_is_added_is_a_change(tmp_path: Path) -> None:
 
     before, other = grow(), {"group": "other", "models": ["1m"], "curricula": ["mlm30"], "budgets": [800]}
     declare(before, tmp_path, 0)
-    assert "unchanged since" in describe_declaration(grow(other), tmp_path)
+    assert "unchanged since" in tell_declaration(grow(other), tmp_path)
     rung = grow({"group": "rung", "models": ["1m"], "curricula": ["mlm40", "25/75"], "budgets": [800]})
-    assert "are about changed since the study last ran" in describe_declaration(rung, tmp_path)
+    assert "are about changed since the study last ran" in tell_declaration(rung, tmp_path)
     # A folder of an earlier version has the hash of the words alone.
     (tmp_path / "hypotheses.json").write_text(
         json.dumps([{"hash": text_hash(before.study), "when": "long ago", "units_done": 0}])
     )
-    told = describe_declaration(rung, tmp_path)
+    told = tell_declaration(rung, tmp_path)
     assert "the same words were declared long ago" in told and "is not recorded" in told
     declare(rung, tmp_path, 7)
-    told = describe_declaration(rung, tmp_path)
+    told = tell_declaration(rung, tmp_path)
     assert "when 7 units were done; the same words stood there since long ago" in told and "changed" not in told

@@ -15,18 +15,18 @@ from biphase.errors import InputError
 from biphase.pretraining.objectives import learning_rate
 from biphase.recipe import Phase, Recipe
 from biphase.study.arms import expand_arms
-from biphase.study.plan import Plan, history, plan_study
-from biphase.study.spec import Study, are_alike, load_study
-from biphase.study.trunks import (
+from biphase.study.plan import (
     ArmPath,
+    Plan,
     TrunkIndex,
     cut_phases,
+    history,
     phases_between,
-    place_on_trunk,
-    run_that_trains,
+    plan_study,
     stored_steps,
     trunk_key,
 )
+from biphase.study.spec import Study, are_alike, load_study
 
 STUDIES = BUNDLED / "studies"
 
@@ -134,20 +134,20 @@ def test_a_trunk_is_shared_until_objective_or_decay_differ() -> None:
     assert plan.steps == 200 + 20 + 100 and plan.steps_alone == 460 and plan.longest_chain == 300
 
 
-def test_the_drawing_in_trunks_is_of_these_arms() -> None:
-    """What the docstring of `study.trunks` says in numbers."""
+def test_the_drawing_of_trunks_is_of_these_arms() -> None:
+    """What the docstring of `study.plan` says in numbers."""
     arms = [{"curricula": ["clm"], "budgets": [200, 100]}, {"curricula": ["60+100"]}]
     index = TrunkIndex()
     for arm in expand_arms(make_study(arms)).values():
-        place_on_trunk(arm, index)
+        index.place(arm)
     paths = index.paths
     assert [(path.origin, path.parent, path.first, path.last) for path in paths.values()] == [
         (0, None, 0, 200),
         (0, "1m-clm-200", 80, 100),
         (0, "1m-clm-200", 60, 160),
     ]
-    assert run_that_trains(60, "1m-60-100-160", paths) == "1m-clm-200"
-    assert run_that_trains(61, "1m-60-100-160", paths) == "1m-60-100-160"
+    assert index.run_that_trains(60, "1m-60-100-160") == "1m-clm-200"
+    assert index.run_that_trains(61, "1m-60-100-160") == "1m-60-100-160"
 
 
 def shared_steps(path: ArmPath, other: ArmPath) -> int:
@@ -182,7 +182,7 @@ def test_trunks_are_found_as_by_comparing_each_with_each() -> None:
                     trunk, longest = name, shared_steps(alone, other)
             assert index.longest_beginning(alone) == (trunk, longest)
             found += trunk is not None
-            index.add(arm.name, alone)
+            index.add(alone)
     assert found > 100
 
 
@@ -498,7 +498,9 @@ def test_a_sweep_has_an_arm_for_each_rate_and_a_model_for_each_network() -> None
     assert plan.runs[one.name].parent == "1m-num_hidden_layers4-clm-200-peak_lr0.002", "trunks are shared within each"
     named = arm | {"name": "{model}-{budget}-{peak_lr}"}
     assert "1m-num_hidden_layers2-200-0.001" in plan_study(make_study([named])).arms
-    with pytest.raises(InputError, match=r"sweep: 'init.preset' is no setting"):
-        make_study([arm | {"sweep": {"init.preset": ["1m"]}}])
+    with pytest.raises(InputError, match=r"recipe.init follows from the arm '1m-clm-200-preset1m'"):
+        plan_study(make_study([arm | {"sweep": {"init.preset": ["1m"]}}]))
+    with pytest.raises(InputError, match=r"unknown key 'architecture'"):
+        plan_study(make_study([arm | {"sweep": {"architecture": ["1m"]}}]))
     with pytest.raises(InputError, match=r"unknown key 'schedule.peak_rate'; did you mean 'peak_lr'"):
         plan_study(make_study([arm | {"sweep": {"schedule.peak_rate": [1]}}]))

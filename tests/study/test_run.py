@@ -28,22 +28,12 @@ from biphase.study.cost import measure_sizes
 from biphase.study.folder import (
     StudyFolder,
     claim_study_folder,
-    drop_checkpoints,
-    find_record,
-    find_step,
     read_state,
-    train_name,
 )
 from biphase.study.hypotheses import with_plan
-from biphase.study.plan import Plan, plan_study
-from biphase.study.report import arm_of_model, collect_results, compare_curricula, read_evidence, report_study
-from biphase.study.run import (
-    estimate_costs,
-    measure_units,
-    run_study,
-    status,
-    study_units,
-)
+from biphase.study.plan import Plan, plan_study, train_name
+from biphase.study.report import arm_of_model, collect_results, read_evidence, report_study
+from biphase.study.run import measure_units, run_study, status, study_units
 from biphase.study.spec import Study
 
 HERE = Engine(workers=0)
@@ -101,7 +91,7 @@ def finished(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> StudyFolde
 
 
 def test_every_unit_is_done_once(plan: Plan, finished: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = {unit.name for unit in study_units(plan, finished)}
+    names = {unit.name for unit in study_units(read_state(plan, finished))}
     assert len(names) == len(plan.runs) + len(plan.cells) == 5 + 5 * 4
     assert read_state(plan, finished).done == names
     monkeypatch.setattr(scheduler, "run_units", lambda units, *_, **__: iter([]) if not list(units) else pytest.fail())
@@ -118,7 +108,7 @@ def test_branches_start_from_the_trunk(plan: Plan, finished: StudyFolder) -> Non
 def test_a_record_says_what_text_was_trained_on(plan: Plan, finished: StudyFolder) -> None:
     shards = read_shard_manifest(Path(plan.runs["tiny-clm-12"].recipe.data.shards))
     for run in plan.runs.values():
-        record = find_record(finished, run)
+        record = finished.find_record(run)
         assert record and record.text == (shards.fingerprint,) and record.is_timed
 
 
@@ -200,7 +190,7 @@ def test_report(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
 
 
 def test_a_study_is_evidence_for_advice(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
-    found = compare_curricula(plan, finished)
+    found = read_evidence(finished.path)
     assert [item.curriculum for item in found] == ["clm", "50/50", "mlm40"], "what continues another arm says nothing"
     scores = read_state(plan, finished).scores
     (both,) = [r for r in collect_results(plan, scores) if (r.arm.name, r.arm.setup, r.metric) == BOTH]
@@ -310,7 +300,7 @@ def test_a_failure_blocks_only_what_needs_it(
     failures = run_study(plan, place, HERE)
     blocked = [failure for failure in failures if failure.reason.startswith("blocked")]
     assert len(failures) == 1 + 1 + 8 and len(blocked) == 9
-    assert [find_record(place, plan.runs[name]) is None for name in ("tiny-50-50-12", "tiny-mlm40-12")] == [
+    assert [place.find_record(plan.runs[name]) is None for name in ("tiny-50-50-12", "tiny-mlm40-12")] == [
         False,
         True,
     ]
@@ -325,7 +315,7 @@ def test_a_failure_blocks_only_what_needs_it(
 def test_what_another_process_is_at_is_left_to_it(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other process holds the first run's folder and finishes it while this one waits."""
     place = claim_study_folder(tmp_path / "study", plan.study)
-    unit = next(unit for unit in study_units(plan, place) if unit.name == train_name("tiny-clm-12"))
+    unit = next(unit for unit in study_units(read_state(plan, place)) if unit.name == train_name("tiny-clm-12"))
     unit.function(**unit.arguments)
     record = place.record("tiny-clm-12")
     hidden = record.rename(record.with_suffix(".hidden"))
@@ -397,7 +387,7 @@ def test_what_begins_at_a_changed_run_is_trained_anew(plan: Plan, finished: Stud
     assert trained == {name for name in slower.runs if "-then-" not in name}
     # Nothing starts from the old parent: while another process is at the new one it waits, else the plan is old.
     place = copy_of(finished, tmp_path / "faster")
-    units = {unit.name: unit for unit in study_units(faster, place)}
+    units = {unit.name: unit for unit in study_units(read_state(faster, place))}
     child = units[train_name("tiny-clm-12-then-mlm40-6")]
     cell = next(unit for unit in units.values() if unit.name.startswith("tiny-clm-12/"))
     for unit in (child, cell):
@@ -432,18 +422,18 @@ def test_a_checkpoint_that_is_made_elsewhere_is_waited_for(plan: Plan, finished:
     """While another process makes it, what begins there neither fails nor trains the trunk for itself."""
     place = copy_of(finished, tmp_path / "grown")
     grown = changed(plan, "arms.0.curricula=[clm, 50/50, mlm40, 25/75]", "evaluation=null")
-    units = {unit.name: unit for unit in study_units(grown, place)}
+    units = {unit.name: unit for unit in study_units(read_state(grown, place))}
     trunk, branch = units[train_name("tiny-clm-12")], units[train_name("tiny-25-75-12")]
     held = trained_folder(place, "tiny-clm-12") / ".lock"
     with pytest.raises(BusyError, match="another process makes tiny-clm-12@3"), locked(held):
         branch.function(**branch.arguments)
     trunk.function(**trunk.arguments)
     branch.function(**branch.arguments)
-    drop_checkpoints(grown, place)
-    assert find_step(place, grown.runs["tiny-clm-12"], 3), "the folder is not yet that of this study"
+    place.drop_checkpoints(grown)
+    assert place.find_step(grown.runs["tiny-clm-12"], 3), "the folder is not yet that of this study"
     claim_study_folder(place.path, grown.study)
-    drop_checkpoints(grown, place)
-    assert not find_step(place, grown.runs["tiny-clm-12"], 3)
+    place.drop_checkpoints(grown)
+    assert not place.find_step(grown.runs["tiny-clm-12"], 3)
     (line,) = trunk.function(**trunk.arguments)
     assert line.endswith(": done by another process"), "a late process trains nothing again"
 
@@ -609,8 +599,9 @@ def test_data_are_looked_for_before_anything_trains(plan: Plan, tmp_path: Path) 
 
 
 def test_time_left_knows_what_training_took_before(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
-    state, costs = read_state(plan, finished), estimate_costs(plan)
-    spent = measure_units(state, costs)
+    state = read_state(plan, finished)
+    every = study_units(state)
+    spent, costs = measure_units(state, every), {unit.name: unit.cost for unit in every}
     records = [read_json(finished.record(run))["seconds"] for run in plan.runs]
     assert spent["train"] == pytest.approx((sum(records), sum(costs[train_name(run)] for run in plan.runs)))
     assert spent["wnut17"][0] > 0 and set(spent) == {"train", "wnut17"}

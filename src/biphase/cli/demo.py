@@ -17,7 +17,7 @@ from biphase.api.studies import study
 from biphase.api.text import prepare, train_tokenizer
 from biphase.config import BUNDLED
 from biphase.console import duration, err, out, printable
-from biphase.study.folder import StudyFolder, find_record
+from biphase.study.folder import StudyFolder
 
 
 def demo(
@@ -46,7 +46,7 @@ def demo(
     say("4/5", "export the biphasic encoder for transformers")
     last = next(model for model in plan.models if model.name == list(plan.arms)[-1])
     place = StudyFolder(opened.folder)
-    record = find_record(place, plan.runs[last.run])
+    record = place.find_record(plan.runs[last.run])
     assert record is not None
     encoder = folder / f"encoder-{record.folder.rpartition('-')[2]}"
     if not encoder.exists():

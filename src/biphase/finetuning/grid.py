@@ -76,7 +76,7 @@ def plan_grid(grid: Grid, part: str | None = None) -> list[SharedTraining]:
         if twin != model:
             raise InputError(f"{twin} and {model} are the same model under two names")
     sources = {task: find_task_sources(task, grid.data_dirs) for task in grid.tasks}
-    base, trainings = resolve_precision(grid.config), []
+    base, trainings = resolve_precision(grid.config), list[SharedTraining]()
     for identity in models.values():
         shared: dict[tuple[str, FinetuneConfig], SharedTraining] = {}  # tasks of one training may settle differently
         for task, rate, seed in product(grid.tasks, grid.learning_rates, grid.seeds):
@@ -198,7 +198,7 @@ def measure_cells(finished: Iterable[Unit], scores: Iterable[Score]) -> dict[str
     costs: dict[str, list[float]] = {}
     for unit in finished:
         costs.setdefault(unit.kind, []).append(unit.cost)
-    spent = {}
+    spent = dict[str, tuple[float, float]]()
     for task, (num, _, seconds) in measure_trainings(scores).items():
         if sum(costs.get(task, ())):
             spent[task] = (seconds / num * len(costs[task]), sum(costs[task]))
@@ -219,12 +219,7 @@ def encode_unit(model: str, task: str, config: FinetuneConfig, data_dirs: DataDi
 
 
 def fit_unit(
-    model: str,
-    tasks: Sequence[str],
-    config: FinetuneConfig,
-    out: Path,
-    data_dirs: DataDirs,
-    label: str | None = None,
+    model: str, tasks: Sequence[str], config: FinetuneConfig, out: Path, data_dirs: DataDirs, label: str | None = None
 ) -> list[str]:
     from biphase.finetuning.fit import fit_cells
 

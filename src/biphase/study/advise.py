@@ -7,7 +7,7 @@ thumb (`rules.yaml`), the curriculum from the user's own study where there is on
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
 from importlib import resources
@@ -166,7 +166,6 @@ LEAST_TOKENS = 100_000
 """With fewer tokens of training a network learns nothing worth having."""
 LEAST_CONTINUED = 1_000_000
 """Fewer tokens of a text change nothing in a public encoder."""
-CONTINUED_CONTEXT, CONTINUED_MASK = 1024, 0.3
 
 
 @dataclass(frozen=True)
@@ -211,25 +210,23 @@ class Candidate:
         return str(preset["kind"]) if preset else "continued"
 
 
-def make_candidate(preset: str, text: TextAmount | None, budget: float, curriculum: str | None) -> Candidate:
-    """Spend the budget, or all of the text, on a preset; by the curriculum that is usual for it unless given."""
-    usual = read_rules()["presets"][preset]
-    vocab_size = (text.vocab_size if text else None) or usual["vocab_size"]
-    shape = shape_of(preset, {}, vocab_size)
-    made = spend(preset, shape, text, budget, curriculum or usual["curriculum"], usual["context"], usual["mask"])
-    # The law knows no vocabulary; a network that has learned nothing spreads its guess over all of it.
-    unique = text.unique_tokens(vocab_size) if text else math.inf
-    return replace(made, loss=min(predict_loss(made.parameters, made.tokens, unique), math.log(vocab_size)))
-
-
-def spend(
-    name: str, shape: Shape, text: TextAmount | None, budget: float, curriculum: str, context: int, mask: float
+def make_candidate(
+    name: str, usual: dict[str, Any], text: TextAmount | None, budget: float, curriculum: str | None = None
 ) -> Candidate:
-    """Spend the budget, or all of the text, on a preset or on a public encoder."""
+    """Spend the budget, or all of the text, on a preset or a public encoder; by the curriculum that is usual for it
+    unless given."""
+    if "shape" in usual:
+        shape = Shape(**usual["shape"])
+    else:
+        shape = shape_of(name, {}, (text.vocab_size if text else None) or usual["vocab_size"])
+    curriculum, mask, context = curriculum or usual["curriculum"], usual["mask"], usual["context"]
     unique = text.unique_tokens(shape.vocab_size) if text else math.inf
     each = mean_token_flops(shape, scale_curriculum(curriculum, mask, 10_000), context)
-    tokens = min(budget / each, MOST_EPOCHS * unique)
-    return Candidate(name, shape, context, curriculum, mask, tokens, tokens / unique, math.nan, tokens * each)
+    tokens, loss = min(budget / each, MOST_EPOCHS * unique), math.nan
+    if name in PRESETS:
+        # The law knows no vocabulary; a network that has learned nothing spreads its guess over all of it.
+        loss = min(predict_loss(shape.parameters_without_head, tokens, unique), math.log(shape.vocab_size))
+    return Candidate(name, shape, context, curriculum, mask, tokens, tokens / unique, loss, tokens * each)
 
 
 def choose_candidate(candidates: Sequence[Candidate], budget: float) -> Candidate:
@@ -346,11 +343,12 @@ def advise(
     """
     budget, rules, language = count_budget(flops, hours, machine), read_rules(), text.language if text else None
     encoder = rules["encoders"].get(language, rules["encoders"]["other"])
-    shape = Shape(**encoder["shape"])
-    encoder_flops = encoder["tokens"] * shape.flops.token(CONTINUED_CONTEXT, CONTINUED_MASK)  # about what it took
-    continued = spend(encoder["name"], shape, text, budget, "mlm", CONTINUED_CONTEXT, CONTINUED_MASK)
+    continued = make_candidate(encoder["name"], encoder, text, budget)
+    # About what its own training took.
+    encoder_flops = encoder["tokens"] * continued.shape.flops.token(continued.context, continued.mask)
     evident = choose_curriculum(evidence)
-    candidates = tuple(make_candidate(preset, text, budget, evident.value if evident else None) for preset in PRESETS)
+    curriculum = evident.value if evident else None
+    candidates = tuple(make_candidate(name, rules["presets"][name], text, budget, curriculum) for name in PRESETS)
     unfit = list[str]()
     chosen = choose_candidate(candidates, budget)
     while (recipe := write_recipe(chosen, machine, text)) is None:
@@ -370,10 +368,8 @@ def advise(
     told = rules["languages"].get(language or "none", rules["languages"]["other"])
     facts = {"chosen": chosen, "encoder": encoder, "machine": machine, "least": LEAST_CONTINUED}
     facts |= {"option": "--study" if evidence else "--from-scratch", "language": told.format(code=language)}
-    facts |= {
-        "times": show_estimate(times) if times < 1000 else "over 1,000",
-        "tokens": show_estimate(continued.tokens),
-    }
+    shown = show_estimate(times) if times < 1000 else "over 1,000"
+    facts |= {"times": shown, "tokens": show_estimate(continued.tokens)}
     tokens = recipe.tokens_before(recipe.num_steps)
     spent = tokens * mean_token_flops(chosen.shape, recipe.curriculum, chosen.context)
     by_size = apply_rule("curriculum", chosen.kind, curriculum=chosen.curriculum)

@@ -9,19 +9,16 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from biphase.config import MAX_COUNT
 from biphase.corpus.shards import read_shard_manifest
 from biphase.encoder.presets import PRESETS, shape_of
-from biphase.errors import InputError, clipped, nearest
+from biphase.errors import InputError, nearest
 from biphase.files import read_json, read_json_as
 from biphase.flops import (
-    BFLOAT16,
     DEVICES,
-    FLOAT32,
     LLAMA_SHAPED,
     PEAK_FLOPS,
     SHAPE_KEYS,
@@ -33,13 +30,12 @@ from biphase.flops import (
     read_shape,
     update_flops,
 )
-from biphase.machine import has_bf16_cores, total_memory
+from biphase.machine import total_memory
 from biphase.recipe import Data, Init, Recipe
 from biphase.report.formats import show_estimate, show_list
 from biphase.run import open_run, read_metrics
-from biphase.study.plan import Plan, StudyCell
+from biphase.study.plan import Plan, PlannedRun, StudyCell, phases_between
 from biphase.study.spec import EMBED, EmbedEvaluation, Planning, Published, Study, trainings
-from biphase.study.trunks import PlannedRun, phases_between
 from biphase.tasks.spec import Family, TaskSize, find_task
 
 EFFICIENCY = {"CPU": 0.6}
@@ -180,10 +176,6 @@ def model_shape(model: Init, vocab_size: int) -> Shape | None:
     settings = read_json_as(config, dict[str, Any], "save the model anew")
     if settings.get("model_type") not in LLAMA_SHAPED or any(key not in settings for key in SHAPE_KEYS):
         return None
-    for key in (*SHAPE_KEYS, "head_dim", "vocab_size"):
-        size = settings.get(key) or 1
-        if not isinstance(size, int) or not 0 < size <= MAX_COUNT:
-            raise InputError(f"{config}: {key} is {clipped(repr(size))}, which is no size; save the model anew")
     return read_shape(settings | {"vocab_size": max(vocab_size, settings.get("vocab_size", 0))})
 
 
@@ -246,11 +238,10 @@ def list_assumptions(plan: Plan, sizes: Sizes, machine: Machine | None) -> Itera
     evaluation = plan.study.evaluation
     if evaluation is not None:
         names = {name for trained, tests in trainings(evaluation).items() for name in (trained, *tests)}
-        has_size = {task.name: task.size is not None for task in map(find_task, sorted(names))}
-        told = []
-        if published := [name for name, is_published in has_size.items() if is_published]:
+        tasks, told = [find_task(name) for name in sorted(names)], []
+        if published := [task.name for task in tasks if task.size]:
             told.append(f"rounded sizes of the published data of {show_list(published)}")
-        if typical := [name for name, is_published in has_size.items() if not is_published]:
+        if typical := [task.name for task in tasks if not task.size]:
             told.append(f"typical sizes, guessed, of {show_list(typical)}")
         yield f"fine-tuning: {'; '.join(told) or 'the sizes of typical data'}, at the same efficiency"
         if evaluation.embed is not None and count_embedded(evaluation.embed) is None:
@@ -260,38 +251,19 @@ def list_assumptions(plan: Plan, sizes: Sizes, machine: Machine | None) -> Itera
 def tell_memory(model: str, shape: Shape, recipe: Recipe, is_on_cpu: bool) -> str:
     """Tell the memory that a network needs as a recipe trains it, at most: on a CPU, or on a GPU alone, and as one of 8
     and of 64."""
+
+    def show(devices: int = 1, parallel: str | None = None) -> str:
+        return show_gib(plan_memory(shape, recipe, devices, parallel, is_on_cpu)["total"])
+
     if is_on_cpu:
-        needed, here = memory_of(shape, recipe, 1, on_cpu=True), total_memory()
-        told = f"at most {show_gib(needed)} of memory in each process on a CPU, Python's own aside"
-        if 0 < here < needed:
+        told, here = f"at most {show()} of memory in each process on a CPU, Python's own aside", total_memory()
+        if 0 < here < plan_memory(shape, recipe, on_cpu=True)["total"]:
             told += f", which is more than the {show_gib(here)} of this machine"
     else:
-        told = f"at most {show_gib(memory_of(shape, recipe, 1))} on one GPU"
-        told += f", {show_gib(memory_of(shape, recipe, 8, parallel='ddp'))} on each of 8 under DDP"
+        told = f"at most {show()} on one GPU, {show(8, 'ddp')} on each of 8 under DDP"
         if recipe.optimizer.name != "muon":  # which needs whole matrices
-            eight, many = memory_of(shape, recipe, 8), memory_of(shape, recipe, 64)
-            told += f", {show_gib(eight)} on each of 8 and {show_gib(many)} of 64 under FSDP"
+            told += f", {show(8, 'fsdp')} on each of 8 and {show(64, 'fsdp')} of 64 under FSDP"
     return f"{model}: {told} (microbatches of {recipe.compute.microbatch_tokens:,} tokens)"
-
-
-def memory_of(
-    shape: Shape, recipe: Recipe, devices: int, parallel: Literal["ddp", "fsdp"] = "fsdp", on_cpu: bool = False
-) -> float:
-    """The bytes that a device needs when a recipe's largest batch is shared out."""
-    batch, each, precision = recipe.batch_tokens, recipe.compute.microbatch_tokens, recipe.compute.precision
-    most_tokens = batch if isinstance(batch, int) else max(batch.start, batch.to)
-    is_bf16 = not on_cpu or precision == "bf16" or (precision == "auto" and has_bf16_cores())
-    return plan_memory(
-        shape,
-        devices,
-        microbatch_tokens=each,
-        num_microbatches=math.ceil(most_tokens / (devices * each)),
-        recomputes=recipe.compute.activation_checkpointing,
-        muon=recipe.optimizer.name == "muon",
-        parallel=parallel,
-        number=BFLOAT16 if is_bf16 else FLOAT32,
-        device="cpu" if on_cpu else "cuda",
-    )["total"]
 
 
 FULL = 0.9
@@ -300,7 +272,7 @@ FULL = 0.9
 
 def fits(shape: Shape, recipe: Recipe, machine: Machine, devices: int = 1) -> bool:
     """Say whether a recipe's training fits into the memory of each of so many devices, as far as that is known."""
-    needed = memory_of(shape, recipe, devices, recipe.compute.parallel, on_cpu=machine.name == "CPU")
+    needed = plan_memory(shape, recipe, devices, on_cpu=machine.name == "CPU")["total"]
     return not machine.memory or needed <= FULL * machine.memory
 
 
@@ -336,7 +308,7 @@ def tell_misfit(model: str, shape: Shape, recipe: Recipe, machine: Machine) -> s
         if fits(shape_of(name, {}, shape.vocab_size), recipe, machine):
             ways.append(f"preset {name}, the largest that fits with the settings of the study")
             break
-    needed = show_gib(memory_of(shape, recipe, 1))
+    needed = show_gib(plan_memory(shape, recipe)["total"])
     told = f"{model} does not fit into the {show_gib(machine.memory)} of one {machine.name} (up to {needed} are needed)"
     return f"{told}; what fits: {', or '.join(ways)}" if ways else told
 
@@ -371,26 +343,23 @@ class Estimate:
     """What a plan costs, and what that is based on."""
 
     machine: Machine | None
-    groups: tuple[GroupCost, ...]
-    first_seed_flops: float | None
-    """What the first pretraining seed costs, with its fine-tunings; None where there are no others."""
+    flops: float
     flops_by_objective: dict[str, float]
     """The FLOPs of pretraining alone."""
-    disk: dict[str, float]
+    groups: tuple[GroupCost, ...]
+    disk_bytes: dict[str, float]
     """Bytes of checkpoints: the weights of the `models` alone, when no run needs more; what is `needed`, with the
     weights of branch points, and moments where a run goes on with them; `everything` with its moments, when all runs
     are done."""
-    unknown: tuple[str, ...]
-    """The runs of networks whose shape is not known here, which are not counted."""
     misfits: tuple[str, ...]
     """The networks that are too large for the machine's memory, and what would help."""
+    not_counted: tuple[str, ...]
+    """The runs of networks whose shape is not known here."""
     assumptions: tuple[str, ...]
-    published_on: str | None = None
+    first_seed_flops: float | None
+    """What the first pretraining seed costs, with its fine-tunings; None where there are no others."""
+    published_on: str | None
     """The device of published hours: that of the study file."""
-
-    @property
-    def flops(self) -> float:
-        return sum(group.flops for group in self.groups)
 
 
 def estimate(plan: Plan, machine: Machine | None = None) -> Estimate:
@@ -426,13 +395,14 @@ def estimate(plan: Plan, machine: Machine | None = None) -> Estimate:
     misfits = [tell_misfit(*network, machine) for network in networks] if machine and not is_on_cpu else []
     return Estimate(
         machine=machine,
-        groups=tuple(rows),
-        first_seed_flops=estimate(plan.of_first_seed).flops if plan.num_seeds > 1 else None,
+        flops=sum(row.flops for row in rows),
         flops_by_objective=by_objective,
-        disk=count_disk(plan, sizes),
-        unknown=tuple(name for name, shape in sizes.shapes.items() if shape is None),
+        groups=tuple(rows),
+        disk_bytes=count_disk(plan, sizes),
         misfits=tuple(dict.fromkeys(filter(None, misfits))),
+        not_counted=tuple(name for name, shape in sizes.shapes.items() if shape is None),
         assumptions=tuple(dict.fromkeys([*list_assumptions(plan, sizes, machine), *memory])),
+        first_seed_flops=estimate(plan.of_first_seed).flops if plan.num_seeds > 1 else None,
         published_on=known_device(plan.study.planning.device or ""),
     )
 
@@ -448,9 +418,15 @@ def cell_costs(plan: Plan, sizes: Sizes | None) -> Iterator[tuple[int, float, fl
         run = runs[cell.model]
         shape, context = sizes.shapes[run.name] if sizes else None, run.recipe.data.max_sample_tokens
         key = (shape, cell.task, cell.evaluates, context)
-        if key not in costs:
-            is_embedding = cell.task.startswith(EMBED)
-            costs[key] = embedding_cost(shape, cell, embedded) if is_embedding else cell_cost(shape, cell, context)
+        if key not in costs and cell.task.startswith(EMBED):
+            size, config = TYPICAL_SIZES["retrieval"], cell.config
+            steps, pairs = embedded or (config.max_steps, config.max_steps * config.batch_size)
+            tokens = float(pairs * size.example_tokens)
+            each = shape.flops.token(keys=size.example_tokens, targets=0) if shape else 0.0
+            # Its loss embeds everything twice.
+            costs[key] = steps, tokens, each * (4 * tokens + len(cell.evaluates) * size.evaluated_tokens) / 3
+        elif key not in costs:
+            costs[key] = cell_cost(shape, cell, context)
         yield costs[key]
 
 
@@ -465,17 +441,6 @@ def count_embedded(embed: EmbedEvaluation) -> tuple[int, float] | None:
             return None
         updates, trained = updates + math.ceil(stage_updates), trained + stage_updates * stage.batch_size
     return updates, trained
-
-
-def embedding_cost(
-    shape: Shape | None, cell: StudyCell, embedded: tuple[int, float] | None
-) -> tuple[int, float, float]:
-    """Count what a cell of `embed` costs, as `cell_cost` does; its loss embeds everything twice."""
-    size = TYPICAL_SIZES["retrieval"]
-    steps, pairs = embedded or (cell.config.max_steps, cell.config.max_steps * cell.config.batch_size)
-    tokens = float(pairs * size.example_tokens)
-    each = shape.flops.token(keys=size.example_tokens, targets=0) if shape else 0.0
-    return steps, tokens, each * (4 * tokens + len(cell.evaluates) * size.evaluated_tokens) / 3
 
 
 def cell_cost(shape: Shape | None, cell: StudyCell, context: int) -> tuple[int, float, float]:

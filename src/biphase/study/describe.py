@@ -4,8 +4,7 @@ In the picture steps go to the right; each run has a lane; objectives have colou
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
@@ -34,9 +33,8 @@ from biphase.report.tables import PLAIN
 from biphase.study.advise import LEAST_TOKENS, Advice
 from biphase.study.cost import Estimate, task_size
 from biphase.study.hypotheses import hypotheses_hash
-from biphase.study.plan import Plan, history
-from biphase.study.spec import EMBED, Evaluation, are_alike, trainings, write_steps
-from biphase.study.trunks import PlannedRun, Segment
+from biphase.study.plan import Plan, PlannedRun, cut_phases, history
+from biphase.study.spec import EMBED, Evaluation, trainings, write_steps
 from biphase.style import COLORS
 from biphase.tasks.spec import find_task
 
@@ -141,18 +139,6 @@ def half_height(run: PlannedRun, step: int) -> float:
     return HEIGHT * min(climbing, falling, 1.0)
 
 
-def list_spans(plan: Plan) -> list[Segment]:
-    """Segments without the cuts of the schedule: warm-up, constant and decay are one unless a step between is kept."""
-    spans: list[Segment] = []
-    for segment in plan.segments:
-        last = spans[-1] if spans and spans[-1].run == segment.run else None
-        if last and are_alike(last.phase, segment.phase) and last.last not in plan.runs[last.run].kept:
-            spans[-1] = replace(last, last=segment.last)
-        else:
-            spans.append(segment)
-    return spans
-
-
 def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
     """Describe what the study trains, in what order, what sharing saves, and what it costs."""
     study, evaluation = plan.study, plan.study.evaluation
@@ -244,7 +230,7 @@ def run_tree(plan: Plan) -> Tree:
 def describe_steps(estimate: Estimate) -> list[RenderableType]:
     """A table of models, steps and tokens of each group of arms, and how they differ from published steps."""
     rows = [row for row in estimate.groups if row.group != "evaluation"]
-    columns = {}
+    columns = {"arms": ([row.group for row in rows], "all")}
     for header, field in (("models", "models"), ("steps\nalone", "steps_alone"), ("steps\nshared", "steps")):
         counts = [getattr(row, field) for row in rows]
         columns[header] = ([f"{count:,}" for count in counts], f"{sum(counts):,}")
@@ -258,16 +244,16 @@ def describe_steps(estimate: Estimate) -> list[RenderableType]:
             lines.append(f"{row.group}: {row.steps:,} steps, published {published[row.group]} ({more:+,}).{note}")
     if published.keys() - {"evaluation"}:
         columns["published"] = ([published.get(row.group, "") for row in rows], "")
-    return [number_table("Steps", "arms", [row.group for row in rows], columns), *lines]
+    return [number_table("Steps", columns), *lines]
 
 
-def number_table(title: str, first: str, names: Sequence[str], columns: Mapping[str, tuple[list[str], str]]) -> Table:
+def number_table(title: str, columns: Mapping[str, tuple[list[str], str]]) -> Table:
     """A table that fits into 60 columns: words wrap, numbers are whole. `columns`: header → cells, and the sum."""
     table = Table(title=title, show_footer=True, **PLAIN)
-    table.add_column(first, "all", overflow="fold")
-    for header, (_, footer) in columns.items():
-        table.add_column(header, footer, justify="right", no_wrap=True)
-    for row in zip(names, *(cells for cells, _ in columns.values()), strict=True):
+    for number, (header, (_, footer)) in enumerate(columns.items()):
+        how: dict[str, Any] = {"justify": "right", "no_wrap": True} if number else {"overflow": "fold"}
+        table.add_column(header, footer, **how)
+    for row in zip(*(cells for cells, _ in columns.values()), strict=True):
         table.add_row(*row)
     return table
 
@@ -275,7 +261,8 @@ def number_table(title: str, first: str, names: Sequence[str], columns: Mapping[
 def cost_table(estimate: Estimate) -> Table:
     """FLOPs, device hours, and published hours with the share of the device's peak that they imply."""
     machine, rows = estimate.machine, estimate.groups
-    columns = {"FLOPs": ([f"{row.flops:.3g}" for row in rows], f"{estimate.flops:.3g}")}
+    columns = {"": ([row.group for row in rows], "all")}
+    columns["FLOPs"] = ([f"{row.flops:.3g}" for row in rows], f"{estimate.flops:.3g}")
     if machine:
         spent = [row.device_hours or 0.0 for row in rows]
         columns[f"{machine.name}\nhours"] = ([show_estimate(value) for value in spent], show_estimate(sum(spent)))
@@ -289,7 +276,7 @@ def cost_table(estimate: Estimate) -> Table:
         for row, value in zip(rows, hours, strict=True):
             shares.append(f"{row.flops / value / 3600 / machine.peak_flops:.1%}" if value else "")
         columns["which is\nof peak"] = (shares, "")
-    return number_table("Cost", "", [row.group for row in rows], columns)
+    return number_table("Cost", columns)
 
 
 def describe_hours(value: float) -> str:
@@ -305,7 +292,7 @@ def cost_lines(estimate: Estimate) -> list[str]:
         if flops:
             shares.append(f"{name} {flops:.3g} ({flops / spent:.0%})")
     lines = ["FLOPs of pretraining, the head only where a loss is: " + ", ".join(shares)]
-    machine, disk = estimate.machine, {what: format_bytes(size) for what, size in estimate.disk.items()}
+    machine, disk = estimate.machine, {what: format_bytes(size) for what, size in estimate.disk_bytes.items()}
     if machine and machine.devices > 1:
         hours = sum(row.device_hours or 0.0 for row in estimate.groups) / machine.devices
         lines.append(f"on all {machine.devices} (planning.devices of the study), all busy: {describe_hours(hours)}")
@@ -321,8 +308,8 @@ def cost_lines(estimate: Estimate) -> list[str]:
     )
     lines += [*estimate.misfits, *compare_published(estimate)]
     lines += [f"assumed: {line}" for line in estimate.assumptions]
-    if estimate.unknown:
-        lines.append(f"not counted, for their shape is not known here: {', '.join(estimate.unknown)}")
+    if estimate.not_counted:
+        lines.append(f"not counted, for their shape is not known here: {', '.join(estimate.not_counted)}")
     return lines
 
 
@@ -354,7 +341,7 @@ def plan_json(plan: Plan, estimate: Estimate) -> dict[str, Any]:
     for checkpoint in plan.checkpoints:
         users = {key: getattr(checkpoint, key) for key in ("models", "needed_by", "moments_needed_by")}
         checkpoints.append({"checkpoint": f"{checkpoint.run}@{checkpoint.step}"} | users)
-    machine = estimate.machine
+    hidden = {"machine": {"peak_flops", "source"}, "first_seed_flops": True, "published_on": True}
     tree: dict[str, Any] = {
         "study": plan.study.name,
         "hypotheses": hypotheses_hash(plan) if plan.study.hypotheses else None,
@@ -366,16 +353,7 @@ def plan_json(plan: Plan, estimate: Estimate) -> dict[str, Any]:
         "models": models,
         "checkpoints": checkpoints,
         "cells": [{"name": cell.name, "evaluates": cell.evaluates} for cell in plan.cells],
-        "cost": {
-            "machine": machine and {"name": machine.name, "devices": machine.devices, "efficiency": machine.efficiency},
-            "flops": estimate.flops,
-            "flops_by_objective": estimate.flops_by_objective,
-            "groups": estimate.groups,
-            "disk_bytes": estimate.disk,
-            "misfits": estimate.misfits,
-            "not_counted": estimate.unknown,
-            "assumptions": estimate.assumptions,
-        },
+        "cost": to_jsonable_python(estimate, exclude=hidden),
     }
     return to_jsonable_python(tree)
 
@@ -400,18 +378,16 @@ def plan_graph(plan: Plan) -> str:
             nodes.append(f'  {names[place]}["{text}"]' if place in models else f'  {names[place]}("{text}")')
         return names[place]
 
-    for number, span in enumerate(list_spans(plan)):
-        run = plan.runs[span.run]
-        begin, finish = (span.run, span.first), (span.run, span.last)
-        if span.first == run.first and run.parent is not None:
-            begin = (run.parent, run.first)
-        elif span.first == run.first:
-            kind = "random weights" if run.recipe.init.preset else "pretrained"
-            begin = (f"{kind}: {run.model}", 0)
-        # Only a start of all training is met as the begin of a span first; everything else has been the end of one.
-        start, end = node_at(begin, begin[0]), node_at(finish, models.get(finish, f"{span.run}@{span.last}"))
-        edges.append(f'  {start} -- "{span.phase.label} {write_steps(span.steps)}" --> {end}')
-        edges.append(f"  linkStyle {number} stroke:{COLORS[span.phase.objective]}")
+    for run in plan.runs.values():
+        start = "random weights" if run.recipe.init.preset else "pretrained"
+        begin = (run.parent, run.first) if run.parent else (f"{start}: {run.model}", 0)
+        for first, last, phase in cut_phases(run.recipe.curriculum, [step - run.first for step in run.kept]):
+            finish = (run.name, run.first + last)
+            # Only a start of all training is met as a begin first; everything else has been the end of an edge.
+            tail, head = node_at(begin, begin[0]), node_at(finish, models.get(finish, f"{run.name}@{finish[1]}"))
+            colour = f"  linkStyle {len(edges) // 2} stroke:{COLORS[phase.objective]}"
+            edges += [f'  {tail} -- "{phase.label} {write_steps(last - first)}" --> {head}', colour]
+            begin = finish
     return "\n".join(["flowchart LR", *nodes, *edges, ""])
 
 

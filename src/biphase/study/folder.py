@@ -20,13 +20,30 @@ from biphase.errors import BusyError, InputError
 from biphase.files import content_hash, is_locked, read_json_as, remove_folder, write_text
 from biphase.finetuning.cells import identify
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
-from biphase.finetuning.scores import ScoreSet, read_scores
+from biphase.finetuning.scores import Score, ScoreSet, read_scores
 from biphase.recipe import Data
 from biphase.run import Run, open_run, read_metrics, whole_steps
-from biphase.study.plan import Checkpoint, Plan, StudyCell
+from biphase.study.plan import Plan, PlannedRun, StudyCell, stored_steps, train_name
 from biphase.study.spec import EMBED, PretrainingSeeds, Study
-from biphase.study.trunks import PlannedRun
 from biphase.tasks.spec import find_task
+
+
+@dataclass(frozen=True)
+class TrainedRecord:
+    """What `trained/RUN.json` says of a run."""
+
+    folder: str
+    """Its name below runs/."""
+    key: str
+    seconds: float
+    text: tuple[str, ...] | None = None
+    """The fingerprints of its shard sets when it was trained; None where that was not recorded."""
+    untimed: tuple[str, ...] = ()
+    """Folders of runs that had begun before their time was kept: of these the seconds are not all."""
+
+    @property
+    def is_timed(self) -> bool:
+        return self.folder not in self.untimed
 
 
 @dataclass(frozen=True)
@@ -50,6 +67,57 @@ class StudyFolder:
 
     def scores(self, model: str) -> Path:
         return self.path / "scores" / model
+
+    def find_record(self, run: PlannedRun) -> TrainedRecord | None:
+        """Read the record of a run, if it was trained as the plan wants it and is still there."""
+        path = self.record(run.name)
+        record = read_json_as(path, TrainedRecord) if path.exists() else None
+        return record if record and record.key == run.key and Run(self.runs / record.folder).is_done else None
+
+    def find_step(self, run: PlannedRun, step: int) -> str | None:
+        """`FOLDER@STEP` of a run that was trained as the plan wants it; None where there is no such checkpoint."""
+        record = self.find_record(run)
+        path = self.runs / record.folder if record else None
+        return f"{path.resolve()}@{step}" if path and step in whole_steps(Run(path)) else None
+
+    def reach_step(self, run: PlannedRun, step: int) -> str:
+        """Find a step as `find_step` does. Raises `BusyError` while another process is at the run, `InputError` where
+        none is."""
+        is_busy = False
+        for _ in range(2):  # what was finished while the locks were looked at is there
+            if reference := self.find_step(run, step):
+                return reference
+            locks = [self.lock(run.name), *self.runs.glob(f"{run.name}-????????/.lock")]
+            is_busy = is_busy or any(map(is_locked, locks))
+        if is_busy:
+            raise BusyError(f"another process makes {run.name}@{step}")
+        raise InputError(f"{run.name}@{step} is no longer there; the same command makes it again")
+
+    def needed_steps(self, plan: Plan, run: PlannedRun) -> set[int]:
+        """List the steps of a run whose checkpoints are models, or begin a run that is not complete."""
+        needed = set()
+        for checkpoint in plan.checkpoints:
+            if checkpoint.run == run.name:
+                begun = (plan.runs[name] for name in checkpoint.needed_by)
+                if checkpoint.models or not all(self.is_complete(plan, other) for other in begun):
+                    needed.add(checkpoint.step)
+        return needed
+
+    def is_complete(self, plan: Plan, run: PlannedRun) -> bool:
+        """Say whether a run is trained and has every checkpoint that a model or another run still needs."""
+        record = self.find_record(run)
+        return record is not None and self.needed_steps(plan, run) <= {*whole_steps(Run(self.runs / record.folder))}
+
+    def drop_checkpoints(self, plan: Plan) -> None:
+        """Delete checkpoints that no run needs any more and that are no model; none when the folder is that of another
+        plan by now: its runs may begin at them."""
+        file = self.path / "study.yaml"
+        if not file.exists() or file.read_text(encoding="utf-8") != study_text(plan.study):
+            return
+        for run in plan.runs.values():
+            if record := self.find_record(run):
+                for step in {*stored_steps(run)} - self.needed_steps(plan, run):
+                    remove_folder(open_run(self.runs / record.folder).steps / str(step))
 
 
 def claim_study_folder(path: Path, study: Study) -> StudyFolder:
@@ -89,91 +157,6 @@ def study_text(study: Study) -> str:
     return yaml.safe_dump(study.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def train_name(run: str) -> str:
-    return f"train {run}"
-
-
-# What is done
-
-
-@dataclass(frozen=True)
-class TrainedRecord:
-    """What `trained/RUN.json` says of a run."""
-
-    folder: str
-    """Its name below runs/."""
-    key: str
-    seconds: float
-    text: tuple[str, ...] | None = None
-    """The fingerprints of its shard sets when it was trained; None where that was not recorded."""
-    untimed: tuple[str, ...] = ()
-    """Folders of runs that had begun before their time was kept: of these the seconds are not all."""
-
-    @property
-    def is_timed(self) -> bool:
-        return self.folder not in self.untimed
-
-
-def find_record(folder: StudyFolder, run: PlannedRun) -> TrainedRecord | None:
-    """Read the record of a run, if it was trained as the plan wants it and is still there."""
-    path = folder.record(run.name)
-    record = read_json_as(path, TrainedRecord) if path.exists() else None
-    return record if record and record.key == run.key and Run(folder.runs / record.folder).is_done else None
-
-
-def find_step(folder: StudyFolder, run: PlannedRun, step: int) -> str | None:
-    """`FOLDER@STEP` of a run that was trained as the plan wants it; None where there is no such checkpoint."""
-    record = find_record(folder, run)
-    path = folder.runs / record.folder if record else None
-    return f"{path.resolve()}@{step}" if path and step in whole_steps(Run(path)) else None
-
-
-def reach_step(folder: StudyFolder, run: PlannedRun, step: int) -> str:
-    """Find a step as `find_step` does. Raises `BusyError` while another process is at the run, `InputError` where none
-    is."""
-    is_busy = False
-    for _ in range(2):  # what was finished while the locks were looked at is there
-        if reference := find_step(folder, run, step):
-            return reference
-        is_busy = is_busy or any(
-            map(is_locked, [folder.lock(run.name), *folder.runs.glob(f"{run.name}-????????/.lock")])
-        )
-    if is_busy:
-        raise BusyError(f"another process makes {run.name}@{step}")
-    raise InputError(f"{run.name}@{step} is no longer there; the same command makes it again")
-
-
-def is_complete(plan: Plan, folder: StudyFolder, run: PlannedRun) -> bool:
-    """Say whether a run is trained and has every checkpoint that a model or another run still needs."""
-    record = find_record(folder, run)
-    return record is not None and {*needed_steps(plan, folder, run)} <= {*whole_steps(Run(folder.runs / record.folder))}
-
-
-def needed_steps(plan: Plan, folder: StudyFolder, run: PlannedRun) -> list[int]:
-    """Steps of a run whose checkpoints something still needs."""
-    checkpoints = [checkpoint for checkpoint in plan.checkpoints if checkpoint.run == run.name]
-    return [checkpoint.step for checkpoint in checkpoints if is_needed(plan, folder, checkpoint)]
-
-
-def is_needed(plan: Plan, folder: StudyFolder, checkpoint: Checkpoint) -> bool:
-    """Say whether a checkpoint is a model, or the beginning of a run that is not complete."""
-    return bool(checkpoint.models) or not all(
-        is_complete(plan, folder, plan.runs[name]) for name in checkpoint.needed_by
-    )
-
-
-def drop_checkpoints(plan: Plan, folder: StudyFolder) -> None:
-    """Delete checkpoints that no run needs any more and that are no model; none when the folder is that of another plan
-    by now: its runs may begin at them."""
-    file = folder.path / "study.yaml"
-    if not file.exists() or file.read_text(encoding="utf-8") != study_text(plan.study):
-        return
-    for checkpoint in plan.checkpoints:
-        record = find_record(folder, plan.runs[checkpoint.run])
-        if record and not is_needed(plan, folder, checkpoint):
-            remove_folder(open_run(folder.runs / record.folder).steps / str(checkpoint.step))
-
-
 # What is scored
 
 
@@ -201,6 +184,16 @@ class StudyState:
 
 
 def read_state(plan: Plan, folder: StudyFolder) -> StudyState:
+    records, trained, begun = dict[str, TrainedRecord](), set[str](), dict[str, int]()
+    for name, run in plan.runs.items():
+        if record := folder.find_record(run):
+            records[name] = record
+        if folder.is_complete(plan, run):
+            trained.add(name)
+            continue
+        for path in folder.runs.glob(f"{name}-????????"):
+            if (path / "config.yaml").exists() and (rows := read_metrics(open_run(path), "train")):
+                begun[name] = max(rows[-1]["step"], begun.get(name, 0))
     cells: dict[str, list[StudyCell]] = {model.name: [] for model in plan.models}
     for cell in plan.cells:
         cells[cell.model].append(cell)
@@ -208,50 +201,38 @@ def read_state(plan: Plan, folder: StudyFolder) -> StudyState:
     scored: set[str] = set()
     keys_of = cache(keys_of_cell)  # models share the same few hundred cells
     for model in plan.models:
-        reference = find_step(folder, plan.runs[model.run], model.step)
+        reference = folder.find_step(plan.runs[model.run], model.step)
         if reference is None or not folder.scores(model.name).is_dir():
             continue
-        fingerprint = identify(reference)
+        fingerprint, read = identify(reference), read_scores(folder.scores(model.name))
         keys = {}
         for cell in cells[model.name]:
             keys[cell.name] = keys_of(cell.task, cell.evaluates, cell.config, fingerprint.max_length)
-        all_keys = set().union(*keys.values())
-        read, current, matched = read_scores(folder.scores(model.name)), [], set[ScoreKey]()
+        all_keys, current, matched = set().union(*keys.values()), list[Score](), set[str]()
         for score in read.scores:
             # It may have been asked for with its precision, or with whatever the machine has units for.
             name = f"{score.trained_on} {score.task}" if score.trained_on.startswith(EMBED) else score.task
-            task, precision, rest = score_key(name, score.config)
-            keys_of_score = {(task, precision, rest), (task, "auto", rest)}
+            keys_of_score = {score_key(name, score.config), score_key(name, score.config, "auto")}
             if (score.model_hash, score.protocol) == (fingerprint.hash, PROTOCOL) and keys_of_score & all_keys:
                 current.append(score)
                 matched |= keys_of_score
         scores[model.name] = ScoreSet(tuple(current), read.broken)
         scored |= {name for name, wanted in keys.items() if wanted <= matched}
-    records, trained, begun = dict[str, TrainedRecord](), set[str](), dict[str, int]()
-    for name, run in plan.runs.items():
-        if record := find_record(folder, run):
-            records[name] = record
-        if is_complete(plan, folder, run):
-            trained.add(name)
-            continue
-        for path in folder.runs.glob(f"{name}-????????"):
-            if (path / "config.yaml").exists() and (rows := read_metrics(open_run(path), "train")):
-                begun[name] = max(rows[-1]["step"], begun.get(name, 0))
     return StudyState(plan, folder, scores, records, trained, scored, begun)
 
 
-ScoreKey = tuple[str, str, str]
-"""A task, and a precision and a hash of what else decides a result on it."""
-
-
 @cache
-def score_key(task: str, settled: FinetuneConfig) -> ScoreKey:
-    """Cached, because all models of a study are evaluated with the same few hundred settings."""
-    return task, settled.precision, content_hash(settled.model_dump(mode="json", exclude=PLACEMENT | {"precision"}))
+def score_key(task: str, settled: FinetuneConfig, precision: str | None = None) -> str:
+    """Hash a task and all that decides a result on it, with another `precision` where one is given.
+
+    Cached, because all models of a study are evaluated with the same few hundred settings.
+    """
+    settings = settled.model_dump(mode="json", exclude=PLACEMENT) | ({"precision": precision} if precision else {})
+    return content_hash([task, settings])
 
 
-def keys_of_cell(trained_on: str, evaluates: Sequence[str], config: FinetuneConfig, max_length: int) -> set[ScoreKey]:
-    """The keys of the scores that a cell makes, one for each task that it is evaluated on.
+def keys_of_cell(trained_on: str, evaluates: Sequence[str], config: FinetuneConfig, max_length: int) -> set[str]:
+    """List the keys of the scores that a cell makes, one for each task that it is evaluated on.
 
     Args:
         max_length: how many tokens the cell's network has positions for.

@@ -172,7 +172,7 @@ def read_declared(folder: Path) -> list[dict[str, Any]]:
     return read_json(path) if path.exists() else []
 
 
-def describe_declaration(plan: Plan, folder: Path) -> str:
+def tell_declaration(plan: Plan, folder: Path) -> str:
     """Tell whether the hypotheses stood before the results did, in a sentence."""
     declared, current = read_declared(folder), hypotheses_hash(plan)
     if not declared:
@@ -202,10 +202,11 @@ def tell_findings(findings: Sequence[Finding], plan: Plan, folder: Path) -> Iter
         told = f"{verdicts.count('supported')} of {show_count(len(verdicts), 'inequality', 'inequalities')}"
         yield f"{finding.verdict}: {finding.key}: {finding.statement} ({told})"
     if findings:
-        yield describe_declaration(plan, folder)
+        yield tell_declaration(plan, folder)
 
 
-def hypotheses_json(plan: Plan, folder: Path, findings: Sequence[Finding]) -> str:
+def hypotheses_json(plan: Plan, declared: str, findings: Sequence[Finding]) -> str:
+    """Write the hypotheses with their verdicts; `declared` tells whether these stood before the results did."""
     judged = []
     for hypothesis, finding in zip(plan.study.hypotheses, findings, strict=True):
         inequalities = []
@@ -217,6 +218,5 @@ def hypotheses_json(plan: Plan, folder: Path, findings: Sequence[Finding]) -> st
             inequalities.append({"label": claim.label, **shown, "verdict": claim.verdict})
         said = hypothesis.model_dump(mode="json")
         judged.append({**said, "verdict": finding.verdict, "inequalities": inequalities, "needs": finding.needs})
-    declared = describe_declaration(plan, folder)
     tree = {"hash": hypotheses_hash(plan), "declared": declared, "hypotheses": judged}
     return json.dumps(tree, indent=1, ensure_ascii=False) + "\n"

@@ -1,7 +1,8 @@
 """A plan's scores become results in the paper's terms, and a study's folder, finished or not, becomes its report."""
 
 import math
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,15 +14,7 @@ from biphase.errors import InputError, first_of
 from biphase.files import read_json_as
 from biphase.finetuning.choosing import select_rate
 from biphase.finetuning.metrics import BM25
-from biphase.finetuning.scores import (
-    TASK_SETTINGS,
-    UNKNOWN_DATA,
-    Score,
-    ScoreSet,
-    differing,
-    measure_trainings,
-    settings_of,
-)
+from biphase.finetuning.scores import TASK_SETTINGS, UNKNOWN_DATA, Score, ScoreSet, measure_trainings, settings_of
 from biphase.report.claims import Finding
 from biphase.report.contrasts import Terms, combine, contrast, seed_interval, with_averages
 from biphase.report.figures import figure_pool
@@ -33,13 +26,7 @@ from biphase.run import Run, read_metrics, read_recipe
 from biphase.study.advise import Evidence
 from biphase.study.cost import Sizes, measure_sizes
 from biphase.study.folder import StudyFolder, StudyState, list_sets, read_state
-from biphase.study.hypotheses import (
-    describe_declaration,
-    hypotheses_json,
-    judge_hypotheses,
-    list_equivalents,
-    with_plan,
-)
+from biphase.study.hypotheses import hypotheses_json, judge_hypotheses, list_equivalents, tell_declaration, with_plan
 from biphase.study.plan import EvaluatedModel, Plan, history, plan_study
 from biphase.study.run import status
 from biphase.study.spec import join_phases, load_study, task_families
@@ -82,20 +69,14 @@ def collect_results(plan: Plan, scores: dict[str, ScoreSet]) -> Iterator[Result]
 def refuse_mixtures(scores: Mapping[str, ScoreSet]) -> None:
     """Raises `InputError` where a model's scores on a task were made with different settings, or those of all models
     on different data: they are no samples of one thing, and no difference between them is one between models."""
-    by_task: dict[str, list[Score]] = {}
+    by_task: dict[str, list[Score]] = defaultdict(list)
     for model_scores in scores.values():
-        of_model: dict[str, list[Score]] = {}
+        of_model: dict[str, list[Score]] = defaultdict(list)
         for score in model_scores.scores:
-            of_model.setdefault(score.task, []).append(score)
-        for task, (first, *others) in of_model.items():
-            by_task.setdefault(task, []).extend([first, *others])
-            for other in others:
-                if (other.model, other.model_hash) != (first.model, first.model_hash):
-                    raise InputError(
-                        f"{first.folder} and {other.folder} are scores of different models, {first.model} and "
-                        f"{other.model}, in the folder of one: remove the one that does not belong there"
-                    )
-            refuse_differing([first, *others])
+            of_model[score.task].append(score)
+            by_task[score.task].append(score)
+        for task_scores in of_model.values():
+            refuse_differing(task_scores)
     for task_scores in by_task.values():
         refuse_differing(task_scores, TASK_SETTINGS)
 
@@ -103,18 +84,27 @@ def refuse_mixtures(scores: Mapping[str, ScoreSet]) -> None:
 def refuse_differing(scores: Sequence[Score], keys: Container[str] | None = None) -> None:
     """Raises `InputError` where settings, or those of some `keys`, have changed among scores; it names a cell for each
     value of the first."""
-    for key in differing([settings_of(score) for score in scores]):
+    for key, cells in list_unlike((str(score.folder), settings_of(score)) for score in scores):
         if keys is None or key in keys:
-            cells: dict[str, Score] = {}
-            for score in scores:
-                cells.setdefault(settings_of(score)[key], score)
-            cells.pop(UNKNOWN_DATA, None)
-            shown = " and ".join(f"{value} ({score.folder})" for value, score in cells.items())
+            shown = " and ".join(f"{value} ({folders[0]})" for value, folders in cells.items())
             pinned = " or pin it with evaluation.finetune.precision" if key == "precision" else ""
             raise InputError(
                 f"scores on {scores[0].task} were made with different {key}, {shown}: delete the folders of all but one"
                 f"{pinned}, and run the study again"
             )
+
+
+def list_unlike(facts: Iterable[tuple[str, Mapping[str, str]]]) -> Iterator[tuple[str, dict[str, list[str]]]]:
+    """List each fact that is known to differ, with its values and the names of what has them. `facts` are those of
+    something with a name, which may be there more than once."""
+    values: dict[str, dict[str, dict[str, None]]] = {}
+    for name, own in facts:
+        for key, value in own.items():
+            if value not in ("", UNKNOWN_DATA):
+                values.setdefault(key, {}).setdefault(value, {})[name] = None
+    for key, names in values.items():
+        if len(names) > 1:
+            yield key, {value: [*some] for value, some in names.items()}
 
 
 def collect_model(
@@ -128,7 +118,7 @@ def collect_model(
     pretraining seed repeats. They are numbered below zero, for they share nothing with an arm's that could be paired.
     """
     for task in sorted(scores.grids):
-        (name,) = (model for model in scores.models if (model, task) in scores.cells)  # by `refuse_mixtures`
+        name = next(model for model in scores.models if (model, task) in scores.cells)  # the only one
         family = families[task]
         own = next(iter(scores.cells[name, task].values())).metric
         for kind, metric in (("standard", own), ("paper", PAPER_METRICS.get(family))):
@@ -157,19 +147,13 @@ def collect_model(
 
 
 def read_evidence(folder: Path) -> list[Evidence]:
-    """Read what the study in a folder says of curricula. Raises `InputError` when it says nothing yet."""
+    """Compare the curricula of the study in a folder by their mean test score in % over all tasks, at the largest
+    budget of the network that has most of them. Left out are arms with a task missing and curricula that have no short
+    form. Raises `InputError` where none is left."""
     if not (folder / "study.yaml").exists():
         raise InputError(f"{folder} is not the folder of a study (it has no study.yaml); give what study run wrote")
-    evidence = compare_curricula(plan_study(load_study(folder / "study.yaml")), StudyFolder(folder))
-    if not evidence:
-        raise InputError(f"{folder} has no curriculum with a score on every task yet; finish it with study run")
-    return evidence
-
-
-def compare_curricula(plan: Plan, place: StudyFolder) -> list[Evidence]:
-    """Compare the curricula of a study by their mean test score in % over all tasks, at the largest budget of the
-    network that has most of them. Left out are arms with a task missing and curricula that have no short form."""
-    results = list(collect_results(plan, read_state(plan, place).scores))
+    plan = plan_study(load_study(folder / "study.yaml"))
+    results = list(collect_results(plan, read_state(plan, StudyFolder(folder)).scores))
     tasks = {result.dataset for result in results}
     scores = {(r.arm.name, r.dataset): r for r in results if r.metric == "standard"}
     tables = {table.name for table in plan.study.curricula}
@@ -179,7 +163,7 @@ def compare_curricula(plan: Plan, place: StudyFolder) -> list[Evidence]:
         if arm.parent is None and not arm.settings and arm.curriculum not in tables and len(terms) == len(tasks) > 0:
             by_spot.setdefault((arm.model, arm.recipe.tokens_before(arm.recipe.num_steps)), {})[arm.curriculum] = terms
     if not by_spot:
-        return []
+        raise InputError(f"{folder} has no curriculum with a score on every task yet; finish it with study run")
     network, tokens = max(by_spot, key=lambda spot: (len(by_spot[spot]), spot[1]))
     return [replace(item, tokens=tokens) for item in weigh_evidence(by_spot[network, tokens])]
 
@@ -268,17 +252,11 @@ def list_notes(state: StudyState) -> Iterator[str]:
     yield from dict.fromkeys(line for tuned in by_task.values() for line in tell_unlike("fine-tuned", tuned))
 
 
-def tell_unlike(how: str, facts: Sequence[tuple[str, Mapping[str, str]]]) -> Iterator[str]:
-    """A sentence for each fact that is known to differ; `facts` with the name of a run or a model, which may be there
-    more than once."""
-    for key in dict.fromkeys(key for _, own in facts for key in own):
-        names: dict[str, dict[str, None]] = {}
-        for name, own in facts:
-            if own.get(key):
-                names.setdefault(own[key], {})[name] = None
-        if len(names) > 1:
-            shown = [f"{value} ({first_of([*some], MOST_NAMES)})" for value, some in sorted(names.items())]
-            yield f"Not all {how} with the same {key}: {', '.join(shown)}; differences between these may come from it."
+def tell_unlike(how: str, facts: Iterable[tuple[str, Mapping[str, str]]]) -> Iterator[str]:
+    """A sentence for each fact of a run or a model that is known to differ."""
+    for key, names in list_unlike(facts):
+        shown = ", ".join(f"{value} ({first_of(some, MOST_NAMES)})" for value, some in sorted(names.items()))
+        yield f"Not all {how} with the same {key}: {shown}; differences between these may come from it."
 
 
 CELL_COLUMNS = ("model", "task", "learning_rate", "seed", "metric", "steps", "seconds")
@@ -297,9 +275,10 @@ def report_study(
         state = read_state(plan, place)
         results = with_averages(with_plan(plan, ResultSet(tuple(collect_results(plan, state.scores)))))
         hypotheses = judge_hypotheses(plan, results) if plan.study.hypotheses else ()
+        declared = tell_declaration(plan, place.path) if hypotheses else ""
         files = {"scores.csv": cells_csv(state.scores)}
         if hypotheses:
-            files["hypotheses.json"] = hypotheses_json(plan, place.path, hypotheses)
+            files["hypotheses.json"] = hypotheses_json(plan, declared, hypotheses)
         bm25 = {}
         for score in (score for scores in state.scores.values() for score in scores.scores):
             if BM25 in (tested := score.metrics.get("test", {})):
@@ -308,7 +287,7 @@ def report_study(
             title=plan.study.title or f"The study {plan.study.name}",
             question=plan.study.question,
             verdicts=judge_paper(results) if results.results else None,
-            hypotheses=(hypotheses, describe_declaration(plan, place.path)) if hypotheses else None,
+            hypotheses=(hypotheses, declared) if hypotheses else None,
             declared=list_equivalents(plan),
             notes=list(list_notes(state)),
             costs=list_costs(state),

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
@@ -27,32 +27,16 @@ from biphase.engine.local import Engine, Unit
 from biphase.engine.scheduler import Failure, Forecast, read_failures, run_batch
 from biphase.errors import EXIT_BUSY, STOPPED, BusyError, InputError, StoppedError
 from biphase.files import locked, read_json_as, write_json, write_text
-from biphase.finetuning.cells import plan_cells
-from biphase.finetuning.scores import measure_trainings
+from biphase.finetuning.grid import fit_unit, measure_cells
 from biphase.hub import refuse_missing
 from biphase.machine import grace, stop_signals
 from biphase.recipe import Recipe
 from biphase.run import Run, whole_steps
 from biphase.study.cost import cell_costs, measure_sizes
-from biphase.study.folder import (
-    StudyFolder,
-    StudyState,
-    TrainedRecord,
-    drop_checkpoints,
-    find_record,
-    find_step,
-    is_complete,
-    list_sets,
-    needed_steps,
-    reach_step,
-    read_state,
-    refuse_other_text,
-    train_name,
-)
+from biphase.study.folder import StudyFolder, StudyState, TrainedRecord, list_sets, read_state, refuse_other_text
 from biphase.study.hypotheses import declare
-from biphase.study.plan import Plan, StudyCell
-from biphase.study.spec import EMBED, EmbedEvaluation, find_data_dirs, scored_as
-from biphase.study.trunks import PlannedRun
+from biphase.study.plan import Plan, PlannedRun, StudyCell, train_name
+from biphase.study.spec import EMBED, Evaluation, find_data_dirs, scored_as
 from biphase.tasks.sources import HUB, dir_of, find_source
 from biphase.tasks.spec import find_task
 
@@ -67,13 +51,13 @@ def train_unit(plan: Plan, run: str, folder: StudyFolder, processes: int) -> lis
     """
     planned, name, clock = plan.runs[run], train_name(run), folder.clock(run)
     with locked(folder.lock(run), busy=f"another process is at {name}"):
-        if is_complete(plan, folder, planned):
+        if folder.is_complete(plan, planned):
             return [f"{name}: done by another process"]
         recipe = planned.recipe
-        keep = tuple(step - planned.first for step in needed_steps(plan, folder, planned))
+        keep = tuple(step - planned.first for step in sorted(folder.needed_steps(plan, planned)))
         changes: dict[str, Any] = {"checkpoints": recipe.checkpoints.model_copy(update={"keep": keep})}
         if planned.parent is not None:
-            checkpoint = reach_step(folder, plan.runs[planned.parent], planned.first)
+            checkpoint = folder.reach_step(plan.runs[planned.parent], planned.first)
             changes["init"] = recipe.init.model_copy(update={"checkpoint": checkpoint})
         recipe = recipe.model_copy(update=changes)
         # What training has taken before: by its clock, else by its record. A folder that has neither is untimed, and
@@ -81,7 +65,7 @@ def train_unit(plan: Plan, run: str, folder: StudyFolder, processes: int) -> lis
         begun = tuple(sorted(path.name for path in folder.runs.glob(f"{run}-????????")))
         before = read_json_as(clock, TrainedRecord) if clock.exists() and begun else None
         if before is None or before.key != planned.key:
-            before = find_record(folder, planned) or TrainedRecord("", planned.key, 0.0, untimed=begun)
+            before = folder.find_record(planned) or TrainedRecord("", planned.key, 0.0, untimed=begun)
         with keep_time(clock, before) as so_far:
             path = train_here(recipe, folder) if processes == 1 else train_by_torchrun(recipe, folder, processes)
         timed = so_far()
@@ -108,15 +92,14 @@ def keep_time(clock: Path, before: TrainedRecord) -> Iterator[Callable[[], Train
     def so_far() -> TrainedRecord:
         return replace(before, seconds=round(before.seconds + time.perf_counter() - started, 1))
 
-    def note() -> None:
-        with suppress(OSError):  # a full disk ends the training itself, and its error is to be seen
-            write_json(clock, asdict(so_far()))
-
     def tick() -> None:
-        while not over.wait(TICK_SECONDS):
-            note()
+        is_last = False
+        while not is_last:
+            is_last = over.is_set()
+            with suppress(OSError):  # a full disk ends the training itself, and its error is to be seen
+                write_json(clock, asdict(so_far()))
+            over.wait(TICK_SECONDS)
 
-    note()
     thread = threading.Thread(target=tick, daemon=True)
     thread.start()
     try:
@@ -124,7 +107,6 @@ def keep_time(clock: Path, before: TrainedRecord) -> Iterator[Callable[[], Train
     finally:
         over.set()
         thread.join()
-        note()
 
 
 def train_here(recipe: Recipe, folder: StudyFolder) -> Path:
@@ -172,27 +154,19 @@ def train_by_torchrun(recipe: Recipe, folder: StudyFolder, processes: int) -> Pa
     return done[0]
 
 
-def score_unit(
-    cell: StudyCell,
-    run: PlannedRun,
-    step: int,
-    folder: StudyFolder,
-    data_dirs: dict[str, str],
-    embed: EmbedEvaluation | None,
-) -> list[str]:
-    """Fit one cell of the model that a step of a run is, or make an embedding model of it as `embed` says."""
-    reference, out = reach_step(folder, run, step), folder.scores(cell.model)
-    if embed is None:
-        from biphase.finetuning.fit import fit_cells
+def score_unit(cell: StudyCell, run: PlannedRun, step: int, folder: StudyFolder, evaluation: Evaluation) -> list[str]:
+    """Fit one cell of the model that a step of a run is, or make an embedding model of it as the evaluation says."""
+    reference, out, embed = folder.reach_step(run, step), folder.scores(cell.model), evaluation.embed
+    if embed is None or not cell.task.startswith(EMBED):
+        data_dirs = find_data_dirs(evaluation)
+        lines = fit_unit(reference, cell.evaluates, cell.config, out, data_dirs, label=cell.model)
+    else:
+        from biphase.embedding.embed import score_embedding
 
-        scores = fit_cells(plan_cells(reference, cell.evaluates, cell.config, data_dirs, label=cell.model), out)
-        return [f"{cell.name}: {'; '.join(score.headline() for score in scores)}"]
-    from biphase.embedding.embed import score_embedding
-
-    recipe = embed.model_dump(mode="json")["recipe"]
-    scores = score_embedding(reference, cell.model, recipe, embed.tasks, embed.name, cell.config, out)
-    shown = [f"{score.task} {score.metrics['test'][score.metric]:.2%}" for score in scores]
-    return [f"{cell.name}: {'; '.join(shown)}"]
+        recipe = embed.model_dump(mode="json")["recipe"]
+        scores = score_embedding(reference, cell.model, recipe, embed.tasks, embed.name, cell.config, out)
+        lines = [f"{score.task} {score.metrics['test'][score.metric]:.2%}" for score in scores]
+    return [f"{cell.name}: {'; '.join(lines)}"]
 
 
 TRAINING = "train"
@@ -211,24 +185,18 @@ def run_study(
     `refuse_other_text` and `choose_units` do, and for shards and folders of models that are not there.
     """
     # 1. All units of the plan, and which of them are done.
-    units = {unit.name: unit for unit in study_units(plan, folder, processes)}
-    costs = {name: unit.cost for name, unit in units.items()}
     state = read_state(plan, folder)
-    done = state.done
+    units, done = study_units(state, processes), state.done
     if plan.study.hypotheses:
         declare(plan, folder.path, len(done))
     refuse_other_text(state)
     # 2. Before hours of training: is the data of all tasks here, and is there what is asked for?
-    if only != TRAINING and units.keys() - done:
+    if only != TRAINING and len(units) > len(done):
         look_for_data(plan)
-    if only is not None:
-        units = choose_units(units, only, done)
-    # 3. What is left: without needs that are done, and a run that has begun at the cost of its steps to come.
-    drop_checkpoints(plan, folder)  # also what a killed process was just removing
-    left = []
-    for name, cost in costs_left(state, costs).items():
-        if name in units:
-            left.append(replace(units[name], needs=tuple(set(units[name].needs) - done), cost=cost))
+    chosen = units if only is None else choose_units(units, only, done)
+    # 3. What is left, and what it needs.
+    folder.drop_checkpoints(plan)  # also what a killed process was just removing
+    left = [unit for unit in chosen if unit.name not in done]
     recipes = [plan.runs[unit.arguments["run"]].recipe for unit in left if unit.kind == TRAINING]
     for path in {path for recipe in recipes for path in list_sets(recipe.data)}:
         read_shard_manifest(Path(path))
@@ -241,59 +209,42 @@ def run_study(
         folder.path,
         label="study",
         things="units",
-        num_done=len(units) - len(left),
+        num_done=len(chosen) - len(left),
         waits_for_busy=True,
-        on_done=lambda unit: drop_checkpoints(plan, folder) if unit.kind == TRAINING else None,
-        spent=measure_units(state, costs),
+        on_done=lambda unit: folder.drop_checkpoints(plan) if unit.kind == TRAINING else None,
+        spent=measure_units(state, units),
     )
 
 
-def choose_units(units: Mapping[str, Unit], only: str, done: Set[str]) -> dict[str, Unit]:
+def choose_units(units: Sequence[Unit], only: str, done: Set[str]) -> list[Unit]:
     """Choose all training runs, the cells that need none any more, or one unit by its name. Raises `InputError` where
     there is none, or something is to be done before it."""
     if only == TRAINING:
-        return {name: unit for name, unit in units.items() if unit.kind == TRAINING}
+        return [unit for unit in units if unit.kind == TRAINING]
     if only == CELLS:
-        cells = {name: unit for name, unit in units.items() if unit.kind != TRAINING}
-        ready = {name: unit for name, unit in cells.items() if not set(unit.needs) - done}
+        cells = [unit for unit in units if unit.kind != TRAINING]
+        ready = [unit for unit in cells if not unit.needs]
         if len(ready) < len(cells):
             err.print(f"{len(cells) - len(ready)} cells left out: their models are not trained")
         return ready
-    if only not in units:
-        close = get_close_matches(only, [TRAINING, CELLS, *units], 1)
-        hint = f"did you mean '{close[0]}'?" if close else f"they are called such as '{next(iter(units))}'"
-        raise InputError(f"no unit '{only}' in this study; {hint}")
-    lacking = sorted(set(units[only].needs) - done)
-    if only not in done and lacking:
-        raise InputError(f"'{only}' needs '{lacking[0]}', which is not done yet")
-    return {only: units[only]}
+    for unit in units:
+        if unit.name == only:
+            if unit.needs and only not in done:
+                raise InputError(f"'{only}' needs '{unit.needs[0]}', which is not done yet")
+            return [unit]
+    close = get_close_matches(only, [TRAINING, CELLS, *(unit.name for unit in units)], 1)
+    hint = f"did you mean '{close[0]}'?" if close else f"they are called such as '{units[0].name}'"
+    raise InputError(f"no unit '{only}' in this study; {hint}")
 
 
-def measure_units(state: StudyState, costs: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+def measure_units(state: StudyState, units: Sequence[Unit]) -> dict[str, tuple[float, float]]:
     """Add up seconds and costs of what is done, by the kind of the units: what tells how long the rest takes, from the
     first unit of a sitting on."""
-    timed = {name: state.records[name].seconds for name in state.trained if state.records[name].is_timed}
-    spent = {TRAINING: (sum(timed.values()), sum(costs[train_name(name)] for name in timed))}
-    costs_of_tasks: dict[str, list[float]] = {}
-    for cell in state.plan.cells:
-        if cell.name in state.scored:
-            costs_of_tasks.setdefault(cell.task, []).append(costs[cell.name])
-    measured = measure_trainings(score for scores in state.scores.values() for score in scores.scores)
-    for task, of_task in costs_of_tasks.items():
-        if (name := scored_as(task)) in measured:
-            num, _, seconds = measured[name]
-            spent[task] = (seconds / num * len(of_task), sum(of_task))
-    return {kind: values for kind, values in spent.items() if values[1]}
-
-
-def costs_left(state: StudyState, costs: Mapping[str, float]) -> dict[str, float]:
-    """Count what the units that are not done have yet to compute, by their names, in the order of the plan."""
-    left = {}
-    for run in state.plan.runs.values():
-        if run.name not in state.trained:  # one step at least, where only a checkpoint is to be made
-            steps = max(run.steps - state.begun.get(run.name, 0), 1)
-            left[train_name(run.name)] = costs[train_name(run.name)] * steps / run.steps
-    return left | {cell.name: costs[cell.name] for cell in state.plan.cells if cell.name not in state.scored}
+    timed = {train_name(name): state.records[name].seconds for name in state.trained if state.records[name].is_timed}
+    trained = sum(unit.cost for unit in units if unit.name in timed)
+    spent: dict[str, tuple[float, float]] = {TRAINING: (sum(timed.values()), trained)} if trained else {}
+    scored = [unit for unit in units if unit.name in state.scored]
+    return spent | measure_cells(scored, [score for scores in state.scores.values() for score in scores.scores])
 
 
 @dataclass(frozen=True)
@@ -312,68 +263,65 @@ class StatusLine:
 
 def status(state: StudyState) -> dict[str, Any]:
     """Tell how far a study is (`OpenStudy.progress`)."""
-    plan, done_units = state.plan, state.done
-    kinds = {train_name(name): TRAINING for name in plan.runs} | {cell.name: cell.task for cell in plan.cells}
+    plan, units, done = state.plan, study_units(state), state.done
+    left = {unit.name: unit for unit in units if unit.name not in done}
     # What failed as another version of the study file had it may be done as this one has it, or not asked for.
-    failures = [failure for failure in read_failures(state.folder.path) if failure.unit in kinds.keys() - done_units]
-    costs = estimate_costs(plan)
-    forecast = Forecast((), measure_units(state, costs))
-    for name, cost in costs_left(state, costs).items():
-        forecast.left[kinds[name]] += cost
-    seconds_left, lines, notes = forecast.seconds_by_kind, [], []
-    done = Counter(kinds[name] for name in done_units)
-    failed = Counter(kinds[name] for name in {failure.unit for failure in failures})
-    for kind, total in Counter(kinds.values()).items():
-        left = None if seconds_left is None else seconds_left.get(kind, 0.0)
+    failures = [failure for failure in read_failures(state.folder.path) if failure.unit in left]
+    failed = {failure.unit for failure in failures}
+    seconds_left = Forecast([*left.values()], measure_units(state, units)).seconds_by_kind
+    tasks = [find_task(task) for task in {cell.task for cell in plan.cells} if not task.startswith(EMBED)]
+    guessed = {task.name for task in tasks if task.size is None}
+    lines, notes = [], []
+    for kind, total in Counter(unit.kind for unit in units).items():
+        names_left = {unit.name for unit in left.values() if unit.kind == kind}
+        num_left, num_failed = len(names_left), len(names_left & failed)
         running = len(state.begun) if kind == TRAINING else 0
-        name = kind if kind == TRAINING else scored_as(kind)
-        lines.append(StatusLine(name, done[kind], running, failed[kind], total, left))
-        if kind != TRAINING and not kind.startswith(EMBED) and not done[kind] and find_task(kind).size is None:
-            notes.append(f"how long {name} takes is a guess until its first cell is done")
-    units_of_seeds: list[set[str]] = [set() for _ in range(plan.num_seeds)]
-    for name in plan.runs:
-        units_of_seeds[plan.arms[name].seed].add(train_name(name))
-    seed_of = {model.name: model.seed for model in plan.models}
-    for cell in plan.cells:
-        units_of_seeds[seed_of[cell.model]].add(cell.name)
+        seconds = None if seconds_left is None else seconds_left.get(kind, 0.0)
+        lines.append(StatusLine(kind, total - num_left, running, num_failed, total, seconds))
+        if num_left == total and kind in guessed:
+            notes.append(f"how long {kind} takes is a guess until its first cell is done")
     seeds = []
-    for seed, units in enumerate(units_of_seeds):
-        told = "done" if units <= done_units else f"{len(units & done_units)} of {len(units)} units"
+    for seed in range(plan.num_seeds) if plan.num_seeds > 1 else ():
+        of_seed = {unit.name for unit in units if unit.wave == seed}
+        told = "done" if of_seed <= done else f"{len(of_seed & done)} of {len(of_seed)} units"
         seeds.append(f"pretraining seed {seed}: {told}")
     causes = [failure for failure in failures if not failure.is_blocked]
-    return {
-        "lines": lines,
-        "seeds": seeds if plan.num_seeds > 1 else [],
-        "notes": sorted(notes),
-        "failed": causes,
-        "num_waiting": len(failures) - len(causes),
-    }
+    num_waiting = len(failures) - len(causes)
+    return {"lines": lines, "seeds": seeds, "notes": sorted(notes), "failed": causes, "num_waiting": num_waiting}
 
 
-def study_units(plan: Plan, folder: StudyFolder, processes: int = 1) -> list[Unit]:
-    """Make a unit of each run and of each cell, by the names that `study status` and `--unit` know.
+def study_units(state: StudyState, processes: int = 1) -> list[Unit]:
+    """Make a unit of each run and of each cell, by the names that `study status` and `--unit` know; it needs what is
+    not done yet.
 
-    Each pretraining seed is a wave: a study that is stopped has whole seeds, as far as it came.
+    It costs what it computes, or computes yet where a run has begun: FLOPs, or tokens where the size of a network is
+    not known. Each pretraining seed is a wave: a study that is stopped has whole seeds, as far as it came.
     """
-    costs, evaluation = estimate_costs(plan), plan.study.evaluation
+    plan, folder, evaluation = state.plan, state.folder, state.plan.study.evaluation
+    try:
+        sizes = measure_sizes(plan)
+    except InputError:  # cells do without the shards, which say how large the vocabulary is
+        sizes = None
+    has_flops = sizes is not None and None not in sizes.shapes.values()
     trained = replace(plan, cells=())
     units = []
     for run in plan.runs.values():
-        name, wave = train_name(run.name), plan.arms[run.name].seed
+        cost = sum(sizes.flops(run).values()) if sizes and has_flops else float(run.tokens)
+        cost *= max(run.steps - state.begun.get(run.name, 0), 1) / run.steps  # a step where a checkpoint is to be made
+        needs = (train_name(run.parent),) if run.parent and run.parent not in state.trained else ()
         arguments = {"plan": trained, "run": run.name, "folder": folder, "processes": processes}
-        needs = (train_name(run.parent),) if run.parent else ()
-        units.append(Unit(name, train_unit, arguments, needs=needs, kind=TRAINING, cost=costs[name], wave=wave))
+        name, wave = train_name(run.name), plan.arms[run.name].seed
+        units.append(Unit(name, train_unit, arguments, needs=needs, kind=TRAINING, cost=cost, wave=wave))
     if evaluation is None:
         return units
     models = {model.name: model for model in plan.models}
-    is_there = {name: find_step(folder, plan.runs[model.run], model.step) for name, model in models.items()}
-    shared = {"folder": folder, "data_dirs": find_data_dirs(evaluation)}
-    for cell in plan.cells:
-        model, embed = models[cell.model], evaluation.embed if cell.task.startswith(EMBED) else None
-        arguments = {"cell": cell, "run": plan.runs[model.run], "step": model.step, "embed": embed, **shared}
+    is_there = {name: folder.find_step(plan.runs[model.run], model.step) for name, model in models.items()}
+    for cell, (_, tokens, flops) in zip(plan.cells, cell_costs(plan, sizes), strict=True):
+        model, run = models[cell.model], plan.runs[models[cell.model].run]
+        arguments = {"cell": cell, "run": run, "step": model.step, "folder": folder, "evaluation": evaluation}
         needs = () if is_there[model.name] else (train_name(model.run),)
-        affinity, cost = f"{cell.model} {cell.task}", costs[cell.name]
-        units.append(Unit(cell.name, score_unit, arguments, affinity, needs, cell.task, cost, wave=model.seed))
+        affinity, kind, cost = f"{cell.model} {cell.task}", scored_as(cell.task), flops if has_flops else tokens
+        units.append(Unit(cell.name, score_unit, arguments, affinity, needs, kind, cost, wave=model.seed))
     return units
 
 
@@ -393,19 +341,3 @@ def look_for_data(plan: Plan) -> None:
             find_source(task, Path(folder))
         elif task.hub is None:
             find_source(task, None if folder is None else HUB)
-
-
-def estimate_costs(plan: Plan) -> dict[str, float]:
-    """Estimate what each unit computes, by its name: FLOPs, or tokens where the size of a network is not known."""
-    try:
-        sizes = measure_sizes(plan)
-    except InputError:  # cells do without the shards, which say how large the vocabulary is
-        sizes = None
-    has_flops = sizes is not None and None not in sizes.shapes.values()
-    costs: dict[str, float] = {}
-    for run in plan.runs.values():
-        flops = sum(sizes.flops(run).values()) if sizes is not None else 0.0
-        costs[train_name(run.name)] = flops if has_flops else float(run.tokens)
-    for cell, (_, tokens, flops) in zip(plan.cells, cell_costs(plan, sizes), strict=True):
-        costs[cell.name] = flops if has_flops else tokens
-    return costs

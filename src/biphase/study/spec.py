@@ -269,12 +269,8 @@ class ArmGroup(Strict):
 
     @model_validator(mode="after")
     def axes_and_beginning_are_known(self) -> "ArmGroup":
-        for key in self.sweep:
-            is_of_network = key.startswith(ARCHITECTURE)
-            if is_of_network and self.parents:
-                raise ValueError(f"sweep: {key} cannot differ from that of the parents")
-            if not is_of_network and key.partition(".")[0] in ("name", "init", "curriculum", "architecture"):
-                raise ValueError(f"sweep: '{key}' is no setting of a recipe or of architecture.…; curricula have a key")
+        if self.parents and (keys := [key for key in self.sweep if key.startswith(ARCHITECTURE)]):
+            raise ValueError(f"sweep: {keys[0]} cannot differ from that of the parents")
         if self.group == "evaluation":
             raise ValueError("no group of arms can be named 'evaluation': the plan's table has a row of that name")
         if bool(self.models) == bool(self.parents):
@@ -318,6 +314,13 @@ class EmbedEvaluation(Strict):
         if given is not None:
             raise InputError(f"evaluation.embed: '{given}' follows from the study; leave it out of recipe")
         return parse_config(EmbeddingRecipe, {**self.recipe, **own}, origin="evaluation.embed")
+
+    def configs(self, seeds: Sequence[int]) -> list[FinetuneConfig]:
+        """Write settings of cells, one for each seed: the last rate, and the steps of all stages as far as known."""
+        stages, usual = self.settle().stages, FinetuneConfig()
+        steps = sum(stage.max_steps or usual.max_steps for stage in stages)
+        said = {"learning_rate": stages[-1].learning_rate, "batch_size": stages[-1].batch_size, "max_steps": steps}
+        return [usual.model_copy(update={**said, "seed": seed}) for seed in seeds]
 
 
 class Evaluation(Strict):
@@ -467,11 +470,8 @@ def check_evaluation(evaluation: Evaluation) -> None:
         finetune_config(evaluation, task, evaluation.learning_rates[0], evaluation.seeds[0])
     for task in evaluation.per_task:
         if task not in trained:
-            told = f"is none of the tasks{nearest(task, trained)}"
-            for name, tests in trained.items():
-                if task in tests:
-                    told = f"is trained as '{name}'; name that"
-            raise InputError(f"evaluation.per_task: '{task}' {told}")
+            hint = nearest(task, trained)
+            raise InputError(f"evaluation.per_task: '{task}' is none of the tasks that are trained{hint}")
     find_data_dirs(evaluation)
     if evaluation.embed is not None:
         evaluation.embed.settle()
@@ -490,12 +490,3 @@ def finetune_config(evaluation: Evaluation, task: str, learning_rate: float, see
             raise InputError(f"evaluation: '{key}' follows from {key}s; leave it out of finetune and per_task")
     tree = {**settings, "learning_rate": learning_rate, "seed": seed}
     return parse_config(FinetuneConfig, tree, origin=f"evaluation of '{task}'")
-
-
-def embed_configs(embed: EmbedEvaluation, seeds: Sequence[int]) -> list[FinetuneConfig]:
-    """Write settings of cells for what `embed` trains, one for each seed: its last rate, and its steps as far as
-    known."""
-    stages, usual = embed.settle().stages, FinetuneConfig()
-    steps = sum(stage.max_steps or usual.max_steps for stage in stages)
-    said = {"learning_rate": stages[-1].learning_rate, "batch_size": stages[-1].batch_size, "max_steps": steps}
-    return [usual.model_copy(update={**said, "seed": seed}) for seed in seeds]
