@@ -1,7 +1,6 @@
 """`biphase evaluate` from the command line's words to its table."""
 
 import json
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -193,14 +192,3 @@ def test_a_cpu_grid_asks_for_no_gpu(models: Path, words: Path, tmp_path: Path, m
         where = {"scores": tmp_path / "scores", "data": {"wnut17": words}, "engine": "ray", "precision": "fp32"}
         verbs.evaluate(models / "a", "wnut17", learning_rates=[1e-3], seeds=[0], device=device, **where)
     assert [(engine.kind, engine.device) for engine in engines] == [("ray", "cpu"), ("ray", "auto")]
-
-
-def test_models_that_cannot_be_used_are_found_before_anything_runs(call: Any, models: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "pickled"
-    shutil.copytree(models / "a", folder)
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    code, _, err = call(folder, "--dry-run")
-    assert code == 2 and "weights as a pickle only (pytorch_model.bin)" in err and err.count("\n") == 1
-    (folder / "pytorch_model.bin").unlink()
-    code, _, err = call(folder, "--dry-run")
-    assert code == 2 and "has no weights (*.safetensors)" in err and err.count("\n") == 1

@@ -72,20 +72,19 @@ def make_app() -> App:
             sections[name] = {"group": section, "sort_key": len(sections)}
     for name, line in GROUPS.items():
         app.command(App(name=name, help=line, group_commands=Group("Commands"), **sections[name]))
-    nodes: list[tuple[str, ast.stmt]] = []
     for module in MODULES:
         source = Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8")
-        nodes += [(module, node) for node in ast.parse(source).body]
-    for number, (module, node) in enumerate(nodes):
-        first, _, second = node.name.partition("_") if isinstance(node, ast.FunctionDef) else ("", "", "")
-        if first not in sections or (first in GROUPS) != bool(second):
-            continue
-        description, _, _ = cleandoc(ast.get_docstring(node) or "").partition("\n\nArgs:")
-        place = f"biphase.cli.{module}:{node.name}"
-        if second:
-            app[first].command(place, name=second, help=description, help_epilogue="", sort_key=number)
-        else:
-            app.command(place, name=first, help=description, help_epilogue="", **sections[first])
+        for node in ast.parse(source).body:
+            first, _, second = node.name.partition("_") if isinstance(node, ast.FunctionDef) else ("", "", "")
+            if first not in sections or (first in GROUPS) != bool(second):
+                continue
+            description, _, _ = cleandoc(ast.get_docstring(node) or "").partition("\n\nArgs:")
+            texts = {"help": description, "help_epilogue": ""}
+            place = f"biphase.cli.{module}:{node.name}"
+            if second:
+                app[first].command(place, name=second, sort_key=node.lineno, **texts)
+            else:
+                app.command(place, name=first, **sections[first], **texts)
     return app
 
 
