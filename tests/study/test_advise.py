@@ -18,7 +18,6 @@ from scipy import stats
 
 import biphase
 from biphase.api.speed import measure_cpu
-from biphase.api.text import amount_of
 from biphase.config import load_config
 from biphase.encoder.presets import PRESETS
 from biphase.errors import InputError
@@ -325,7 +324,7 @@ def test_the_language_is_that_of_the_whole_text(tmp_path: Path, name: str) -> No
     texts = [*licence, *["Der alte Mann sucht am Morgen den Brief aus der Stadt, den er vergessen hat."] * 5000]
     lines = texts if name == "a.txt" else [json.dumps({"text": text}) for text in texts]
     (tmp_path / name).write_text("\n".join(lines))
-    assert measure_text(tmp_path).language == amount_of(pd.DataFrame({"text": texts}), "text").language == "de"
+    assert measure_text(tmp_path).language == measure_text(pd.DataFrame({"text": texts})).language == "de"
 
 
 def test_a_parquet_file_of_one_row_group_is_judged_by_the_rows_read(

@@ -15,7 +15,7 @@ from biphase.errors import InputError
 from biphase.files import refuse_foreign
 
 if TYPE_CHECKING:
-    from biphase.study.advise import Advice, TextAmount
+    from biphase.study.advise import Advice
 
 
 def train_tokenizer(
@@ -151,12 +151,17 @@ def advise(
     check_numbers(Real, hours=hours, devices=devices, efficiency=efficiency, flops=flops)
     from biphase.study import cost as machines
     from biphase.study.advise import advise as choose
+    from biphase.study.advise import measure_text
     from biphase.study.report import read_evidence
 
     where = {"device": device, "devices": devices, "efficiency": efficiency}
     if needless := [name for name, value in where.items() if value is not None and hours is None]:
         raise InputError(f"`{needless[0]}` says what computes in `hours`: give these too, or leave it out")
-    amount = None if text is None else amount_of(text, text_field)
+    if are_names(text) and not isinstance(text, str | Path):
+        if len(text) > 1:
+            raise InputError(f"advice is about one text, and {len(text)} are named: give the folder that they are in")
+        text = text[0] if text else text
+    amount = None if text is None else measure_text(text, text_field)
     evidence = () if study is None else read_evidence(Path(study))
     machine = None
     if hours is not None:
@@ -166,14 +171,3 @@ def advise(
 
             machine = speed.measure_cpu(devices)
     return choose(amount, flops=flops, hours=hours, machine=machine, evidence=evidence, from_scratch=from_scratch)
-
-
-def amount_of(text: Any, text_field: str) -> "TextAmount":
-    """How much text a place or texts in memory hold."""
-    from biphase.study.advise import measure_text
-
-    if are_names(text) and not isinstance(text, str | Path):
-        if len(text) > 1:
-            raise InputError(f"advice is about one text, and {len(text)} are named: give the folder that they are in")
-        text = text[0] if text else text
-    return measure_text(text, text_field)
