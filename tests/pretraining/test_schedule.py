@@ -10,9 +10,7 @@ from biphase.pretraining.objectives import (
     decay_start,
     learning_rate,
     mixture_ends,
-    mixture_number,
     phase_of_step,
-    pure_phase,
 )
 from biphase.recipe import BatchRamp, Phase, Schedule
 
@@ -64,7 +62,7 @@ def test_a_step_outside_is_our_mistake() -> None:
 def test_each_step_has_its_mixture() -> None:
     curriculum = [Phase(objective=name, steps=steps) for name, steps in (("clm", 3), ("mlm", 1), ("clm", 2))]
     assert mixture_ends(curriculum) == [3, 4, 6]
-    assert [mixture_number(curriculum, step) for step in range(6)] == [0, 0, 0, 1, 2, 2]
+    assert [phase_of_step(curriculum, step, 0)[0] for step in range(6)] == [0, 0, 0, 1, 2, 2]
 
 
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.3, 0.5, 0.9])
@@ -72,21 +70,21 @@ def test_each_step_has_its_mixture() -> None:
 def test_objectives_are_mixed_evenly(share: float, first: int) -> None:
     """Any stretch of any length has its share of CLM, up to less than one step."""
     mixture = Phase(objective="mlm", steps=100, mask_probability=0.3, clm_share=share)
-    causal = [pure_phase(mixture, first + step).objective == "clm" for step in range(100)]
+    causal = [phase_of_step([mixture], step, first)[1].objective == "clm" for step in range(100)]
     for begin in range(0, 90, 9):
         for length in (1, 5, 10):
             assert abs(sum(causal[begin : begin + length]) - share * length) < 1 - 1e-9
-    assert {pure_phase(mixture, step).label for step in range(100)} == {"mlm30", "clm"}
+    assert {phase_of_step([mixture], step, 0)[1].label for step in range(100)} == {"mlm30", "clm"}
 
 
 def test_steps_of_clm_as_the_comment_says() -> None:
     mixture = Phase(objective="mlm", steps=100, clm_share=0.4)
-    assert [step for step in range(13) if pure_phase(mixture, step).objective == "clm"] == [2, 4, 7, 9, 12]
+    assert [step for step in range(13) if phase_of_step([mixture], step, 0)[1].objective == "clm"] == [2, 4, 7, 9, 12]
 
 
 def test_a_pure_phase_is_its_own() -> None:
     phase = Phase(objective="clm", steps=3)
-    assert pure_phase(phase, 2) is phase
+    assert phase_of_step([phase], 2, 0)[1] is phase
 
 
 FALLING = Phase(objective="mlm", steps=40, mask_probability={"from": 0.5, "to": 0.1})
@@ -94,7 +92,7 @@ FALLING = Phase(objective="mlm", steps=40, mask_probability={"from": 0.5, "to": 
 
 def test_a_masking_ratio_falls_in_equal_steps() -> None:
     curriculum = [Phase(objective="clm", steps=7), FALLING]
-    ratios = [phase_of_step(curriculum, step, 3).mask_probability for step in range(7, 47)]
+    ratios = [phase_of_step(curriculum, step, 3)[1].mask_probability for step in range(7, 47)]
     assert ratios == pytest.approx([0.495 - 0.01 * step for step in range(40)], abs=1e-12)
     assert sum(ratios) / 40 == pytest.approx(FALLING.mask_at(0.5), abs=1e-12)
     assert FALLING.label == "mlm50-10"
@@ -104,8 +102,10 @@ def test_a_masking_ratio_falls_in_equal_steps() -> None:
 def test_a_part_of_a_phase_has_the_ratios_of_the_whole(cuts: tuple[int, ...]) -> None:
     pieces = [FALLING.between(begin, end) for begin, end in pairwise(cuts)]
     assert [piece.steps for piece in pieces] == [end - begin for begin, end in pairwise(cuts)]
-    found = [phase_of_step(pieces, step, 0).mask_probability for step in range(40)]
-    assert found == pytest.approx([phase_of_step([FALLING], step, 0).mask_probability for step in range(40)], abs=1e-14)
+    found = [phase_of_step(pieces, step, 0)[1].mask_probability for step in range(40)]
+    assert found == pytest.approx(
+        [phase_of_step([FALLING], step, 0)[1].mask_probability for step in range(40)], abs=1e-14
+    )
 
 
 @pytest.mark.parametrize(("start", "to", "steps"), [(512, 4096, 100), (4096, 512, 7), (1000, 1001, 3), (8, 9_999, 1)])

@@ -352,24 +352,25 @@ def open_batches(job: Job) -> Batches:
     return batches
 
 
-def prefetch(job: Job, batches: Batches, steps: range) -> Iterator[tuple[int, Phase, list[Microbatch]]]:
-    """Each step's number, pure phase and microbatches; the next step's are made while the current one computes."""
+def prefetch(job: Job, batches: Batches, steps: range) -> Iterator[tuple[int, int, Phase, list[Microbatch]]]:
+    """Each step, the number of its mixture, its pure phase and microbatches; those of the next step are made while the
+    current one computes."""
 
-    def make(number: int) -> tuple[int, Phase, list[Microbatch]]:
-        phase = phase_of_step(job.recipe.curriculum, number, job.origin.step)
+    def make(step: int) -> tuple[int, int, Phase, list[Microbatch]]:
+        number, phase = phase_of_step(job.recipe.curriculum, step, job.origin.step)
         # A later pass is over the text of the first one, which may have been a parent's, but not of another order.
         before = job.origin.step if job.origin.data_position else 0
-        mask_pass = (before + number) % phase.mask_passes
-        return number, phase, make_microbatches(job, batches, phase, number - mask_pass, mask_pass)
+        mask_pass = (before + step) % phase.mask_passes
+        return step, number, phase, make_microbatches(job, batches, phase, step - mask_pass, mask_pass)
 
     if not steps:
         return
     with ThreadPoolExecutor(1) as thread:
         pending = thread.submit(make, steps[0])
-        for number in steps:
+        for step in steps:
             ready = pending.result()
-            if number + 1 in steps:
-                pending = thread.submit(make, number + 1)
+            if step + 1 in steps:
+                pending = thread.submit(make, step + 1)
             yield ready
 
 

@@ -45,7 +45,7 @@ from biphase.pretraining.job import (
     save_state,
     work_between,
 )
-from biphase.pretraining.objectives import decay_start, is_causal, mixture_ends, mixture_number
+from biphase.pretraining.objectives import decay_start, is_causal, mixture_ends
 from biphase.pretraining.optimizer import autocast, decide_compile, gradient_sync, set_rate, unwrap
 from biphase.recipe import Phase, Recipe
 from biphase.run import Run, whole_steps
@@ -130,10 +130,9 @@ def train_steps(job: Job, start: Start, stop: int, *, is_logged: bool) -> int:
     steps = range(start.run_step, stop)
     with stop_signals(world.asked.append), open_log(job, batches, flops, steps, is_logged=is_logged) as log:
         since = time.perf_counter()
-        for step, phase, microbatches in prefetch(job, batches, steps):
+        for step, number, phase, microbatches in prefetch(job, batches, steps):
             waited = time.perf_counter() - since
-            done, number = step + 1, mixture_number(recipe.curriculum, step)
-            mixture = recipe.curriculum[number]
+            done, mixture = step + 1, recipe.curriculum[number]
             # 6. At each switch of a mixture's direction: prove on the path that trains that it looks where it should.
             if (number, phase.objective) not in proved:
                 prove_causality(model, phase, job)

@@ -31,29 +31,23 @@ def mixture_ends(curriculum: Sequence[Phase]) -> list[int]:
     return list(accumulate(mixture.steps for mixture in curriculum))
 
 
-def mixture_number(curriculum: Sequence[Phase], run_step: int) -> int:
-    """The number of the mixture that update `run_step` (from 0) belongs to."""
-    return bisect_right(mixture_ends(curriculum), run_step)
+def phase_of_step(curriculum: Sequence[Phase], run_step: int, origin_step: int) -> tuple[int, Phase]:
+    """The number of the mixture that update `run_step` (from 0) of a run belongs to, and its pure phase, whose masking
+    ratio is fixed.
 
-
-def phase_of_step(curriculum: Sequence[Phase], run_step: int, origin_step: int) -> Phase:
-    """The pure phase of update `run_step` of a run that `origin_step` updates came before, its masking ratio fixed.
-
-    A ratio that moves is, at step i of n, that of (i + ½) / n of the way: its mean is the mean of both ends, and a part
-    of a phase (`Phase.between`) has the ratios of the whole.
+    A share of CLM counts the updates from 0 over all parents, `origin_step` before this run, so that branches of a
+    trunk agree. A ratio that moves is, at step i of n, that of (i + ½) / n of the way: its mean is the mean of both
+    ends, and a part of a phase (`Phase.between`) has the ratios of the whole.
     """
-    number = mixture_number(curriculum, run_step)
+    ends = mixture_ends(curriculum)
+    number = bisect_right(ends, run_step)
     mixture = curriculum[number]
-    step = run_step - (mixture_ends(curriculum)[number] - mixture.steps)
-    return pure_phase(mixture, origin_step + run_step).with_mask_at((step + 0.5) / mixture.steps)
-
-
-def pure_phase(mixture: Phase, step: int) -> Phase:
-    """The pure phase of update `step`, counted from 0 over all parents, so that branches of a trunk agree."""
-    share = Fraction(str(mixture.clm_share))
+    share, step = Fraction(str(mixture.clm_share)), origin_step + run_step
     # CLM falls where the running count of its steps grows: a share of 0.4 gives the steps 2, 4, 7, 9, 12 ...
     is_clm = floor((step + 1) * share) > floor(step * share)
-    return mixture.parts[1 if is_clm else 0][0]
+    pure, _ = mixture.parts[1 if is_clm else 0]
+    step_in_mixture = run_step - (ends[number] - mixture.steps)
+    return number, pure.with_mask_at((step_in_mixture + 0.5) / mixture.steps)
 
 
 def learning_rate(schedule: Schedule, step: int, num_steps: int) -> float:
