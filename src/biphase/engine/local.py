@@ -14,7 +14,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
-from graphlib import CycleError, TopologicalSorter
+from graphlib import TopologicalSorter
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -111,18 +111,12 @@ class UnitQueue:
         self.postponed: deque[tuple[float, Unit]] = deque()
         self.chains = dict.fromkeys(self.units, 0)
         """The length of the longest chain of units that wait for each unit."""
-        if len(self.units) < len(units):
-            raise ValueError(f"two units are named '{Counter(unit.name for unit in units).most_common(1)[0][0]}'")
+        assert len(self.units) == len(units), "two units have one name"
         for unit in units:
             for need in self.missing[unit.name]:
-                if need not in self.units:
-                    raise ValueError(f"unit '{unit.name}' needs '{need}', which is not among the units")
+                assert need in self.units, f"unit '{unit.name}' needs '{need}', which is not among the units"
                 self.dependents[need].append(unit.name)
-        try:
-            order = [*TopologicalSorter(self.missing).static_order()]
-        except CycleError as error:
-            raise ValueError(f"units need each other in a circle: {' → '.join(error.args[1])}") from None
-        for name in reversed(order):
+        for name in reversed([*TopologicalSorter(self.missing).static_order()]):
             for need in self.units[name].needs:
                 self.chains[need] = max(self.chains[need], self.chains[name] + 1)
         for unit in units:

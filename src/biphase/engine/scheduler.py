@@ -66,7 +66,6 @@ def run_units(
     read and write must lie on a file system that all nodes share, too.
 
     Raises:
-        ValueError: two units of one name, needs in a circle or of a unit that is not there.
         InputError: no GPU where one is asked for, no Ray, no cluster, or workers that do not start.
         StoppedError: on SIGTERM.
     """
