@@ -20,16 +20,7 @@ from scipy import special
 
 from biphase.finetuning.choosing import Selection
 from biphase.report.formats import show_points, show_share
-from biphase.report.results import (
-    ALL_TASKS,
-    AVERAGE,
-    NORMAL_QUANTILE,
-    Family,
-    Metric,
-    ReportArm,
-    Result,
-    ResultSet,
-)
+from biphase.report.results import ALL_TASKS, AVERAGE, NORMAL_QUANTILE, Family, Metric, ReportArm, Result, ResultSet
 from biphase.report.statistics import ROUNDING, SIGNIFICANCE, TAILS, Interval, repetitions
 
 Noise = Literal["pretraining seeds", "fine-tuning seeds", "test examples", "the choice of rates"]
@@ -481,8 +472,9 @@ def smallest_difference(num_pretrainings: int, num_seeds: int, num_examples: int
     of_pretraining, of_finetuning = noise
     of_seeds = 2 * (several * of_pretraining**2 + of_finetuning**2 / num_seeds) / num_pretrainings
     of_examples = EXAMPLE_VARIANCE / num_examples
-    planned = Contrast(0.0, math.sqrt(of_seeds + of_examples), num - 1, 1.0, "paired t", num, num_pretrainings)
-    planned = replace(planned, num_examples=num_examples, seed_variance=of_seeds, example_variance=of_examples)
+    nums: dict[str, Any] = {"num_pretrainings": num_pretrainings, "num_examples": num_examples}
+    error = math.sqrt(of_seeds + of_examples)
+    planned = Contrast(0.0, error, num - 1, 1.0, "paired t", num, **nums, example_variance=of_examples)
     tenths = range(1, 1000)  # of a point
     at = bisect.bisect_left(
         tenths, True, key=lambda d: is_enough(replace(planned, estimate=d / 1000), 0.0, SIGNIFICANCE, 1, 1)

@@ -320,7 +320,8 @@ def list_prices(
             rungs, names = {arm.name for arm in baseline}, [price["mean"][0].arm.name for price in prices]
             asked = [name for name, ladder in (declared or {}).items() if name in names and rungs.issuperset(ladder)]
             listed = PriceList(baseline, tuple(prices), datasets, tuple(asked))
-            first, without = listed.headline[0], {}
+            first = listed.headline[0]
+            without: dict[str, Equivalent] = {}
             for name in datasets if len(datasets) > 1 else ():
                 rest = [other for other in datasets if other != name]
                 without[name] = compute_equivalent(results, first.arm, baseline, first.axis, rest, is_tested=False)
@@ -354,8 +355,9 @@ def price_arms(
         if all(before < after for before, after in itertools.pairwise(spent)):  # known of all, and more for more steps
             axes.append(axis)
     parts: dict[str, list[str]] = {}  # what shares are looked at in parts → its data sets
-    for family in results.families:
-        names = [name for name in results.datasets(family, results.primary_metric) if name in datasets]
+    scores = results.scores_of(baseline[0])
+    for family in dict.fromkeys(scores[name].family for name in datasets):
+        names = [name for name in datasets if scores[name].family == family]
         if 1 < len(names) < len(datasets):
             parts[f"{family} mean"] = names
         parts |= {name: [name] for name in names if len(datasets) > 1}

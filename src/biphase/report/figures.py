@@ -89,8 +89,6 @@ class Axis:
     label: str
     x: Callable[[ReportArm], Any]
     """A number; or on an axis with `names`, a value that stands as one of several, at equal distances."""
-    tick: Callable[[Any], str] = str
-    """The label of a tick from the value there."""
     has_names: bool = False
     is_logarithmic: bool = False
     dodge: float = 0.0
@@ -100,11 +98,9 @@ class Axis:
 
 SIZES = Axis("parameters without the head", lambda arm: arm.size, has_names=True, dodge=0.12)
 MASKS = Axis("masked tokens (%)", lambda arm: arm.mask_percent, dodge=0.5)
-UNDECAYED = Axis(
-    "pretraining steps, no decay", lambda arm: arm.pretrain_steps, short_steps, is_logarithmic=True, dodge=-0.04
-)
-BUDGETS = Axis("pretraining steps", lambda arm: arm.pretrain_steps, short_steps, has_names=True)
-CONTINUED = Axis("steps of MLM continued", lambda arm: arm.cpt_steps, short_steps)
+UNDECAYED = Axis("pretraining steps, no decay", lambda arm: arm.pretrain_steps, is_logarithmic=True, dodge=-0.04)
+BUDGETS = Axis("pretraining steps", lambda arm: arm.pretrain_steps, has_names=True)
+CONTINUED = Axis("steps of MLM continued", lambda arm: arm.cpt_steps)
 PARENTS = replace(CONTINUED, has_names=True)
 FLOPS = Axis("training FLOPs", lambda arm: arm.flops, is_logarithmic=True)
 
@@ -252,7 +248,8 @@ def fill_panels(row: FigureRow, results: ResultSet) -> list[Panel]:
     values = sorted(dict.fromkeys(map(axis.x, arms)), key=lambda x: num_parameters(x) if isinstance(x, str) else x)
     if len(values) < (1 if axis.has_names else 2):
         return []
-    ticks, labels, unit = values, [*map(axis.tick, values)], ""
+    ticks, unit = values, ""
+    labels = [short_steps(value) if isinstance(value, int) else str(value) for value in values]
     if axis.has_names:
         ticks = [*range(len(values))]
     elif row.kind == "rings":
@@ -269,11 +266,12 @@ def fill_panels(row: FigureRow, results: ResultSet) -> list[Panel]:
                 x = values.index(axis.x(arm)) if axis.has_names else axis.x(arm)
                 x = x * (1 + aside) if axis.is_logarithmic else x + aside
                 size = 3.5 + 2 * sizes.index(arm.size) if arm.size in sizes else 5.0  # no other name says a size
-                shows = measure_spread(results, family, arm) if row.kind == "points" else None
-                if row.kind != "points":
-                    shows = measure_score(results, family, (arm, *others))
-                if shows:
-                    marks.append(mark_interval(x, shows, size))
+                if row.kind == "points":
+                    interval = measure_spread(results, family, arm)
+                else:
+                    interval = measure_score(results, family, (arm, *others))
+                if interval:
+                    marks.append(mark_interval(x, interval, size))
             marked.append((name, look, sorted(marks, key=lambda mark: mark.x)))
         measures = [words.partition(",")[0] for words in group_measures(results, family, results.primary_metric)]
         y_label = row.y_label or f"{'mean of ' if len(measures) > 1 else ''}{show_list(measures)} (%)"

@@ -174,8 +174,6 @@ def place_inequality(
 ) -> list[list[AskedInequality]]:
     """The inequality at every place, by what is `every` there."""
     asked: dict[tuple[object, ...], list[AskedInequality]] = {}
-    left_side = re.split(r"[<>]", line.text, maxsplit=1)[0].strip()
-    is_open = any(operand.place.tasks is None for operand in line.placed)
     spots = find_spots(line, ladders)
     for task in expand_tasks(line.place.tasks or (MEAN_OF_FAMILIES,), tasks):
         for spot, choices in spots:
@@ -187,16 +185,12 @@ def place_inequality(
                     weights[term.function, term.axis, term.arms, term_task] += term.weight
                 if not any(weights.values()):  # it compares an arm with itself
                     continue
-                kinds = iter([term.kind for term in terms if term.quantifier])
-                named = QUANTIFIED.sub(lambda match, kinds=kinds: next(kinds, match[0]), left_side)  # type: ignore[misc]
-                label = " ".join(filter(None, [named, f"on {task}" if is_open else "", str(spot)]))
-                ladder = baseline_ladder(line, ladders, spot)
                 # Of those that differ in no `every` and in no named place, one is enough.
                 at = zip(line.place.quantifiers, (task, spot.budget, spot.model), strict=True)
                 every = [term.kind for term in terms if term.quantifier == "every"]
                 key = (*(value for word, value in at if word != "some"), *every)
-                bound = replace(line, operands=tuple(terms), label=label, ladder=ladder)
-                asked.setdefault(key, []).append(bound)
+                label, ladder = label_choice(line, terms, task, spot), baseline_ladder(line, ladders, spot)
+                asked.setdefault(key, []).append(replace(line, operands=tuple(terms), label=label, ladder=ladder))
     return list(asked.values())
 
 
@@ -223,24 +217,29 @@ def check_names(line: AskedInequality, ladders: Mapping[str, Ladder]) -> None:
             )
 
 
+def label_choice(line: AskedInequality, terms: Sequence[Operand], task: str, spot: Spot) -> str:
+    """The left side with the names of the arms that stand for `every` and `some`, and the place."""
+    kinds = iter([term.kind for term in terms if term.quantifier])
+    left_side = re.split(r"[<>]", line.text, maxsplit=1)[0].strip()
+    named = QUANTIFIED.sub(lambda match: next(kinds, match[0]), left_side)
+    is_open = any(operand.place.tasks is None for operand in line.placed)
+    return " ".join(filter(None, [named, f"on {task}" if is_open else "", str(spot)]))
+
+
 def expand_tasks(wanted: Sequence[str], tasks: Mapping[str, str]) -> list[str]:
     """Names of tasks, codes of families, or `average`."""
     families = list(dict.fromkeys(tasks.values()))
-    by_words = {code: code for code in FAMILY_NAMES if code in families}
-    by_words |= {word: code for word, code in FAMILY_CODES.items() if code in families}
+    names = {MEAN_OF_FAMILIES: [MEAN_OF_FAMILIES], "every family": families, "every task": [*tasks]}
+    names |= {task: [task] for task in tasks}
+    words = {family: family for family in families} | FAMILY_CODES
+    names |= {word: [code] for word, code in words.items() if code in families and word not in tasks}
+    known = ", ".join(names)
+    names |= {"some family": families, "some task": [*tasks]}
     expanded: list[str] = []
     for name in wanted:
-        if name in ("every family", "some family"):
-            expanded += families
-        elif name in ("every task", "some task"):
-            expanded += tasks
-        elif name == MEAN_OF_FAMILIES or name in tasks:
-            expanded.append(name)
-        elif name in by_words:
-            expanded.append(by_words[name])
-        else:
-            known = dict.fromkeys([MEAN_OF_FAMILIES, "every family", "every task", *tasks, *families, *by_words])
-            raise InputError(f"unknown task or family '{name}'; known: {', '.join(known)}")
+        if name not in names:
+            raise InputError(f"unknown task or family '{name}'; known: {known}")
+        expanded += names[name]
     return list(dict.fromkeys(expanded))
 
 

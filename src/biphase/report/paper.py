@@ -142,8 +142,7 @@ def make_claims(key: str, results: ResultSet) -> list[claims.Claim]:
     selected = []
     for result in results.results:
         if result.family in families:
-            rates = [rate for rate in result.by_rate or {} if is_stability_rate(rate)]
-            by_rate = result.by_rate and {rate: result.by_rate[rate] for rate in rates}
+            by_rate = {rate: scores for rate, scores in (result.by_rate or {}).items() if is_stability_rate(rate)}
             selected.append(replace(result, by_rate=by_rate))
     results = replace(results, results=selected, planned_tasks=planned_tasks)
     arms = results.arms()

@@ -232,11 +232,12 @@ class ResultSet:
         self, family: str | None = None, dataset: str | None = None, metric: str | None = None, **arm: Any
     ) -> "ResultSet":
         """Results with these values, where given; `arm` names fields of `ReportArm`, such as `setup="ratio"`."""
-        chosen = self.results
-        for key, value in (("family", family), ("dataset", dataset), ("metric", metric)):
-            chosen = [result for result in chosen if value in (None, getattr(result, key))]
-        for key, value in arm.items():
-            chosen = [result for result in chosen if getattr(result.arm, key) == value]
+        wanted = {"family": family, "dataset": dataset, "metric": metric}
+        chosen = []
+        for result in self.results:
+            is_wanted = all(value in (None, getattr(result, key)) for key, value in wanted.items())
+            if is_wanted and all(getattr(result.arm, key) == value for key, value in arm.items()):
+                chosen.append(result)
         return replace(self, results=tuple(chosen))
 
     def arms(self, **arm: Any) -> list[ReportArm]:
@@ -270,26 +271,26 @@ def pool(results: Sequence[Result]) -> Result:
     first = results[0]
     if len(results) == 1:
         return first
-    assert all(len(one.pretraining_seeds) == len(one.samples) > 0 for one in results)
+    assert all(len(result.pretraining_seeds) == len(result.samples) > 0 for result in results)
+
+    def join(name: str) -> tuple[Any, ...]:
+        return tuple(chain(*(getattr(result, name) for result in results)))
+
     tables = [result.by_rate for result in results if result.by_rate is not None]
     by_rate = None
     if len(tables) == len(results) and all(table.keys() == tables[0].keys() for table in tables):
         by_rate = {rate: tuple(chain(*(table[rate] for table in tables))) for rate in tables[0]}
     examples = [result.examples for result in results if result.examples]
-    scores = tuple(chain(*(one.scores for one in examples)))
-    return Result(
-        first.arm,
-        first.family,
-        first.dataset,
-        first.metric,
-        tuple(chain(*(result.samples for result in results))),
-        by_rate,
-        seeds=tuple(chain(*(result.seeds for result in results))),
-        pretraining_seeds=tuple(chain(*(result.pretraining_seeds for result in results))),
+    scores = tuple(chain(*(kept.scores for kept in examples)))
+    return replace(
+        first,
+        samples=join("samples"),
+        by_rate=by_rate,
+        seeds=join("seeds"),
+        pretraining_seeds=join("pretraining_seeds"),
         examples=KeptExamples(scores) if len(examples) == len(results) else None,
         num_runs=sum(result.num_runs or 0 for result in results) or None,
         num_diverged=sum(result.num_diverged for result in results),
-        measure=first.measure,
         # Where each pretraining seed has one fine-tuning seed they chose together, and the choice of all is one.
         choice=first.choice if all(result.num == 1 for result in results) else None,
     )

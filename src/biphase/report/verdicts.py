@@ -32,6 +32,8 @@ from biphase.report.tables import Cell, Row, Table, print_table, show_signal
 
 ComparisonVerdict = Literal["A better", "B better", "within noise", "cannot be told"]
 
+UNKNOWN = Interval(math.nan)
+
 
 @dataclass(frozen=True)
 class SummaryRow:
@@ -40,18 +42,18 @@ class SummaryRow:
     model: str
     task: str
     metric: str
-    rate: float | None
-    interval: Interval
+    rate: float | None = None
+    interval: Interval = UNKNOWN
     """The interval of the test score over seeds, by Student's t."""
-    paper_interval: Interval
+    paper_interval: Interval = UNKNOWN
     """The paper's way: all seeds at the rate that they chose together, and the normal interval, which is narrower."""
-    seeds: tuple[int, ...]
-    num_cells: int
-    diverged: tuple[GridPoint, ...]
-    missing: tuple[GridPoint, ...]
-    num_degenerate: int
+    seeds: tuple[int, ...] = ()
+    num_cells: int = 0
+    diverged: tuple[GridPoint, ...] = ()
+    missing: tuple[GridPoint, ...] = ()
+    num_degenerate: int = 0
     """With how many of the seeds the predictions are one and the same for all test examples, as far as kept."""
-    spread: Interval | None
+    spread: Interval | None = None
     """The spread over seeds and over the rates of `STABILITY_RATES`; None with scores at fewer than two of them."""
     num_unspread: int = 0
     """How many cells of the spread have no score."""
@@ -66,32 +68,22 @@ def summarize(scores: ScoreSet) -> list[SummaryRow]:
     rows = []
     for (model, task), cells in scores.cells.items():
         diverged = tuple(point for point in sorted(cells) if cells[point].diverged)
+        metric, missing = next(iter(cells.values())).metric, find_missing(scores, model, task)
+        row = SummaryRow(model, task, metric, num_cells=len(cells), diverged=diverged, missing=missing)
         try:
             chosen = select_rate(scores, model, task)
-        except InputError:
-            chosen = None  # seeds diverged everywhere, or at the rates that were chosen for them
-        tests = chosen.samples if chosen else ()
-        by_rate = chosen.by_rate if chosen else {}
-        inside_RS = [by_seed for rate, by_seed in by_rate.items() if is_stability_rate(rate)]
-        num_scored = sum(not all(map(math.isnan, by_seed)) for by_seed in inside_RS)
-        rows.append(
-            SummaryRow(
-                model=model,
-                task=task,
-                metric=next(iter(cells.values())).metric,
-                rate=chosen.rate if chosen else None,
-                interval=mean_interval(tests),
-                paper_interval=mean_interval(chosen.test_at_rate if chosen else (), "normal"),
-                seeds=chosen.seeds if chosen else (),
-                num_cells=len(cells),
-                diverged=diverged,
-                missing=find_missing(scores, model, task),
-                num_degenerate=table.num_degenerate if chosen and (table := chosen.examples.table) else 0,
-                spread=rate_spread(inside_RS, np.random.default_rng(0)) if num_scored > 1 else None,
-                num_unspread=int(np.isnan(inside_RS).sum()) if num_scored > 1 else 0,
-                chosen=chosen,
-            )
-        )
+        except InputError:  # seeds diverged everywhere, or at the rates that were chosen for them
+            rows.append(row)
+            continue
+        row = replace(row, chosen=chosen, rate=chosen.rate, seeds=chosen.seeds, interval=mean_interval(chosen.samples))
+        row = replace(row, paper_interval=mean_interval(chosen.test_at_rate, "normal"))
+        if chosen.examples.table:
+            row = replace(row, num_degenerate=chosen.examples.table.num_degenerate)
+        inside_RS = [by_seed for rate, by_seed in chosen.by_rate.items() if is_stability_rate(rate)]
+        if sum(not np.isnan(by_seed).all() for by_seed in inside_RS) > 1:
+            spread = rate_spread(inside_RS, np.random.default_rng(0))
+            row = replace(row, spread=spread, num_unspread=int(np.isnan(inside_RS).sum()))
+        rows.append(row)
     return sorted(rows, key=lambda row: (row.task, row.rate is None, -row.interval.value, row.model))
 
 
