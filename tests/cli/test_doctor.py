@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import constants
 
 from biphase.cli import doctor
-from biphase.cli.doctor import describe_hub, describe_locks, examine, file_system
+from biphase.cli.doctor import describe_hub, describe_locks, file_system
 from biphase.cli.show import print_facts
 
 MOUNTS = r"""/dev/vda / ext4 rw,relatime 0 0
@@ -64,24 +64,17 @@ def test_the_hub_by_what_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_all_facts_on_one_screen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setenv("HF_TOKEN", "secret")
-    facts = examine(tmp_path / "not" / "yet")
+    """No secret is among them, and the hub's cache is where huggingface_hub puts it."""
+    for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in (("XDG_CACHE_HOME", str(tmp_path)), ("HF_HUB_OFFLINE", "1"), ("HF_TOKEN", "secret")):
+        monkeypatch.setenv(name, value)
+    command = [sys.executable, "-m", "biphase", "doctor", str(tmp_path / "not" / "yet"), "--format", "json"]
+    facts = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert list(facts) == ["versions", "machine", "computing", "environment", "files", "hub"]
-    assert {"precision", "attention", "compile"} <= facts["computing"].keys()
+    assert {"precision", "attention", "compile"} <= facts["computing"].keys() and facts["versions"]["torch"]
+    assert facts["files"]["hub's cache"].startswith(f"{tmp_path}/huggingface/hub: ")
+    assert facts["files"]["locks"].startswith("flock works")
     print_facts(facts)
     text = capsys.readouterr().out
     assert text.count("\n") < 45 and "secret" not in text
-    assert facts["files"]["locks"].startswith("flock works")
-
-
-def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The hub's cache is where huggingface_hub puts it."""
-    for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    command = [sys.executable, "-m", "biphase", "doctor", "--format", "json"]
-    facts = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    assert facts["versions"]["torch"]
-    assert facts["files"]["hub's cache"].startswith(f"{tmp_path}/huggingface/hub: ")

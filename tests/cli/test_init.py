@@ -115,7 +115,7 @@ def test_a_study_by_flags() -> None:
 
 
 @pytest.mark.parametrize("family", METRICS)
-def test_a_task_of_each_family(family: str) -> None:
+def test_a_task_of_each_family(family: Any) -> None:
     init_task(family=family, out=Path("mine.yaml"))
     task = find_task("mine.yaml")
     assert (task.name, task.problem_type or task.family) == ("mine", family)

@@ -37,6 +37,7 @@ GROUPS = {
     "study": "A controlled study: one file → plan, runs, report.",
     "report": "Reports on published scores.",
 }
+"""What the commands of more than one word are about."""
 MODULES = ("commands", "init", "demo")
 """The modules beside this one whose functions are commands: `demo`, `study_plan` for `study plan`."""
 OPTIONS: dict[str, str] = {}

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.text import Text
 
 from biphase.api.networks import export
 from biphase.api.studies import study
 from biphase.api.text import prepare, train_tokenizer
 from biphase.config import BUNDLED
-from biphase.console import duration, err, out, printable
+from biphase.console import duration, err, out
 from biphase.study.folder import StudyFolder
 
 
@@ -33,17 +32,17 @@ def demo(
     """
     started = time.monotonic()
     corpus = BUNDLED / "corpus"
-    say("1/5", "train a tokenizer on the bundled text")
+    err.print("[1/5] train a tokenizer on the bundled text")
     if not (folder / "tokenizer").exists():
         train_tokenizer(corpus / "train.jsonl.zst", folder / "tokenizer", vocab_size=4096)
-    say("2/5", "tokenize it into shards")
+    err.print("[2/5] tokenize it into shards")
     shards, held_out = folder / "shards", corpus / "validation.jsonl.zst"
     prepare(corpus / "train.jsonl.zst", folder / "tokenizer", shards, validation=held_out)
     opened = study("demo", [f"recipe.data.shards={shards}", *changes], folder / "study")
     plan = opened.planned
-    say("3/5", f"pretrain {', '.join(plan.arms)}; fine-tune each and random weights: {len(plan.cells)} cells")
+    err.print(f"[3/5] pretrain {', '.join(plan.arms)}; fine-tune each and random weights: {len(plan.cells)} cells")
     opened.run()
-    say("4/5", "export the biphasic encoder for transformers")
+    err.print("[4/5] export the biphasic encoder for transformers")
     last = next(model for model in plan.models if model.name == list(plan.arms)[-1])
     place = StudyFolder(opened.folder)
     record = place.find_record(plan.runs[last.run])
@@ -51,10 +50,6 @@ def demo(
     encoder = folder / f"encoder-{record.folder.rpartition('-')[2]}"
     if not encoder.exists():
         export(f"{(place.runs / record.folder).resolve()}@{last.step}", encoder)
-    say("5/5", "report")
+    err.print("[5/5] report")
     opened.report(folder / "report")
     out.print(f"encoder: {encoder} · took {duration(time.monotonic() - started)}")
-
-
-def say(stage: str, what: str) -> None:
-    err.print(Text.assemble((f"[{stage}]", "bold"), f" {printable(what)}"))

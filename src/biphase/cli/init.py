@@ -4,7 +4,7 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from cyclopts import Parameter
@@ -22,7 +22,7 @@ from biphase.files import parse_yaml
 from biphase.recipe import Recipe
 from biphase.run import find_checkpoint, name_run, split_reference
 from biphase.tasks.sources import name_data_dirs
-from biphase.tasks.spec import Task
+from biphase.tasks.spec import Family, ProblemType, Task
 
 
 def names_of(kind: str) -> list[str]:
@@ -133,7 +133,7 @@ def init_task(
     /,
     *,
     label: str | None = None,
-    family: str | None = None,
+    family: Literal[Family, ProblemType] | None = None,
     out: Path = Path("task.yaml"),
 ) -> None:
     """Write a task to start from: with data, its columns and classes as they stand there.
@@ -143,12 +143,10 @@ def init_task(
     Args:
         data: the file to train on, or a folder in BEIR's layout.
         label: the column with the label, where it is not called `label` or the like.
-        family: the kind of task, where the data does not tell: sequence_classification, regression, …
+        family: the kind of task, where the data does not tell.
         out: the file to write.
     """
     refuse_existing(out)
-    if family is not None and family not in EXAMPLES:
-        raise InputError(f"--family: unknown family '{family}'{nearest(family, EXAMPLES)}")
     keys: dict[str, Any] = {"family": family or "sequence_classification"}
     if data is not None:
         keys = describe_data(data, label, family)
