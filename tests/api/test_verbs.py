@@ -230,11 +230,8 @@ def test_advice_on_texts_in_memory(tmp_path: Path) -> None:
     texts = [f"a text of some length, number {number}" for number in range(30_000)]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     ours = biphase.advise(texts, flops=1e13)
-    assert ours == biphase.advise(pandas.DataFrame({"text": texts}), flops=1e13)
     assert ours == biphase.advise(tmp_path / "texts.jsonl", flops=1e13) and ours.text is not None
-    (tmp_path / "bodies.jsonl").write_text((tmp_path / "texts.jsonl").read_text().replace('"text"', '"body"'))
-    assert ours == biphase.advise(tmp_path / "bodies.jsonl", flops=1e13, text_field="body")
-    assert ours == biphase.advise([{"body": text} for text in texts], flops=1e13, text_field="body")
+    assert ours == biphase.advise(pandas.DataFrame({"body": texts}), flops=1e13, text_field="body")
     assert len(repr(ours)) < 400
 
 

@@ -262,18 +262,10 @@ def check_task(task: str, data_dir: Path | None = None) -> Facts:
             rows.append({"part": split, "examples": len(examples), "copies_within": num_copies, **sizes})
             counts = Counter(label for example in examples for label in labels_of(example, data.task.classes))
             labels[split] = dict(counts.most_common())
-    return {
-        "task": data.task.name,
-        "family": data.task.family,
-        "source": data.source,
-        "files": {part: [str(path) for path in paths] for part, paths in source.files.items()},
-        "drawn": drawn,
-        "rows": rows,
-        "labels": labels,
-        "classes": list(data.task.classes),
-        "left_out": data.left_out,
-        "also_in_train": count_shared(data),
-    }
+    facts: Facts = {"task": data.task.name, "family": data.task.family, "source": data.source}
+    facts["files"] = {part: [str(path) for path in paths] for part, paths in source.files.items()}
+    facts |= {"drawn": drawn, "rows": rows, "labels": labels, "classes": list(data.task.classes)}
+    return facts | {"left_out": data.left_out, "also_in_train": count_shared(data)}
 
 
 def collection_rows(data: Collection) -> list[dict[str, Any]]:

@@ -1,7 +1,6 @@
 """Text → a tokenizer, and token shards; text and a budget → advice."""
 
 import math
-from collections.abc import Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,21 +96,11 @@ def prepare(
     from biphase.corpus.prepare import prepare as prepare_shards
 
     where = parse_config(Engine, {"kind": engine, "address": address, "workers": workers}, origin="prepare")
-    held_out: Sequence[str | Path] = () if validation is None else name_sources(validation, Path(out), text_field)
-    manifest = prepare_shards(
-        name_sources(sources, Path(out), text_field),
-        tokenizer,
-        Path(out),
-        validation_fraction=validation_fraction,
-        validation_sources=held_out,
-        workers=workers,
-        engine=where,
-        seed=seed,
-        text_field=text_field,
-        id_field=id_field,
-        txt_documents=txt_documents,
-        drop_copies=drop_copies,
-    )
+    options: dict[str, Any] = {"text_field": text_field, "id_field": id_field, "txt_documents": txt_documents}
+    options |= {"validation_fraction": validation_fraction, "seed": seed, "drop_copies": drop_copies}
+    options["validation_sources"] = () if validation is None else name_sources(validation, Path(out), text_field)
+    names = name_sources(sources, Path(out), text_field)
+    manifest = prepare_shards(names, tokenizer, Path(out), workers=workers, engine=where, **options)
     for name, split in manifest.splits.items():
         left_out = f", {split.empty_texts:,} empty texts left out" if split.empty_texts else ""
         console.print(f"{out} {name}: {split.documents:,} documents, {split.tokens:,} tokens{left_out}")

@@ -69,7 +69,6 @@ DataDirs = Annotated[
 DataDir = Annotated[
     Path | None, Parameter(name="--data-dir", help="the folder with the task's data as published, in place of the hub.")
 ]
-Out = Annotated[Path, Parameter(name="--out")]
 OutFolder = Annotated[Path | None, Parameter(name="--out")]
 ReportFolder = Annotated[Path | None, Parameter(name="--report")]
 
@@ -84,6 +83,7 @@ WORDS: dict[str, Any] = {
     "changes": Changes,
     "learning_rates": Annotated[tuple[float, ...], in_one_word(parse_rates, "rates, by commas.")],
     "models": Annotated[Sequence[str], Parameter(name="MODEL|KEY=VALUE", help=MODELS)],
+    "scores": Annotated[Path, Parameter(name="--out")],
     "seeds": Annotated[tuple[int, ...], in_one_word(parse_seeds, "by commas, or ranges such as 0-4.")],
     "sources": Sequence[str],
     "tasks": Annotated[list[str] | None, in_one_word(by_commas, TASKS)],
@@ -281,7 +281,6 @@ def task_check() -> None:
     hidden="template label missing",
     task=Annotated[str, Parameter(required=True)],
     data=DataDir,
-    scores=Out,
 )
 def finetune(task: str, changes: Changes = (), **given: Any) -> None:
     """Fine-tune one model on one task with one rate and seed, and score it on validation and test.
@@ -304,7 +303,7 @@ def predict(model: str, data: Path, out: Path | None, form: Form = "text", **giv
     return to_json({"file": str(out)}) if form == "json" else None
 
 
-@like(finetuning.evaluate, arguments="models", data=DataDirs, scores=Out)
+@like(finetuning.evaluate, arguments="models", data=DataDirs)
 def evaluate(
     models: Sequence[str],
     tasks: list[str] | None,
@@ -327,13 +326,10 @@ def evaluate(
     names = [word for word in models if word not in settings]
     if settings and not names:
         raise InputError(f"which model? Only settings are given: {' '.join(settings)}")
+    config = parse_config(FinetuneConfig, {}, settings, origin="evaluate")
+    folders_of_data = show.parse_data_dirs(data or ())
     evaluation = finetuning.run_evaluation(
-        names,
-        tasks or ["paper"],
-        settings=parse_config(FinetuneConfig, {}, settings, origin="evaluate"),
-        data_dirs=show.parse_data_dirs(data or ()),
-        pair=compare,
-        **given,
+        names, tasks or ["paper"], settings=config, data_dirs=folders_of_data, pair=compare, **given
     )
     console.print(show.write_evaluation(evaluation)) if form == "json" else show.print_evaluation(evaluation)
     finetuning.raise_failures(evaluation.failures)
