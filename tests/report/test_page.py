@@ -305,6 +305,11 @@ addEventListener("load", () => {
     button.click();
     states.push(table.tHead.rows[0].cells[sorted].getAttribute("aria-sort") + " " + shown());
   }
+  for (const column of [1, 4]) {
+    table.tHead.rows[0].cells[column].querySelector("button").click();
+    const words = [...table.tBodies[0].rows].map((row) => row.cells[column].textContent);
+    states.push([...new Set(words)].join(" "));
+  }
   const seen = (picture) => picture.getBoundingClientRect().height > 100;
   const pictures = [...document.querySelectorAll(".picture")].filter(seen);
   const root = document.documentElement;
@@ -360,6 +365,7 @@ def test_in_chromium(paper_file: Path, tmp_path: Path, width: int) -> None:
     assert states[1].split() == ["descending", *sorted(plain, key=float, reverse=True)]
     assert states[2].split() == ["ascending", *sorted(plain, key=float)]
     assert states[3].split() == ["none", *plain]
+    assert states[4:] == ["210M 610M 1B", "20 % 30 % 40 % 50 % –"], "by number, what has none at the end"
 
 
 AXE = Path(os.environ.get("AXE", "node_modules/axe-core/axe.min.js"))

@@ -124,7 +124,7 @@ def contrast_at_share(
     spent = rung.compute / share
     if not ladder[0].compute <= spent <= ladder[-1].compute:
         raise InputError(f"the baseline's ladder does not reach {1 / share:.2g} of its compute")
-    return contrast(combine((1, rung.terms), (-1, interpolate(ladder, spent))))
+    return contrast_at(rung, ladder, spent)
 
 
 def shared_datasets(results: ResultSet, arms: Sequence[ReportArm], wanted: Sequence[str] | None) -> tuple[str, ...]:
@@ -178,7 +178,7 @@ def find_interval(rung: Rung, ladder: Sequence[Rung]) -> tuple[float, float, tup
     new = [ends[0], *map(float, inside), ends[-1]]  # exactly: the ladder's ends are on the ladder
     seen = dict[float, Contrast]()
     for _ in range(1 + HALVINGS):
-        seen |= {place: contrast(combine((1, rung.terms), (-1, interpolate(ladder, place)))) for place in new}
+        seen |= {place: contrast_at(rung, ladder, place) for place in new}
         grid = sorted(seen)
         new = [math.sqrt(less * more) for less, more in itertools.pairwise(grid) if seen[less].side != seen[more].side]
     sides, noise = [seen[place].side for place in grid], seen[grid[0]].noise
@@ -198,11 +198,11 @@ def find_interval(rung: Rung, ladder: Sequence[Rung]) -> tuple[float, float, tup
     return low, high, noise
 
 
-def interpolate(ladder: Sequence[Rung], compute: float) -> Terms:
-    """The baseline's score at a compute within its ladder, as a weighted sum."""
+def contrast_at(rung: Rung, ladder: Sequence[Rung], compute: float) -> Contrast:
+    """The arm's score minus the baseline's at a compute within its ladder, which is a weighted sum of two rungs."""
     lower, upper = next(pair for pair in itertools.pairwise(ladder) if compute <= pair[1].compute)
     part = math.log(compute / lower.compute) / math.log(upper.compute / lower.compute)
-    return combine((1 - part, lower.terms), (part, upper.terms))
+    return contrast(combine((1, rung.terms), (part - 1, lower.terms), (-part, upper.terms)))
 
 
 def show_multiple(equivalent: Equivalent) -> str:

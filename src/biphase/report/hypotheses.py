@@ -160,20 +160,20 @@ def bind(line: AskedInequality, ladders: Mapping[str, Ladder], tasks: Mapping[st
     """
     try:
         check_names(line, ladders)
-        asked = place_inequality(line, ladders, tasks)
-        if not asked:
-            told = "a second model or budget is needed, for here all names are one arm"
-            raise InputError(told + whole_names(line, ladders))
+        groups = place_inequality(line, ladders, tasks)
+        if not groups:
+            lack = "a second model or budget is needed, for here all names are one arm"
+            raise InputError(lack + whole_names(line, ladders))
     except InputError as error:
         raise InputError(f"'{clipped(line.text)}': {error}") from None
-    return asked
+    return groups
 
 
 def place_inequality(
     line: AskedInequality, ladders: Mapping[str, Ladder], tasks: Mapping[str, str]
 ) -> list[list[AskedInequality]]:
     """The inequality at every place, by what is `every` there."""
-    asked: dict[tuple[object, ...], list[AskedInequality]] = {}
+    groups: dict[tuple[object, ...], list[AskedInequality]] = {}
     spots = find_spots(line, ladders)
     for task in expand_tasks(line.place.tasks or (MEAN_OF_FAMILIES,), tasks):
         for spot, choices in spots:
@@ -190,8 +190,8 @@ def place_inequality(
                 every = [term.kind for term in terms if term.quantifier == "every"]
                 key = (*(value for word, value in at if word != "some"), *every)
                 label, ladder = label_choice(line, terms, task, spot), baseline_ladder(line, ladders, spot)
-                asked.setdefault(key, []).append(replace(line, operands=tuple(terms), label=label, ladder=ladder))
-    return list(asked.values())
+                groups.setdefault(key, []).append(replace(line, operands=tuple(terms), label=label, ladder=ladder))
+    return list(groups.values())
 
 
 def whole_names(line: AskedInequality, ladders: Mapping[str, Ladder]) -> str:
@@ -327,13 +327,13 @@ def baseline_ladder(line: AskedInequality, ladders: Mapping[str, Ladder], spot: 
     return tuple(arm for _, arm in rungs)
 
 
-def make_line(asked: Sequence[Sequence[AskedInequality]], results: ResultSet) -> Claim:
+def make_line(groups: Sequence[Sequence[AskedInequality]], results: ResultSet) -> Claim:
     """A line at all its places as a claim: that a sum lies below a bound says that the contrary sum lies above its
     contrary; that a compute equivalent, in FLOPs, is below 0.6, that the arm is above the baseline's line at 1 / 0.6 of
-    the arm's compute. `asked` is that of `bind`."""
-    line, arms = asked[0][0], {arm.name: arm for arm in results.arms()}
+    the arm's compute. `groups` is that of `bind`."""
+    line, arms = groups[0][0], {arm.name: arm for arm in results.arms()}
     inequalities, untested = [], []
-    for rivals in asked:
+    for rivals in groups:
         measured, lacks = [], []
         for rival in rivals:
             try:
@@ -350,33 +350,33 @@ def make_line(asked: Sequence[Sequence[AskedInequality]], results: ResultSet) ->
     return Claim(line.text, tuple(inequalities), tuple(untested))
 
 
-def measure(asked: AskedInequality, results: ResultSet, arms: Mapping[str, ReportArm]) -> Inequality:
+def measure(line: AskedInequality, results: ResultSet, arms: Mapping[str, ReportArm]) -> Inequality:
     """The sum that is to lie above the bound, measured. Raises `InputError` with what is lacking where it is not
     known."""
-    first, sign = asked.operands[0], asked.sign
-    for term in asked.operands:
-        for name in (*term.arms, *asked.ladder):
+    first, sign = line.operands[0], line.sign
+    for term in line.operands:
+        for name in (*term.arms, *line.ladder):
             if name not in arms:
                 raise InputError("no scores")
             results.refuse_lacking(arms[name], term.task)
-    label = asked.label if sign > 0 else f"−({asked.label})"
+    label = line.label if sign > 0 else f"−({line.label})"
     measured: Contrast | None = None
-    if asked.is_equivalent:
-        arm, ladder, share = arms[first.arms[0]], [arms[name] for name in asked.ladder], asked.bound
+    if line.is_equivalent:
+        arm, ladder, share = arms[first.arms[0]], [arms[name] for name in line.ladder], line.bound
         datasets = None if first.task == MEAN_OF_FAMILIES else list_datasets(first.task, results)
         measured = contrast_at_share(results, arm, ladder, share, datasets)
         sides = [(-sign, arm, first.task), *((sign, rung, first.task) for rung in ladder)]
         which = ("the arm’s", "the baseline’s")[:: -int(sign)]
-        label = f"{asked.label}: {' score minus '.join(which)}, the baseline with {1 / share:.2g} times the arm’s FLOPs"
+        label = f"{line.label}: {' score minus '.join(which)}, the baseline with {1 / share:.2g} times the arm’s FLOPs"
         measured = replace(measured, estimate=-sign * measured.estimate)
     elif first.function == "spread":
-        measured, values = contrast_spreads(asked.operands, arms, results)
+        measured, values = contrast_spreads(line.operands, arms, results)
         measured = replace(measured, estimate=sign * measured.estimate)
         label = f"{label} ({first.axis} {', '.join(f'{value:g}' for value in values)})"
         # A spread is over what did not diverge, by its definition: that counts on neither side.
-        sides = [(0.0, arms[name], term.task) for term in asked.operands for name in term.arms]
+        sides = [(0.0, arms[name], term.task) for term in line.operands for name in term.arms]
     else:
-        sides = [(sign * weight, arm, task) for weight, arm, task in weigh_arms(asked.operands, arms)]
+        sides = [(sign * weight, arm, task) for weight, arm, task in weigh_arms(line.operands, arms)]
     weighted: list[tuple[float, Result]] = []
     for weight, arm, task in sides:
         parts = [results.score(arm, part) for part in (results.families if task == MEAN_OF_FAMILIES else [task])]
@@ -384,7 +384,7 @@ def measure(asked: AskedInequality, results: ResultSet, arms: Mapping[str, Repor
         if not scores or len(scores) < len(parts):
             raise InputError("no scores")
         weighted += [(weight / len(scores), score) for score in scores]
-    bound = 0.0 if asked.is_equivalent or not asked.bound else sign * asked.bound
+    bound = 0.0 if line.is_equivalent or not line.bound else sign * line.bound
     return Inequality(label, measured or contrast(weighted), bound, *find_lacks(weighted, results.planned_runs))
 
 

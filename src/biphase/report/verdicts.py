@@ -32,7 +32,7 @@ from biphase.report.tables import Cell, Row, Table, print_table, show_signal
 
 ComparisonVerdict = Literal["A better", "B better", "within noise", "cannot be told"]
 
-UNKNOWN = Interval(math.nan)
+NO_INTERVAL = Interval(math.nan)
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class SummaryRow:
     task: str
     metric: str
     rate: float | None = None
-    interval: Interval = UNKNOWN
+    interval: Interval = NO_INTERVAL
     """The interval of the test score over seeds, by Student's t."""
-    paper_interval: Interval = UNKNOWN
+    paper_interval: Interval = NO_INTERVAL
     """The paper's way: all seeds at the rate that they chose together, and the normal interval, which is narrower."""
     seeds: tuple[int, ...] = ()
     num_cells: int = 0

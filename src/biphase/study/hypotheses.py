@@ -62,7 +62,7 @@ class AskedLine:
     itself."""
 
     inequalities: Sequence[Sequence[AskedInequality]] = ()
-    """Of each of these lists one is enough."""
+    """One inequality of each of these lists is enough."""
     finding: str = ""
     """Its key, such as F1."""
 
