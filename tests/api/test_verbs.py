@@ -368,9 +368,9 @@ def test_arrays_are_lists(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "wrong", "said"),
     [
-        ({"tokens": ["a"], "ner_tags": ["O"]}, {"ner_tags": 0}, "2 has no list in 'ner_tags', unlike the first"),
-        ({"question": "a b", "choices": ["x y", "z"], "answer": 0}, {"choices": None}, "2 has null in 'choices'"),
-        ({"text": "a b", "label": ["x"]}, {"label": ["x", None]}, "2 has null in 'label'"),
+        ({"tokens": ["a"], "ner_tags": ["O"]}, {"ner_tags": 0}, "2: 'ner_tags' is 0, unlike the first"),
+        ({"question": "a b", "choices": ["x y", "z"], "answer": 0}, {"choices": None}, "2: 'choices' is null, unlike"),
+        ({"text": "a b", "label": ["x"]}, {"label": ["x", None]}, r"2: 'label' is \[\"x\", null\], unlike"),
     ],
 )
 def test_a_row_without_a_value_is_named(tmp_path: Path, row: Any, wrong: Any, said: str) -> None:

@@ -121,6 +121,13 @@ def test_links_that_are_not_gone_into_are_told(tmp_path: Path, capsys) -> None:
     assert "2 of 4 files are no text source" in capsys.readouterr().err
 
 
+def test_a_link_is_read_as_its_own_ending_says(tmp_path: Path) -> None:
+    """The hub's cache has links to files that have no ending."""
+    (tmp_path / "blob").write_text("some text")
+    (tmp_path / "a.txt").symlink_to(tmp_path / "blob")
+    assert [document.text for document in read(tmp_path / "a.txt")] == ["some text"]
+
+
 def test_markdown_is_text(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text("# Title\n\nText.\n")
     (tmp_path / "b.md.gz").write_bytes(gzip.compress(b"more"))

@@ -59,7 +59,7 @@ def test_a_test_must_be_named(model_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="task 'own' has no test 'fr'"):
         find_task(f"{task}:fr")
     (tmp_path / "part.yaml").write_text(Path(task).read_text().replace("{name: own,", "{name: own, part_of: other,"))
-    with pytest.raises(InputError, match="'part_of' is set by biphase itself"):
+    with pytest.raises(InputError, match="'bundled' and 'part_of' are set by biphase itself"):
         find_task(str(tmp_path / "part.yaml"))
     train, evaluation = find_task_sources(f"{task}:de", {"own": tmp_path})
     assert (train.task.name, evaluation.task.name) == ("own", "own.de") and train.hash != evaluation.hash

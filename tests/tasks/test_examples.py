@@ -544,7 +544,7 @@ def test_bad_judgements(tmp_path: Path, line: str, message: str) -> None:
 
 
 def test_bad_collections(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"the train split in .* has no judgements"):
+    with pytest.raises(InputError, match=r"the train split in .* has too few queries \(0\)"):
         load_task("squad_retrieval", collection(tmp_path, train="", test=judge(1)))
     with pytest.raises(InputError, match=r"the test split in .* has no relevant document"):
         load_task("squad_retrieval", collection(tmp_path, train=judge(1, 2), test=judge(3, grade=0)))

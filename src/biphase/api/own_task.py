@@ -21,7 +21,7 @@ from pydantic_core import to_jsonable_python
 
 from biphase.config import Strict, load_config, parse_config
 from biphase.console import err
-from biphase.corpus.rows import PlacedRow, Row, check_text, field_names, need_field, plain_path, rows_in_memory
+from biphase.corpus.rows import PlacedRow, Row, check_text, field_names, need_field, plain_path, rows_in_memory, shown
 from biphase.corpus.text import are_names, is_running_text
 from biphase.errors import InputError, clipped
 from biphase.files import content_hash, file_hash, whole_file, whole_folder, write_text
@@ -228,10 +228,9 @@ def values_of(placed: Sequence[PlacedRow], name: str) -> list[Any]:
     nor text where the first row has a list."""
     values = [need_field(place, row, name, "give all rows the same columns") for place, row in placed]
     for (place, _), value in zip(placed, values, strict=True):
-        if value is None or (isinstance(value, list) and None in value):
-            raise InputError(f"{place} has null in '{name}': take it out")
-        if isinstance(values[0], list) and not isinstance(value, list | str):
-            raise InputError(f"{place} has no list in '{name}', unlike the first row")
+        is_other = isinstance(values[0], list) and not isinstance(value, list | str)
+        if value is None or is_other or (isinstance(value, list) and None in value):
+            raise InputError(f"{place}: '{name}' is {shown(value)}, unlike the first row: mend it or take it out")
     return values
 
 

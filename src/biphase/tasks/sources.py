@@ -356,11 +356,10 @@ def read_separated(path: Path, layout: FileLayout, *, is_csv: bool) -> Iterator[
     later_lines = (line for _, line, _ in read_text_lines(path))
     first = next(later_lines, "")
     lines = itertools.chain([first], later_lines)
-    is_quoted, is_guessed = is_csv or layout.quotes, not is_csv and layout.quotes is None
-    if is_guessed and first.startswith(QUOTE):
-        is_quoted, is_guessed = True, False
-    guessed = (";" if ";" in first and "," not in first else ",") if is_csv else "\t"
-    delimiter = layout.delimiter or guessed
+    is_quoted = is_csv or layout.quotes or (layout.quotes is None and first.startswith(QUOTE))
+    is_guessed = layout.quotes is None and not is_quoted
+    usual = (";" if ";" in first and "," not in first else ",") if is_csv else "\t"
+    delimiter = layout.delimiter or usual
     if is_quoted:
         rows = quoted_fields(path, lines, delimiter)
     else:

@@ -125,11 +125,7 @@ class Collection:
 def load_collection(source: TaskSource, judged_only: bool) -> Collection:
     task = source.task
     # 1. Judgements, whose queries are drawn into splits where the source has no such split.
-    judged = {split: read_judgements(source, split) for split in source.splits}
-    for split, judgements in judged.items():
-        if not judgements:
-            raise InputError(f"task '{task.name}': the {split} split in {source.name} has no judgements")
-    judged = draw_queries(source, judged)
+    judged = draw_queries(source, {split: read_judgements(source, split) for split in source.splits})
     # 2. The texts that they name.
     queries, documents = read_judged_texts(source, judged, judged_only)
     # 3. Pairs to train on. A query without a relevant document gives none; no split may have such queries alone.
