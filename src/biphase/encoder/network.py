@@ -95,14 +95,6 @@ def refuse_own_code(name: str, content: dict[str, Any]) -> None:
         raise InputError(f"{reason}; take a model of a type that transformers knows")
 
 
-def check_mergeable(network: nn.Module, other: nn.Module, name: str) -> None:
-    """Raise `InputError` where `other`, which is called `name`, has not the same weights by name and shape."""
-    ours, theirs = ({(key, weight.shape) for key, weight in each.named_parameters()} for each in (network, other))
-    if type(network) is not type(other) or ours != theirs:
-        differing = ", ".join(sorted({key for key, _ in ours ^ theirs})[:3]) or "none, but other layers"
-        raise InputError(f"{name} cannot be merged with: weights that differ by name or shape are {differing}")
-
-
 @torch.no_grad()
 def merge_weights(network: nn.Module, before: nn.Module, share: float) -> None:
     """Mix a share of the network before into the trained one, in place: against forgetting (BidirLM,
@@ -112,8 +104,13 @@ def merge_weights(network: nn.Module, before: nn.Module, share: float) -> None:
         parameter.lerp_(old[name].to(parameter.device), share)
 
 
-def layer_cosines(network: nn.Module, before: nn.Module) -> dict[str, float]:
-    """The cosine between the weights after and before, for the embedding, each block and what is behind them."""
+def layer_cosines(network: nn.Module, before: nn.Module, name: str = "the network before") -> dict[str, float]:
+    """The cosine between the weights after and before, for the embedding, each block and what is behind them. Raises
+    `InputError` where the network before, which is called `name`, has not the same weights by name and shape."""
+    ours, theirs = ({(key, weight.shape) for key, weight in each.named_parameters()} for each in (network, before))
+    if ours != theirs:
+        differing = ", ".join(sorted({key for key, _ in ours ^ theirs})[:3])
+        raise InputError(f"{name} cannot be merged with: weights that differ by name or shape are {differing}")
     groups: dict[str, list[float]] = {}
     old = dict(before.named_parameters())
     for name, parameter in network.named_parameters():

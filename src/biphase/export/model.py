@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, EuroBertConfig, LlamaConfig, Llam
 from biphase.corpus.tokenizer import load_tokenizer, misreading_class
 from biphase.encoder import proofs
 from biphase.encoder.attention import lay_out
-from biphase.encoder.network import check_mergeable, language_model_class, layer_cosines, load_model, merge_weights
+from biphase.encoder.network import language_model_class, layer_cosines, load_model, merge_weights
 from biphase.encoder.packed import head_bias, head_input, packed_hidden, position_limit
 from biphase.encoder.proofs import FailedProofError
 from biphase.errors import InputError
@@ -45,8 +45,7 @@ def merge_with_parent(network: PreTrainedModel, run: Run, manifest: CheckpointMa
     name, folder, seed = find_decoder(run, manifest)
     embedding: Any = network.get_input_embeddings()
     parent = load_model(folder, vocab_size=embedding.weight.shape[0], seed=seed)
-    check_mergeable(network, parent, name)
-    cosines = ", ".join(f"{layer} {cosine:.4f}" for layer, cosine in layer_cosines(network, parent).items())
+    cosines = ", ".join(f"{layer} {cosine:.4f}" for layer, cosine in layer_cosines(network, parent, name).items())
     merge_weights(network, parent, share)
     return f"{share:.0%} of it is {name}; cosine between the weights of the two, by layer: {cosines}"
 
