@@ -11,7 +11,7 @@ two products end the chunk: nothing of its size is kept for backward.
 Letters: T packed tokens, F samples with the padding sample, L longest sample, N targets, D width, V vocabulary.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -188,18 +188,6 @@ class PackedModel(nn.Module):
         return language_model_loss(hidden_ND, head.weight, head_bias(self.network), targets_N, softcap)
 
 
-def roberta_transform(network: Any, hidden_ND: Tensor) -> Tensor:
-    """Dense, activation and norm of RoBERTa's head and its kin's."""
-    head = network.lm_head
-    return head.layer_norm(nn.functional.gelu(head.dense(hidden_ND)))
-
-
-def albert_transform(network: Any, hidden_ND: Tensor) -> Tensor:
-    """Dense, activation and norm of ALBERT's head, to the width of its embedding."""
-    head = network.predictions
-    return head.LayerNorm(head.activation(head.dense(hidden_ND)))
-
-
 def scaled(network: Any, hidden_ND: Tensor) -> Tensor:
     """Hidden states times the number by which logits are multiplied (Cohere, Falcon H1) or divided (Granite)."""
     config = network.config
@@ -208,26 +196,30 @@ def scaled(network: Any, hidden_ND: Tensor) -> Tensor:
     return hidden_ND * (factor * divisor if config.model_type == "hyperclovax" else factor / divisor)
 
 
-HEAD_TRANSFORMS: dict[str, Callable[[Any, Tensor], Tensor]] = {
-    "albert": albert_transform,
-    **dict.fromkeys(
-        ("bert", "ernie", "layoutlm", "nomic_bert"), lambda network, x: network.cls.predictions.transform(x)
-    ),
-    "distilbert": lambda network, x: network.vocab_layer_norm(network.activation(network.vocab_transform(x))),
-    "electra": lambda network, x: network.generator_predictions(x),
-    "modernbert": lambda network, x: network.head(x),
-    "modernbert-decoder": lambda network, x: network.lm_head(x),
-    **dict.fromkeys(("camembert", "data2vec-text", "esm", "gte", "jina_embeddings_v3", "roberta"), roberta_transform),
-    **dict.fromkeys(("roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"), roberta_transform),
+DENSE_GELU_NORM = ("lm_head.dense", "gelu", "lm_head.layer_norm")
+HEAD_TRANSFORMS: dict[str, tuple[str, ...]] = {
+    "albert": ("predictions.dense", "predictions.activation", "predictions.LayerNorm"),
+    **dict.fromkeys(("bert", "ernie", "layoutlm", "nomic_bert"), ("cls.predictions.transform",)),
+    "distilbert": ("vocab_transform", "activation", "vocab_layer_norm"),
+    "electra": ("generator_predictions",),
+    "modernbert": ("head",),
+    "modernbert-decoder": ("lm_head",),
+    **dict.fromkeys(("camembert", "data2vec-text", "esm", "gte", "jina_embeddings_v3", "roberta"), DENSE_GELU_NORM),
+    **dict.fromkeys(("roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"), DENSE_GELU_NORM),
 }
 """Model types whose head transforms the last hidden state before the product with the output embeddings, by a dense
-layer, an activation and a norm; all others have at most a factor. `proofs.check_head` proves that the right one was
-taken, or rightly none."""
+layer, an activation and a norm, and the modules that do so; all others have at most a factor. `proofs.check_head`
+proves that the right ones were taken, or rightly none."""
 
 
 def head_input(network: Any, hidden_ND: Tensor) -> Tensor:
     """The input of the product with the output embeddings: hidden states, transformed as the network's head does."""
-    return HEAD_TRANSFORMS.get(network.config.model_type, scaled)(network, hidden_ND)
+    if network.config.model_type not in HEAD_TRANSFORMS:
+        return scaled(network, hidden_ND)
+    for name in HEAD_TRANSFORMS[network.config.model_type]:
+        transform = nn.functional.gelu if name == "gelu" else network.get_submodule(name)
+        hidden_ND = transform(hidden_ND)
+    return hidden_ND
 
 
 def head_bias(network: Any) -> Tensor | None:
