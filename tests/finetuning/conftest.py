@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,8 @@ def fit_cell(
 ) -> Score:
     """One cell alone, planned and fitted."""
     plans = plan_cells(model, [task], config, {} if data_dir is None else {find_task(task).name: data_dir})
-    return fit_cells(plans, out, keep=keep)[0]
+    with TemporaryDirectory() as folder:
+        return fit_cells(plans, out or Path(folder), keep=keep)[0]
 
 
 def predict_split(model: torch.nn.Module, split: EncodedSplit, cell: CellContext) -> Any:

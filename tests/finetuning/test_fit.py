@@ -4,6 +4,7 @@ import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -247,7 +248,8 @@ def test_one_training_for_several_tasks(
     config = make_cell("msmarco").config
 
     def fit_tasks(tasks: list[str], out: Path | None = None) -> list[Score]:
-        return fit_cells(plan_cells(str(model_folder), tasks, config, folders), out)
+        with TemporaryDirectory() as folder:
+            return fit_cells(plan_cells(str(model_folder), tasks, config, folders), out or Path(folder))
 
     both = fit_tasks(["msmarco", "nq"], tmp_path / "scores")
     assert len(calls) == 1 and [score.task for score in both] == ["msmarco", "nq"]

@@ -98,11 +98,11 @@ def test_a_failed_cell_is_told_and_run_again(
 ) -> None:
     real = fit.fit_cells
 
-    def fail_once(model: str, plans: list[CellPlan], *others: object) -> object:
+    def fail_once(plans: list[CellPlan], *others: object) -> object:
         [plan] = plans
         if (plan.task.name, plan.config.seed, plan.config.learning_rate) == ("snli", 0, 1e-3):
             raise InputError("no memory left")
-        return real(model, plans, *others)
+        return real(plans, *others)
 
     monkeypatch.setattr(fit, "fit_cells", fail_once)
     [failure] = run_grid(grid, HERE)

@@ -198,6 +198,8 @@ class Selection:
     samples: tuple[float, ...]
     """The test score of each of these seeds."""
     scores: tuple[Score, ...]
+    examples: KeptExamples
+    """What the test examples contribute to these scores."""
     num_rates: int
     """How many rates it was chosen from."""
     num_diverged: int
@@ -211,11 +213,6 @@ class Selection:
     num_pretrainings: ClassVar[int] = 1
     cells: ClassVar[tuple["Selection", ...]] = ()
     """None, as it is no average."""
-
-    @cached_property
-    def examples(self) -> KeptExamples:
-        """What the test examples contribute to the scores."""
-        return KeptExamples(self.scores)
 
     @property
     def num(self) -> int:
@@ -290,6 +287,7 @@ def select_rate(
         seeds=tuple(score.config.seed for score in chosen),
         samples=tuple(score.metrics["test"][metric] for score in chosen),
         scores=tuple(chosen),
+        examples=KeptExamples(tuple(chosen)),
         num_rates=len(by_rate),
         num_diverged=len(points) - len(chosen),
         choice=RateChoice(by_rival, metric) if metric == chosen[0].metric else None,

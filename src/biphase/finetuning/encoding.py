@@ -17,6 +17,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from biphase.corpus.tokenizer import tokenizer_hash
 from biphase.device import to_device
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, PackedLayout, choose_backend, lay_out
 from biphase.finetuning.config import FinetuneConfig
@@ -32,9 +33,12 @@ TEXTS_PER_CALL = 50_000
 class HashedTokenizer:
     """A tokenizer and the hash of what it does, by which encoded texts are kept."""
 
-    hash: str
     pretrained: Any = field(repr=False)
     """The tokenizer of transformers."""
+
+    @cached_property
+    def hash(self) -> str:
+        return tokenizer_hash(self.pretrained)
 
     @property
     def opening(self) -> list[int]:

@@ -293,12 +293,12 @@ def evaluate_cell(
 
 
 @memory_told("lower microbatch_tokens (65,536 unless given), or --workers-per-gpu where cells share a GPU")
-def fit_cells(plans: Sequence[CellPlan], out: Path | None = None, keep: Path | None = None) -> list[Score]:
+def fit_cells(plans: Sequence[CellPlan], out: Path, keep: Path | None = None) -> list[Score]:
     """Fine-tune a model once for cells that share a training (`Task.trained_on`), and evaluate their tasks.
 
-    With `out`, a result appears as the folder `out/TASK-HASH` when it is finished, and a finished cell is read, not
-    rerun. On a CPU the same cell gives the same scores to the last bit. Training that diverges is a result, not an
-    error. Many cells in one process load the model and encode the task once.
+    A result appears as the folder `out/TASK-HASH` when it is finished, and a finished cell is read, not rerun. On a CPU
+    the same cell gives the same scores to the last bit. Training that diverges is a result, not an error. Many cells in
+    one process load the model and encode the task once.
 
     Args:
         keep: the trained network becomes a model folder there (`keep.keep_network`); a finished cell is trained again
@@ -306,8 +306,6 @@ def fit_cells(plans: Sequence[CellPlan], out: Path | None = None, keep: Path | N
 
     Raises `BusyError` when another process is at work on one of the cells.
     """
-    if out is None:
-        return [score for score, _, _ in run_cells(plans, keep)]
     missing = [plan for plan in plans if not plan.is_finished(out)]
     with ExitStack() as claims:  # against other processes; a killed one lets go
         for folder in (plan.folder(out) for plan in missing):

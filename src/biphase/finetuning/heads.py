@@ -14,7 +14,6 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakValueDictionary
 
@@ -23,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from biphase.console import err
-from biphase.corpus.tokenizer import NEW_NAMES, load_tokenizer, tokenizer_hash
+from biphase.corpus.tokenizer import NEW_NAMES, load_tokenizer
 from biphase.encoder.network import fresh_backbone, load_backbone
 from biphase.encoder.packed import packed_hidden
 from biphase.errors import InputError
@@ -59,8 +58,8 @@ def load_encoder(name: str) -> Encoder:
 def open_encoder(model: Model) -> Encoder:
     """Load a model that was found. The last one is kept: it costs nothing to ask again while its files stay."""
     backbone = load_backbone(model.folder)
-    tokenizer = load_hashed_tokenizer(model.folder)
-    pretrained = tokenizer.pretrained
+    pretrained = load_tokenizer(model.folder)
+    tokenizer = HashedTokenizer(pretrained)
     config: Any = backbone.config
     highest = max(number for token, number in pretrained.get_vocab().items() if token not in NEW_NAMES.values())
     sizes = f"{model.name}: its tokenizer has {highest + 1:,} tokens, its network {config.vocab_size:,}"
@@ -70,11 +69,6 @@ def open_encoder(model: Model) -> Encoder:
         err.print(f"{sizes}: is it its own?")
     limit = count_positions(config, getattr(backbone, "first_position", None))
     return Encoder(model.name, model.hash, backbone, tokenizer, limit)
-
-
-def load_hashed_tokenizer(folder: Path) -> HashedTokenizer:
-    pretrained = load_tokenizer(folder)
-    return HashedTokenizer(tokenizer_hash(pretrained), pretrained)
 
 
 def check_length(encoder: Encoder, config: FinetuneConfig) -> None:

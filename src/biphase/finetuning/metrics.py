@@ -458,7 +458,8 @@ def count_tags(rows: Sequence[Mapping[str, Any]], metric: str, classes: Sequence
     # Earlier versions kept no classes beside their scores; "" has the last number.
     labels = list(dict.fromkeys([*classes, *gold, *filter(None, predicted)]))
     numbers = {label: number for number, label in enumerate([*labels, ""])}
-    gold_U, predicted_U = (np.array([numbers[tag] for tag in tags]) for tags in (gold, predicted))
+    gold_U = np.array([numbers[tag] for tag in gold])
+    predicted_U = np.array([numbers[tag] for tag in predicted])
     if metric == "accuracy":
         right_S = np.add.reduceat((gold_U == predicted_U).astype(np.int64), bounds_S1[:-1])
         return np.stack([right_S, np.diff(bounds_S1)], axis=1), share

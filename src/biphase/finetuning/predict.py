@@ -15,6 +15,7 @@ from transformers import pipeline
 
 from biphase.console import err
 from biphase.corpus.rows import PlacedRow, Row
+from biphase.corpus.tokenizer import load_tokenizer
 from biphase.encoder.network import load_model_config, load_weights
 from biphase.encoder.packed import position_limit
 from biphase.errors import InputError
@@ -30,7 +31,7 @@ from biphase.finetuning.families.sequence_classification import (
     read_outputs,
 )
 from biphase.finetuning.families.token_classification import TaggedSplit, tag_rows
-from biphase.finetuning.heads import PaddedNetwork, load_hashed_tokenizer
+from biphase.finetuning.heads import PaddedNetwork
 from biphase.finetuning.keep import AUTO_CLASSES
 from biphase.finetuning.kept import TEXT, KeptModel, input_columns, with_task_names
 from biphase.finetuning.metrics import find_entities
@@ -68,7 +69,7 @@ class Predicting:
     network: PaddedNetwork
     tokenizer: HashedTokenizer
     cell: CellContext
-    """Of a folder that `finetune --keep` did not write, with the settings that a cell has by default."""
+    """The settings are those that a cell has by default, where `finetune --keep` did not write the folder."""
 
 
 @torch.no_grad()
@@ -80,7 +81,7 @@ def predict_placed(kept: KeptModel, rows: Iterator[PlacedRow], name: str, device
     """
     config: Any = load_model_config(kept.folder)
     model = load_weights(AUTO_CLASSES[kept.task.family], kept.folder, config, attention=None).eval().to(device)
-    tokenizer = load_hashed_tokenizer(kept.folder)
+    tokenizer = HashedTokenizer(load_tokenizer(kept.folder))
     limit = position_limit(model) or tokenizer.pretrained.model_max_length  # many a tokenizer names none
     tokenizer.pretrained.model_max_length = limit = min(limit, tokenizer.pretrained.model_max_length)
     settings = kept.record.config if kept.record is not None else FinetuneConfig()

@@ -305,8 +305,8 @@ def read_contributions(path: Path, score: Score, written: str | None) -> tuple[l
     It was written beside the predictions. Where that is damaged or belongs to other predictions than those that were
     `written`, or an earlier version wrote the predictions alone, it is made of these.
     """
-    kept = path.with_suffix(".npz")
-    with suppress(OSError, EOFError, KeyError, ValueError, BadZipFile), np.load(kept, allow_pickle=False) as saved:
+    archive = path.with_suffix(".npz")
+    with suppress(OSError, EOFError, KeyError, ValueError, BadZipFile), np.load(archive, allow_pickle=False) as saved:
         if str(saved["predictions"]) == written:
             made = saved["values"], STATISTICS.get(str(saved["statistic"]))
             return saved["ids"].tolist(), made, bool(saved["is_degenerate"])

@@ -37,7 +37,7 @@ from biphase.finetuning.encoding import (
 from biphase.finetuning.families.sequence_classification import ChoiceSplit
 from biphase.finetuning.metrics import BM25, Judgement, Ranked, judge_ranking, ranking_scores
 from biphase.tasks.spec import TASK_SPLITS, TaskSplit
-from biphase.tasks.splits import DRAW_SEED, Collection, index_bm25, own_documents, query_bm25
+from biphase.tasks.splits import DRAW_SEED, Collection, Judgements, index_bm25, own_documents, query_bm25
 
 TOP = 100
 """Documents kept per query: what the metrics look at."""
@@ -57,7 +57,7 @@ class JudgedSplit(EncodedSplit):
     documents: TokenizedTexts
     queries_J: np.ndarray
     documents_J: np.ndarray
-    relevance: dict[str, dict[str, int]]
+    relevance: Judgements
     """The grades of the judgements, by the ids of query and document; none of train's."""
     judged_N: np.ndarray
     """Documents that a query of the split was judged against, ascending; also queries that are not evaluated."""
@@ -90,6 +90,7 @@ class JudgedSplit(EncodedSplit):
         itself_A = np.array([document_numbers[id] if id in own else -1 for id in query_ids], dtype=np.int64)
 
         splits = {}
+        relevance: Judgements
         for name in TASK_SPLITS:
             if name == "train":
                 relevance, pairs = {}, list(data.train)
@@ -257,7 +258,7 @@ class CandidateSplit(ChoiceSplit):
 
     documents_S: list[str]
     """The id of each pair's document."""
-    relevance: dict[str, dict[str, int]]
+    relevance: Judgements
 
     @classmethod
     def encode_task(cls, data: Collection, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask:
@@ -316,7 +317,7 @@ def group_training(data: Collection, own: Set[str]) -> list[tuple[str, list[str]
 def encode_groups(
     data: Collection,
     groups: Sequence[tuple[str, list[str]]],
-    relevance: dict[str, dict[str, int]],
+    relevance: Judgements,
     tokenizer: HashedTokenizer,
     config: FinetuneConfig,
 ) -> CandidateSplit:
