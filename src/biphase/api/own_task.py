@@ -358,13 +358,13 @@ def write_task(
     tree |= {} if missing == "refuse" else {"missing": missing}
     parse_config(Task, tree, origin=f"task {name}")
     hashes = {split: hashlib.sha256(content.encode()).hexdigest() for split, content in contents.items()}
-    place = folder / f"{name}-{content_hash([tree, hashes])[:12]}"
-    if not (place / "task.yaml").exists():
-        with whole_folder(place) as part:
+    target = folder / f"{name}-{content_hash([tree, hashes])[:12]}"
+    if not (target / "task.yaml").exists():
+        with whole_folder(target) as part:
             for split, content in contents.items():
                 write_text(part / f"{split}.jsonl", content)
             write_text(part / "task.yaml", yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
-    return str(place / "task.yaml"), str(place)
+    return str(target / "task.yaml"), str(target)
 
 
 def labelled_rows(data: Any, split: str, label: str | None) -> Iterator[PlacedRow]:

@@ -76,7 +76,9 @@ def make_app() -> App:
     for module in MODULES:
         source = Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8")
         for node in ast.parse(source).body:
-            first, _, second = node.name.partition("_") if isinstance(node, ast.FunctionDef) else ("", "", "")
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            first, _, second = node.name.partition("_")
             if first not in sections or (first in GROUPS) != bool(second):
                 continue
             description, _, _ = cleandoc(ast.get_docstring(node) or "").partition("\n\nArgs:")

@@ -199,7 +199,7 @@ def with_all_roles(tokenizer: "PreTrainedTokenizerFast", name: str) -> "PreTrain
         backend.add_special_tokens([AddedToken(new, normalized=False, special=True)])
         number = backend.token_to_id(new)
         if slot is None:
-            assert number not in ids.values()
+            assert number is not None and number not in ids.values()
             done.append(f"{short} is the new token {new} ({number}), the vocabulary grows to {number + 1}")
         else:
             assert number == ids[slot]

@@ -270,7 +270,10 @@ def write_embedder(
     with own_folder(out, "embedding model") as part:
         packed.network.save_pretrained(part)
         tokenizer.save_pretrained(part)
-        modules = {"pooling": recipe.pooling, "further": [type(module).__name__ for module in list(model)[2:]]}
+        modules: dict[str, Any] = {
+            "pooling": recipe.pooling,
+            "further": [type(module).__name__ for module in list(model)[2:]],
+        }
         limit, prompts = packed.max_seq_length, recipe.prompts.model_dump()
         write_sentence_transformer(part, packed.network, limit, prompts=prompts, **modules)
         if recipe.dense:

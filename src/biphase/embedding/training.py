@@ -276,7 +276,7 @@ class StageRun(TrainerCallback):
         folder = Path(args.output_dir)
         checkpoint = folder / f"checkpoint-{state.global_step}"
         if self.learnt:
-            save_file(self.learnt, checkpoint / LEARNT_BY_LOSSES)
+            save_file(dict(self.learnt), checkpoint / LEARNT_BY_LOSSES)
         write_mark(checkpoint, "checkpoint")
         for earlier in folder.glob("checkpoint-*"):
             if earlier != checkpoint:

@@ -341,7 +341,7 @@ def plan_json(plan: Plan, estimate: Estimate) -> dict[str, Any]:
     for checkpoint in plan.checkpoints:
         users = {key: getattr(checkpoint, key) for key in ("models", "needed_by", "moments_needed_by")}
         checkpoints.append({"checkpoint": f"{checkpoint.run}@{checkpoint.step}"} | users)
-    hidden = {"machine": {"peak_flops", "source"}, "first_seed_flops": True, "published_on": True}
+    hidden: Any = {"machine": {"peak_flops", "source"}, "first_seed_flops": True, "published_on": True}
     tree: dict[str, Any] = {
         "study": plan.study.name,
         "hypotheses": hypotheses_hash(plan) if plan.study.hypotheses else None,

@@ -162,10 +162,12 @@ def read_spans(place: str, name: str, value: Any) -> list[tuple[str, int]]:
     """(text, start) pairs from lists of texts and starts, a list of mappings, or a list of texts alone (start 0)."""
     try:
         if isinstance(value, dict):
-            spans = list(zip(value["text"], value.get("answer_start", value.get("start")), strict=True))
+            starts: Any = value.get("answer_start", value.get("start"))
+            spans = list(zip(value["text"], starts, strict=True))
         else:
             spans = []
-            for item in value if isinstance(value, list) else [None]:
+            items: list[Any] = value if isinstance(value, list) else [None]
+            for item in items:
                 start = 0 if isinstance(item, str) else item.get("answer_start", item.get("start"))
                 spans.append((item if isinstance(item, str) else item["text"], start))
     except (AttributeError, KeyError, TypeError, ValueError):

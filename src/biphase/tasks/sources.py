@@ -184,7 +184,7 @@ def training_source(source: TaskSource) -> TaskSource:
     task, form = source.task.model_copy(update={"name": source.task.part_of}), source.form
     if isinstance(form, Hub):
         form = form.model_copy(update={"splits": form.splits.model_copy(update={"test": None})})
-    trained = {part: hashes for part, hashes in source.hashes.items() if part != "test"}
+    trained: PartHashes = {part: hashes for part, hashes in source.hashes.items() if part != "test"}
     return replace(source, task=task, hash=hash_source(task, form, trained))
 
 
