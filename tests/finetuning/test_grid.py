@@ -72,6 +72,8 @@ def test_only_what_is_missing_is_run(grid: Grid) -> None:
     mean = sum(sum(score.seconds.values()) for score in scores) / 8
     assert [record["missing"] for record in told["cells"]] == [2, 2] and told["unknown_trainings"] == 0
     assert told["seconds_of_one_worker"] == pytest.approx(4 * mean)
+    scores[0].folder.joinpath("score.json").write_text("{")  # type: ignore[union-attr]
+    assert plan_missing(wider, HERE)["known_trainings"] == 4, "what is damaged is told where scores are shown"
 
 
 def test_workers_give_the_same_scores(grid: Grid, tmp_path: Path) -> None:

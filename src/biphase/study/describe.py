@@ -31,7 +31,7 @@ from biphase.report.contrasts import POWER, USUAL_NOISE, smallest_difference
 from biphase.report.formats import format_bytes, show_count, show_estimate, show_list
 from biphase.report.tables import PLAIN
 from biphase.study.advise import LEAST_TOKENS, Advice
-from biphase.study.cost import Estimate, task_size
+from biphase.study.cost import Estimate, Machine, task_size
 from biphase.study.hypotheses import hypotheses_hash
 from biphase.study.plan import Plan, PlannedRun, cut_phases, history
 from biphase.study.spec import EMBED, Evaluation, trainings, write_steps
@@ -251,8 +251,8 @@ def number_table(title: str, columns: Mapping[str, tuple[list[str], str]]) -> Ta
     """A table that fits into 60 columns: words wrap, numbers are whole. `columns`: header → cells, and the sum."""
     table = Table(title=title, show_footer=True, **PLAIN)
     for number, (header, (_, footer)) in enumerate(columns.items()):
-        how: dict[str, Any] = {"justify": "right", "no_wrap": True} if number else {"overflow": "fold"}
-        table.add_column(header, footer, **how)
+        layout: dict[str, Any] = {"justify": "right", "no_wrap": True} if number else {"overflow": "fold"}
+        table.add_column(header, footer, **layout)
     for row in zip(*(cells for cells, _ in columns.values()), strict=True):
         table.add_row(*row)
     return table
@@ -279,9 +279,10 @@ def cost_table(estimate: Estimate) -> Table:
     return number_table("Cost", columns)
 
 
-def describe_hours(value: float) -> str:
-    """`12 hours`, and below two hours as people say it: `1m26s`."""
-    return f"{show_estimate(value)} hours" if value >= 2 else duration(3600 * value)
+def describe_hours(machine: Machine, flops: float) -> str:
+    """The time that a machine takes, all devices busy: `12 hours`, and below two hours as people say it: `1m26s`."""
+    hours = machine.device_hours(flops) / machine.devices
+    return f"{show_estimate(hours)} hours" if hours >= 2 else duration(3600 * hours)
 
 
 def cost_lines(estimate: Estimate) -> list[str]:
@@ -294,13 +295,12 @@ def cost_lines(estimate: Estimate) -> list[str]:
     lines = ["FLOPs of pretraining, the head only where a loss is: " + ", ".join(shares)]
     machine, disk = estimate.machine, {what: format_bytes(size) for what, size in estimate.disk_bytes.items()}
     if machine and machine.devices > 1:
-        hours = sum(row.device_hours or 0.0 for row in estimate.groups) / machine.devices
-        lines.append(f"on all {machine.devices} (planning.devices of the study), all busy: {describe_hours(hours)}")
+        all_busy = describe_hours(machine, estimate.flops)
+        lines.append(f"on all {machine.devices} (planning.devices of the study), all busy: {all_busy}")
     if estimate.first_seed_flops is not None:
         first = f"{estimate.first_seed_flops:.3g} FLOPs"
         if machine:
-            hours = machine.device_hours(estimate.first_seed_flops) / machine.devices
-            first += f", {describe_hours(hours)} with all devices busy"
+            first += f", {describe_hours(machine, estimate.first_seed_flops)} with all devices busy"
         lines.append(f"the first pretraining seed alone, with its fine-tunings: {first}")
     lines.append(
         f"disk: {disk['models']} for the models' weights, {disk['needed']} with what branches need, "
@@ -415,8 +415,8 @@ def describe_advice(advice: Advice) -> RenderableType:
         told += [sizes, ""]
     cost = f"cost: {advice.flops:.3g} FLOPs"
     if machine := advice.machine:
-        hours = machine.device_hours(advice.flops) / machine.devices
-        cost += f", {describe_hours(hours)} on {machine.devices} × {machine.name} ({machine.speed})"
+        taken = describe_hours(machine, advice.flops)
+        cost += f", {taken} on {machine.devices} × {machine.name} ({machine.speed})"
     return Group(*told, cost, *(f"note: {caveat}" for caveat in advice.caveats))
 
 

@@ -98,13 +98,13 @@ def list_unlike(facts: Iterable[tuple[str, Mapping[str, str]]]) -> Iterator[tupl
     """List each fact that is known to differ, with its values and the names of what has them. `facts` are those of
     something with a name, which may be there more than once."""
     values: dict[str, dict[str, dict[str, None]]] = {}
-    for name, own in facts:
-        for key, value in own.items():
+    for name, settings in facts:
+        for key, value in settings.items():
             if value not in ("", UNKNOWN_DATA):
                 values.setdefault(key, {}).setdefault(value, {})[name] = None
-    for key, names in values.items():
-        if len(names) > 1:
-            yield key, {value: [*some] for value, some in names.items()}
+    for key, names_of in values.items():
+        if len(names_of) > 1:
+            yield key, {value: [*names] for value, names in names_of.items()}
 
 
 def collect_model(
@@ -254,8 +254,8 @@ def list_notes(state: StudyState) -> Iterator[str]:
 
 def tell_unlike(how: str, facts: Iterable[tuple[str, Mapping[str, str]]]) -> Iterator[str]:
     """A sentence for each fact of a run or a model that is known to differ."""
-    for key, names in list_unlike(facts):
-        shown = ", ".join(f"{value} ({first_of(some, MOST_NAMES)})" for value, some in sorted(names.items()))
+    for key, names_of in list_unlike(facts):
+        shown = ", ".join(f"{value} ({first_of(names, MOST_NAMES)})" for value, names in sorted(names_of.items()))
         yield f"Not all {how} with the same {key}: {shown}; differences between these may come from it."
 
 

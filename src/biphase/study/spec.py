@@ -319,8 +319,8 @@ class EmbedEvaluation(Strict):
         """Write settings of cells, one for each seed: the last rate, and the steps of all stages as far as known."""
         stages, usual = self.settle().stages, FinetuneConfig()
         steps = sum(stage.max_steps or usual.max_steps for stage in stages)
-        said = {"learning_rate": stages[-1].learning_rate, "batch_size": stages[-1].batch_size, "max_steps": steps}
-        return [usual.model_copy(update={**said, "seed": seed}) for seed in seeds]
+        last = {"learning_rate": stages[-1].learning_rate, "batch_size": stages[-1].batch_size}
+        return [usual.model_copy(update={**last, "max_steps": steps, "seed": seed}) for seed in seeds]
 
 
 class Evaluation(Strict):
