@@ -141,7 +141,8 @@ def test_a_rate_keeps_its_unit_and_plain_digits(monkeypatch: pytest.MonkeyPatch)
     told = []
     for rate in (2.0, 0.11, 0.01, 12.5):
         now[0], tracker.done = 100.0, 100.0 * rate
-        told.append(tracker.describe().split(" · ")[-1])
+        tracker.advance(0)
+        told.append(tracker.text.split(" · ")[-1])
     tracker.close()
     assert told == ["2 units/s", "0.11 units/s", "0.01 units/s", "12 units/s"]
     assert [plain_number(value) for value in (1040.2, 4.21349, 600, 0)] == ["1,040", "4.2", "600", "0"]

@@ -307,9 +307,20 @@ class Tracker:
             self.credited += amount
         elif amount:
             self.num_advances += 1
+        now = self.last_advance = time.monotonic()
         if self.num_advances == 1 and amount:
-            self.first = time.monotonic(), self.done
-        self.text, self.last_advance = self.describe(note, seconds_left), time.monotonic()
+            self.first = now, self.done
+        rate = (self.done - self.credited) / max(now - self.started, 1e-9)
+        if rate and not self.period:
+            self.period = next((name for name, seconds in PERIODS.items() if rate * seconds >= 1), "h")
+        began, done = self.first
+        is_sure = self.num_advances >= FEWEST_ADVANCES or (self.num_advances > 1 and now - began > TELLING_TIME)
+        if seconds_left is None and self.total and is_sure:
+            seconds_left = (now - began) / (self.done - done) * (self.total - self.done)
+        share = f"{plain_number(self.done)}/{plain_number(self.total)}" if self.total else plain_number(self.done)
+        left = "" if seconds_left is None else f" · {duration(seconds_left)} left"
+        speed = f" · {plain_number(rate * PERIODS[self.period])} {self.unit}/{self.period}" if rate else ""
+        self.text = f"{share} {self.unit}{left}{speed}" + (f" · {note}" if note else "")
         if self.bar is not None:
             self.bar.update(self.task, completed=self.done, note=printable(self.text))
         elif time.monotonic() - self.last_line >= self.every_seconds:
@@ -334,20 +345,6 @@ class Tracker:
     def say(self, line: str) -> None:
         """A line that stays, above the bar."""
         (self.bar.console if self.bar is not None else err).print(line)
-
-    def describe(self, note: str = "", seconds_left: float | None = None) -> str:
-        now = time.monotonic()
-        rate = (self.done - self.credited) / max(now - self.started, 1e-9)
-        if rate and not self.period:
-            self.period = next((name for name, seconds in PERIODS.items() if rate * seconds >= 1), "h")
-        share = "/".join(map(plain_number, [self.done, *([self.total] if self.total else [])])) + f" {self.unit}"
-        began, done = self.first
-        is_sure = self.num_advances >= FEWEST_ADVANCES or (self.num_advances > 1 and now - began > TELLING_TIME)
-        if seconds_left is None and self.total and is_sure:
-            seconds_left = (now - began) / (self.done - done) * (self.total - self.done)
-        left = "" if seconds_left is None else f" · {duration(seconds_left)} left"
-        speed = f" · {plain_number(rate * PERIODS[self.period])} {self.unit}/{self.period}" if rate else ""
-        return share + left + speed + (f" · {note}" if note else "")
 
     def close(self) -> None:
         self.is_over.set()

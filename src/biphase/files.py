@@ -236,7 +236,7 @@ def write_hashed(path: Path, tree: dict[str, Any]) -> None:
     write_json(path, tree | {RECORD_HASH: content_hash(tree)})
 
 
-def read_hashed(path: Path, kind: type[Stored], remedy: str = ANEW) -> Stored:
+def read_hashed(path: Path, kind: type[Stored], remedy: str) -> Stored:
     """The record that `write_hashed` wrote, without the hash; reads as `read_json_as` does.
 
     Raises:
