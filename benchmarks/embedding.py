@@ -81,7 +81,7 @@ def make_model(preset: str, vocab_size: int, folder: Path) -> Path:
 
     tokenizer: Any = train_tokenizer(sample_texts(find_text_sources([str(BUNDLED_TEXT)])), vocab_size)
     special = (tokenizer.mask_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
-    ids = TokenIds(len(tokenizer), *special, bos=None)
+    ids = TokenIds(len(tokenizer), *special, bos_token_id=None)
     network: Any = make_network(preset, {}, ids, max_len=2048, seed=0)
     network.base_model.save_pretrained(folder / "encoder")
     close_texts(tokenizer)

@@ -90,7 +90,7 @@ def draw_models(world: World, rng: np.random.Generator, is_lucky: bool = False) 
         rates = world.other_rates or world.rates if number else world.rates
         tuned = [draw_right(world, rng, own_N, number, sign * world.gap + points) for points in rates]
         best = tuned[0]
-        choice: KnownChoice | None = KnownChoice(0.0, 0, np.nan)
+        choice: Any = KnownChoice(0.0, 0, np.nan)
         if world.num_validation:
             # Single fine-tuning seeds choose for each other over pretrainings, others within each.
             axis = 2 if world.num_seeds == 1 else 1

@@ -71,10 +71,12 @@ def train_static(recipe: Any, out: Path, width: int | None) -> Any:
     """Static embeddings of the model's tokens, by the recipe's stages; as wide as the network unless given."""
     import torch
     from sentence_transformers import SentenceTransformer
+    from datasets import Dataset
+    from datasets.table import InMemoryTable
     from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
     from biphase.embedding.pairs import read_pairs
-    from biphase.embedding.training import StageRun, to_table, train_stage
+    from biphase.embedding.training import StageRun, train_stage
     from biphase.finetuning.heads import load_encoder
 
     encoder = load_encoder(recipe.model)
@@ -87,7 +89,7 @@ def train_static(recipe: Any, out: Path, width: int | None) -> Any:
     )
     for stage in recipe.stages:
         found = [read_pairs(source, recipe.seed) for source in stage.data]
-        tables = {f"s{number}": (pairs.kind, to_table(pairs, 1.0, recipe.seed)) for number, pairs in enumerate(found)}
+        tables = {f"s{number}": (pairs.kind, Dataset(InMemoryTable(pairs.table))) for number, pairs in enumerate(found)}
         stage = stage.model_copy(update={"learning_rate": STATIC_RATE})
         train_stage(StageRun(recipe, stage, model, out / recipe.name / stage.name, bf16=False), tables)
     return model
