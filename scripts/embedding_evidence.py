@@ -70,9 +70,9 @@ def write_snli(data: Path, out: Path) -> None:
 def train_static(recipe: Any, out: Path, width: int | None) -> Any:
     """Static embeddings of the model's tokens, by the recipe's stages; as wide as the network unless given."""
     import torch
-    from sentence_transformers import SentenceTransformer
     from datasets import Dataset
     from datasets.table import InMemoryTable
+    from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
     from biphase.embedding.pairs import read_pairs
