@@ -234,8 +234,8 @@ def test_verdicts_say_what_they_are_about() -> None:
     paper's rates; and where nothing is tested, no other sentence stands."""
     finding = judge_findings(world(change=AGAINST["F6"]))[FINDINGS.index("F6")]
     told = tell_verdict(finding.verdict, finding.inequalities)
-    assert (finding.place, told) == ("here, at 1m and 2m", "contradicted for these checkpoints")
-    assert {one.place for one in judge_findings(read_reference())} == {""}
+    assert (finding.scope, told) == ("here, at 1m and 2m", "contradicted for these checkpoints")
+    assert {one.scope for one in judge_findings(read_reference())} == {""}
     rates = [replace(one, by_rate={10 * r: own for r, own in (one.by_rate or {}).items()}) for one in world().results]
     assert not judge_findings(ResultSet(tuple(rates)))[FINDINGS.index("F5")].is_tested
     embedding = [replace(one, family="EM") for one in world().results]

@@ -59,10 +59,10 @@ def test_clear_and_noisy(write_cells: WriteCells, compare_all: Compare) -> None:
         write_cells("b", task, b)
     clear, noisy, turned = compare_all()
     assert [one.verdict for one in (clear, noisy, turned)] == ["A better", "within noise", "B better"]
-    assert clear.seen and clear.seen.test == "paired t" and clear.seen.estimate == pytest.approx(0.295 / 3)
+    assert clear.contrast and clear.contrast.test == "paired t" and clear.contrast.estimate == pytest.approx(0.295 / 3)
     raw = stats.ttest_rel(*CLEAR).pvalue
     assert clear.p_value == turned.p_value == pytest.approx(3 * raw) and clear.num_tasks == 3
-    assert clear.seen.noise == ("fine-tuning seeds",) and "test examples are not accounted for" in clear.notes[0]
+    assert clear.contrast.noise == ("fine-tuning seeds",) and "test examples are not accounted for" in clear.notes[0]
 
 
 def test_many_tasks_ask_for_more(write_cells: WriteCells, compare_all: Compare) -> None:
@@ -80,7 +80,7 @@ def test_different_seeds_are_not_paired(write_cells: WriteCells, compare_all: Co
     write_cells("a", "genre", CLEAR[0])
     write_cells("b", "genre", CLEAR[1][:2], first_seed=1)
     (one,) = compare_all()
-    assert one.seen and one.seen.test == "Welch"
+    assert one.contrast and one.contrast.test == "Welch"
     assert one.p_value == pytest.approx(stats.ttest_ind(CLEAR[0], CLEAR[1][:2], equal_var=False).pvalue)
 
 
@@ -89,7 +89,8 @@ def test_examples_that_agree(write_cells: WriteCells, compare_all: Compare) -> N
         write_cells(model, "genre", tests, lines=same_examples)
     (one,) = compare_all()
     assert one.verdict == "A better" and one.p_value < 0.01 and one.notes == ()
-    assert one.seen and one.seen.num_examples == 1000 and one.seen.noise == ("fine-tuning seeds", "test examples")
+    assert one.contrast and one.contrast.num_examples == 1000
+    assert one.contrast.noise == ("fine-tuning seeds", "test examples")
 
 
 def test_examples_take_a_better_one_back(write_cells: WriteCells, compare_all: Compare) -> None:
@@ -104,7 +105,7 @@ def test_examples_alone_make_no_better_one(write_cells: WriteCells, compare_all:
     for model, tests in zip("ab", NOISY, strict=True):
         write_cells(model, "genre", tests, lines=same_examples)
     (one,) = compare_all()
-    assert one.verdict == "within noise" and one.seen and one.p_value > 0.05 > one.seen.over_examples().p_value
+    assert one.verdict == "within noise" and one.contrast and one.p_value > 0.05 > one.contrast.over_examples().p_value
 
 
 def test_one_seed(write_cells: WriteCells, compare_all: Compare) -> None:
@@ -116,7 +117,7 @@ def test_one_seed(write_cells: WriteCells, compare_all: Compare) -> None:
     assert all("one seed says nothing about the next" in one.notes for one in (none, differ, chance))
     assert all(math.isnan(one.p_value) for one in (none, differ, chance))
     assert none.difference and math.isnan(none.difference.low)
-    assert differ.seen and differ.difference == differ.seen.over_examples() and differ.difference.low > 0.08
+    assert differ.contrast and differ.difference == differ.contrast.over_examples() and differ.difference.low > 0.08
 
 
 def test_the_same_difference_with_every_seed(write_cells: WriteCells, compare_all: Compare) -> None:
@@ -156,15 +157,15 @@ def test_what_cannot_be_compared(write_cells: WriteCells, compare_all: Compare) 
         "b on 3-lost: training diverged",
     )
     for one, note in zip(compare_all(), notes, strict=True):
-        assert one.verdict == "cannot be told" and one.seen is None and note in one.notes[0]
+        assert one.verdict == "cannot be told" and one.contrast is None and note in one.notes[0]
 
 
 def test_other_test_examples(write_cells: WriteCells, compare_all: Compare) -> None:
     write_cells("a", "genre", CLEAR[0], lines=same_examples)
     write_cells("b", "genre", CLEAR[1], lines=lambda test: [{"id": "x"} | row for row in same_examples(test)][::-1])
     (one,) = compare_all()
-    assert one.seen and one.seen.num_examples == 1000 and "the test examples are not the same" in one.notes[0]
-    assert one.seen.example_variance == pytest.approx((0.81 * 0.19 + 0.71167 * 0.28833) / 999, rel=0.05)
+    assert one.contrast and one.contrast.num_examples == 1000 and "the test examples are not the same" in one.notes[0]
+    assert one.contrast.example_variance == pytest.approx((0.81 * 0.19 + 0.71167 * 0.28833) / 999, rel=0.05)
 
 
 def test_unequal_fine_tuning_is_said(write_cells: WriteCells, compare_all: Compare) -> None:
@@ -222,8 +223,8 @@ def test_tags_are_compared_by_sentence(write_cells: WriteCells, compare_all: Com
     for model, f1 in (("a", 1.0), ("b", 2 / 3)):
         write_cells(model, "uner", [f1, f1], lines=sentences, metric="f1")
     (one,) = compare_all()
-    assert one.seen and one.seen.estimate == pytest.approx(1 / 3) and one.seen.num_examples == 100
-    tested = one.seen.over_examples()
+    assert one.contrast and one.contrast.estimate == pytest.approx(1 / 3) and one.contrast.num_examples == 100
+    tested = one.contrast.over_examples()
     assert tested.low == pytest.approx(1 / 3, abs=0.12) and tested.p_value < 0.01
 
 
@@ -241,8 +242,8 @@ def test_labels_are_compared_by_the_metric_itself(write_cells: WriteCells, compa
         for model, test in (("a", 1.0), ("b", value)):
             write_cells(model, metric, [test, test], lines=labels, metric=metric, classes=("no", "yes"))
     for one, expected in zip(compare_all(), (1 - f1_yes, 1 - (f1_yes + f1_no) / 2), strict=True):
-        assert one.seen and one.seen.num_examples == 200
-        tested = one.seen.over_examples()
+        assert one.contrast and one.contrast.num_examples == 200
+        tested = one.contrast.over_examples()
         assert tested.value == pytest.approx(expected) and tested.p_value < 0.03
         assert not any("not accounted for" in note for note in one.notes)
 

@@ -9,7 +9,7 @@ from scipy import stats
 
 from biphase.finetuning.scores import ExampleTable, KeptExamples
 from biphase.report.contrasts import with_averages
-from biphase.report.page import Told, answer_sentences, print_results, tell_answer
+from biphase.report.page import PageText, answer_sentences, print_results, tell_answer
 from biphase.report.paper import judge_paper, place_arms
 from biphase.report.results import ReportArm, Result, ResultSet
 from biphase.study.cost import measure_sizes
@@ -47,7 +47,7 @@ def test_every_bundled_study_has_an_answer(name: str) -> None:
     for arm in place_arms(arm_of_model(plan, model, sizes) for model in models):
         for task, family in task_families(plan.study.evaluation).items():
             results.append(Result(arm, family, task, "standard", rng.normal(0.5, 0.01, 3).tolist()))  # type: ignore[arg-type]
-    first, *rest = tell_answer(with_averages(ResultSet(results)), [], Told("", ""))
+    first, *rest = tell_answer(with_averages(ResultSet(results)), [], PageText("", ""))
     assert re.match(r"[\w.-]+ (is ahead of|cannot be told from) [\w.-]+ on ", first), first
     assert bool(rest) == any(result.arm.objective == "none" for result in results)
     told = list(answer_sentences(ResultSet(results)))
@@ -85,8 +85,8 @@ def test_a_study_without_hypotheses_answers_with_the_findings() -> None:
     arms = [ReportArm(name, "objective", "1m", name, 40, 100, 0, 100) for name in ("clm", "mlm")]
     results = with_averages(ResultSet([Result(arm, "SC", "a", "standard", [0.2, 0.21, 0.19]) for arm in arms]))
     verdicts = judge_paper(results)
-    assert list(tell_answer(results, [], Told("", "", verdicts)))[-1] == verdicts[1]
-    assert list(tell_answer(results, [], Told("", "", verdicts, hypotheses=((), ""))))[-1] != verdicts[1]
+    assert list(tell_answer(results, [], PageText("", "", verdicts)))[-1] == verdicts[1]
+    assert list(tell_answer(results, [], PageText("", "", verdicts, hypotheses=((), ""))))[-1] != verdicts[1]
 
 
 def test_the_terminal_has_the_table_and_the_answer(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from biphase import style
 from biphase.errors import InputError
 from biphase.report.figures import FIGURES
 from biphase.report.formats import show_estimate, show_p_value, show_points
-from biphase.report.page import Told, inline_svg, write_report
+from biphase.report.page import PageText, inline_svg, write_report
 from biphase.report.paper import judge_findings, read_reference, report_paper
 from biphase.report.results import ResultSet
 
@@ -182,7 +182,7 @@ def test_tables_can_be_sorted_by_keyboard(paper: Page) -> None:
 
 def test_what_is_given_is_escaped_and_shown(part: ResultSet, tmp_path: Path) -> None:
     hostile = "<script>alert('x')</script> & \"quotes\""
-    told = Told(
+    told = PageText(
         hostile,
         hostile,
         costs=[{"arm": hostile, "GPU hours": "1,200.5"}],
@@ -200,30 +200,30 @@ def test_what_is_given_is_escaped_and_shown(part: ResultSet, tmp_path: Path) -> 
 
 def test_an_earlier_report_is_replaced_and_nothing_else(part: ResultSet, tmp_path: Path) -> None:
     out = tmp_path / "report"
-    page = write_report(part, out, Told("one", ""))
-    assert write_report(part, out, Told("two", "")) == page
+    page = write_report(part, out, PageText("one", ""))
+    assert write_report(part, out, PageText("two", "")) == page
     assert "<h1>two</h1>" in page.read_text()
     (out / "tables" / "notes.csv").write_text("mine")
     with pytest.raises(InputError, match=r"notes\.csv is not as biphase wrote it"):
-        write_report(part, out, Told("three", ""))
+        write_report(part, out, PageText("three", ""))
     assert (out / "tables" / "notes.csv").read_text() == "mine" and "<h1>two</h1>" in page.read_text()
     other = tmp_path / "work"
     other.mkdir()
     (other / "index.html").write_text("<html>my own page</html>")
     for folder, said in ((other, "has files that biphase did not write"), (other / "index.html", "is a file")):
         with pytest.raises(InputError, match=said):
-            write_report(part, folder, Told("three", ""))
+            write_report(part, folder, PageText("three", ""))
     assert (other / "index.html").read_text() == "<html>my own page</html>"
 
 
 def test_no_scores_no_report(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no finished score"):
-        write_report(ResultSet(()), tmp_path / "report", Told("", ""))
+        write_report(ResultSet(()), tmp_path / "report", PageText("", ""))
     assert not (tmp_path / "report").exists()
 
 
 def test_a_report_without_claims_has_no_verdicts(part: ResultSet, tmp_path: Path) -> None:
-    page = parse(write_report(part, tmp_path / "report", Told("plain", "")))
+    page = parse(write_report(part, tmp_path / "report", PageText("plain", "")))
     assert not page.all("section", id="verdicts") and not page.all("a", href="#verdicts")
     assert page.all("section", id="tables")
 
@@ -269,7 +269,9 @@ def test_an_estimate_has_two_digits() -> None:
 def test_hypotheses_are_shown_as_verdicts_are(part: ResultSet, tmp_path: Path) -> None:
     """Each with its p-value and what would decide it, so that nobody has to guess why it is undecided."""
     findings = judge_findings(read_reference())
-    page = parse(write_report(part, tmp_path / "report", Told("plain", "", hypotheses=(findings, "declared today"))))
+    page = parse(
+        write_report(part, tmp_path / "report", PageText("plain", "", hypotheses=(findings, "declared today")))
+    )
     text = " ".join(page.words)
     inequalities = [one for finding in findings for one in finding.inequalities]
     assert len(inequalities) > 5 and not page.all("section", id="verdicts")

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import Literal, get_args
 
 import numpy as np
@@ -34,7 +35,7 @@ class Inequality:
     lacks_above: tuple[str, ...] = ()
     """What must be there before the estimate can be called above the bound, whatever the test says."""
     lacks_below: tuple[str, ...] = ()
-    """The same for below."""
+    """Likewise what must be there before it can be called below."""
     num_asked: int = 1
     """The inequality is the best of so many."""
     p_contrary: float = math.nan
@@ -79,7 +80,7 @@ class Claim:
 
     @property
     def verdict(self) -> ClaimVerdict:
-        return together([*(one.verdict for one in self.inequalities), *("undecided" for _ in self.untested)])
+        return together([*(line.verdict for line in self.inequalities), *("undecided" for _ in self.untested)])
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class Finding:
     statement: str
     rule: str
     claims: tuple[Claim, ...]
-    place: str = ""
+    scope: str = ""
     """Where alone the verdict holds, if the statement says more: `here, at 1m`."""
 
     @property
@@ -99,16 +100,16 @@ class Finding:
 
     @property
     def needs(self) -> list[str]:
-        """What would decide it, a line each."""
+        """Lines on what would decide it."""
         lines = []
         for claim in self.claims:
-            lines += [f"{one.label}: {one.needs}" for one in claim.inequalities if one.needs]
-            lines += [f"not tested: {what}" for what in claim.untested]
+            lines += [f"{line.label}: {line.needs}" for line in claim.inequalities if line.needs]
+            lines += [f"not tested: {part}" for part in claim.untested]
         return lines
 
     @property
     def is_tested(self) -> bool:
-        """Whether there are scores that say anything about it."""
+        """Whether any scores bear on it."""
         return any(claim.inequalities for claim in self.claims)
 
     @property
@@ -118,17 +119,19 @@ class Finding:
 
     @property
     def num_tests(self) -> int:
-        """How many of its inequalities can be tested."""
-        return sum(not math.isnan(fails) for _, fails in (one.sides for one in self.inequalities))
+        """Number of its inequalities that can be tested."""
+        return sum(not math.isnan(fails) for _, fails in (line.sides for line in self.inequalities))
 
     @property
     def p_value(self) -> float:
-        """That of the finding as a whole, not corrected for other findings. That all inequalities hold has the largest
-        p-value of theirs (the intersection-union test, Berger 1982); that one of them does not, the smallest times
-        their number. The smaller of the two; nan where nothing can be tested."""
+        """The p-value of the finding as a whole, not corrected for other findings; nan where nothing can be tested.
+
+        It is the smaller of two: that all inequalities hold has the largest of their p-values (the intersection-union
+        test, Berger 1982); that one of them does not, the smallest times their number.
+        """
         if not self.num_tests:
             return math.nan
-        holds, fails = zip(*(one.sides for one in self.inequalities), strict=True)
+        holds, fails = zip(*(line.sides for line in self.inequalities), strict=True)
         is_whole = not any(claim.untested for claim in self.claims) and not np.isnan(holds).any()
         return min(max(holds) if is_whole else 1.0, float(np.nanmin(fails)) * self.num_tests, 1.0)
 
@@ -138,7 +141,7 @@ Verdicts = tuple[tuple[Finding, ...], str, str]
 
 
 def judge_claims(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Findings with all verdicts.
+    """Return the findings with all verdicts.
 
     Every inequality of a finding has to hold, so one above its bound is corrected for the other findings alone (Holm);
     one below it, which would contradict the finding by itself, for the inequalities of its finding as well
@@ -149,43 +152,45 @@ def judge_claims(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     pretraining of the same arm would give (see `name_noise`).
     """
     p_values = [finding.p_value for finding in findings]
-    judged = []
-    for at, finding in enumerate(findings):
-        others = p_values[:at] + p_values[at + 1 :]
+    with_verdicts = []
+    for index, finding in enumerate(findings):
+        other_p_values = p_values[:index] + p_values[index + 1 :]
         claims = []
         for claim in finding.claims:
-            decided = [decide(inequality, others, finding.num_tests or 1) for inequality in claim.inequalities]
+            decided = [decide(inequality, other_p_values, finding.num_tests or 1) for inequality in claim.inequalities]
             claims.append(replace(claim, inequalities=tuple(decided)))
-        judged.append(replace(finding, claims=tuple(claims)))
-    return tuple(judged)
+        with_verdicts.append(replace(finding, claims=tuple(claims)))
+    return tuple(with_verdicts)
 
 
 def name_noise(findings: Iterable[Finding]) -> str:
-    """What tests account for, and so what they are about: `fine-tuning seeds and test examples (4 of 5 tests); about
-    these checkpoints`."""
-    tested = [one.contrast for finding in findings for one in finding.inequalities if not math.isnan(one.p_value)]
+    """Name the noise that tests account for, and so what they are about: `fine-tuning seeds and test examples (4 of 5
+    tests); about these checkpoints`."""
+    inequalities = chain.from_iterable(finding.inequalities for finding in findings)
+    tested = [inequality.contrast for inequality in inequalities if not math.isnan(inequality.p_value)]
     if not tested:
         return ""
-    num_over = Counter(source for one in tested for source in one.noise)
-    every = len(tested)
-    told = []
+    num_over = Counter(source for contrast in tested for source in contrast.noise)
+    num_tests = len(tested)
+    sources = []
     for source in get_args(Noise):
         if num_over[source]:
-            told.append(f"{source} ({num_over[source]} of {every} tests)" if num_over[source] < every else source)
+            share = f" ({num_over[source]} of {num_tests} tests)" if num_over[source] < num_tests else ""
+            sources.append(f"{source}{share}")
     once = "these checkpoints, each pretrained once, not about what another pretraining run would give"
-    return f"{show_noise(told)}; about {'recipes' if num_over['pretraining seeds'] == every else once}"
+    return f"{show_noise(sources)}; about {'recipes' if num_over['pretraining seeds'] == num_tests else once}"
 
 
 def count_tested(findings: Iterable[Finding]) -> int:
-    """How many findings there are p-values for."""
+    """Count the findings that have a p-value."""
     return sum(finding.num_tests > 0 for finding in findings)
 
 
-def decide(inequality: Inequality, others: Sequence[float], num_tests: int) -> Inequality:
-    """An inequality with its verdict, or with what would give it one, beside the p-values of other findings and among
-    so many tests of its own."""
+def decide(inequality: Inequality, other_p_values: Sequence[float], num_tests: int) -> Inequality:
+    """Return an inequality with its verdict, or with what would decide it, corrected for the p-values of other findings
+    and for so many tests of its own finding."""
     holds, fails = inequality.sides
-    holds, fails = (float(holm([p_value, *others])[0]) for p_value in (holds, fails * num_tests))
+    holds, fails = (float(holm([p_value, *other_p_values])[0]) for p_value in (holds, fails * num_tests))
     verdict: ClaimVerdict = "undecided"
     if is_significant(holds):
         verdict = "supported"
@@ -195,7 +200,7 @@ def decide(inequality: Inequality, others: Sequence[float], num_tests: int) -> I
     lacks_below = () if verdict == "supported" else inequality.lacks_below
     needs = list(dict.fromkeys((*lacks_above, *lacks_below)))
     if verdict == "undecided":  # at the level that Holm's correction asks of the first of all findings
-        num_findings = 1 + sum(not math.isnan(p_value) for p_value in others)
+        num_findings = 1 + sum(not math.isnan(p_value) for p_value in other_p_values)
         num_asked = inequality.num_asked if inequality.estimate > inequality.bound else num_tests
         needs.append(what_decides(inequality.contrast, inequality.bound, SIGNIFICANCE / (num_findings * num_asked)))
     return replace(
@@ -225,16 +230,17 @@ def group_verdicts(findings: Sequence[Finding], name: Callable[[Finding], str]) 
 
 def tell_verdict(verdict: ClaimVerdict, inequalities: Iterable[Inequality]) -> str:
     """`supported`; `supported for these checkpoints`, where a test is of models that were pretrained once."""
-    is_of_checkpoints = verdict != "undecided" and any(one.contrast.num_pretrainings < 2 for one in inequalities)
+    is_of_checkpoints = verdict != "undecided" and any(line.contrast.num_pretrainings < 2 for line in inequalities)
     return f"{verdict} for these checkpoints" if is_of_checkpoints else verdict
 
 
 def strongest(rivals: Sequence[Inequality]) -> Inequality:
-    """That at least one of these inequalities of one bound holds: the one with the strongest evidence, Bonferroni's
-    correction for having chosen it, and the contrary, that none is more than `ON_PAR` above the bound.
+    """Turn "at least one of these inequalities holds", all of one bound, into a single inequality: the one with the
+    strongest evidence, with Bonferroni's correction for having chosen it, and the p-value of the contrary, that none is
+    more than `ON_PAR` above the bound.
 
-    The strongest is the one above the bound with the smallest p-value; the highest, where none is, or can be tested,
-    or has all that it takes to be called above.
+    The strongest is the one above the bound with the smallest p-value; the highest, where none is, or can be tested, or
+    has all that it takes to be called above.
     """
 
     def evidence(rival: Inequality) -> tuple[float, float]:

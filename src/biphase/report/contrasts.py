@@ -67,7 +67,7 @@ class Contrast:
 
     @property
     def noise(self) -> tuple[Noise, ...]:
-        """What the test accounts for."""
+        """Sources of noise that the test accounts for."""
         sources: list[Noise] = ["pretraining seeds"] if self.num_pretrainings > 1 else []
         sources += ["fine-tuning seeds"] if self.num > 1 else []
         sources += ["test examples"] if self.num_examples else []
@@ -121,8 +121,8 @@ def contrast(terms: Iterable[tuple[float, SeedScores]]) -> Contrast:
     seed_variance, degrees = add_parts(parts)
     shares = [(seed_variance, degrees)]
     example_variance, shared, num_examples = 0.0, 0.0, 0
-    if groups is not None and (known := over_test_sets(groups)):
-        example_parts, shared = known
+    if groups is not None and (variances := over_test_sets(groups)):
+        example_parts, shared = variances
         num_examples = min(num for _, num in example_parts) + 1
         example_variance, example_degrees = add_parts(example_parts)
         shares.append((max(example_variance - shared, 0.0), example_degrees))
@@ -156,7 +156,7 @@ def seed_interval(terms: Iterable[tuple[float, SeedScores]]) -> Interval:
 
 
 def over_seeds(terms: Terms, groups: list[Terms] | None) -> tuple[list[tuple[float, int]], int, float]:
-    """The variance of the sum from each group of repetitions, with its degrees of freedom; the least number of
+    """Return the variance of the sum from each group of repetitions, with its degrees of freedom; the least number of
     repetitions; and the sum."""
     if groups is None:  # means and spreads alone, as published
         parts = [((weight * score.std) ** 2 / score.num, score.num - 1) for weight, score in terms]
@@ -170,8 +170,11 @@ def over_seeds(terms: Terms, groups: list[Terms] | None) -> tuple[list[tuple[flo
 
 
 def add_parts(parts: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """The sum of independent variances, and its degrees of freedom from theirs: Satterthwaite's (1946), where none
-    counts for more than twice the least: two seeds that fell together by chance would pass for exact beside ten."""
+    """Add independent variances, and find the degrees of freedom of the sum by Satterthwaite's rule (1946).
+
+    No part counts for more than twice the least degrees: else two seeds that fell together by chance would pass for
+    exact beside ten.
+    """
     total = sum(part for part, _ in parts)
     if math.isnan(total):
         return math.nan, math.nan
@@ -182,17 +185,18 @@ def add_parts(parts: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def mix_degrees(parts: Sequence[tuple[float, float]]) -> float:
-    """The degrees of freedom at which Student's quantile of 95 % is the mean of those of the parts, by their shares."""
-    known = [(part, degrees) for part, degrees in parts if part > 0]
-    total = sum(part for part, _ in known)
-    if len(known) < 2:
-        return known[0][1] if known else math.nan
-    quantile = sum(part * float(special.stdtrit(degrees, TAILS[1])) for part, degrees in known) / total
+    """Return the degrees of freedom at which Student's 95 % quantile is the mean of the parts' quantiles, weighted by
+    their variances."""
+    spread = [(part, degrees) for part, degrees in parts if part > 0]
+    total = sum(part for part, _ in spread)
+    if len(spread) < 2:
+        return spread[0][1] if spread else math.nan
+    quantile = sum(part * float(special.stdtrit(degrees, TAILS[1])) for part, degrees in spread) / total
     return float(special.stdtridf(TAILS[1], quantile))
 
 
 def expand_averages(terms: Iterable[tuple[float, SeedScores]]) -> Iterable[tuple[float, SeedScores]]:
-    """The sum with each average written as the scores that it is the mean of."""
+    """Write each average in the sum as the scores that it is the mean of."""
     for weight, score in terms:
         if score.cells:
             yield from expand_averages((weight / len(score.cells), cell) for cell in score.cells)
@@ -201,7 +205,7 @@ def expand_averages(terms: Iterable[tuple[float, SeedScores]]) -> Iterable[tuple
 
 
 def group_by_seeds(terms: Terms) -> list[Terms] | None:
-    """The terms in groups of the same repetitions, which are paired; None where samples are not known."""
+    """Group the terms by repetitions: terms of one group are paired. None where samples are not known."""
     groups: dict[tuple[int, ...], Terms] = {}
     for weight, score in terms:
         if not score.samples:
@@ -219,21 +223,21 @@ def variance(values: np.ndarray) -> float:
 
 
 def over_test_sets(groups: list[Terms]) -> tuple[list[tuple[float, int]], float] | None:
-    """The variance of the sum from the examples of each test set, with its degrees of freedom; and the part that seeds
-    and examples share. None unless it is known of all scores what examples contribute."""
+    """Return the variance of the sum from the examples of each test set, with its degrees of freedom; and the part that
+    seeds and examples share. None unless all scores say what each example contributes."""
     tables = {id(score): score.examples and score.examples.table for group in groups for _, score in group}
-    known = {key: table for key, table in tables.items() if table and table.values_SN.shape[1] > 1}
-    if len(known) < len(tables):
+    usable = {key: table for key, table in tables.items() if table and table.values_SN.shape[1] > 1}
+    if len(usable) < len(tables):
         return None
     parts, shared = [], 0.0
-    for fingerprint in dict.fromkeys(table.fingerprint for table in known.values()):
+    for fingerprint in dict.fromkeys(table.fingerprint for table in usable.values()):
         means_N: Any = 0.0
         for group in groups:
             # What each example contributes to the sum under each repetition.
             sums_RN: Any = 0.0
             for weight, score in group:
-                if known[id(score)].fingerprint == fingerprint:
-                    values_RN = repetitions(known[id(score)].values_SN, score.pretraining_seeds)
+                if usable[id(score)].fingerprint == fingerprint:
+                    values_RN = repetitions(usable[id(score)].values_SN, score.pretraining_seeds)
                     sums_RN = sums_RN + weight * values_RN
             if np.ndim(sums_RN):
                 means_N = means_N + sums_RN.mean(axis=0)
@@ -243,22 +247,25 @@ def over_test_sets(groups: list[Terms]) -> tuple[list[tuple[float, int]], float]
 
 
 def of_choices(terms: Terms) -> tuple[float, float]:
-    """The variance of the sum from rates that others would have chosen, as if each score had its own validation
-    examples; and its degrees of freedom, the least of all. 0 and nan unless it is known of all scores that were
-    pretrained once: where each of several pretraining seeds chose its own rate, their spread has it."""
+    """Return the variance of the sum from rates that other seeds and validation examples would have chosen, as if each
+    score had its own validation examples; and its degrees of freedom, the least of all.
+
+    0 and nan unless it is known of all scores that were pretrained once. Where each of several pretraining seeds chose
+    its own rate, their spread already contains it.
+    """
     weights: dict[int, float] = {}
     for weight, score in terms:
         weights[id(score)] = weights.get(id(score), 0.0) + weight
     choices = {id(score): score.choice for _, score in terms if score.num_pretrainings == 1 or score.choice}
-    known = {key: choice for key, choice in choices.items() if choice and not math.isnan(choice.variance)}
-    if len(known) < len(choices):
+    usable = {key: choice for key, choice in choices.items() if choice and not math.isnan(choice.variance)}
+    if len(usable) < len(choices):
         return 0.0, math.nan
-    degrees = [choice.degrees for choice in known.values() if choice.num_examples]
-    return sum(weights[key] ** 2 * choice.variance for key, choice in known.items()), min(degrees, default=math.nan)
+    degrees = [choice.degrees for choice in usable.values() if choice.num_examples]
+    return sum(weights[key] ** 2 * choice.variance for key, choice in usable.items()), min(degrees, default=math.nan)
 
 
 def interaction(values_RN: np.ndarray) -> float:
-    """The mean square of what is left of a table without the means of its rows and columns; 0 with a single row."""
+    """Return the mean square of a table's residuals, without the means of rows and columns; 0 with a single row."""
     num_rows, num_columns = values_RN.shape
     if min(num_rows, num_columns) < 2:
         return 0.0
@@ -270,7 +277,7 @@ def interaction(values_RN: np.ndarray) -> float:
 
 
 def combine(*parts: tuple[float, Terms]) -> Terms:
-    """A weighted sum of weighted sums."""
+    """Write a weighted sum of weighted sums as one."""
     return [(factor * weight, score) for factor, terms in parts for weight, score in terms]
 
 
@@ -282,26 +289,27 @@ def difference(a: SeedScores, b: SeedScores) -> Contrast:
 def jackknife(
     statistic: Callable[[np.ndarray], float], num: int, size: float, pretraining_seeds: Sequence[int] = ()
 ) -> Contrast:
-    """A function of `num` samples, with its standard error from leaving out one at a time (Tukey's pseudo-values); all
-    of one pretraining seed at a time, where there are several: what is repeated independently.
+    """Estimate a function of `num` samples, with its standard error from leaving out one sample at a time (Tukey's
+    pseudo-values); with several pretraining seeds, all samples of one at a time, as these are the independent
+    repetitions.
 
     `pretraining_seeds`: that of each sample, as in `SeedScores`.
     """
     samples_S = np.arange(num)
     several = len(set(pretraining_seeds)) > 1
     seeds_S = np.array(pretraining_seeds) if several else samples_S
-    seen, kinds_R = statistic(samples_S), np.unique(seeds_S)
+    estimate, kinds_R = statistic(samples_S), np.unique(seeds_S)
     num_left_out, num_pretrainings = len(kinds_R), len(kinds_R) if several else 1
     if num_left_out < 2:
-        return Contrast(seen, math.nan, math.nan, size, "jackknife t", num_left_out)
+        return Contrast(estimate, math.nan, math.nan, size, "jackknife t", num_left_out)
     without_R = np.array([statistic(samples_S[seeds_S != kind]) for kind in kinds_R])
-    variance_of_mean = variance(num_left_out * seen - (num_left_out - 1) * without_R) / num_left_out
+    variance_of_mean = variance(num_left_out * estimate - (num_left_out - 1) * without_R) / num_left_out
     error, degrees, nums = math.sqrt(variance_of_mean), num_left_out - 1, (num_left_out, num_pretrainings)
-    return Contrast(seen, error, degrees, size, "jackknife t", *nums, seed_variance=variance_of_mean)
+    return Contrast(estimate, error, degrees, size, "jackknife t", *nums, seed_variance=variance_of_mean)
 
 
 def is_significant(p_value: float) -> bool:
-    """Whether a p-value, adjusted for all questions asked, is below the level of this house; nan is not."""
+    """Tell whether a p-value, adjusted for all questions asked, is below `SIGNIFICANCE`; nan is not."""
     return p_value < SIGNIFICANCE
 
 
@@ -320,18 +328,18 @@ def judge_difference(estimate: float, p_value: float) -> Side:
 def say_difference(
     gap: Interval, first: tuple[str, float], second: tuple[str, float], *, is_ahead: bool, where: str = ""
 ) -> str:
-    """`A is ahead of B on genre: 71.20 % against 70.00 %, +1.20 points [+0.40, +2.00]`: the sentence about two models,
-    given with their scores and the difference of these, wherever one is said to be better than another or not."""
-    (name, score), (other, other_score) = first, second
+    """`A is ahead of B on genre: 71.20 % against 70.00 %, +1.20 points [+0.40, +2.00]`: the sentence, used everywhere,
+    that calls one model better than another or not. `gap` is the difference of their scores."""
+    (name, score), (rival, rival_score) = first, second
     verb = "is ahead of" if is_ahead else "cannot be told from"
     ends = "" if math.isnan(gap.low) else f" [{show_points(gap.low)}, {show_points(gap.high)}]"
-    scores = f"{show_share(score)} % against {show_share(other_score)} %"
-    return f"{name} {verb} {other}{where and f' {where}'}: {scores}, {show_points(gap.value)} points{ends}"
+    scores = f"{show_share(score)} % against {show_share(rival_score)} %"
+    return f"{name} {verb} {rival}{where and f' {where}'}: {scores}, {show_points(gap.value)} points{ends}"
 
 
 def with_averages(results: ResultSet) -> ResultSet:
-    """Add the average over the datasets of each family, and the mean over all tasks, where an arm has all of those that
-    any arm has; averages that are there stay."""
+    """Add the average over the datasets of each family, and the mean over all tasks, where an arm has all that any arm
+    has; averages that are there stay."""
     groups: dict[tuple[ReportArm, Metric], dict[tuple[str, str], Result]] = {}
     for result in results.results:
         cells = groups.setdefault((result.arm, result.metric), {})
@@ -341,12 +349,12 @@ def with_averages(results: ResultSet) -> ResultSet:
     for (_, metric), cells in groups.items():
         all_tasks: list[tuple[Family, str]] = []
         for family in results.families:
-            places = [(family, name) for name in results.datasets(family, metric)]
-            all_tasks += places
-            if places and (family, AVERAGE) not in cells and cells.keys() >= set(places):
-                averages.append(average([cells[place] for place in places], family, AVERAGE))
+            columns = [(family, name) for name in results.datasets(family, metric)]
+            all_tasks += columns
+            if columns and (family, AVERAGE) not in cells and cells.keys() >= set(columns):
+                averages.append(average([cells[column] for column in columns], family, AVERAGE))
         if all_tasks and ("", ALL_TASKS) not in cells and cells.keys() >= set(all_tasks):
-            averages.append(average([cells[place] for place in all_tasks]))
+            averages.append(average([cells[column] for column in all_tasks]))
     return replace(results, results=(*results.results, *averages))
 
 
@@ -358,28 +366,28 @@ def average(cells: Sequence[Result], family: Family = "", dataset: str = ALL_TAS
     stay together. Of means and half-widths alone, as published, all count as independent.
     """
     first = cells[0]
-    made = Result(first.arm, family, dataset, first.metric, cells=tuple(cells) if first.samples else ())
+    mean_result = Result(first.arm, family, dataset, first.metric, cells=tuple(cells) if first.samples else ())
     repeated = {(len(cell.samples), tuple(cell.seeds), tuple(cell.pretraining_seeds)) for cell in cells}
     if first.samples and len(repeated) == 1:
         samples = np.mean([cell.samples for cell in cells], axis=0).tolist()
-        return replace(made, samples=samples, seeds=first.seeds, pretraining_seeds=first.pretraining_seeds)
+        return replace(mean_result, samples=samples, seeds=first.seeds, pretraining_seeds=first.pretraining_seeds)
     num = min(cell.num for cell in cells)
     if all(cell.samples for cell in cells):
-        return replace(made, summary=replace(seed_interval((1 / len(cells), cell) for cell in cells), num=num))
+        return replace(mean_result, summary=replace(seed_interval((1 / len(cells), cell) for cell in cells), num=num))
     mean = float(np.mean([cell.mean for cell in cells]))
     half_width = NORMAL_QUANTILE * math.sqrt(sum(cell.std**2 / cell.num for cell in cells)) / len(cells)
-    return replace(made, summary=Interval(mean, mean - half_width, mean + half_width, num=num), cells=())
+    return replace(mean_result, summary=Interval(mean, mean - half_width, mean + half_width, num=num), cells=())
 
 
 POWER = 0.8
-"""With which probability what is named as enough decides a difference."""
+"""The probability with which the numbers that are named as enough decide a difference."""
 
 MOST_SEEDS, MOST_EXAMPLES = 1_000, 1_000_000
 
 
 @dataclass(frozen=True)
 class Signal:
-    """What a task says about several models."""
+    """How clearly a task tells several models apart."""
 
     ratio: float
     """Their spread over the standard error of such a mean beside another, which is that of a difference over √2, by the
@@ -390,10 +398,10 @@ class Signal:
 
 
 def measure_signal(scores: Iterable[SeedScores | None]) -> Signal | None:
-    """None for fewer than two models with a score, or where noise is not known."""
+    """Return how far scores lie apart beside their noise; None with fewer than two, or where noise is not known."""
     ranked = sorted((score for score in scores if score is not None), key=lambda score: score.mean)
     neighbours = [difference(upper, lower) for lower, upper in itertools.pairwise(ranked)]
-    errors = [each.error for each in neighbours]
+    errors = [gap.error for gap in neighbours]
     if np.isnan(errors).any() or not any(errors):
         return None
     spread, noise = np.std([score.mean for score in ranked], ddof=1), math.sqrt(float(np.mean(np.square(errors))) / 2)
@@ -402,53 +410,53 @@ def measure_signal(scores: Iterable[SeedScores | None]) -> Signal | None:
     # k (n - 1) degrees of freedom, their k - 1 differences 2 (n - 1) each.
     num = len(ranked)
     # Neighbours whose difference is the same for all seeds have none: they speak for no noise, and count for none.
-    degrees = float(np.nansum([each.degrees for each in neighbours])) * num / (2 * (num - 1))
+    degrees = float(np.nansum([gap.degrees for gap in neighbours])) * num / (2 * (num - 1))
     decides = is_significant(float(special.fdtrc(num - 1, degrees, ratio**2)))
     level = SIGNIFICANCE / (num * (num - 1) // 2)
     needs = "" if decides else what_decides(difference(ranked[-1], ranked[0]), 0.0, level)
     return Signal(ratio, needs)
 
 
-def what_decides(seen: Contrast, bound: float, level: float) -> str:
-    """How many seeds, or else test examples, or else both, would put a contrast on one side of a bound at this level,
-    if estimate and spreads are what these scores show."""
-    if math.isnan(seen.against(bound).p_value) or not seen.error > 0:
-        return "scores that differ between seeds, of two seeds or more" if seen.num > 1 else "two seeds or more"
-    seeds = "pretraining seeds" if seen.num_pretrainings > 1 else "seeds"
+def what_decides(pair: Contrast, bound: float, level: float) -> str:
+    """Say how many seeds, or else test examples, or else both, would put a contrast on one side of a bound at this
+    level, if estimate and spreads stay as measured."""
+    if math.isnan(pair.against(bound).p_value) or not pair.error > 0:
+        return "scores that differ between seeds, of two seeds or more" if pair.num > 1 else "two seeds or more"
+    seeds = "pretraining seeds" if pair.num_pretrainings > 1 else "seeds"
     stay = "if the true difference and the spread are those seen here"
-    more_seeds = range(seen.num + 1, MOST_SEEDS + 1)
-    at = bisect.bisect_left(more_seeds, True, key=lambda num: is_enough(seen, bound, level, num / seen.num, 1))
-    if at < len(more_seeds):
-        return f"about {more_seeds[at]} {seeds} instead of {seen.num}, {stay}"
-    if seen.num_examples:
+    more_seeds = range(pair.num + 1, MOST_SEEDS + 1)
+    index = bisect.bisect_left(more_seeds, True, key=lambda num: is_enough(pair, bound, level, num / pair.num, 1))
+    if index < len(more_seeds):
+        return f"about {more_seeds[index]} {seeds} instead of {pair.num}, {stay}"
+    if pair.num_examples:
         # In steps of 5 %: more examples alone, then of both.
-        factors = [1.05**step for step in range(1, 1 + int(math.log(MOST_EXAMPLES / seen.num_examples, 1.05)))]
+        factors = [1.05**step for step in range(1, 1 + int(math.log(MOST_EXAMPLES / pair.num_examples, 1.05)))]
         for power in (0, 1):
-            enough = [by for by in factors if is_enough(seen, bound, level, by**power, by)]
+            enough = [factor for factor in factors if is_enough(pair, bound, level, factor**power, factor)]
             if enough:
-                about = float(f"{enough[0] * seen.num_examples:.2g}")
-                both = f"{math.ceil(seen.num * enough[0])} {seeds} instead of {seen.num} and " if power else ""
-                return f"about {both}{about:,.0f} test examples instead of {seen.num_examples:,}, {stay}"
-    if is_enough(replace(seen, choice_variance=0.0), bound, level, MOST_SEEDS / seen.num, MOST_EXAMPLES):
+                about = float(f"{enough[0] * pair.num_examples:.2g}")
+                with_seeds = f"{math.ceil(pair.num * enough[0])} {seeds} instead of {pair.num} and " if power else ""
+                return f"about {with_seeds}{about:,.0f} test examples instead of {pair.num_examples:,}, {stay}"
+    if is_enough(replace(pair, choice_variance=0.0), bound, level, MOST_SEEDS / pair.num, MOST_EXAMPLES):
         return "more validation examples, or fewer rates: others could choose other rates"
-    ends = f"({show_points(seen.estimate)} points) is too close to the bound ({show_points(bound)})"
+    ends = f"({show_points(pair.estimate)} points) is too close to the bound ({show_points(bound)})"
     return f"not even {MOST_SEEDS:,} {seeds}: with this spread, the estimate {ends}"
 
 
-def is_enough(seen: Contrast, bound: float, level: float, times_seeds: float, times_examples: float) -> bool:
-    """Whether so many times the seeds and the test examples decide with the power of this house."""
-    of_examples = seen.example_variance / times_examples
-    of_choice = seen.choice_variance  # neither makes that smaller
-    of_seeds = max(seen.error**2 - seen.example_variance - of_choice, 0.0) / times_seeds
-    num = seen.num * times_seeds
-    if seen.num_examples or of_choice:
-        of_all = [(of_examples, seen.num_examples * times_examples - 1), (of_choice, seen.choice_degrees)]
+def is_enough(pair: Contrast, bound: float, level: float, times_seeds: float, times_examples: float) -> bool:
+    """Tell whether so many times the seeds and the test examples would decide, with probability `POWER`."""
+    of_examples = pair.example_variance / times_examples
+    of_choice = pair.choice_variance  # neither makes that smaller
+    of_seeds = max(pair.error**2 - pair.example_variance - of_choice, 0.0) / times_seeds
+    num = pair.num * times_seeds
+    if pair.num_examples or of_choice:
+        of_all = [(of_examples, pair.num_examples * times_examples - 1), (of_choice, pair.choice_degrees)]
         degrees = mix_degrees([(of_seeds, num - 1), *of_all])
     else:
-        degrees = seen.degrees * (num - 1) / (seen.num - 1)
+        degrees = pair.degrees * (num - 1) / (pair.num - 1)
     error = math.sqrt(of_seeds + of_examples + of_choice)
     needed = special.stdtrit(degrees, 1 - level / 2) + special.stdtrit(degrees, POWER)
-    return bool(abs(seen.estimate - bound) / error >= needed)
+    return bool(abs(pair.estimate - bound) / error >= needed)
 
 
 USUAL_NOISE = {"networks of 210M and more": (0.005, 0.005), "networks of 1M on small tasks": (0.012, 0.018)}
@@ -460,8 +468,8 @@ EXAMPLE_VARIANCE = 0.21
 
 
 def smallest_difference(num_pretrainings: int, num_seeds: int, num_examples: int, noise: tuple[float, float]) -> float:
-    """The smallest difference between two models that so many seeds of pretraining, seeds of fine-tuning for each, and
-    test examples find with the power of this house, asked alone; infinite where no more than one seed is there.
+    """Return the smallest difference between two models that one test finds with probability `POWER`, with so many
+    pretraining seeds, fine-tuning seeds for each, and test examples; infinite with a single seed.
 
     With one pretraining the question is about two checkpoints, and its noise no part of the error.
     """

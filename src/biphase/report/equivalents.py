@@ -71,7 +71,7 @@ class Equivalent:
     heights: tuple[float, ...]
     """The scores of the baseline, made monotone."""
     datasets: tuple[str, ...]
-    """What the score is the mean of."""
+    """The data sets whose mean the score is."""
 
     @property
     def matching(self) -> float:
@@ -88,8 +88,8 @@ def compute_equivalent(
     *,
     is_tested: bool = True,
 ) -> Equivalent:
-    """The equivalent of an arm on the ladder of a baseline, by the mean over data sets that all of them have; without
-    its interval unless `is_tested`.
+    """Find the compute equivalent of an arm on the ladder of a baseline, by the mean over data sets that all of them
+    have; with its interval only if `is_tested`.
 
     Args:
         baseline: one recipe at several budgets.
@@ -100,12 +100,12 @@ def compute_equivalent(
             common.
     """
     rung, ladder, names = make_ladder(results, arm, baseline, axis, datasets)
-    heights = optimize.isotonic_regression([one.score.mean for one in ladder]).x
+    heights = optimize.isotonic_regression([step.score.mean for step in ladder]).x
     mean = rung.score.mean
     beyond: Literal["", "above", "below"] = "above" if mean > heights[-1] else "below" if mean < heights[0] else ""
     # The least compute at which the rising line reaches the score, or the end that it lies beyond: read from above, for
     # where the line is level `interp` takes what comes last.
-    log = np.interp(-mean, -heights[::-1], np.log([one.compute for one in ladder])[::-1])
+    log = np.interp(-mean, -heights[::-1], np.log([step.compute for step in ladder])[::-1])
     interval = find_interval(rung, ladder) if is_tested else (math.nan, math.nan, ())
     share = rung.compute / math.exp(log)
     return Equivalent(arm, axis, share, beyond, *interval, rung, tuple(ladder), tuple(heights.tolist()), names)
@@ -118,8 +118,8 @@ def contrast_at_share(
     share: float,
     datasets: Sequence[str] | None = None,
 ) -> Contrast:
-    """The arm's score minus the baseline's at the FLOPs of which the arm has this share: above zero, if the arm's
-    equivalent is less than `share`. Raises `InputError` where the ladder does not reach there."""
+    """Contrast the arm's score with the baseline's at the FLOPs of which the arm has this share: above zero if the
+    arm's equivalent is less than `share`. Raises `InputError` where the ladder does not reach there."""
     rung, ladder, _ = make_ladder(results, arm, baseline, "flops", datasets)
     spent = rung.compute / share
     if not ladder[0].compute <= spent <= ladder[-1].compute:
@@ -127,13 +127,14 @@ def contrast_at_share(
     return contrast_at(rung, ladder, spent)
 
 
-def shared_datasets(results: ResultSet, arms: Sequence[ReportArm], wanted: Sequence[str] | None) -> tuple[str, ...]:
-    """Raises `InputError` where a wanted one is missing, or none is shared."""
+def shared_datasets(results: ResultSet, arms: Sequence[ReportArm], required: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the data sets that all arms have, or those `required`. Raises `InputError` where a required one is
+    missing, or none is shared."""
     by_arm = [results.scores_of(arm) for arm in arms]
     shared = set.intersection(*map(set, by_arm))
-    if wanted is not None and (lost := sorted(set(wanted) - shared)):
+    if required is not None and (lost := sorted(set(required) - shared)):
         raise InputError(f"no scores of {', '.join(arm.name for arm in arms)} on {', '.join(lost)}; finish their cells")
-    names = tuple(name for name in by_arm[0] if name in shared and (wanted is None or name in wanted))
+    names = tuple(name for name in by_arm[0] if name in shared and (required is None or name in required))
     if not names:
         raise InputError(f"{', '.join(arm.name for arm in arms)} have no data set in common; evaluate them on the same")
     return names
@@ -142,15 +143,15 @@ def shared_datasets(results: ResultSet, arms: Sequence[ReportArm], wanted: Seque
 def make_ladder(
     results: ResultSet, arm: ReportArm, baseline: Sequence[ReportArm], axis: Compute, datasets: Sequence[str] | None
 ) -> tuple[Rung, list[Rung], tuple[str, ...]]:
-    """An arm, the ladder of a baseline, least compute first, and the data sets by whose mean they are placed. Raises
-    `InputError` as `compute_equivalent`."""
+    """Return the rung of an arm, the ladder of a baseline, least compute first, and the data sets over which scores are
+    averaged. Raises `InputError` as `compute_equivalent`."""
     names = shared_datasets(results, (arm, *baseline), datasets)
     rungs = []
-    for placed in (*baseline, arm):
-        compute: float | None = getattr(placed, axis)
+    for member in (*baseline, arm):
+        compute: float | None = getattr(member, axis)
         if not compute:
-            raise InputError(f"the {AXES[axis]} of {placed.name} are not known; choose another axis")
-        scores = [score for name, score in results.scores_of(placed).items() if name in names]
+            raise InputError(f"the {AXES[axis]} of {member.name} are not known; choose another axis")
+        scores = [score for name, score in results.scores_of(member).items() if name in names]
         rungs.append(Rung(compute, average(scores), [(1 / len(scores), score) for score in scores]))
     *ladder, rung = rungs
     refuse_gaps([(step.compute, step.score.arm.name) for step in ladder])
@@ -170,31 +171,31 @@ def refuse_gaps(rungs: Sequence[tuple[float, str]]) -> None:
 
 
 def find_interval(rung: Rung, ladder: Sequence[Rung]) -> tuple[float, float, tuple[Noise, ...]]:
-    """The shares between those at which the arm is above the baseline and those at which it is below, by the test of
-    all verdicts; and what that accounts for."""
-    compute, ends = rung.compute, [one.compute for one in ladder]
-    places = [np.linspace(*pair, POINTS_BETWEEN, endpoint=False) for pair in itertools.pairwise(np.log(ends))]
-    inside = np.exp(np.concatenate(places)[1:])
+    """Find the ends of the interval: between the shares at which the arm is above the baseline and those at which it is
+    below, by the test of all verdicts. Return them with the noise that the test accounts for."""
+    compute, ends = rung.compute, [step.compute for step in ladder]
+    between = [np.linspace(*pair, POINTS_BETWEEN, endpoint=False) for pair in itertools.pairwise(np.log(ends))]
+    inside = np.exp(np.concatenate(between)[1:])
     new = [ends[0], *map(float, inside), ends[-1]]  # exactly: the ladder's ends are on the ladder
-    seen = dict[float, Contrast]()
+    gaps = dict[float, Contrast]()
     for _ in range(1 + HALVINGS):
-        seen |= {place: contrast_at(rung, ladder, place) for place in new}
-        grid = sorted(seen)
-        new = [math.sqrt(less * more) for less, more in itertools.pairwise(grid) if seen[less].side != seen[more].side]
-    sides, noise = [seen[place].side for place in grid], seen[grid[0]].noise
+        gaps |= {budget: contrast_at(rung, ladder, budget) for budget in new}
+        grid = sorted(gaps)
+        new = [math.sqrt(less * more) for less, more in itertools.pairwise(grid) if gaps[less].side != gaps[more].side]
+    sides, noise = [gaps[budget].side for budget in grid], gaps[grid[0]].noise
     if "untested" in sides:
         return math.nan, math.nan, noise
     # The baseline's compute is more than where the arm is still above it, and less than where it is below.
-    open_places = [place for place, side in zip(grid, sides, strict=True) if side == "within noise"]
+    undecided = [budget for budget, side in zip(grid, sides, strict=True) if side == "within noise"]
     if sides[0] == "below":
         return compute / grid[0], math.inf, noise
     if sides[-1] == "above":
         return 0.0, compute / grid[-1], noise
-    if not open_places:  # the scores leap from below to above between two places
+    if not undecided:  # the scores leap from below to above between two budgets
         leap = sides.index("below")
         return compute / grid[leap], compute / grid[leap - 1], noise
-    low = 0.0 if sides[-1] == "within noise" else compute / max(open_places)
-    high = math.inf if sides[0] == "within noise" else compute / min(open_places)
+    low = 0.0 if sides[-1] == "within noise" else compute / max(undecided)
+    high = math.inf if sides[0] == "within noise" else compute / min(undecided)
     return low, high, noise
 
 
@@ -240,7 +241,7 @@ that, in the first kind of compute."""
 
 @dataclass(frozen=True)
 class PriceList:
-    """All arms of a network against the ladder of its baseline."""
+    """Compute-equivalents of all arms of a network on the ladder of its baseline."""
 
     baseline: tuple[ReportArm, ...]
     """Least compute first."""
@@ -268,7 +269,7 @@ class PriceList:
 
     @property
     def rule(self) -> str:
-        """How its tables are to be read."""
+        """A sentence on how to read its tables."""
         noise = self.prices[0]["mean"][0].noise
         over = f", over {show_noise(noise)}" if noise else ""
         once = "" if "pretraining seeds" in noise else " Each model was pretrained once: this is about these models."
@@ -287,16 +288,16 @@ class PriceList:
 
     @property
     def headline(self) -> tuple[Equivalent, ...]:
-        """What was declared before it was seen; else all that is compared."""
-        names = self.declared or [each.arm.name for each in self.compared]
+        """The arms declared before there were scores; else all that are compared."""
+        names = self.declared or [equivalent.arm.name for equivalent in self.compared]
         return tuple(price["mean"][0] for price in self.prices if price["mean"][0].arm.name in names)
 
 
 def list_prices(
     results: ResultSet, declared: Mapping[str, Sequence[str]] | None = None
 ) -> tuple[list[PriceList], list[str]]:
-    """One for each network that has a baseline and another arm, smallest first, by the primary metric; and why another
-    network has none. What continues another arm is left out: its compute lies beyond the ladder.
+    """List the prices of each network that has a baseline and another arm, smallest first, by the primary metric; and
+    why other networks have none. Arms that continue another arm are left out: their compute lies beyond the ladder.
 
     Args:
         declared: arms that hypotheses hold against a ladder → the arms of that.
@@ -307,24 +308,24 @@ def list_prices(
     for size in sizes_of(trained):
         arms = [arm for arm in trained if arm.size == size]
         baseline = choose_baseline(arms)
-        others = [arm for arm in arms if arm not in baseline]
+        priced = [arm for arm in arms if arm not in baseline]
         if not baseline:
             continue
         try:
             datasets = shared_datasets(results, baseline, None)
-            prices = price_arms(results, baseline, others, datasets)
+            prices = price_arms(results, baseline, priced, datasets)
         except InputError as error:
             lacking.append(f"No compute-equivalents of {size}: {error}")
             continue
         if prices:
             rungs, names = {arm.name for arm in baseline}, [price["mean"][0].arm.name for price in prices]
-            asked = [name for name, ladder in (declared or {}).items() if name in names and rungs.issuperset(ladder)]
-            listed = PriceList(baseline, tuple(prices), datasets, tuple(asked))
+            chosen = [name for name, ladder in (declared or {}).items() if name in names and rungs.issuperset(ladder)]
+            listed = PriceList(baseline, tuple(prices), datasets, tuple(chosen))
             first = listed.headline[0]
             without: dict[str, Equivalent] = {}
             for name in datasets if len(datasets) > 1 else ():
-                rest = [other for other in datasets if other != name]
-                without[name] = compute_equivalent(results, first.arm, baseline, first.axis, rest, is_tested=False)
+                remaining = [dataset for dataset in datasets if dataset != name]
+                without[name] = compute_equivalent(results, first.arm, baseline, first.axis, remaining, is_tested=False)
             lists.append(replace(listed, without=without))
     return lists, lacking
 
@@ -345,10 +346,10 @@ def choose_baseline(arms: Sequence[ReportArm]) -> tuple[ReportArm, ...]:
 
 
 def price_arms(
-    results: ResultSet, baseline: Sequence[ReportArm], others: Sequence[ReportArm], datasets: Sequence[str]
+    results: ResultSet, baseline: Sequence[ReportArm], priced: Sequence[ReportArm], datasets: Sequence[str]
 ) -> list[Price]:
-    """The prices of those arms of a network that are known as well as its baseline, by the data sets of that. Raises
-    `InputError` where the baseline has a gap."""
+    """Price those arms of a network that have compute and all of the baseline's data sets. Raises `InputError` where
+    the baseline has a gap."""
     axes = []
     for axis in AXES:
         spent = [0.0, *(getattr(arm, axis) or 0.0 for arm in baseline)]
@@ -362,18 +363,18 @@ def price_arms(
             parts[f"{family} mean"] = names
         parts |= {name: [name] for name in names if len(datasets) > 1}
     prices: list[Price] = []
-    for arm in others:
-        known = [axis for axis in axes if getattr(arm, axis)]
-        if known and results.scores_of(arm).keys() >= set(datasets):
+    for arm in priced:
+        known_axes = [axis for axis in axes if getattr(arm, axis)]
+        if known_axes and results.scores_of(arm).keys() >= set(datasets):
             price_on = partial(compute_equivalent, results, arm, baseline)
-            mean = {"mean": [price_on(axis, datasets) for axis in known]}
-            prices.append(mean | {part: [price_on(known[0], names)] for part, names in parts.items()})
+            mean = {"mean": [price_on(axis, datasets) for axis in known_axes]}
+            prices.append(mean | {part: [price_on(known_axes[0], names)] for part, names in parts.items()})
 
     def rank(price: Price) -> tuple[float, ...]:
-        """Above all of the ladder costs less than it says, below all of it more."""
+        """Sort key: what lies above all of the ladder costs less than its share says, what lies below more."""
         mean = price["mean"][0]
-        place = {"above": 0, "": 1, "below": 2}[mean.beyond]
-        return -mean.arm.pretrain_steps, place, mean.share, -mean.rung.score.mean
+        order = {"above": 0, "": 1, "below": 2}[mean.beyond]
+        return -mean.arm.pretrain_steps, order, mean.share, -mean.rung.score.mean
 
     return sorted(prices, key=rank)
 
@@ -395,26 +396,26 @@ def price_sentence(listed: PriceList) -> str:
         notes.append("each model was pretrained once")
     if len(chosen) > 1:
         reach = f"{first.arm.name} {show_multiple(first)} to {last.arm.name} {show_multiple(last)}"
-        told = f"{len(chosen)} models reach the score of {alone} at different shares {unit}: from {reach}"
+        sentence = f"{len(chosen)} models reach the score of {alone} at different shares {unit}: from {reach}"
     elif first.beyond:
-        told = f"{first.arm.name} scores {first.beyond} {alone} at all of its budgets"
-        told += f": {ends} {unit}" if ends.startswith("at ") else ""
+        sentence = f"{first.arm.name} scores {first.beyond} {alone} at all of its budgets"
+        sentence += f": {ends} {unit}" if ends.startswith("at ") else ""
     else:
-        told = f"{first.arm.name} reaches the score of {alone} at {show_multiple(first)} {unit}"
+        sentence = f"{first.arm.name} reaches the score of {alone} at {show_multiple(first)} {unit}"
     if len(chosen) == 1 and first.low <= 1 <= first.high:
-        told += ", which is not shown to be cheaper" if first.share < 1 else ", which is not shown to cost more"
-    told += f", {where} ({'; '.join(notes)})."
+        sentence += ", which is not shown to be cheaper" if first.share < 1 else ", which is not shown to cost more"
+    sentence += f", {where} ({'; '.join(notes)})."
     if not listed.without:
-        return told
+        return sentence
     whole = math.log(first.share)
-    task, rest = min(listed.without.items(), key=lambda item: math.copysign(1, whole) * math.log(item[1].share))
-    has_one = abs(whole) > LEAST_SAVING and math.log(rest.share) / whole < 0.5
+    task, remaining = min(listed.without.items(), key=lambda item: math.copysign(1, whole) * math.log(item[1].share))
+    has_one = abs(whole) > LEAST_SAVING and math.log(remaining.share) / whole < 0.5
     without = f"{'One task carries this: w' if has_one else 'W'}ithout {task}"
-    return f"{told} {without}, {first.arm.name} has {show_point(rest)}."
+    return f"{sentence} {without}, {first.arm.name} has {show_point(remaining)}."
 
 
 def ladder_panel(listed: PriceList) -> Panel:
-    """The baseline's score against its compute as a line, and how far from it lie the arms that are compared."""
+    """Draw the baseline's score against its compute as a line, and how far from it the compared arms lie."""
     compared = listed.compared[: len(SERIES)]
     first, marks = compared[0], []
     for rung, height in zip(first.ladder, first.heights, strict=True):
@@ -425,21 +426,22 @@ def ladder_panel(listed: PriceList) -> Panel:
         label = f"{equivalent.arm.name}: {show_point(equivalent)}"
         mark = mark_interval(equivalent.rung.compute, equivalent.rung.score.interval)
         series.append((label, look, [replace(mark, until=equivalent.matching)]))
-    ticks, labels, unit = round_ticks([one.compute for one in (*first.ladder, *(one.rung for one in compared))])
+    rungs = [*first.ladder, *(equivalent.rung for equivalent in compared)]
+    ticks, labels, unit = round_ticks([rung.compute for rung in rungs])
     x_label = f"{AXES[first.axis]} of training{unit}"
     y_label = "mean over all tasks (%)" if len(listed.datasets) > 1 else f"{listed.datasets[0]} (%)"
     return Panel("lines", series, listed.size, x_label, y_label, ticks, labels, is_logarithmic=True)
 
 
 def price_tables(listed: PriceList) -> list[Table]:
-    """A row for every arm: shares by the mean, and those by family and task."""
+    """Make a table with a row for every arm, of shares by the mean; and another one of shares by family and task."""
     counted = {equivalent.axis for price in listed.prices for equivalent in price["mean"]}
     shared = [axis for axis in AXES if axis in counted]
     parts = [part for part in listed.prices[0] if part != "mean"]
     rows, by_part = [], []
     records: list[Sequence[object]] = [PRICE_COLUMNS]
     for price in listed.prices:
-        first, shares = price["mean"][0], {one.axis: show_multiple(one) for one in price["mean"]}
+        first, shares = price["mean"][0], {mean.axis: show_multiple(mean) for mean in price["mean"]}
         stub, steps = (first.arm.name,), Cell(f"{first.arm.pretrain_steps:,}")
         score = Cell(show_share(first.rung.score.mean), show_share(first.rung.score.half_width))
         rows.append(Row(stub, (steps, score, *(Cell(shares.get(axis, MISSING)) for axis in shared))))

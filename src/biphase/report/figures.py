@@ -84,7 +84,7 @@ Plots = Sequence[Callable[["Axes"], object]]
 
 @dataclass(frozen=True)
 class Axis:
-    """What stands on an x axis, and where an arm has its place there."""
+    """An x axis: its label, and the position of an arm on it."""
 
     label: str
     x: Callable[[ReportArm], Any]
@@ -107,7 +107,7 @@ FLOPS = Axis("training FLOPs", lambda arm: arm.flops, is_logarithmic=True)
 
 @dataclass(frozen=True)
 class FigureRow:
-    """What a figure shows."""
+    """The arms, series and axis of a figure."""
 
     choose: Callable[[ResultSet], Iterable[Arms]]
     """What it shows, in the order of the legend."""
@@ -141,11 +141,11 @@ def choose_masks_after_clm(results: ResultSet) -> list[Arms]:
 
 
 def choose_gaps(results: ResultSet, setup: str, objective: str, steps: str) -> list[Arms]:
-    """The arms of an objective in a comparison, from little CLM to much, each beside MLM of its size and steps."""
-    place = attrgetter("size", steps)
+    """Pair the arms of an objective in a comparison, from little CLM to much, with MLM of their size and steps."""
+    budget_of = attrgetter("size", steps)
     arms = sorted(results.arms(setup=setup), key=lambda arm: (clm_percent(arm), num_parameters(arm.size)))
-    mlm = {place(arm): arm for arm in arms if arm.objective == "mlm"}
-    return [(arm, mlm[place(arm)]) for arm in arms if arm.objective == objective and place(arm) in mlm]
+    mlm = {budget_of(arm): arm for arm in arms if arm.objective == "mlm"}
+    return [(arm, mlm[budget_of(arm)]) for arm in arms if arm.objective == objective and budget_of(arm) in mlm]
 
 
 def choose_priced(results: ResultSet) -> list[Arms]:
@@ -209,8 +209,8 @@ FIGURES: dict[str, FigureRow] = {
 
 
 def figure_pool() -> Executor:
-    """Where figures are drawn beside other work: copies of this process, which start with the first figure and load
-    matplotlib, where a copy is safe (on Linux, while this process has a single thread); elsewhere a thread."""
+    """Return a pool that draws figures beside other work: copies of this process, which start with the first figure and
+    load matplotlib, where a copy is safe (on Linux, while this process has a single thread); elsewhere a thread."""
     if sys.platform != "linux" or threading.active_count() > 1:
         return ThreadPoolExecutor(1)
     fork = multiprocessing.get_context("fork")
@@ -218,7 +218,7 @@ def figure_pool() -> Executor:
 
 
 def begin_drawing(parent: int) -> None:
-    """A copy of the process `parent` loads matplotlib, and ends when `parent` does."""
+    """Load matplotlib in a copy of the process `parent`, and end when `parent` does."""
     end_with_parent(parent, grace())
     import matplotlib.backends.backend_pdf
     import matplotlib.backends.backend_svg  # noqa: F401
@@ -227,7 +227,7 @@ def begin_drawing(parent: int) -> None:
 def list_figures(
     results: ResultSet, losses: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
 ) -> tuple[dict[str, Plots], list[str]]:
-    """Every figure for which there are scores, by the name of its files; and what the others lack.
+    """List every figure for which there are scores, by the name of its files; and what the others lack.
 
     `losses`: run → records as in metrics.jsonl.
     """
@@ -236,15 +236,15 @@ def list_figures(
         plots[name] = [partial(plot_panel, panel) for panel in fill_panels(row, results)]
     plots["losses"] = list(share_out_curves(losses or {}))
     words = read_words()["figures"]
-    missing = [f"{words[name]['title']}: needs {words[name]['needs']}" for name, drawn in plots.items() if not drawn]
-    return {name: drawn for name, drawn in plots.items() if drawn}, missing
+    lacking = [f"{words[name]['title']}: needs {words[name]['needs']}" for name, drawn in plots.items() if not drawn]
+    return {name: drawn for name, drawn in plots.items() if drawn}, lacking
 
 
 def fill_panels(row: FigureRow, results: ResultSet) -> list[Panel]:
-    """A panel for each family, with the marks of those arms that have a score there; none where what the figure needs
-    is missing."""
-    axis, shown = row.axis, list(row.choose(results))
-    arms = [arm for arm, *_ in shown]
+    """Make a panel for each family, with the marks of those arms that have a score there; none where the figure lacks
+    arms or scores."""
+    axis, rows = row.axis, list(row.choose(results))
+    arms = [arm for arm, *_ in rows]
     values = sorted(dict.fromkeys(map(axis.x, arms)), key=lambda x: num_parameters(x) if isinstance(x, str) else x)
     if len(values) < (1 if axis.has_names else 2):
         return []
@@ -256,20 +256,20 @@ def fill_panels(row: FigureRow, results: ResultSet) -> list[Panel]:
         ticks, labels, unit = round_ticks(values)
     margin = (0.6 if row.kind == "bars" else 0.4) if axis.has_names else None
     sizes = [size for size in sizes_of(arms) if row.kind == "rings" and num_parameters(size) < math.inf]
-    series = list_series(row, shown)
+    series = list_series(row, rows)
     panels = []
     for family in results.families:
         marked = []
         for number, (name, look, group) in enumerate(series):
             aside, marks = axis.dodge * (number - (len(series) - 1) / 2), list[Mark]()
-            for arm, *others in group:
+            for arm, *baseline in group:
                 x = values.index(axis.x(arm)) if axis.has_names else axis.x(arm)
                 x = x * (1 + aside) if axis.is_logarithmic else x + aside
                 size = 3.5 + 2 * sizes.index(arm.size) if arm.size in sizes else 5.0  # no other name says a size
                 if row.kind == "points":
                     interval = measure_spread(results, family, arm)
                 else:
-                    interval = measure_score(results, family, (arm, *others))
+                    interval = measure_score(results, family, (arm, *baseline))
                 if interval:
                     marks.append(mark_interval(x, interval, size))
             marked.append((name, look, sorted(marks, key=lambda mark: mark.x)))
@@ -280,39 +280,40 @@ def fill_panels(row: FigureRow, results: ResultSet) -> list[Panel]:
     return panels if any(marks for panel in panels for _, _, marks in panel.series) else []
 
 
-def list_series(row: FigureRow, shown: Sequence[Arms]) -> list[tuple[str, Look, list[Arms]]]:
-    """The name, the look and the arms of each series."""
-    has_sizes = row.by_size and len({arm.size for arm, *_ in shown}) > 1
+def list_series(row: FigureRow, rows: Sequence[Arms]) -> list[tuple[str, Look, list[Arms]]]:
+    """Return the name, the look and the arms of each series."""
+    has_sizes = row.by_size and len({arm.size for arm, *_ in rows}) > 1
     groups: dict[str, list[Arms]] = {}
-    for arm, *others in shown:
+    for arm, *baseline in rows:
         name = row.series(arm) + (f", {arm.size}" if has_sizes else "")
-        groups.setdefault(name, []).append((arm, *others))
-    series, taken = [], {""}
+        groups.setdefault(name, []).append((arm, *baseline))
+    series, used = [], {""}
     for number, (name, group) in enumerate(groups.items()):
         objective = getattr(group[0][0], row.look) if row.look else ""
-        look = SERIES[number % len(SERIES)] if objective in taken else LOOKS[objective]
-        taken.add(objective)
+        look = SERIES[number % len(SERIES)] if objective in used else LOOKS[objective]
+        used.add(objective)
         series.append((name, look, group))
     return series
 
 
 def mark_interval(x: float, interval: Interval, size: float = 5.0) -> Mark:
-    """A share as a mark, with as much of an interval as is known."""
+    """Make a mark of a share, with as much of its interval as is known."""
     down = float(np.fmax(interval.value - interval.low, 0.0))  # also of nan
     up = float(np.fmax(interval.high - interval.value, 0.0))
     return Mark(x, 100 * interval.value, 100 * down, 100 * up, size)
 
 
-def measure_score(results: ResultSet, family: str, shown: Arms) -> Interval | None:
-    """An arm's score on a family, or the difference of two arms; None where a score is missing."""
-    scores = [score for arm in shown if (score := results.score(arm, family))]
-    if len(scores) < len(shown):
+def measure_score(results: ResultSet, family: str, arms: Arms) -> Interval | None:
+    """Measure an arm's score on a family, or the difference of two arms; None where a score is missing."""
+    scores = [score for arm in arms if (score := results.score(arm, family))]
+    if len(scores) < len(arms):
         return None
     return scores[0].interval if len(scores) == 1 else difference(*scores).against()
 
 
 def measure_spread(results: ResultSet, family: str, arm: ReportArm) -> Interval | None:
-    """The spread of all test scores of an arm, each around the mean of its dataset; None where not all are known."""
+    """Measure the spread of all test scores of an arm, each around the mean of its dataset; None where not all are
+    known."""
     tables = []
     for dataset in results.datasets(family, results.primary_metric):
         score = results.find(arm, family, dataset, results.primary_metric)
@@ -328,8 +329,8 @@ def measure_spread(results: ResultSet, family: str, arm: ReportArm) -> Interval 
 
 
 def round_ticks(values: Sequence[float]) -> tuple[list[float], list[str], str]:
-    """Ticks of a logarithmic axis at round numbers inside what is drawn, their labels in units of a power of ten, such
-    as 2, 5, 10 and 20, and that unit: ` (×10¹⁵)`."""
+    """Choose ticks of a logarithmic axis at round numbers among the values drawn; return them with their labels in
+    units of a power of ten, such as 2, 5, 10 and 20, and that unit: ` (×10¹⁵)`."""
     unit = math.floor(math.log10(min(values)))
     low, high = min(values) / 10.0**unit, max(values) / 10.0**unit
     round_numbers = [step * 10**power for power in range(-1, 12) for step in (1, 2, 5)]
@@ -338,7 +339,8 @@ def round_ticks(values: Sequence[float]) -> tuple[list[float], list[str], str]:
         ticks = [tick for tick in (1, 1.5, 2, 3, 4, 5, 7, 10, 15, 20) if low / 1.1 <= tick <= high * 1.1]
     for parts in (2, 5, 10):  # as 2.2 and 2.4, where all lies close together
         if len(ticks) < 2:
-            ticks = [at / parts for at in range(parts, 10 * parts + 1) if low / 1.1 <= at / parts <= high * 1.1]
+            steps = [step / parts for step in range(parts, 10 * parts + 1)]
+            ticks = [tick for tick in steps if low / 1.1 <= tick <= high * 1.1]
     if len(ticks) > 8:
         ticks = [tick for tick in ticks if math.log10(tick).is_integer()]
     power = str(unit).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
@@ -360,14 +362,14 @@ def plot_panel(panel: Panel, axes: "Axes") -> None:
 
 
 def plot_marks(panel: Panel, axes: "Axes") -> None:
-    """The marks of each series with their intervals: along a line, or alone."""
+    """Draw the marks of each series with their intervals: along a line, or alone."""
     for label, look, marks in panel.series:
         for number, size in enumerate(dict.fromkeys(mark.size for mark in marks)):
-            own = [mark for mark in marks if mark.size == size]
+            of_size = [mark for mark in marks if mark.size == size]
             axes.errorbar(
-                [mark.x for mark in own],
-                [mark.value for mark in own],
-                [[mark.down for mark in own], [mark.up for mark in own]],
+                [mark.x for mark in of_size],
+                [mark.value for mark in of_size],
+                [[mark.down for mark in of_size], [mark.up for mark in of_size]],
                 color=look.color,
                 marker=look.marker,
                 linestyle=look.line if panel.kind == "lines" else "",
@@ -385,7 +387,7 @@ def plot_marks(panel: Panel, axes: "Axes") -> None:
 
 
 def plot_bars(panel: Panel, axes: "Axes") -> None:
-    """Bars from zero, side by side in each group."""
+    """Draw bars from zero, side by side in each group."""
     from matplotlib.colors import to_rgb
 
     width = 0.8 / max(len(panel.series), 1)
@@ -411,7 +413,7 @@ def plot_bars(panel: Panel, axes: "Axes") -> None:
 
 
 def share_out_curves(losses: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Callable[["Axes"], object]]:
-    """A plot for every few runs of an objective: losses of different objectives are not on one scale."""
+    """Make a plot for every few runs of an objective: losses of different objectives are not on one scale."""
     for objective in dict.fromkeys(row["objective"] for rows in losses.values() for row in rows):
         chosen = {}
         for name, records in losses.items():
@@ -431,7 +433,7 @@ def plot_loss_curves(losses: Mapping[str, Sequence[Mapping[str, Any]]], objectiv
 
 
 def save_figure(name: str, plots: Plots, folder: Path) -> Path:
-    """Write `NAME.svg` and `NAME.pdf`; returns the SVG. The same plots give the same, to the byte."""
+    """Write `NAME.svg` and `NAME.pdf`, and return the SVG. Equal plots give equal files, to the byte."""
     import matplotlib
     from fontTools.subset import Options
     from matplotlib.backends.backend_pdf import FigureCanvasPdf
@@ -452,7 +454,7 @@ def save_figure(name: str, plots: Plots, folder: Path) -> Path:
 
 
 def arrange_panels(plots: Plots) -> "Figure":
-    """Panels in two columns under one legend, or one panel across."""
+    """Arrange panels in two columns under one legend, or one panel across."""
     from matplotlib.figure import Figure
 
     num_rows, num_columns = math.ceil(len(plots) / 2), min(len(plots), 2)

@@ -13,30 +13,30 @@ MISSING = "–"
 
 
 def show_share(share: float) -> str:
-    """A share as a percentage, two decimals as in the paper: `81.20`."""
+    """Show a share as a percentage, two decimals as in the paper: `81.20`."""
     return MISSING if math.isnan(share) else f"{100 * share:.2f}"
 
 
 def show_points(value: float) -> str:
-    """A difference of shares in percentage points, signed: `+1.20`; `0.00` has no sign."""
-    shown = f"{100 * value:+.2f}"
-    return MISSING if math.isnan(value) else shown[1:] if float(shown) == 0 else shown.replace("-", "−")
+    """Show a difference of shares in percentage points, signed: `+1.20`; `0.00` has no sign."""
+    points = f"{100 * value:+.2f}"
+    return MISSING if math.isnan(value) else points[1:] if float(points) == 0 else points.replace("-", "−")
 
 
 def show_estimate(value: float) -> str:
-    """The two digits that an estimate knows: `0.021`, `1.5`, `12`, `81,000`."""
+    """Round an estimate to the two digits that it knows: `0.021`, `1.5`, `12`, `81,000`."""
     digits = 1 - math.floor(math.log10(value)) if value > 0 else 0
     return f"{round(value, digits):,.{max(digits, 0)}f}"
 
 
 def show_p_value(p_value: float) -> str:
-    """`0.031`, `< 0.001`; near the level of all tests as many digits as tell the side: `0.0496`."""
+    """Show `0.031`, or `< 0.001`; near the level of all tests as many digits as tell the side: `0.0496`."""
     if math.isnan(p_value):
         return MISSING
     if p_value < 0.001:
         return "< 0.001"
-    shown = (f"{p_value:.{digits}f}" for digits in range(3, 18))
-    return next(digits for digits in shown if (float(digits) < SIGNIFICANCE) == (p_value < SIGNIFICANCE))
+    forms = (f"{p_value:.{digits}f}" for digits in range(3, 18))
+    return next(digits for digits in forms if (float(digits) < SIGNIFICANCE) == (p_value < SIGNIFICANCE))
 
 
 def show_spread(spread: Interval | None) -> str:
@@ -53,7 +53,7 @@ def show_list(words: Sequence[str]) -> str:
 
 
 def show_noise(noise: Sequence[str]) -> str:
-    """What a test accounts for: `fine-tuning seeds only`, `pretraining seeds and test examples`."""
+    """Join the sources of noise of a test: `fine-tuning seeds only`, `pretraining seeds and test examples`."""
     return show_list(noise) + (" only" if len(noise) == 1 else "")
 
 
@@ -78,17 +78,17 @@ def csv_text(rows: Iterable[Sequence[object]]) -> str:
 
 
 def group_measures(results: ResultSet, family: str, metric: str) -> dict[str, list[str]]:
-    """What the scores of a family measure, in words → the datasets whose scores do; the usual metric where it is not
-    known by which they are."""
+    """Group the datasets of a family by what their scores measure, in words; by the family's usual metric where that is
+    not known."""
     words = read_words()
-    names = words["measures"][family]
+    measures = words["measures"][family]
     datasets: dict[str, dict[str, None]] = {}
     for result in results.select(family, metric=metric).results:
         if result.dataset != AVERAGE:
-            measure = result.measure or next(iter(names))
-            told = words["paper_measures"][family] if metric == "paper" else names.get(measure, measure)
-            datasets.setdefault(told, {})[result.dataset] = None
-    return {told: list(names) for told, names in datasets.items()}
+            measure = result.measure or next(iter(measures))
+            name = words["paper_measures"][family] if metric == "paper" else measures.get(measure, measure)
+            datasets.setdefault(name, {})[result.dataset] = None
+    return {name: list(names) for name, names in datasets.items()}
 
 
 def tell_measures(results: ResultSet, family: str, metric: str) -> str:
@@ -96,5 +96,5 @@ def tell_measures(results: ResultSet, family: str, metric: str) -> str:
     groups = group_measures(results, family, metric)
     if len(groups) == 1:
         return next(iter(groups))
-    told = [f"{words} on {show_list(names)}" for words, names in groups.items()]
-    return f"{show_list(told)}, which averages mix"
+    parts = [f"{words} on {show_list(names)}" for words, names in groups.items()]
+    return f"{show_list(parts)}, which averages mix"

@@ -47,7 +47,7 @@ NUMBER_FORM = re.compile(r"-?\d{1,15}(?:\.\d+)?(?:e-?\d{1,2})?")
 
 @dataclass(frozen=True)
 class Place:
-    """Where something is asked about; None is left open."""
+    """The tasks, budgets and models that an inequality is about; None is left open."""
 
     tasks: tuple[str, ...] | None = None
     """Families, tasks, or `average`, or one of `every family`, `some task` and the like."""
@@ -85,7 +85,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class AskedInequality:
-    """What a line says: about names, as it is parsed; about arms of a study at one place, once it is bound."""
+    """The inequality of a line: about names, as it is parsed; about arms of a study at one place, once it is bound."""
 
     text: str
     operands: tuple[Operand, ...]
@@ -114,7 +114,7 @@ class AskedInequality:
 
 
 class Parser:
-    """One line of text, read from left to right."""
+    """A parser of a line of text, which it reads from left to right."""
 
     def __init__(self, text: str) -> None:
         if text.count("(") > MOST_BRACKETS:
@@ -133,32 +133,32 @@ class Parser:
         """The next token; empty at the end."""
         return self.tokens[self.at] if self.at < len(self.tokens) else ""
 
-    def refuse(self, wanted: str) -> NoReturn:
+    def refuse(self, expected: str) -> NoReturn:
         next_token = f"'{clipped(self.next.strip(QUOTES), 20)}'" if self.next else "the end"
-        raise InputError(f"{wanted} is wanted where {next_token} stands")
+        raise InputError(f"{expected} is wanted where {next_token} stands")
 
-    def take(self, *wanted: str) -> str:
-        """The next token, if it is one of these."""
-        if self.next not in wanted:
-            self.refuse(" or ".join(f"'{word}'" for word in wanted))
+    def take(self, *tokens: str) -> str:
+        """Take the next token, which must be one of these."""
+        if self.next not in tokens:
+            self.refuse(" or ".join(f"'{token}'" for token in tokens))
         self.at += 1
         return self.tokens[self.at - 1]
 
     def has(self, *words: str) -> bool:
-        """Whether these come next; they are taken then."""
+        """Take these words if they come next, and tell whether they did."""
         if tuple(self.tokens[self.at : self.at + len(words)]) != words:
             return False
         self.at += len(words)
         return True
 
-    def name(self, what: str) -> str:
+    def name(self, noun: str) -> str:
         if self.next in NO_NAMES:
-            self.refuse(what)
+            self.refuse(noun)
         self.at += 1
         return self.tokens[self.at - 1].strip(QUOTES)
 
     def number(self) -> float | None:
-        """The next word as a number; None where it is none, or where it is a name such as 25/75."""
+        """Take the next word as a number; None where it is none, or where it is a name such as 25/75."""
         if not NUMBER_FORM.fullmatch(self.next):
             return None
         self.at += 1
@@ -187,7 +187,7 @@ class Parser:
             self.refuse("'on', 'at', 'for' or the end")
         if is_equivalent and bound <= 0:
             raise InputError("a share of compute lies above 0")
-        spreads = {one.function == "spread" and (one.axis, one.place.tasks) for one in operands}
+        spreads = {term.function == "spread" and (term.axis, term.place.tasks) for term in operands}
         if len(spreads) > 1:
             raise InputError("a spread stands beside spreads over the same axis on the same task only")
         scale = 1.0 if is_equivalent else 0.01
@@ -197,7 +197,7 @@ class Parser:
         operands = self.term(1.0)
         while self.next in ("+", "-"):
             operands += self.term(1.0 if self.take("+", "-") == "+" else -1.0)
-        return [replace(one, place=filled(one.place, self.trailing)) for one in operands]
+        return [replace(term, place=filled(term.place, self.trailing)) for term in operands]
 
     def term(self, sign: float) -> list[Operand]:
         start = self.at
@@ -215,7 +215,8 @@ class Parser:
         if any(place.quantifiers) or len(place.tasks or ()) > 1:
             raise InputError("several places stand behind the number; a term has one")
         # What stands nearer to a name goes before what stands behind the bracket around it.
-        return [replace(one, weight=sign * factor * one.weight, place=filled(one.place, place)) for one in operands]
+        scale = sign * factor
+        return [replace(term, weight=scale * term.weight, place=filled(term.place, place)) for term in operands]
 
     def arm(self) -> Operand:
         for function in FUNCTIONS:
@@ -258,19 +259,19 @@ class Parser:
         return int(steps)
 
     def quantified(self, noun: str) -> str | None:
-        for which in ("largest", "smallest"):
-            if self.has("the", which, noun):
-                return which
+        for end in ("largest", "smallest"):
+            if self.has("the", end, noun):
+                return end
         return next((word for word in QUANTIFIERS if self.has(word, noun)), None)
 
 
 def filled(near: Place, far: Place) -> Place:
-    """A place with what it leaves open taken from another one."""
+    """Fill in what the near place leaves open from the far one."""
     return Place(near.tasks or far.tasks, near.budget or far.budget, near.model or far.model)
 
 
 def parse_inequality(text: str) -> AskedInequality:
-    """What a line says. Raises `InputError` with the place at which it is not in the grammar."""
+    """Parse a line. Raises `InputError` with the place at which it leaves the grammar."""
     try:
         return Parser(text).inequality()
     except InputError as error:

@@ -55,8 +55,8 @@ them, each under what it is called at every place."""
 
 
 def line_up(arms: Sequence[ReportArm], axis: str) -> dict[float, ReportArm]:
-    """Arms by their values on an axis; without an axis, the one arm by 0. Raises `InputError` where an arm has no
-    value, or that of another one."""
+    """Map values on an axis to arms; without an axis, 0 to the only arm. Raises `InputError` where an arm has no value,
+    or that of another arm."""
     by_value: dict[float, ReportArm] = {}
     for arm in arms:
         value = {"": 0, "budget": arm.budget, "mask": arm.mask_percent}.get(axis, arm.clm_share)
@@ -67,15 +67,15 @@ def line_up(arms: Sequence[ReportArm], axis: str) -> dict[float, ReportArm]:
 
 
 def weigh_arms(terms: Sequence[Operand], arms: Mapping[str, ReportArm]) -> list[tuple[float, ReportArm, str]]:
-    """The terms as a weighted sum of arms, each with the task it is asked about. Raises `InputError` where an axis has
-    too few values for a function over it."""
+    """Write the terms as a weighted sum of arms, each with its task. Raises `InputError` where an axis has too few
+    values for a function over it."""
     lines = [line_up([arms[name] for name in term.arms], term.axis) for term in terms]
     weighed = []
     for term, line in zip(terms, lines, strict=True):
         shared = set(line)
-        for other, other_line in zip(terms, lines, strict=True):
-            if other.axis == term.axis:
-                shared &= set(other_line)
+        for term_beside, line_beside in zip(terms, lines, strict=True):
+            if term_beside.axis == term.axis:
+                shared &= set(line_beside)
         values = np.array(sorted(shared), dtype=float)
         if len(values) < (2 if term.function == "trend" else 1):
             raise InputError(f"too few arms over {term.axis}")
@@ -93,7 +93,7 @@ def weigh_arms(terms: Sequence[Operand], arms: Mapping[str, ReportArm]) -> list[
 def contrast_spreads(
     terms: Sequence[Operand], arms: Mapping[str, ReportArm], results: ResultSet
 ) -> tuple[Contrast, list[float]]:
-    """The weighted sum of spreads, mean over datasets, and the values of the axis that they are over. Raises
+    """Contrast spreads: their weighted sum, mean over datasets, and the values of the axis that they are over. Raises
     `InputError` where not every seed has a score at two values or more."""
     axis, weights_A = terms[0].axis, np.array([term.weight for term in terms])
     tables, used, repeated = [], set[float](), set[tuple[int, ...]]()
@@ -133,15 +133,15 @@ def contrast_spreads(
 def read_line(
     axis: str, arms: Sequence[ReportArm], dataset: str, results: ResultSet
 ) -> dict[float, tuple[Sequence[float], tuple[int, ...]]]:
-    """The scores of all seeds on a dataset at every value of an axis, and their pretraining seeds; () where all are of
-    one pretraining."""
+    """Read the scores of all seeds on a dataset at every value of an axis, and their pretraining seeds; () where all
+    are of one pretraining."""
     line: dict[float, tuple[Sequence[float], tuple[int, ...]]] = {}
     for value, arm in line_up(arms, "" if axis == RATE else axis).items():
         score = results.score(arm, dataset)
         if score is not None:
             seeds = tuple(score.pretraining_seeds) if score.num_pretrainings > 1 else ()
             by_value = {value: score.samples} if axis != RATE else score.by_rate or {}
-            line |= {place: (samples, seeds) for place, samples in by_value.items()}
+            line |= {position: (samples, seeds) for position, samples in by_value.items()}
     return line
 
 
@@ -172,7 +172,8 @@ def bind(line: AskedInequality, ladders: Mapping[str, Ladder], tasks: Mapping[st
 def place_inequality(
     line: AskedInequality, ladders: Mapping[str, Ladder], tasks: Mapping[str, str]
 ) -> list[list[AskedInequality]]:
-    """The inequality at every place, by what is `every` there."""
+    """Write out the inequality at every place: a group for each choice of `every`, within which one that holds is
+    enough."""
     groups: dict[tuple[object, ...], list[AskedInequality]] = {}
     spots = find_spots(line, ladders)
     for task in expand_tasks(line.place.tasks or (MEAN_OF_FAMILIES,), tasks):
@@ -195,8 +196,10 @@ def place_inequality(
 
 
 def whole_names(line: AskedInequality, ladders: Mapping[str, Ladder]) -> str:
-    """How arms are named that differ in model or budget, which an inequality over shorter names never compares."""
-    arms = {arm for operand in line.operands for named in ladders[operand.name].values() for arm in named.values()}
+    """Hint at whole names, by which an inequality can compare arms that differ in model or budget."""
+    arms = set[str]()
+    for operand in line.operands:
+        arms.update(*(by_kind.values() for by_kind in ladders[operand.name].values()))
     return f"; other models or budgets have whole names, such as {show_list(sorted(arms)[-2:])}"
 
 
@@ -205,8 +208,8 @@ def check_names(line: AskedInequality, ladders: Mapping[str, Ladder]) -> None:
     for operand in line.operands:
         if operand.name not in ladders:
             hint = nearest(operand.name, ladders)
-            told = hint if hint.startswith("; known") else f"{hint} known: {', '.join(sorted(ladders))}"
-            raise InputError(f"unknown arm '{operand.name}'{told}")
+            ending = hint if hint.startswith("; known") else f"{hint} known: {', '.join(sorted(ladders))}"
+            raise InputError(f"unknown arm '{operand.name}'{ending}")
         if not ladders[operand.name]:
             raise InputError(f"no arm is '{operand.name}'")
         is_group = any(len(arms) > 1 for arms in ladders[operand.name].values())
@@ -221,32 +224,32 @@ def label_choice(line: AskedInequality, terms: Sequence[Operand], task: str, spo
     """The left side with the names of the arms that stand for `every` and `some`, and the place."""
     kinds = iter([term.kind for term in terms if term.quantifier])
     left_side = re.split(r"[<>]", line.text, maxsplit=1)[0].strip()
-    named = QUANTIFIED.sub(lambda match: next(kinds, match[0]), left_side)
+    filled_in = QUANTIFIED.sub(lambda match: next(kinds, match[0]), left_side)
     is_open = any(operand.place.tasks is None for operand in line.placed)
-    return " ".join(filter(None, [named, f"on {task}" if is_open else "", str(spot)]))
+    return " ".join(filter(None, [filled_in, f"on {task}" if is_open else "", str(spot)]))
 
 
-def expand_tasks(wanted: Sequence[str], tasks: Mapping[str, str]) -> list[str]:
-    """Names of tasks, codes of families, or `average`."""
+def expand_tasks(words: Sequence[str], tasks: Mapping[str, str]) -> list[str]:
+    """Return the names of tasks and codes of families that `words` stand for, and `average` for itself."""
     families = list(dict.fromkeys(tasks.values()))
     names = {MEAN_OF_FAMILIES: [MEAN_OF_FAMILIES], "every family": families, "every task": [*tasks]}
     names |= {task: [task] for task in tasks}
-    words = {family: family for family in families} | FAMILY_CODES
-    names |= {word: [code] for word, code in words.items() if code in families and word not in tasks}
-    known = ", ".join(names)
+    codes = {family: family for family in families} | FAMILY_CODES
+    names |= {phrase: [code] for phrase, code in codes.items() if code in families and phrase not in tasks}
+    choices = ", ".join(names)
     names |= {"some family": families, "some task": [*tasks]}
     expanded: list[str] = []
-    for name in wanted:
+    for name in words:
         if name not in names:
-            raise InputError(f"unknown task or family '{name}'; known: {known}")
+            raise InputError(f"unknown task or family '{name}'; known: {choices}")
         expanded += names[name]
     return list(dict.fromkeys(expanded))
 
 
 def find_spots(line: AskedInequality, ladders: Mapping[str, Ladder]) -> list[tuple[Spot, list[list[Operand]]]]:
-    """Where the inequality is to hold, and the choices of each operand there: models and budgets at which every operand
-    is there, or once, where each operand is a single arm or has places of its own. Raises `InputError` for an unknown
-    model and where there is no such place."""
+    """List where the inequality is to hold, with the choices of each operand there: at models and budgets that every
+    operand has, or once, where each operand is a single arm or has a place of its own. Raises `InputError` for an
+    unknown model and where there is no such place."""
     spots = [spot for operand in line.placed for spot in ladders[operand.name]]
     models = sorted(dict.fromkeys(model for model, _ in spots), key=num_parameters)
     if line.place.model not in (None, *QUANTIFIERS, "largest", "smallest", *models):
@@ -261,42 +264,43 @@ def find_spots(line: AskedInequality, ladders: Mapping[str, Ladder]) -> list[tup
     # What `the largest` on a term is chosen among.
     shared = set(spots).intersection(*(ladders[operand.name] for operand in varied)) or set(spots)
     # Where all operands are the same arms as at an earlier place, nothing new is asked.
-    there: dict[Spot, list[list[Operand]]] = {}
+    by_spot: dict[Spot, list[list[Operand]]] = {}
     for spot in candidates:
         choices = [bind_operand(operand, ladders[operand.name], spot, shared) for operand in line.placed]
-        if all(choices) and choices not in there.values():
-            there[spot] = choices
-    model = choose_among(line.place.model, [model for model in models if any(spot.model == model for spot in there)])
+        if all(choices) and choices not in by_spot.values():
+            by_spot[spot] = choices
+    model = choose_among(line.place.model, [model for model in models if any(spot.model == model for spot in by_spot)])
     chosen = []
-    for spot, choices in there.items():
-        budgets = sorted(budget for of_model, budget in there if of_model == spot.model)
+    for spot, choices in by_spot.items():
+        budgets = sorted(budget for of_model, budget in by_spot if of_model == spot.model)
         if model in (None, spot.model) and choose_among(line.place.budget, budgets) in (None, spot.budget):
             chosen.append((spot, choices))
     if not chosen:
         names = " and ".join(dict.fromkeys(f"'{operand.name}'" for operand in line.operands))
-        known = []
+        ladders_known = []
         for name in dict.fromkeys(operand.name for operand in line.placed):
-            known.append(f"{name} for {'; '.join(map(str, sorted(ladders[name])))}")
-        told = f"{names} share no model and budget there; known: {', '.join(known)}"
-        raise InputError(told + whole_names(line, ladders))
+            ladders_known.append(f"{name} for {'; '.join(map(str, sorted(ladders[name])))}")
+        message = f"{names} share no model and budget there; known: {', '.join(ladders_known)}"
+        raise InputError(message + whole_names(line, ladders))
     return chosen
 
 
-def choose_among(wanted: Any, known: Sequence[Any]) -> Any:
-    """`largest` or `smallest` of what is known, in its order; what is named otherwise is itself; None for each."""
-    if wanted in ("largest", "smallest") and known:
-        return known[-1] if wanted == "largest" else known[0]
-    return None if wanted in QUANTIFIERS else wanted
+def choose_among(word: Any, ascending: Sequence[Any]) -> Any:
+    """Resolve `largest` and `smallest` among values in ascending order; return any other value itself, and None for a
+    quantifier."""
+    if word in ("largest", "smallest") and ascending:
+        return ascending[-1] if word == "largest" else ascending[0]
+    return None if word in QUANTIFIERS else word
 
 
 def is_one_arm(operand: Operand, ladder: Ladder) -> bool:
-    """Whether a name is that of an arm, which is the same wherever it is asked about."""
+    """Tell whether a name is that of a single arm, which is the same at every spot."""
     return len(ladder) == 1 and operand.name in next(iter(ladder.values())).values()
 
 
 def bind_operand(operand: Operand, ladder: Ladder, spot: Spot, shared: Set[Spot]) -> list[Operand]:
-    """What an operand may be at a place: its arm, each of its group, or all that its function is over; empty where
-    it is not there."""
+    """Return the operands that one with a name may become at a spot: with its arm, with each arm of its group, or with
+    all arms that its function is over; none where it has no arm there."""
     (model, budget), place = spot, operand.place
     if is_one_arm(operand, ladder):
         (arms,) = ladder.values()
@@ -315,11 +319,11 @@ def bind_operand(operand: Operand, ladder: Ladder, spot: Spot, shared: Set[Spot]
 
 
 def baseline_ladder(line: AskedInequality, ladders: Mapping[str, Ladder], spot: Spot) -> tuple[str, ...]:
-    """The arms of the baseline of a compute equivalent for the model at hand, smallest budget first."""
+    """Return the arms of a compute equivalent's baseline for the model of a spot, smallest budget first."""
     if not line.is_equivalent:
         return ()
     name = line.operands[1].name
-    by_budget = {place.budget: arms for place, arms in ladders[name].items() if spot.model in ("", place.model)}
+    by_budget = {rung.budget: arms for rung, arms in ladders[name].items() if spot.model in ("", rung.model)}
     rungs = [(budget, arm) for budget in sorted(by_budget) for arm in by_budget[budget].values()]
     if len(rungs) < 2:
         raise InputError(f"'{name}' has one budget; a baseline's ladder has two or more")
@@ -328,9 +332,11 @@ def baseline_ladder(line: AskedInequality, ladders: Mapping[str, Ladder], spot: 
 
 
 def make_line(groups: Sequence[Sequence[AskedInequality]], results: ResultSet) -> Claim:
-    """A line at all its places as a claim: that a sum lies below a bound says that the contrary sum lies above its
-    contrary; that a compute equivalent, in FLOPs, is below 0.6, that the arm is above the baseline's line at 1 / 0.6 of
-    the arm's compute. `groups` is that of `bind`."""
+    """Make a claim of a line at all its places; `groups` is that of `bind`.
+
+    "The sum lies below the bound" becomes "minus the sum lies above minus the bound"; "a compute equivalent, in FLOPs,
+    is below 0.6" becomes "the arm is above the baseline's line at 1 / 0.6 of the arm's compute".
+    """
     line, arms = groups[0][0], {arm.name: arm for arm in results.arms()}
     inequalities, untested = [], []
     for rivals in groups:
@@ -351,8 +357,7 @@ def make_line(groups: Sequence[Sequence[AskedInequality]], results: ResultSet) -
 
 
 def measure(line: AskedInequality, results: ResultSet, arms: Mapping[str, ReportArm]) -> Inequality:
-    """The sum that is to lie above the bound, measured. Raises `InputError` with what is lacking where it is not
-    known."""
+    """Measure the sum that is to lie above the bound. Raises `InputError` that says which scores are lacking."""
     first, sign = line.operands[0], line.sign
     for term in line.operands:
         for name in (*term.arms, *line.ladder):
@@ -366,8 +371,8 @@ def measure(line: AskedInequality, results: ResultSet, arms: Mapping[str, Report
         datasets = None if first.task == MEAN_OF_FAMILIES else list_datasets(first.task, results)
         measured = contrast_at_share(results, arm, ladder, share, datasets)
         sides = [(-sign, arm, first.task), *((sign, rung, first.task) for rung in ladder)]
-        which = ("the arm’s", "the baseline’s")[:: -int(sign)]
-        label = f"{line.label}: {' score minus '.join(which)}, the baseline with {1 / share:.2g} times the arm’s FLOPs"
+        owners = ("the arm’s", "the baseline’s")[:: -int(sign)]
+        label = f"{line.label}: {' score minus '.join(owners)}, the baseline with {1 / share:.2g} times the arm’s FLOPs"
         measured = replace(measured, estimate=-sign * measured.estimate)
     elif first.function == "spread":
         measured, values = contrast_spreads(line.operands, arms, results)
@@ -391,26 +396,28 @@ def measure(line: AskedInequality, results: ResultSet, arms: Mapping[str, Report
 def find_lacks(
     terms: Sequence[tuple[float, Result]], planned_runs: Mapping[tuple[str, str], int]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What a weighted sum of scores lacks to be called above a bound, and what to be called below it: on both sides
-    fine-tunings that are not there, as another rate or seed may change the score; on the side that a score speaks for,
-    the seeds that diverged, as the mean is that of those that survived."""
+    """List what a weighted sum of scores lacks to be called above a bound, and what to be called below it.
+
+    Both lists have the fine-tunings that are not there, as another rate or seed may change the score. Seeds that
+    diverged are lacking on the side that their score speaks for, as its mean is that of the survivors.
+    """
     above, below = dict[str, None](), dict[str, None]()
     for weight, mean in terms:
         for score in mean.parts:
             where = f"{score.arm.name} on {score.dataset}"
             num_planned = planned_runs.get((score.arm.name, score.dataset), 0)
             if score.num_runs is not None and score.num_runs < num_planned:
-                told = f"all fine-tunings of {where}: its score is by {score.num_runs} of {num_planned}"
-                above[told] = below[told] = None
+                lack = f"all fine-tunings of {where}: its score is by {score.num_runs} of {num_planned}"
+                above[lack] = below[lack] = None
             if score.num_diverged and weight:
                 num_seeds = show_count(score.num_diverged + score.num, "seed")
-                told = f"a score of {where} without divergence: it lost {score.num_diverged} of {num_seeds}"
-                (above if weight > 0 else below)[told] = None
+                lack = f"a score of {where} without divergence: it lost {score.num_diverged} of {num_seeds}"
+                (above if weight > 0 else below)[lack] = None
     return tuple(above), tuple(below)
 
 
 def list_datasets(task: str, results: ResultSet) -> list[str]:
-    """The datasets of a task, of a family, or of all."""
+    """Return the datasets of a task, of a family, or of all families."""
     if task != MEAN_OF_FAMILIES and task not in FAMILY_NAMES:
         return [task]
     families = results.families if task == MEAN_OF_FAMILIES else [task]

@@ -63,9 +63,9 @@ character."""
 
 
 def inline_svg(text: str, name: str, styles: dict[str, str]) -> Markup:
-    """A picture in one part, or as a legend and a part for each of several panels.
+    """Return a picture in one part, or as a legend and a part for each of several panels.
 
-    `styles`: what pictures of the page look like → the name of that class; new ones are added.
+    `styles`: a style of the page's pictures → the name of its class; new ones are added.
     """
     parts = []
     for kind, box, content in cut_panels(fromstring(tidy(text, name, styles))):
@@ -79,7 +79,7 @@ def inline_svg(text: str, name: str, styles: dict[str, str]) -> Markup:
 
 
 def tidy(text: str, name: str, styles: dict[str, str]) -> str:
-    """A picture without what a page says for all its pictures, with ids and colours of the page."""
+    """Drop from a picture what the page states once for all of them, and give it the page's ids and colours."""
     text = re.sub(r"(?s)<metadata>.*?</metadata>|<style.*?</style>", "", text[text.index("<svg") :])
     tags = "".join(TAG.findall(text))
     ids = {reference: f"{name}-{number}" for number, reference in enumerate(dict.fromkeys(REFERENCE.findall(tags)))}
@@ -102,17 +102,16 @@ def tidy(text: str, name: str, styles: dict[str, str]) -> str:
 
 
 def cut_panels(root: Element) -> Iterator[tuple[str, str, list[Element]]]:
-    """The legend of a figure of several panels and each of these, or all of another picture: what kind of part it is,
-    its `viewBox`, and what is drawn there."""
-    named = [
-        (one.attrib.pop("id"), one) for one in root.iter("g") if one.get("id", "").startswith(("axes_", "legend_"))
-    ]
-    panels = [one for own, one in named if own.startswith("axes_") and next(one.iter("path"), None) is not None]
+    """Cut a figure of several panels into its legend and each panel; any other picture stays whole. A part is its kind,
+    its `viewBox` and its elements."""
+    groups = [node for node in root.iter("g") if node.get("id", "").startswith(("axes_", "legend_"))]
+    named = [(group.attrib.pop("id"), group) for group in groups]
+    panels = [group for key, group in named if key.startswith("axes_") and next(group.iter("path"), None) is not None]
     if len(panels) < 2:
         yield "whole", root.get("viewBox", ""), [*root]
         return
     of_figure, shared = [*root.iterfind("g/g")], [*root.iterfind("defs")]  # ids are those of the page
-    legends = [one for own, one in named if own.startswith("legend_") and one in of_figure and any(one.itertext())]
+    legends = [node for key, node in named if key.startswith("legend_") and node in of_figure and any(node.itertext())]
     # The first path of a panel is the frame of its axes: M left bottom L right bottom L right top ...
     frames = []
     for panel in panels:
@@ -121,7 +120,7 @@ def cut_panels(root: Element) -> Iterator[tuple[str, str, list[Element]]]:
     # The room for labels left of the axes, which is that of the wider of two columns.
     margin, top = max(frames[0][0], frames[1][0] - frames[0][2] - PANEL_END), frames[0][5] - PANEL_TITLE
     for legend in legends:
-        texts = [(float(one.attrib["x"]), len(one.text or "")) for one in legend.iter("text")]
+        texts = [(float(text.attrib["x"]), len(text.text or "")) for text in legend.iter("text")]
         begin = min(x for x, _ in texts) - 30
         yield (
             "legend",
@@ -135,7 +134,7 @@ def cut_panels(root: Element) -> Iterator[tuple[str, str, list[Element]]]:
 
 
 def dissolve_groups(node: Element) -> None:
-    """Put what stands in groups without attributes in their place."""
+    """Replace groups without attributes by their content."""
     for child in node:
         dissolve_groups(child)
     node[:] = [inner for child in node for inner in (child if child.tag == "g" and not child.attrib else [child])]
@@ -151,13 +150,13 @@ def rivals(arm: ReportArm) -> tuple[str | int, ...]:
 
 
 def wide_table(results: ResultSet, metric: str) -> tables.Table:
-    """A row for every model; columns are the mean over all tasks, then each family's tasks and, of several
-    families, its mean."""
+    """Make a table with a row for every model; columns are the mean over all tasks, then for each family its mean
+    (where there are several families) and its tasks."""
     results = results.select(metric=metric)
     scores = results.by_model
     names_of = {family: results.datasets(family, metric) for family in results.families}
     num_tasks = sum(map(len, names_of.values()))
-    has_all = num_tasks > 1 and any(("", ALL_TASKS) in own for own in scores.values())
+    has_all = num_tasks > 1 and any(("", ALL_TASKS) in by_task for by_task in scores.values())
     columns = [("", ALL_TASKS)] if has_all else []  # family and dataset; no family: all tasks
     for family, names in names_of.items():
         is_mean_of_all = has_all and len(names) == num_tasks
@@ -173,7 +172,7 @@ def wide_table(results: ResultSet, metric: str) -> tables.Table:
     # How far tasks tell models apart is a question about models that are compared: those of the largest block.
     ((largest, _),) = Counter(blocks.values()).most_common(1)
     compared = [arm for arm in stubs if blocks[arm] == largest]
-    by_place = {(name, place): score for name, cells in scores.items() for place, score in cells.items()}
+    by_column = {(name, column): score for name, cells in scores.items() for column, score in cells.items()}
     # A dataset may have the name of another family's: `uner` of two families becomes `uner (TC)`.
     heads = [f"{code} mean" if name == AVERAGE else name for code, name in columns]
     heads = [f"{head} ({columns[at][0]})" if heads.count(head) > 1 else head for at, head in enumerate(heads)]
@@ -182,13 +181,13 @@ def wide_table(results: ResultSet, metric: str) -> tables.Table:
     is_long = len(columns) > MOST_COLUMNS
     details = tuple(is_long and name not in (AVERAGE, ALL_TASKS) and code in of_means for code, name in columns)
     title = f"All models and tasks, {'standard' if metric == 'standard' else 'the paper’s own'} metrics ({about})"
-    places = dict(zip(heads, columns, strict=True))
-    return tables.make_score_table(f"all-{metric}", title, stubs, blocks, places, by_place, compared, details)
+    by_head = dict(zip(heads, columns, strict=True))
+    return tables.make_score_table(f"all-{metric}", title, stubs, blocks, by_head, by_column, compared, details)
 
 
 def answer_sentences(results: ResultSet) -> Iterator[str]:
-    """The best model against the best of any other objective (else the runner-up), and against random weights; or why
-    there is none."""
+    """Compare the best model with the best of any other objective (else the runner-up), and with random weights; or say
+    why there is none."""
     means = [scores["", ALL_TASKS] for scores in results.by_model.values() if ("", ALL_TASKS) in scores]
     groups: dict[object, list[Result]] = {}
     for result in means:
@@ -199,7 +198,7 @@ def answer_sentences(results: ResultSet) -> Iterator[str]:
         return
 
     def weigh(group: list[Result]) -> tuple[float, ...]:
-        """The group that compares most objectives counts most; of several, the one with the most training."""
+        """Rank first the group that compares most objectives; of several, the one with the most training."""
         arm, objectives = group[0].arm, {result.arm.whole_objective for result in group}
         return len(objectives), len(group) > 1, arm.flops or 0.0, arm.pretrain_steps + arm.cpt_steps
 
@@ -207,45 +206,45 @@ def answer_sentences(results: ResultSet) -> Iterator[str]:
     best = max(group, key=lambda result: result.mean)
     names = [name for family in results.families for name in results.datasets(family, best.metric)]
     where = f"on average over {len(names)} tasks" if len(names) > 1 else f"on {names[0]}"
-    others = [result for result in group if result is not best]
-    if others:
-        unlike = [one for one in others if one.arm.whole_objective != best.arm.whole_objective]
-        yield compare_in_words(best, max(unlike or others, key=lambda result: result.mean), where, len(group))
+    runners_up = [result for result in group if result is not best]
+    if runners_up:
+        unlike = [rival for rival in runners_up if rival.arm.whole_objective != best.arm.whole_objective]
+        yield compare_in_words(best, max(unlike or runners_up, key=lambda result: result.mean), where, len(group))
     else:
         yield f"{best.arm.name} reaches {show_share(best.mean)} % {where}."
-    control = [one for one in means if one.arm.objective == "none" and one.arm.size == best.arm.size]
+    control = [result for result in means if result.arm.objective == "none" and result.arm.size == best.arm.size]
     if control:
         yield compare_in_words(best, control[0], where, len(group))
 
 
-def compare_in_words(best: Result, other: Result, where: str, num_models: int) -> str:
+def compare_in_words(best: Result, rival: Result, where: str, num_models: int) -> str:
     """`A is ahead of B on average over 4 tasks: 71.2 % against 70.0 %, +1.2 points [0.4, 2.0].`
 
-    `best` is the best of so many models: its p-value is multiplied by how many it could have been beside `other`
+    `best` is the best of so many models: its p-value is multiplied by how many it could have been beside `rival`
     (Bonferroni), for the best of many equally good ones is ahead of any of them.
     """
-    if all(part.num_degenerate == part.num for part in (*best.parts, *other.parts)):
-        told = "both predict one and the same for all examples, as networks do that were trained too little"
-        return f"{best.arm.name} cannot be told from {other.arm.name} {where}: {told}."
-    seen = contrasts.difference(best, other)
-    tested = seen.against()
-    num_asked = num_models if other.arm.objective == "none" else num_models - 1
+    if all(part.num_degenerate == part.num for part in (*best.parts, *rival.parts)):
+        reason = "both predict one and the same for all examples, as networks do that were trained too little"
+        return f"{best.arm.name} cannot be told from {rival.arm.name} {where}: {reason}."
+    gap = contrasts.difference(best, rival)
+    tested = gap.against()
+    num_asked = num_models if rival.arm.objective == "none" else num_models - 1
     p_value = min(tested.p_value * num_asked, 1.0)
-    sides = [(result.arm.name, result.mean) for result in (best, other)]
-    told = contrasts.say_difference(tested, *sides, is_ahead=contrasts.is_significant(p_value), where=where)
+    sides = [(result.arm.name, result.mean) for result in (best, rival)]
+    sentence = contrasts.say_difference(tested, *sides, is_ahead=contrasts.is_significant(p_value), where=where)
     if math.isnan(tested.low):
-        told += "; with one seed, or seeds that differ by the same, there is no interval"
+        sentence += "; with one seed, or seeds that differ by the same, there is no interval"
     elif num_asked > 1:  # the number is told where the interval, which is not corrected, speaks otherwise
         is_otherwise = contrasts.is_significant(tested.p_value) != contrasts.is_significant(p_value)
         shown = f" {show_p_value(p_value)}" if is_otherwise else ""
-        told += f", p{shown} corrected for choosing the best of {num_models}"
-    scope = "" if seen.num_pretrainings > 1 else " This is about these checkpoints: each was pretrained once."
-    return f"{told}.{scope}"
+        sentence += f", p{shown} corrected for choosing the best of {num_models}"
+    scope = "" if gap.num_pretrainings > 1 else " This is about these checkpoints: each was pretrained once."
+    return f"{sentence}.{scope}"
 
 
 @dataclass(frozen=True)
-class Told:
-    """What the page tells beside scores."""
+class PageText:
+    """Title, question and everything else that the page has beside scores."""
 
     title: str
     question: str
@@ -267,12 +266,12 @@ class Told:
     losses: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     """Run → records of its metrics.jsonl, for the loss curves."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Name → text of what stands beside the page."""
+    """Name → text of a file beside the page."""
     missing: Sequence[str] = ()
     """What the study lacks, in sentences."""
 
 
-def write_report(results: ResultSet, out: Path, told: Told, pool: Executor | None = None) -> Path:
+def write_report(results: ResultSet, out: Path, page_text: PageText, pool: Executor | None = None) -> Path:
     """Write `tables/`, `figures/` and `index.html` on one study into the folder `out`, whole or not at all; returns the
     page. `InputError` for a folder that is no unchanged report, and without a score.
 
@@ -282,8 +281,8 @@ def write_report(results: ResultSet, out: Path, told: Told, pool: Executor | Non
         raise InputError("there is no finished score to report on yet")
     with own_folder(out, "report") as folder, pool or figure_pool() as drawing:
         results = contrasts.with_averages(results)
-        prices, unpriced = list_prices(results, told.declared)
-        plots, lacking = list_figures(results, told.losses)
+        prices, unpriced = list_prices(results, page_text.declared)
+        plots, lacking = list_figures(results, page_text.losses)
         figures = {name: words for name, words in read_words()["figures"].items() if name in plots}
         if prices:
             plots["compute-equivalents"] = [partial(plot_panel, ladder_panel(listed)) for listed in prices]
@@ -291,10 +290,10 @@ def write_report(results: ResultSet, out: Path, told: Told, pool: Executor | Non
         drawn = drawing.map(save, plots.keys(), plots.values())  # beside the tables
         wide, printed = [wide_table(results, metric) for metric in results.metrics], tables.make_tables(results)
         priced = [price_tables(listed) for listed in prices]
-        texts = {**told.files, **tables.table_files([*wide, *printed, *chain(*priced)])}
+        texts = {**page_text.files, **tables.table_files([*wide, *printed, *chain(*priced)])}
         lacks = [*missing_cells(results), *missing_examples(results), *(f"No figure: {line}" for line in lacking)]
         html = render(
-            sentences=[told.answer] if told.answer else list(tell_answer(results, prices, told)),
+            sentences=[page_text.answer] if page_text.answer else list(tell_answer(results, prices, page_text)),
             facts=describe_results(results),
             checks=check_averages(results),
             wide=wide,
@@ -302,7 +301,7 @@ def write_report(results: ResultSet, out: Path, told: Told, pool: Executor | Non
             figures=figures,
             tables=printed,
             svgs={file.stem: file.read_text("utf-8") for file in sorted(drawn)},
-            **vars(told) | {"missing": [*told.missing, *unpriced, *lacks]},
+            **vars(page_text) | {"missing": [*page_text.missing, *unpriced, *lacks]},
         )
         for name, text in {**texts, "index.html": html}.items():
             (folder / name).parent.mkdir(exist_ok=True)
@@ -310,22 +309,22 @@ def write_report(results: ResultSet, out: Path, told: Told, pool: Executor | Non
     return out / "index.html"
 
 
-def tell_answer(results: ResultSet, prices: Iterable[PriceList], told: Told) -> Iterator[str]:
-    """What a study says to its question, in sentences: the best models, prices, and what was expected, or else what it
-    says of the paper's findings."""
+def tell_answer(results: ResultSet, prices: Iterable[PriceList], page_text: PageText) -> Iterator[str]:
+    """Answer a study's question in sentences: the best models, prices, and the verdicts on its hypotheses, or else on
+    the paper's findings."""
     yield from answer_sentences(results)
     yield from map(price_sentence, prices)
-    if told.hypotheses:
-        declared, _ = told.hypotheses
-        names = {one.key: f"“{one.key if one.verdict == 'undecided' else one.statement}”" for one in declared}
-        groups = group_verdicts(declared, lambda finding: names[finding.key])
+    if page_text.hypotheses:
+        declared, _ = page_text.hypotheses
+        named = {line.key: line.key if line.verdict == "undecided" else line.statement for line in declared}
+        groups = group_verdicts(declared, lambda finding: f"“{named[finding.key]}”")
         yield f"Of {show_count(len(declared), 'hypothesis', 'hypotheses')} of this study, {groups}."
-    elif told.verdicts and count_tested(told.verdicts[0]):
-        yield told.verdicts[1]
+    elif page_text.verdicts and count_tested(page_text.verdicts[0]):
+        yield page_text.verdicts[1]
 
 
 def render(svgs: Mapping[str, str], plan_svg: str, **parts: Any) -> str:
-    """The page; `svgs` are the figures by name."""
+    """Render the page as HTML; `svgs` are the figures by name."""
     styles = dict[str, str]()
     drawn = {**svgs, "plan": plan_svg} if plan_svg else svgs
     pictures = {name: inline_svg(text, name, styles) for name, text in drawn.items()}
@@ -333,13 +332,13 @@ def render(svgs: Mapping[str, str], plan_svg: str, **parts: Any) -> str:
     environment.globals |= {name: show for name, show in vars(formats).items() if name.startswith("show_")}
     for function in (count_tested, effect_ends, mean_ends, price_sentence, scale, tables.show_signal, tell_verdict):
         environment.globals[function.__name__] = function
-    here = resources.files("biphase.report")
-    return environment.from_string((here / "page.html.j2").read_text("utf-8")).render(
+    templates = resources.files("biphase.report")
+    return environment.from_string((templates / "page.html.j2").read_text("utf-8")).render(
         parts,
         pictures=pictures,
         styles=styles,
-        style=Markup((here / "page.css").read_text("utf-8")),
-        script=Markup((here / "page.js").read_text("utf-8")),
+        style=Markup((templates / "page.css").read_text("utf-8")),
+        script=Markup((templates / "page.js").read_text("utf-8")),
         objectives=tables.OBJECTIVE_NAMES,
         families=FAMILY_NAMES,
         significance=f"{100 * SIGNIFICANCE:g}",
@@ -348,7 +347,7 @@ def render(svgs: Mapping[str, str], plan_svg: str, **parts: Any) -> str:
 
 
 def describe_results(results: ResultSet) -> list[str]:
-    """What there is, in a few words each."""
+    """Count models, datasets and seeds, in a few words each."""
     metric = results.primary_metric
     pretrained = [result for result in results.results if result.arm.setup != "control"] or results.results
     seeds = sorted({result.num // result.num_pretrainings for result in pretrained})
@@ -365,16 +364,16 @@ def describe_results(results: ResultSet) -> list[str]:
 
 
 def effect_ends(claim: Claim) -> list[float]:
-    """What the scale of a claim's inequalities has on it: zero, every bound and every interval."""
+    """List what the scale of a claim's inequalities must show: zero, and every bound, estimate and interval."""
     ends = [0.0]
-    for one in claim.inequalities:
-        if not math.isnan(one.interval.low):
-            ends += [one.bound, one.estimate, one.interval.low, one.interval.high]
+    for inequality in claim.inequalities:
+        if not math.isnan(inequality.interval.low):
+            ends += [inequality.bound, inequality.estimate, inequality.interval.low, inequality.interval.high]
     return ends
 
 
 def mean_ends(table: tables.Table) -> tuple[float, float]:
-    """The ends of the intervals in the first column of scores; nan where there are not two scores."""
+    """Return the ends of the intervals in the first column of scores; nan where there are not two scores."""
     intervals = [row.cells[0].score.interval for row in table.rows if row.cells[0].score]
     if len(intervals) < 2:
         return math.nan, math.nan
@@ -383,18 +382,19 @@ def mean_ends(table: tables.Table) -> tuple[float, float]:
 
 
 def scale(ends: Sequence[float], width: float) -> Callable[[float], float | None]:
-    """A value → its place in pixels from the left of a bar of this width that has all of `ends`; None for nan."""
+    """Return a function from a value to its pixels from the left of a bar of this width, on which all of `ends` lie;
+    None for nan."""
     low, high, margin = min(ends), max(ends), 6.0
 
-    def place(value: float) -> float | None:
-        at = margin + (value - low) / ((high - low) or 1.0) * (width - 2 * margin)
-        return None if math.isnan(at) else round(at, 1)
+    def locate(value: float) -> float | None:
+        pixels = margin + (value - low) / ((high - low) or 1.0) * (width - 2 * margin)
+        return None if math.isnan(pixels) else round(pixels, 1)
 
-    return place
+    return locate
 
 
 def print_results(results: ResultSet) -> None:
-    """The table of all models and tasks, and the answer to the study's question, as its page has them."""
+    """Print the table of all models and tasks and the answer to the study's question, as on its page."""
     title = "Test scores in %, mean over seeds ± half of the 95 % interval"
     tables.print_table(replace(wide_table(results, results.primary_metric), title=title, signals=()))
     for sentence in answer_sentences(results):

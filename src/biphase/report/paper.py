@@ -24,7 +24,7 @@ from biphase.report.contrasts import with_averages
 from biphase.report.formats import show_count, show_list
 from biphase.report.grammar import parse_inequality
 from biphase.report.hypotheses import Ladder, Spot, bind, make_line
-from biphase.report.page import Told, write_report
+from biphase.report.page import PageText, write_report
 from biphase.report.results import ReportArm, Result, ResultSet, reference_mask, short_steps, sizes_of
 from biphase.report.statistics import Interval, is_stability_rate
 
@@ -43,10 +43,10 @@ def read_reference() -> ResultSet:
     for row in read_reference_rows("paper_scores.csv"):
         steps = {key: int(row[key] or 0) for key in ("pretrain_steps", "clm_steps", "mlm_steps", "cpt_steps")}
         mask = int(row["mask_percent"]) if row["mask_percent"] else None
-        name, place = row["arm"], (row["setup"], row["size"], row["objective"].lower())
+        name, comparison = row["arm"], (row["setup"], row["size"], row["objective"].lower())
         parent, flops = training[name]["parent"] or None, float(training[name]["flops"])
         tokens = float(TOKENS_PER_STEP * (steps["pretrain_steps"] + steps["cpt_steps"]))
-        arm = ReportArm(name, *place, mask, **steps, parent=parent, flops=flops, tokens=tokens)  # type: ignore[arg-type]
+        arm = ReportArm(name, *comparison, mask, **steps, parent=parent, flops=flops, tokens=tokens)  # type: ignore[arg-type]
         family: Any = row["family"]
         mean, half_width = float(row["mean"]) / 100, float(row["ci95"]) / 100
         summary = Interval(mean, mean - half_width, mean + half_width, num=5)
@@ -73,9 +73,9 @@ def place_arms(arms: Iterable[ReportArm]) -> tuple[ReportArm, ...]:
     controlled = {arm.size for arm in arms if arm.setup == "control"}
     scratch = [arm for arm in whole if not arm.cpt_steps]
     largest = {arm.size: max(a.pretrain_steps for a in scratch if a.size == arm.size) for arm in scratch}
-    both = [arm for arm in scratch if arm.objective == "clm+mlm"]
-    budgets = {(arm.size, arm.pretrain_steps) for arm in both if arm.mask_percent == mask}
-    ratios = Counter((arm.size, arm.clm_steps, arm.mlm_steps) for arm in both)
+    mixed = [arm for arm in scratch if arm.objective == "clm+mlm"]
+    budgets = {(arm.size, arm.pretrain_steps) for arm in mixed if arm.mask_percent == mask}
+    ratios = Counter((arm.size, arm.clm_steps, arm.mlm_steps) for arm in mixed)
     parents = {arm.parent for arm in whole if arm.cpt_steps}
 
     def setups(arm: ReportArm) -> list[str]:
@@ -86,7 +86,7 @@ def place_arms(arms: Iterable[ReportArm]) -> tuple[ReportArm, ...]:
         belongs = {
             "objective": is_scratch and arm.objective != "clm+mlm" and arm.pretrain_steps == largest[arm.size],
             "ratio": is_scratch and (arm.size, arm.pretrain_steps) in budgets and arm.mask_percent in (None, mask),
-            "adapted": arm in both and ratios[arm.size, arm.clm_steps, arm.mlm_steps] > 1,
+            "adapted": arm in mixed and ratios[arm.size, arm.clm_steps, arm.mlm_steps] > 1,
             "cpt": not is_scratch or arm.name in parents,
             "control": arm.size in controlled,
         }
@@ -106,21 +106,21 @@ def read_findings() -> dict[str, Any]:
     return parse_yaml(text)
 
 
-def stand_for(chosen: Mapping[str, Any], arms: Sequence[ReportArm]) -> Ladder:
-    """What a name of the findings' file stands for among these arms."""
+def stand_for(definition: Mapping[str, Any], arms: Sequence[ReportArm]) -> Ladder:
+    """Find the arms that a name of the findings' file, given its definition, stands for."""
     usual, longest = reference_mask(arms), dict[tuple[str, bool], int]()
     for arm in arms:
-        place = arm.size, arm.cpt_steps > 0
-        longest[place] = max(longest.get(place, 0), arm.budget)
-    low, high = chosen.get("share", (0, 1))
-    least, most = chosen.get("reached", (0, 1))
+        kind_of_training = arm.size, arm.cpt_steps > 0
+        longest[kind_of_training] = max(longest.get(kind_of_training, 0), arm.budget)
+    low, high = definition.get("share", (0, 1))
+    least, most = definition.get("reached", (0, 1))
     ladder: dict[Spot, dict[str, str]] = {}
     for arm in arms:
         is_chosen = (
-            arm.setup == chosen["setup"]
-            and chosen.get("objective", arm.objective) == arm.objective
-            and ("mask" not in chosen or arm.mask_percent == usual)
-            and bool(arm.cpt_steps) >= chosen.get("continued", False)
+            arm.setup == definition["setup"]
+            and definition.get("objective", arm.objective) == arm.objective
+            and ("mask" not in definition or arm.mask_percent == usual)
+            and bool(arm.cpt_steps) >= definition.get("continued", False)
             and low <= arm.clm_share <= high
             and least <= arm.budget / longest[arm.size, arm.cpt_steps > 0] <= most
         )
@@ -135,7 +135,7 @@ def stand_for(chosen: Mapping[str, Any], arms: Sequence[ReportArm]) -> Ladder:
 
 
 def make_claims(key: str, results: ResultSet) -> list[claims.Claim]:
-    """The lines of a finding as claims, at the paper's fine-tuning rates; one that is about arms that are not there is
+    """Make claims of the lines of a finding, at the paper's fine-tuning rates; a line about arms that are not there is
     untested."""
     families = {family: family for family in PUBLISHED_FAMILIES}
     planned_tasks = {task: family for task, family in results.planned_tasks.items() if family in families}
@@ -157,61 +157,61 @@ def make_claims(key: str, results: ResultSet) -> list[claims.Claim]:
 
 
 def judge_paper(results: ResultSet) -> claims.Verdicts:
-    """What a report in the paper's terms says: every finding, and two sentences."""
+    """Judge results in the paper's terms: every finding, the answer, and a note on the tests."""
     findings = judge_findings(results)
     over = claims.name_noise(findings)
     return findings, answer(findings), f"{NOTE} Tests are over {over}." if over else NOTE
 
 
 def judge_findings(results: ResultSet) -> tuple[claims.Finding, ...]:
-    """Every finding with its verdict (see `judge_claims`), on the standard metrics where there are any, else on the
-    paper's."""
+    """Judge every finding (see `judge_claims`), on the standard metrics where there are any, else on the paper's."""
     results = with_averages(results.select(metric=results.primary_metric))
     sizes = sizes_of(results.arms())
-    place = "" if {size.lower() for size in sizes} <= PUBLISHED_SIZES else f"here, at {show_list(sizes)}"
+    scope = "" if {size.lower() for size in sizes} <= PUBLISHED_SIZES else f"here, at {show_list(sizes)}"
     findings = []
     for key, finding in read_findings()["findings"].items():
         lines = make_claims(key, results)
-        findings.append(claims.Finding(key, finding["says"], finding.get("judged", ""), tuple(lines), place))
+        findings.append(claims.Finding(key, finding["says"], finding.get("judged", ""), tuple(lines), scope))
     return claims.judge_claims(findings)
 
 
 def answer(findings: Sequence[claims.Finding]) -> str:
-    """What the scores say about CLM then MLM, where they are of the paper's sizes, and what became of the findings."""
+    """Say how CLM then MLM compares with MLM alone, where scores are of the paper's sizes, and group the findings by
+    verdict."""
     if not any(finding.is_tested for finding in findings):
         return f"No score tests any of the paper's {len(findings)} findings."
     sixth = next(finding for finding in findings if finding.key == "F6")
-    verdicts = Counter(one.verdict for one in sixth.claims[0].inequalities)
+    verdicts = Counter(inequality.verdict for inequality in sixth.claims[0].inequalities)
     ahead, behind, num_open = verdicts["supported"], verdicts["contradicted"], verdicts["undecided"]
     corrected = f"corrected for the {show_count(claims.count_tested(findings), 'finding')} tested"
-    noise, place, first = f"cannot be told from noise, {corrected}", findings[0].place, ""
-    # A study, which has a place, answers its own question.
-    if num_open and not place and not ahead and not behind:
+    noise, scope, first = f"cannot be told from noise, {corrected}", findings[0].scope, ""
+    # A study, which has a scope, answers its own question.
+    if num_open and not scope and not ahead and not behind:
         first = f"The differences between CLM then MLM (25–50 % CLM) and MLM alone at the same budget {noise}. "
-    elif verdicts and not place:
-        rest = f"; the other {num_open} {noise}" if num_open else f", {corrected}"
+    elif verdicts and not scope:
+        ending = f"; the other {num_open} {noise}" if num_open else f", {corrected}"
         first = (
             f"At the same budget, CLM then MLM (25–50 % CLM) is ahead of MLM alone in {ahead} of {verdicts.total()} "
-            f"comparisons and behind in {behind or 'none'}{rest}. "
+            f"comparisons and behind in {behind or 'none'}{ending}. "
         )
 
     def name(finding: claims.Finding) -> str:
-        said = finding.statement
-        if not said[:2].isupper():  # `At a fixed …`, but not `MLM beats …`
-            said = said[0].lower() + said[1:]
-        return finding.key if finding.verdict == "undecided" else f"{finding.key} ({said})"
+        statement = finding.statement
+        if not statement[:2].isupper():  # `At a fixed …`, but not `MLM beats …`
+            statement = statement[0].lower() + statement[1:]
+        return finding.key if finding.verdict == "undecided" else f"{finding.key} ({statement})"
 
     groups = claims.group_verdicts(findings, name)
-    return f"{first}Of the paper’s {len(findings)} findings, {place}{': ' if place else ''}{groups}."
+    return f"{first}Of the paper’s {len(findings)} findings, {scope}{': ' if scope else ''}{groups}."
 
 
 COMMANDS = ("pip install .", "biphase report paper --out paper-report")
 
 
 def report_paper(out: Path) -> Path:
-    """Write `tables/`, `figures/` and `index.html` into the folder `out`; returns the page."""
+    """Write `tables/`, `figures/` and `index.html` into the folder `out`, and return the page."""
     results = read_reference()
     verdicts = judge_paper(results)
-    said = read_findings()["report"]
-    told = Told(**said, verdicts=verdicts, commands=COMMANDS, answer=verdicts[1])
-    return write_report(results, out, told)
+    title_and_question = read_findings()["report"]
+    page_text = PageText(**title_and_question, verdicts=verdicts, commands=COMMANDS, answer=verdicts[1])
+    return write_report(results, out, page_text)

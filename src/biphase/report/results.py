@@ -144,7 +144,7 @@ class Result:
 
     @property
     def num(self) -> int:
-        """How many scores there are: fine-tuning seeds, over all pretraining seeds."""
+        """Number of scores: fine-tuning seeds, over all pretraining seeds."""
         return len(self.samples) or self.interval.num
 
     @property
@@ -154,12 +154,12 @@ class Result:
 
     @property
     def num_pretrainings(self) -> int:
-        """An average has those of the dataset that has the fewest."""
+        """Number of pretraining seeds; for an average, of the dataset that has the fewest."""
         return min(len(set(part.pretraining_seeds)) or 1 for part in self.parts)
 
     @property
     def num_degenerate(self) -> int:
-        """With how many seeds the same is predicted for all examples, as far as predictions were kept."""
+        """Number of seeds with which the same is predicted for all examples, as far as predictions were kept."""
         return self.examples.table.num_degenerate if self.examples and self.examples.table else 0
 
     @property
@@ -183,7 +183,7 @@ class ResultSet:
     @cached_property
     def cells(self) -> dict[tuple[str, str, str, str, str], Result]:
         """(setup, arm, family, dataset, metric) → its result."""
-        return {(one.arm.setup, one.arm.name, one.family, one.dataset, one.metric): one for one in self.results}
+        return {(r.arm.setup, r.arm.name, r.family, r.dataset, r.metric): r for r in self.results}
 
     @cached_property
     def by_model(self) -> dict[str, dict[tuple[str, str], Result]]:
@@ -217,7 +217,7 @@ class ResultSet:
 
     @property
     def primary_metric(self) -> Metric:
-        """What figures and verdicts are about: standard metrics where there are any, else the paper's."""
+        """The metric of figures and verdicts: standard where there are such scores, else the paper's."""
         return self.metrics[0]
 
     @cached_property
@@ -231,29 +231,31 @@ class ResultSet:
     def select(
         self, family: str | None = None, dataset: str | None = None, metric: str | None = None, **arm: Any
     ) -> "ResultSet":
-        """Results with these values, where given; `arm` names fields of `ReportArm`, such as `setup="ratio"`."""
-        wanted = {"family": family, "dataset": dataset, "metric": metric}
+        """Select the results with these values, where given; `arm` names fields of `ReportArm`, such as
+        `setup="ratio"`."""
+        values = {"family": family, "dataset": dataset, "metric": metric}
         chosen = []
         for result in self.results:
-            is_wanted = all(value in (None, getattr(result, key)) for key, value in wanted.items())
+            is_wanted = all(value in (None, getattr(result, key)) for key, value in values.items())
             if is_wanted and all(getattr(result.arm, key) == value for key, value in arm.items()):
                 chosen.append(result)
         return replace(self, results=tuple(chosen))
 
     def arms(self, **arm: Any) -> list[ReportArm]:
-        """The arms with these values in their fields, where given, in the order in which they come."""
+        """Return the arms with these values in their fields, where given, in the order in which they come."""
         return list(dict.fromkeys(result.arm for result in self.select(**arm).results))
 
     def find(self, arm: ReportArm, family: str, dataset: str, metric: str) -> Result | None:
         return self.cells.get((arm.setup, arm.name, family, dataset, metric))
 
     def scores_of(self, arm: ReportArm) -> dict[str, Result]:
-        """The scores of an arm on each dataset by the primary metric, whichever of its comparisons they are from."""
+        """Return the scores of an arm on each dataset by the primary metric, whichever of its comparisons they are
+        from."""
         scores = self.by_model.get(arm.name, {})
         return {dataset: result for (_, dataset), result in scores.items() if dataset not in (AVERAGE, ALL_TASKS)}
 
     def score(self, arm: ReportArm, task: str) -> Result | None:
-        """One of these; of a family its average."""
+        """Return the score of an arm on a dataset, or its average over a family."""
         if task in FAMILY_NAMES:
             return self.by_model.get(arm.name, {}).get((task, AVERAGE))
         return self.scores_of(arm).get(task)
@@ -267,7 +269,7 @@ class ResultSet:
 
 
 def pool(results: Sequence[Result]) -> Result:
-    """The result of an arm on a dataset from those of each of its pretraining seeds, which have `pretraining_seeds`."""
+    """Pool the results of an arm on a dataset, one for each pretraining seed, which must have `pretraining_seeds`."""
     first = results[0]
     if len(results) == 1:
         return first
@@ -281,7 +283,7 @@ def pool(results: Sequence[Result]) -> Result:
     if len(tables) == len(results) and all(table.keys() == tables[0].keys() for table in tables):
         by_rate = {rate: tuple(chain(*(table[rate] for table in tables))) for rate in tables[0]}
     examples = [result.examples for result in results if result.examples]
-    scores = tuple(chain(*(kept.scores for kept in examples)))
+    scores = tuple(chain(*(predictions.scores for predictions in examples)))
     return replace(
         first,
         samples=join("samples"),
@@ -297,13 +299,13 @@ def pool(results: Sequence[Result]) -> Result:
 
 
 def stability_rates(rates: Sequence[float]) -> list[float]:
-    """Those rates over which stability is measured; all of them, where fewer than two lie there."""
+    """Return the rates among these over which stability is measured; all of them where fewer than two are."""
     inside = [rate for rate in rates if is_stability_rate(rate)]
     return inside if len(inside) > 1 else list(rates)
 
 
 def missing_cells(results: ResultSet) -> list[str]:
-    """A line for every arm that lacks datasets which another arm of its comparison has."""
+    """List, a line for each arm, the datasets that it lacks and another arm of its comparison has."""
     lines, comparisons = [], read_words()["comparisons"]
     for metric, setup in itertools.product(results.metrics, comparisons):
         part = results.select(metric=metric, setup=setup)
@@ -316,7 +318,7 @@ def missing_cells(results: ResultSet) -> list[str]:
 
 
 def missing_examples(results: ResultSet) -> list[str]:
-    """A line for every result whose predictions cannot be used, with the reason."""
+    """List, a line for each result, why its predictions cannot be used."""
     lines = []
     for result in results.results:
         table = result.examples and result.examples.found
@@ -326,7 +328,8 @@ def missing_examples(results: ResultSet) -> list[str]:
 
 
 def check_averages(results: ResultSet) -> list[str]:
-    """How many averages are the mean of their datasets, up to the rounding of both to 0.01 %; a line for any other."""
+    """Count the averages that are the mean of their datasets, up to the rounding of both to 0.01 %; add a line for any
+    other."""
     lines = []
     averages = results.select(dataset=AVERAGE).results
     for result in averages:
@@ -347,7 +350,8 @@ def short_steps(steps: int) -> str:
 
 
 def reference_mask(arms: Iterable[ReportArm]) -> int | None:
-    """The masking ratio (percent) of most models with MLM: the one at which objectives are compared; None without."""
+    """Return the masking ratio (percent) of most models with MLM, at which objectives are compared; None without
+    MLM."""
     masked = [arm for arm in arms if arm.mask_percent is not None]
     plain = [arm for arm in masked if arm.is_plain] or masked  # a ratio that falls is no reference
     counts = Counter({arm.name: arm.mask_percent for arm in plain}.values())
@@ -355,7 +359,8 @@ def reference_mask(arms: Iterable[ReportArm]) -> int | None:
 
 
 def sizes_of(arms: Iterable[ReportArm]) -> list[str]:
-    """Smallest first; sizes whose names are no number of parameters (`610M`, `1b`) come last, in the order given."""
+    """Return sizes, smallest first; those whose names are no number of parameters (`610M`, `1b`) come last, in the
+    order given."""
     return sorted(dict.fromkeys(arm.size for arm in arms), key=num_parameters)
 
 
@@ -367,7 +372,7 @@ def num_parameters(size: str) -> float:
 
 
 def objective_pairs(results: ResultSet) -> list[tuple[ReportArm, ReportArm]]:
-    """(CLM, MLM at the reference ratio) at the largest budget of each size that has both, smallest first.
+    """Pair CLM with MLM at the reference ratio, at the largest budget of each size that has both, smallest first.
 
     Of several with recipes of their own, it is the one with the recipe of most arms; without such a one, none.
     """
@@ -378,10 +383,11 @@ def objective_pairs(results: ResultSet) -> list[tuple[ReportArm, ReportArm]]:
         budgets: dict[tuple[int, int], dict[str, list[ReportArm]]] = {}
         for arm in (arm for arm in arms if arm.size == size):
             budgets.setdefault((arm.pretrain_steps, arm.cpt_steps), {}).setdefault(arm.objective, []).append(arm)
-        largest = max((budget for budget, own in budgets.items() if own.keys() >= {"clm", "mlm"}), default=None)
+        complete = [budget for budget, by_objective in budgets.items() if by_objective.keys() >= {"clm", "mlm"}]
+        largest = max(complete, default=None)
         if largest is not None:
-            clm, mlm = (budgets[largest][objective] for objective in ("clm", "mlm"))
-            pairs += zip(usual_arm(clm), usual_arm(mlm), strict=False)
+            by_objective = budgets[largest]
+            pairs += zip(usual_arm(by_objective["clm"]), usual_arm(by_objective["mlm"]), strict=False)
     return pairs
 
 

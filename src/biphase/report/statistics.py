@@ -35,7 +35,7 @@ class Interval:
     p_value: float = np.nan
     """The two-sided one of "there is no difference", where it is one."""
     num: int = 0
-    """How many values are behind a mean or a spread."""
+    """Number of values behind a mean or a spread."""
 
     @property
     def half_width(self) -> float:
@@ -43,7 +43,7 @@ class Interval:
 
 
 def mean_interval(values: ArrayLike, method: Literal["t", "normal"] = "t") -> Interval:
-    """The mean of independent values and its 95 % interval: q·s/√n with s over n-1.
+    """Return the mean of independent values and its 95 % interval: q·s/√n with s over n-1.
 
     `t`: q is Student's with n-1 degrees of freedom (2.776 for five seeds). `normal`: q is the normal quantile (1.960),
     as in the paper; too narrow for few values. A single value has a half-width of nan: its spread is unknown, not zero.
@@ -62,8 +62,9 @@ def mean_interval(values: ArrayLike, method: Literal["t", "normal"] = "t") -> In
 
 
 def repetitions(samples: ArrayLike, pretraining_seeds: Sequence[int]) -> np.ndarray:
-    """What of samples can be repeated independently, and so what an interval is over: the mean of each pretraining
-    seed's samples, lowest seed first; the samples themselves where all are of one. `samples` has a row for each."""
+    """Reduce samples to independent repetitions, which an interval is over: the mean of each pretraining seed's
+    samples, lowest seed first; the samples themselves where all are of one pretraining. `samples` has a row for
+    each."""
     samples_S = np.asarray(samples, dtype=np.float64)
     if len(set(pretraining_seeds)) < 2:
         return samples_S
@@ -72,28 +73,29 @@ def repetitions(samples: ArrayLike, pretraining_seeds: Sequence[int]) -> np.ndar
 
 
 def holm(p_values: ArrayLike) -> np.ndarray:
-    """p-values adjusted for having asked all these questions (Holm 1979), in the same order.
+    """Adjust p-values for having asked all these questions (Holm 1979), in the same order.
 
     At a threshold t, whoever calls adjusted values below t significant calls anything wrongly with probability below t.
     A nan stays nan and is not counted: it asked nothing.
     """
     p_N = np.asarray(p_values, dtype=np.float64)
     adjusted_N = np.full(len(p_N), np.nan)
-    asked = np.flatnonzero(~np.isnan(p_N))
-    order = asked[np.argsort(p_N[asked], kind="stable")]
+    numbers = np.flatnonzero(~np.isnan(p_N))
+    order = numbers[np.argsort(p_N[numbers], kind="stable")]
     factors = len(order) - np.arange(len(order))
     adjusted_N[order] = np.minimum(np.maximum.accumulate(p_N[order] * factors), 1)
     return adjusted_N
 
 
 def is_stability_rate(rate: float) -> bool:
-    """Whether a fine-tuning rate lies within `STABILITY_RATES`, up to rounding."""
+    """Tell whether a fine-tuning rate lies within `STABILITY_RATES`, up to rounding."""
     low, high = STABILITY_RATES
     return low * (1 - 1e-9) <= rate <= high * (1 + 1e-9)
 
 
 def rate_spread(scores_RS: ArrayLike, rng: np.random.Generator, num_resamples: int = 10_000) -> Interval:
-    """How much a score depends on the fine-tuning's learning rate and seed: the paper's stability (its finding F5).
+    """Measure how much a score depends on the fine-tuning's learning rate and seed: the paper's stability (its finding
+    F5).
 
     The standard deviation (over n-1) of all R·S scores of a model on a task, taken together: every seed at every one of
     the rates given, which in the paper are those from 1e-5 to 1e-4. A nan (diverged or missing) is left out: a spread
@@ -117,7 +119,7 @@ def rate_spread(scores_RS: ArrayLike, rng: np.random.Generator, num_resamples: i
         num_B, sum_B, squares_B = sums_BC.T  # two scores or more: each of two seeds or more has one
         return np.sqrt(np.maximum((squares_B - sum_B**2 / num_B) / (num_B - 1), 0))
 
-    seen = float(std(sums_SC.sum(axis=0, keepdims=True))[0])
+    measured = float(std(sums_SC.sum(axis=0, keepdims=True))[0])
     low = high = np.nan
     sums_SC = sums_SC[is_there_RS.any(axis=0)]
     num_seeds = len(sums_SC)
@@ -125,4 +127,4 @@ def rate_spread(scores_RS: ArrayLike, rng: np.random.Generator, num_resamples: i
         drawn_BS = rng.integers(0, num_seeds, (num_resamples, num_seeds))
         weights_BS = (drawn_BS[:, :, None] == np.arange(num_seeds)).sum(axis=1)  # how often each seed was drawn
         low, high = np.quantile(std(weights_BS @ sums_SC), TAILS)
-    return Interval(seen, float(low), float(high), num=num)
+    return Interval(measured, float(low), float(high), num=num)

@@ -88,8 +88,8 @@ STUBS: dict[str, Callable[[ReportArm], str]] = {
 
 
 def make_tables(results: ResultSet) -> list[Table]:
-    """A table for each comparison, family and metric with a result, in the order of `words.yaml`: a row for every arm
-    of the comparison, also for one that lacks this family."""
+    """Make a table for each comparison, family and metric with a result, in the order of `words.yaml`: a row for every
+    arm of the comparison, also for one that lacks this family."""
     tables = []
     for metric, (setup, words) in itertools.product(results.metrics, read_words()["comparisons"].items()):
         part = results.select(metric=metric, setup=setup)
@@ -113,17 +113,17 @@ def make_tables(results: ResultSet) -> list[Table]:
 
 
 def mark_column(scores: Sequence[Result | None]) -> list[Cell]:
-    """The best of the scores, and those that are not shown to be different from it. A score alone is neither. `†`
-    stands at one from predictions that say nothing about their examples, with any seed."""
-    known = [score for score in scores if score is not None]
-    best = max(known, key=lambda score: score.mean, default=None)
+    """Mark the best of the scores, and those that are not shown to differ from it; a score alone is neither. `†` stands
+    at a score with a seed that predicts the same for all examples."""
+    measured = [score for score in scores if score is not None]
+    best = max(measured, key=lambda score: score.mean, default=None)
     cells = []
     for score in scores:
         if score is None or best is None:
             cells.append(Cell(MISSING))
             continue
         mark: Literal["best", "tied", ""] = ""
-        if len(known) > 1:
+        if len(measured) > 1:
             mark = "best" if score is best else "" if difference(best, score).side == "above" else "tied"
         sign = "†" if any(part.num_degenerate for part in score.parts) else ""
         cells.append(Cell(show_share(score.mean) + sign, show_share(score.half_width), mark, score))
@@ -140,7 +140,7 @@ def make_score_table(
     compared: Sequence[ReportArm],
     details: Sequence[bool] = (),
 ) -> Table:
-    """A table of scores with what a reader must know of them: a row for every arm, block by block.
+    """Make a table of scores with what a reader must know of them: a row for every arm, block by block.
 
     Args:
         stubs: what stands before the scores of an arm, by its header.
@@ -154,8 +154,8 @@ def make_score_table(
         for arm, cells in zip(members, zip(*marked, strict=True), strict=True):
             rows.append(Row(tuple(stubs[arm].values()), cells, block, arm))
     signals = [measure_signal(scores.get((arm.name, column)) for arm in compared) for column in columns.values()]
-    known = [cell.score for row in rows for cell in row.cells if cell.score]
-    is_published = not any(score.samples or score.cells for score in known)
+    measured = [cell.score for row in rows for cell in row.cells if cell.score]
+    is_published = not any(score.samples or score.cells for score in measured)
     by = "as published, 1.96·s/√n (verdicts are by Student’s t)" if is_published else "by Student’s t"
     notes = [
         f"Test scores in %: mean over seeds ± half of the 95 % interval over them, {by}. ± –: no interval, because "
@@ -174,10 +174,10 @@ def make_score_table(
                 missing.append(f"{row.arm.name}: {column}")
                 continue
             facts = [getattr(row.arm, field) for field in CSV_COLUMNS[2:10]]
-            place = (cell.score.family, cell.score.metric, column)
+            labels = (cell.score.family, cell.score.metric, column)
             half_width = cell.reach.replace(MISSING, "")
-            shown = (show_share(cell.score.mean), half_width, cell.score.num, cell.mark)
-            records.append((name, row.arm.name, *facts, *place, *shown))
+            numbers = (show_share(cell.score.mean), half_width, cell.score.num, cell.mark)
+            records.append((name, row.arm.name, *facts, *labels, *numbers))
     if missing:
         notes.append(f"Missing: {'; '.join(missing)}.")
     stub = tuple(next(iter(stubs.values())))
@@ -193,7 +193,7 @@ apply."""
 
 
 def show_signal(signal: Signal | None) -> str:
-    """`3.1`; `(0.9)` where nothing is decided."""
+    """Show a ratio as `3.1`, or as `(0.9)` where nothing is decided."""
     if signal is None:
         return MISSING
     return f"({signal.ratio:.1f})" if signal.needs else f"{signal.ratio:.1f}"
@@ -227,7 +227,7 @@ def to_markdown(table: Table) -> str:
 
 
 def to_latex(table: Table) -> str:
-    """For `booktabs`, without document preamble."""
+    """Write a table for `booktabs`, without document preamble."""
 
     def show(cell: Cell) -> str:
         text, reach = escape_latex(cell.text), escape_latex(cell.reach)
@@ -248,7 +248,7 @@ def latex_template() -> "Template":
 
 
 def table_files(tables: Iterable[Table]) -> dict[str, str]:
-    """Every table in every format: the names of files below the folder of a report, with their text."""
+    """Write every table in every format: names of files below the folder of a report → their text."""
     files = {}
     for table in tables:
         files[f"tables/{table.name}.md"] = to_markdown(table)
@@ -263,24 +263,25 @@ PLAIN: dict[str, Any] = {"box": box.SIMPLE_HEAD, "pad_edge": False, "padding": (
 
 
 def print_table(table: Table) -> None:
-    """The first words and the cells of each row; not wider than a terminal, and in a file as wide as it needs to be."""
+    """Print the first words and the cells of each row; not wider than a terminal, and in a file as wide as it needs to
+    be."""
 
     def show(cell: Cell) -> Text:
         text = f"{cell.text} ± {cell.reach:>4}" if cell.reach else cell.text
         return Text(printable(text), style="bold" if cell.mark == "best" else "")
 
-    shown = RichTable(title=table.title, **PLAIN)
-    shown.add_column(table.stub[0], overflow="fold")
+    printed = RichTable(title=table.title, **PLAIN)
+    printed.add_column(table.stub[0], overflow="fold")
     for column in table.columns:
-        shown.add_column(column, justify="right", no_wrap=True)
+        printed.add_column(column, justify="right", no_wrap=True)
     for row in show_rows(table, show, lambda text: Text(printable(text))):
         if row is None:
-            shown.add_section()
+            printed.add_section()
         else:
-            shown.add_row(row[0], *row[len(table.stub) :])
+            printed.add_row(row[0], *row[len(table.stub) :])
     if not out.is_terminal:
-        shown.width = Measurement.get(out, out.options.update_width(200), shown).maximum
-    out.print(shown)
+        printed.width = Measurement.get(out, out.options.update_width(200), printed).maximum
+    out.print(printed)
 
 
 LATEX = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}

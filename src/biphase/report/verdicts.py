@@ -56,12 +56,12 @@ class SummaryRow:
     spread: Interval | None = None
     """The spread over seeds and over the rates of `STABILITY_RATES`; None with scores at fewer than two of them."""
     num_unspread: int = 0
-    """How many cells of the spread have no score."""
+    """Number of cells of the spread without a score."""
     chosen: Selection | None = field(default=None, repr=False, compare=False)
 
 
 def summarize(scores: ScoreSet) -> list[SummaryRow]:
-    """One row for each model on each task that it has scores on: by task, the best mean first.
+    """Make a row for each model on each task that it has scores on: by task, the best mean first.
 
     A row depends on its own scores only.
     """
@@ -88,7 +88,7 @@ def summarize(scores: ScoreSet) -> list[SummaryRow]:
 
 
 def measure_signals(rows: Iterable[SummaryRow]) -> dict[str, contrasts.Signal]:
-    """Task → how far it tells the models apart that have scores on it by one metric; none with fewer than two."""
+    """Measure for each task how far it tells its models apart: two or more, with scores by one metric."""
     by_task: dict[str, list[SummaryRow]] = {}
     for row in rows:
         if row.chosen:
@@ -112,26 +112,26 @@ class TaskComparison:
     a: Selection | None = None
     """None where there is nothing to choose from; `notes` say why."""
     b: Selection | None = None
-    seen: contrasts.Contrast | None = None
+    contrast: contrasts.Contrast | None = None
     """None where the two cannot be set against each other."""
     p_value: float = math.nan
     """The p-value of their difference, adjusted over tasks by Holm; nan where there is no test."""
     num_tasks: int = 1
-    """How many tasks the p-values are adjusted over."""
+    """Number of tasks over which p-values are adjusted."""
     verdict: ComparisonVerdict = "cannot be told"
     notes: tuple[str, ...] = ()
 
     @property
     def difference(self) -> Interval | None:
         """A minus B, with the interval of the test; where seeds give none, with that over examples alone."""
-        if self.seen is None:
+        if self.contrast is None:
             return None
-        tested = self.seen.against()
-        return self.seen.over_examples() if math.isnan(tested.low) else tested
+        tested = self.contrast.against()
+        return self.contrast.over_examples() if math.isnan(tested.low) else tested
 
 
 def compare(scores: ScoreSet, a: str, b: str) -> list[TaskComparison]:
-    """Two models on every task that either has, each at the rate its validation chose.
+    """Compare two models on every task that either has, each at the rate its validation chose.
 
     Names are as `find_scored_model` finds them. One test asks: would other fine-tuning runs on other test examples say
     the same? (`contrasts.contrast`; over seeds alone where it is not known what each example contributes, and then a
@@ -149,11 +149,11 @@ def compare(scores: ScoreSet, a: str, b: str) -> list[TaskComparison]:
     model_a, model_b = find_scored_model(scores, a), find_scored_model(scores, b)
     if model_a == model_b:
         raise InputError(f"'{a}' and '{b}' are the same model, {model_a}; give two")
-    tasks = {model: {task for other, task in scores.cells if other == model} for model in (model_a, model_b)}
+    tasks = {model: {task for name, task in scores.cells if name == model} for model in (model_a, model_b)}
     if not tasks[model_a] & tasks[model_b]:
         raise InputError(f"{model_a} and {model_b} have no task in common; fine-tune both on the same")
     measured = [measure_task(scores, model_a, model_b, task) for task in sorted(tasks[model_a] | tasks[model_b])]
-    p_values = holm([pair.seen.against().p_value if pair.seen else math.nan for pair in measured])
+    p_values = holm([pair.contrast.against().p_value if pair.contrast else math.nan for pair in measured])
     num_tasks = int((~np.isnan(p_values)).sum())
     return [
         judge(replace(pair, p_value=float(p_value), num_tasks=num_tasks))
@@ -162,7 +162,7 @@ def compare(scores: ScoreSet, a: str, b: str) -> list[TaskComparison]:
 
 
 def measure_task(scores: ScoreSet, model_a: str, model_b: str, task: str) -> TaskComparison:
-    """Two models on a task, before p-values are adjusted and judged."""
+    """Compare two models on a task, before p-values are adjusted and judged."""
     sides: list[Selection | None] = []
     notes: list[str] = []
     for model in (model_a, model_b):
@@ -173,20 +173,20 @@ def measure_task(scores: ScoreSet, model_a: str, model_b: str, task: str) -> Tas
             notes.append(str(error))
     a, b = sides
     side = a or b
-    known = TaskComparison(model_a, model_b, task, side.metric if side else "", a, b, notes=tuple(notes))
+    comparison = TaskComparison(model_a, model_b, task, side.metric if side else "", a, b, notes=tuple(notes))
     if a is None or b is None:
-        return known
+        return comparison
     settings_a, settings_b = settings_of(a.scores[0]), settings_of(b.scores[0])
     changed = differing((settings_a, settings_b))
     if clash := [key for key in changed if key in TASK_SETTINGS]:
-        return replace(known, notes=(f"they were scored with different {' and '.join(clash)}",))
+        return replace(comparison, notes=(f"they were scored with different {' and '.join(clash)}",))
     if changed and base_name(model_a) != base_name(model_b):
         notes.append(f"they were fine-tuned with different {', '.join(changed)}")
-    return replace(known, seen=contrasts.difference(a, b), notes=(*notes, *list_doubts(a, b)))
+    return replace(comparison, contrast=contrasts.difference(a, b), notes=(*notes, *list_doubts(a, b)))
 
 
 def list_doubts(a: Selection, b: Selection) -> Iterator[str]:
-    """What a reader must know of the scores of two models before believing a difference between them."""
+    """List the doubts about two models' scores that a reader must know before believing a difference between them."""
     if a.num_rates != b.num_rates:
         most, least = sorted((a, b), key=lambda side: -side.num_rates)
         tried = f"{show_count(most.num_rates, 'rate')} tried for {short_name(most.model)}"
@@ -215,11 +215,11 @@ def list_doubts(a: Selection, b: Selection) -> Iterator[str]:
 
 
 def judge(measured: TaskComparison) -> TaskComparison:
-    """The rule of `compare`, on adjusted p-values."""
-    a, b, seen = measured.a, measured.b, measured.seen
-    if a is None or b is None or seen is None:
+    """Give a verdict on adjusted p-values, by the rule of `compare`."""
+    a, b, gap = measured.a, measured.b, measured.contrast
+    if a is None or b is None or gap is None:
         return measured
-    says = contrasts.judge_difference(seen.estimate, measured.p_value)
+    says = contrasts.judge_difference(gap.estimate, measured.p_value)
     notes = list(measured.notes)
     verdict: ComparisonVerdict = "cannot be told"
     if says in ("above", "below"):
@@ -230,8 +230,8 @@ def judge(measured: TaskComparison) -> TaskComparison:
     elif says == "within noise":
         verdict = "within noise"
     else:
-        notes.append("one seed says nothing about the next" if seen.num == 1 else "all seeds differ by the same amount")
-        p_examples = seen.over_examples().p_value
+        notes.append("one seed says nothing about the next" if gap.num == 1 else "all seeds differ by the same amount")
+        p_examples = gap.over_examples().p_value
         if contrasts.is_significant(p_examples):
             notes.append("these runs do differ on the test examples, but others may not")
         elif not math.isnan(p_examples):
@@ -244,7 +244,7 @@ def judge(measured: TaskComparison) -> TaskComparison:
 
 
 def print_summary(rows: Sequence[SummaryRow], broken: Mapping[Path, str] | None = None) -> None:
-    """A table by task, and what is missing from it."""
+    """Print a table by task, and what is missing from it."""
     names = shorten({row.model for row in rows})
     columns: dict[str, Callable[[SummaryRow], Cell]] = {
         "rate": lambda row: Cell(MISSING if row.rate is None else show_rate(row.rate)),
@@ -259,16 +259,16 @@ def print_summary(rows: Sequence[SummaryRow], broken: Mapping[Path, str] | None 
         columns["spread"] = lambda row: Cell(show_spread(row.spread))
         low, high = map(show_rate, STABILITY_RATES)
         lines.append(f"spread: standard deviation over seeds and rates from {low} to {high}, and its 95 % interval")
-    shown = []
+    table_rows = []
     for task in sorted({row.task for row in rows}):
         chosen = [row for row in rows if row.task == task]
         metric = " / ".join(sorted({row.metric for row in chosen}))
-        shown.append(Row((task,), (Cell(""), Cell(metric)), task))
+        table_rows.append(Row((task,), (Cell(""), Cell(metric)), task))
         for row in chosen:
-            shown.append(Row((f"  {names[row.model]}",), tuple(show(row) for show in columns.values()), task))
-    if shown:
+            table_rows.append(Row((f"  {names[row.model]}",), tuple(show(row) for show in columns.values()), task))
+    if table_rows:
         title = "Test scores in %, each seed at the rate that the others chose"
-        print_table(Table("scores", title, ("model",), tuple(columns), tuple(shown)))
+        print_table(Table("scores", title, ("model",), tuple(columns), tuple(table_rows)))
     else:
         lines = ["no finished scores"]
     for row in rows:
@@ -286,15 +286,15 @@ def print_summary(rows: Sequence[SummaryRow], broken: Mapping[Path, str] | None 
 
 
 def interval_cell(interval: Interval) -> Cell:
-    """`81.20 ± 0.93`; with a single value `81.20 ±    –`."""
+    """Show an interval as `81.20 ± 0.93`; with a single value as `81.20 ±    –`."""
     return Cell(show_share(interval.value), show_share(interval.half_width) if interval.num else "")
 
 
 def list_flaws(row: SummaryRow, where: str) -> Iterator[str]:
-    """What a reader must know of a row beyond its numbers."""
+    """List the flaws that a reader must know of a row beyond its numbers."""
     if row.missing:
-        shown = [f"{show_rate(rate)} seed {seed}" for rate, seed in row.missing[:3]]
-        lost = f"{show_count(len(row.missing), 'cell')}: {', '.join(shown)}{', …' if len(row.missing) > 3 else ''}"
+        cells = [f"{show_rate(rate)} seed {seed}" for rate, seed in row.missing[:3]]
+        lost = f"{show_count(len(row.missing), 'cell')}: {', '.join(cells)}{', …' if len(row.missing) > 3 else ''}"
         yield f"missing: {where}: {lost}"
     if row.num_unspread:
         lost = show_count(row.num_unspread, "cell")
@@ -305,13 +305,13 @@ def list_flaws(row: SummaryRow, where: str) -> Iterator[str]:
 
 
 def print_comparison(comparisons: Sequence[TaskComparison]) -> None:
-    """A table, a sentence for each task, and the count of verdicts."""
+    """Print a table, a sentence for each task, and the count of verdicts."""
     first = comparisons[0]
     names = shorten({first.model_a, first.model_b})
     rows = []
     for pair in comparisons:
         cells = [interval_cell(mean_interval(side.samples)) if side else Cell(MISSING) for side in (pair.a, pair.b)]
-        tested = pair.seen.against() if pair.seen else None
+        tested = pair.contrast.against() if pair.contrast else None
         gap = Cell(f"{100 * tested.value:+.2f}", show_share(tested.half_width)) if tested else Cell(MISSING)
         rows.append(Row((pair.task,), (*cells, gap, Cell(show_p_value(pair.p_value)), Cell(pair.verdict))))
     for letter, model in (("A", first.model_a), ("B", first.model_b)):
@@ -327,11 +327,11 @@ def print_comparison(comparisons: Sequence[TaskComparison]) -> None:
 
 
 def describe_comparison(pair: TaskComparison, names: Mapping[str, str]) -> str:
-    """One comparison in words: who is ahead, by how much, whether that is more than noise, and by which test."""
+    """Put a comparison in words: who is ahead, by how much, whether that is more than noise, and by which test."""
     start = f"{pair.task} ({pair.metric})" if pair.metric else pair.task
     notes = "".join(f"; {note}" for note in pair.notes)
     gap = pair.difference
-    if gap is None or not pair.seen or not pair.a or not pair.b:
+    if gap is None or not pair.contrast or not pair.a or not pair.b:
         return f"{start}: cannot be told{notes}"
     sides = [(names[pair.model_a], pair.a.mean), (names[pair.model_b], pair.b.mean)]
     if gap.value < 0:
@@ -341,18 +341,18 @@ def describe_comparison(pair: TaskComparison, names: Mapping[str, str]) -> str:
     # several rates: `over 5 pairs of seeds, 2,000 examples and the choice of rates`.
     test = ""
     if not math.isnan(pair.p_value):
-        is_paired = pair.seen.test == "paired t"
+        is_paired = pair.contrast.test == "paired t"
         over = [f"{show_count(pair.a.num, 'pair')} of seeds" if is_paired else f"{pair.a.num} and {pair.b.num} seeds"]
-        over += [show_count(pair.seen.num_examples, "example")] if pair.seen.num_examples else []
-        over += ["the choice of rates"] if "the choice of rates" in pair.seen.noise else []
+        over += [show_count(pair.contrast.num_examples, "example")] if pair.contrast.num_examples else []
+        over += ["the choice of rates"] if "the choice of rates" in pair.contrast.noise else []
         test = f"p = {show_p_value(pair.p_value)} over {show_noise(over)}".replace("= <", "<")
         test = f" ({test}{f'; adjusted over {pair.num_tasks} tasks' if pair.num_tasks > 1 else ''})"
-    told = contrasts.say_difference(gap, *sides, is_ahead=pair.verdict in ("A better", "B better"))
+    sentence = contrasts.say_difference(gap, *sides, is_ahead=pair.verdict in ("A better", "B better"))
     within = ", within noise" if pair.verdict == "within noise" else ""
-    return f"{start}: {told}{within}{test}{notes}"
+    return f"{start}: {sentence}{within}{test}{notes}"
 
 
 def shorten(models: set[str]) -> dict[str, str]:
-    """The last parts of the models' paths, where they tell them apart."""
+    """Name models by the last parts of their paths, where these tell them apart."""
     short = {model: short_name(model) for model in models}
     return short if len(set(short.values())) == len(models) else {model: model for model in models}

@@ -19,7 +19,7 @@ from biphase.report.claims import Finding
 from biphase.report.contrasts import Terms, combine, contrast, seed_interval, with_averages
 from biphase.report.figures import figure_pool
 from biphase.report.formats import csv_text, show_count
-from biphase.report.page import Told, write_report
+from biphase.report.page import PageText, write_report
 from biphase.report.paper import judge_paper, place_arms
 from biphase.report.results import ReportArm, Result, ResultSet, pool
 from biphase.run import Run, read_metrics, read_recipe
@@ -283,7 +283,7 @@ def report_study(
         for score in (score for scores in state.scores.values() for score in scores.scores):
             if BM25 in (tested := score.metrics.get("test", {})):
                 bm25[score.task] = tested[BM25]
-        told = Told(
+        told = PageText(
             title=plan.study.title or f"The study {plan.study.name}",
             question=plan.study.question,
             verdicts=judge_paper(results) if results.results else None,
