@@ -86,7 +86,7 @@ def lay_out(
     backend: Backend = "buckets",
     pad_to_multiple_of: int = 1,
 ) -> PackedLayout:
-    """The layout of a packed batch from the offsets of its samples (S + 1 of them, from 0 to T).
+    """Lay out a packed batch by the offsets of its samples (S + 1 of them, from 0 to T).
 
     Padding makes up what T lacks to a multiple of `pad_to_multiple_of`; `packed_hidden` adds it and takes it off again.
     """
@@ -111,7 +111,7 @@ def lay_out(
 
 
 def choose_backend(device: torch.device, dtype: torch.dtype) -> Backend:
-    """The fastest backend for a device and the type of the arithmetic."""
+    """Choose the fastest backend for a device and the type of the arithmetic."""
     if lacks_varlen(device, dtype):
         return "buckets"
     newest_flash(device)
@@ -119,7 +119,7 @@ def choose_backend(device: torch.device, dtype: torch.dtype) -> Backend:
 
 
 def lacks_varlen(device: torch.device, dtype: torch.dtype) -> str:
-    """The device or type on which `varlen` does not run, in words, or ""."""
+    """Name the device or type on which `varlen` does not run, or return ""."""
     if device.type != "cuda":
         return device.type
     if dtype == torch.float32:
@@ -132,8 +132,8 @@ def lacks_varlen(device: torch.device, dtype: torch.dtype) -> str:
 
 @cache
 def newest_flash(device: torch.device) -> str:
-    """Which flash attention `varlen` runs, as PyTorch names it: FA3 on a Hopper GPU where its kernels are installed,
-    from here on for all of the process; else FA2, PyTorch's own."""
+    """Name the flash attention that `varlen` runs: FA3 on a Hopper GPU where its kernels are installed, which is
+    switched on here for the whole process; else FA2, PyTorch's own."""
     activate = getattr(torch.nn.attention, "activate_flash_attention_impl", None)
     is_hopper = torch.cuda.get_device_capability(device)[0] == 9
     if activate is None or not is_hopper or find_spec("flash_attn_interface") is None:
@@ -146,10 +146,10 @@ def newest_flash(device: torch.device) -> str:
 
 
 def explain_backend(device: torch.device, dtype: torch.dtype, beyond: str = "") -> str:
-    """The backend that runs, with the reason: that of `choose_backend`, unless something is `beyond` varlen."""
-    if here := lacks_varlen(device, dtype):
+    """Name the backend that runs, with the reason: that of `choose_backend`, unless something is `beyond` varlen."""
+    if lack := lacks_varlen(device, dtype):
         needs = "CUDA, compute capability 8.0 and bf16"
-        return f"buckets, samples of similar length in a batch (varlen needs {needs}; here: {here})"
+        return f"buckets, samples of similar length in a batch (varlen needs {needs}; here: {lack})"
     if beyond:
         return f"buckets, samples of similar length in a batch, for layers with {beyond}, which varlen does not know"
     return f"varlen, PyTorch's packed flash attention (CUDA, 16 bits; {newest_flash(device)})"
@@ -170,17 +170,19 @@ def packed_attention(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """The function that transformers calls in every layer; q is [1, H, T, K], k and v are [1, G, T, K].
+    """Attend, as transformers calls it in every layer; q is [1, H, T, K], k and v are [1, G, T, K].
 
-    Returns [1, T, H, K]. A sliding window of w keeps positions at a distance below w to the left when causal, and up
-    to w to both sides when not, as transformers does.
+    Returns [1, T, H, K]. A sliding window of w keeps positions at a distance below w to the left when causal, and up to
+    w to both sides when not, as transformers does.
     """
     if layout is None:
         raise OwnAttentionError("this model attends over packed batches only: call it through biphase, or export it")
     if dropout:
         raise InputError(f"{type(module).__name__} uses dropout in attention, which packed training does not support")
     # Rotary embeddings leave q and k in fp32 under autocast; v carries the type of the computation.
-    q_THK, k_TGK, v_TGK = (tensor[0].transpose(0, 1).to(value.dtype) for tensor in (query, key, value))
+    q_THK = query[0].transpose(0, 1).to(value.dtype)
+    k_TGK = key[0].transpose(0, 1).to(value.dtype)
+    v_TGK = value[0].transpose(0, 1)
     scale = q_THK.shape[-1] ** -0.5 if scaling is None else scaling
     window = sliding_window or 0
     if window and not layout.causal:
@@ -209,7 +211,7 @@ def attend(
     softcap: float = 0.0,
     sinks_H: Tensor | None = None,
 ) -> Tensor:
-    """Softmax attention inside each sample, [T, H, K]. `window` 0 means no limit on the distance.
+    """Compute softmax attention inside each sample, [T, H, K]. `window` 0 means no limit on the distance.
 
     With `softcap` c a score s becomes c · tanh(s / c); a sink is a further key of each head, with that score and
     without a value. Where `varlen` is chosen, what it cannot compute goes by buckets.
@@ -227,7 +229,7 @@ def attend(
 
 
 def beyond_varlen(softcap: float | None, has_sinks: bool, width: int) -> str:
-    """The property of an attention that PyTorch's packed flash attention cannot compute, or ""."""
+    """Name the property of an attention that PyTorch's packed flash attention cannot compute, or return ""."""
     if softcap:
         return "a cap on the scores"
     if has_sinks:

@@ -34,7 +34,7 @@ registers."""
 
 
 def plan_buckets(bounds_S1: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The `sizes_3B` and `plan_PS` of a `PackedLayout` for the samples between `bounds_S1`."""
+    """Compute `sizes_3B` and `plan_PS` of a `PackedLayout` for the samples between `bounds_S1`."""
     lengths_S = np.diff(bounds_S1)
     padded_S = -(-lengths_S // LENGTHS_STEP) * LENGTHS_STEP
     buckets = make_buckets(padded_S)
@@ -48,13 +48,13 @@ def plan_buckets(bounds_S1: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     counts = np.concatenate([lengths_S, widths_S - lengths_S])
     firsts = np.concatenate([np.zeros_like(lengths_S), lengths_S])
     offsets_P = np.arange(counts.sum()) + np.repeat(firsts - np.cumsum(counts) + counts, counts)
-    starts_P, widths_P = (np.repeat(np.tile(each_S, 2), counts) for each_S in (starts_S, widths_S))
+    starts_P, widths_P = np.repeat(np.tile(starts_S, 2), counts), np.repeat(np.tile(widths_S, 2), counts)
     plan_PS = np.concatenate([starts_P, offsets_P, widths_P, lengths_S[order]])
     return np.array(sizes, dtype=np.int64).ravel(), plan_PS
 
 
 def make_buckets(lengths_S: np.ndarray) -> list[np.ndarray]:
-    """Sample numbers grouped by about equal length, longest first."""
+    """Group sample numbers by about equal length, longest first."""
     order = np.argsort(-lengths_S, kind="stable")
     squares = lengths_S[order].astype(np.int64) ** 2
     buckets: list[np.ndarray] = []
@@ -71,13 +71,14 @@ def make_buckets(lengths_S: np.ndarray) -> list[np.ndarray]:
 
 
 def visible(distance: Tensor, causal: bool, window: int) -> Tensor:
-    """Whether a query may see a key that lies `distance` positions before it (negative: after it)."""
+    """Tell whether a query may see a key that lies `distance` positions before it (negative: after it)."""
     sees = distance >= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
     return sees & (distance.abs() <= farthest(causal, window)) if window else sees
 
 
 def farthest(causal: bool, window: int) -> int:
-    """The farthest distance inside a window, as transformers counts: the token itself is one of a causal window's."""
+    """Return the farthest distance inside a window, as transformers counts: a causal window includes the token
+    itself."""
     return window - 1 if causal else window
 
 
@@ -95,7 +96,7 @@ def bucket_attention(
     softcap: float = 0.0,
     sinks_H: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The outputs [T, H, V], and the softmax weights of all buckets end to end where backward is to have them.
+    """Return the outputs [T, H, V], and the softmax weights of all buckets end to end where backward is to have them.
 
     `sizes_3B` and `plan_PS` are those of the `PackedLayout`; `num_kept` is how many weights to give, 0 or all. With
     `softcap` c a score s becomes c · tanh(s / c); a sink is a key that each query of its head meets, with that score
@@ -103,18 +104,18 @@ def bucket_attention(
     """
     buckets, rows, kv_rows = open_plan(sizes_3B, plan_PS, q_THK, k_TGK)
     q, k, v = rows.gather(q_THK).mul_(scale), kv_rows.gather(k_TGK), kv_rows.gather(v_TGK)
-    out, kept = q.new_empty(len(q), v.shape[1]), q.new_empty(num_kept)
+    out, kept_weights = q.new_empty(len(q), v.shape[1]), q.new_empty(num_kept)
     for bucket in buckets:
-        into = bucket.scores(kept) if num_kept else None
+        into = bucket.scores(kept_weights) if num_kept else None
         weights, _ = bucket.attention_weights(q, k, causal, window, softcap, sinks_H, into)
         torch.bmm(weights, bucket.key_rows(v), out=bucket.query_rows(out))
-    return rows.scatter(out, torch.Size((*q_THK.shape[:2], v.shape[1]))), kept
+    return rows.scatter(out, torch.Size((*q_THK.shape[:2], v.shape[1]))), kept_weights
 
 
 @torch.library.custom_op("biphase::bucket_attention_backward", mutates_args=())
 def bucket_attention_backward(
     grad_THK: Tensor,
-    kept: Tensor,
+    kept_weights: Tensor,
     q_THK: Tensor,
     k_TGK: Tensor,
     v_TGK: Tensor,
@@ -126,7 +127,7 @@ def bucket_attention_backward(
     softcap: float,
     sinks_H: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of q, k, v and the sinks. With P = softmax(S), S = scale · q kᵀ and out = P v, a bucket at a time:
+    """Compute the gradients of q, k, v and the sinks. With P = softmax(S), S = scale · q kᵀ, out = P v, in each bucket:
 
     dv = Pᵀ dout, dP = dout vᵀ, dS = P ∘ (dP - rowsum(P ∘ dP)), dq = scale · dS k, dk = dSᵀ (scale · q).
 
@@ -139,8 +140,8 @@ def bucket_attention_backward(
     grad_q, grad_k, grad_v = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     grad_sinks_H = q.new_zeros(0 if sinks_H is None else len(sinks_H), dtype=torch.float32)
     for bucket in buckets:
-        if len(kept):
-            weights, sunk = bucket.scores(kept), None
+        if len(kept_weights):
+            weights, sunk = bucket.scores(kept_weights), None
         else:
             weights, sunk = bucket.attention_weights(q, k, causal, window, softcap, sinks_H)
         grad_out = bucket.query_rows(grad)
@@ -192,7 +193,7 @@ class Bucket:
     """The length of its shortest sample."""
     first_slot: int
     first_score: int
-    """The place of its first score among those of one head."""
+    """The index of its first score among those of one head."""
     num_heads: int
     num_kv_heads: int
     lengths_N: Tensor
@@ -210,7 +211,8 @@ class Bucket:
         return self.batched(scores, self.first_score, self.num * self.length**2, self.num_heads, self.length)
 
     def batched(self, x: Tensor, first: int, num: int, num_heads: int, width: int) -> Tensor:
-        """This bucket's part of what stands end to end, as one matrix for each sample and key-value head."""
+        """View this bucket's part of tensors that stand end to end, as one matrix for each sample and key-value
+        head."""
         return x[first * num_heads : (first + num) * num_heads].view(self.num * self.num_kv_heads, -1, width)
 
     def by_head(self, scores: Tensor) -> Tensor:
@@ -227,8 +229,8 @@ class Bucket:
         sinks_H: Tensor | None = None,
         into: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Softmax of the scores, -inf where a query must not see a key, and what goes to the sinks, where there are
-        any; PyTorch sums those of 16 bits in fp32.
+        """Return the softmax of the scores, with -inf where a query must not see a key, and the weight that goes to the
+        sinks, where there are any; PyTorch sums scores of 16 bits in fp32.
 
         What padded queries see does not matter, but it must be something.
         """
@@ -261,7 +263,7 @@ class Bucket:
 
 
 def open_plan(sizes_3B: Tensor, plan_PS: Tensor, q_THK: Tensor, k_TGK: Tensor) -> tuple[list[Bucket], RowMap, RowMap]:
-    """The buckets of a `PackedLayout`, and where the rows of queries and those of keys go."""
+    """Read the buckets of a `PackedLayout`, and map the rows of queries and those of keys."""
     (num_tokens, num_heads, _), num_kv_heads = q_THK.shape, k_TGK.shape[1]
     sizes = sizes_3B.view(-1, 3).tolist()
     num_slots = sum(num * length for num, length, _ in sizes)
@@ -277,7 +279,7 @@ def open_plan(sizes_3B: Tensor, plan_PS: Tensor, q_THK: Tensor, k_TGK: Tensor) -
 
 
 def make_rows(slots_3P: Tensor, num_tokens: int, num_heads: int) -> RowMap:
-    """Slots, one for a token, → rows, one for a token and head.
+    """Map slots, one for a token, to rows, one for a token and head.
 
     With H = 2, a sample of 2 tokens that begins at slot 4, in a bucket of length 4, has the rows 8, 9 (10, 11 are
     padding) of its first head and 12, 13 of its second: start · H + offset, and a length further for each head.
@@ -297,8 +299,8 @@ def _(q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, sizes_3B: Tensor, plan_PS: Te
 
 
 @bucket_attention_backward.register_fake
-def _(grad_THK: Tensor, kept: Tensor, q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, *rest: Any) -> Any:
-    num_sinks = 0 if rest[-1] is None else len(rest[-1])
+def _(grad_THK: Tensor, kept_weights: Tensor, q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, *settings: Any) -> Any:
+    num_sinks = 0 if settings[-1] is None else len(settings[-1])
     like = (q_THK.new_empty(q_THK.shape), k_TGK.new_empty(k_TGK.shape), v_TGK.new_empty(v_TGK.shape))
     return *like, q_THK.new_empty(num_sinks, dtype=torch.float32)
 
@@ -313,7 +315,7 @@ def keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]
 
 
 def bucket_gradients(ctx: Any, grad_THK: Tensor, _: Tensor) -> tuple[Any, ...]:
-    """The gradients of `bucket_attention`'s eleven arguments: three tensors, seven that have none, and the sinks'."""
+    """Return the gradients of `bucket_attention`'s eleven arguments: of three tensors, None for seven, of the sinks."""
     *saved, sinks_H = ctx.saved_tensors
     *grads, grad_sinks_H = bucket_attention_backward(grad_THK.contiguous(), *saved, *ctx.settings, sinks_H)
     return *grads, *[None] * 7, None if sinks_H is None else grad_sinks_H.to(sinks_H.dtype)

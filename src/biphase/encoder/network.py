@@ -56,8 +56,8 @@ def load_model_config(source: str | Path) -> PretrainedConfig:
 
 
 def load_whole_config(source: str | Path) -> PretrainedConfig:
-    """The configuration of all parts of a model. Raises `InputError` as `load_model_config` does, whatever the parts
-    are."""
+    """Load the configuration of all parts of a model. Raises `InputError` as `load_model_config` does, whatever the
+    parts are."""
     if str(source).startswith((".", "/")) and not Path(source).is_dir():
         raise InputError(f"{source} is not a folder")
     if (Path(source) / "adapter_config.json").exists():  # transformers would follow it elsewhere, or pass over it
@@ -75,13 +75,13 @@ def load_whole_config(source: str | Path) -> PretrainedConfig:
 
 
 def has_other_parts(published: PretrainedConfig) -> bool:
-    """Whether a network of text stands among others, for images or sound, in a model that writes text."""
+    """Tell whether a model that writes text has parts for images or sound beside its network of text."""
     is_alone = published.get_text_config() is published
     return not is_alone and type(published) in modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING
 
 
 def refuse_own_code(name: str, content: dict[str, Any]) -> None:
-    """Raises `InputError` for a config.json that only code of its own (`auto_map`) reads as it is meant: none is ever
+    """Raise `InputError` for a config.json that only code of its own (`auto_map`) reads as it is meant: none is ever
     run."""
     if not content.get("auto_map"):
         return
@@ -105,11 +105,11 @@ def merge_weights(network: nn.Module, before: nn.Module, share: float) -> None:
 
 
 def layer_cosines(network: nn.Module, before: nn.Module, name: str = "the network before") -> dict[str, float]:
-    """The cosine between the weights after and before, for the embedding, each block and what is behind them. Raises
-    `InputError` where the network before, which is called `name`, has not the same weights by name and shape."""
-    ours, theirs = ({(key, weight.shape) for key, weight in each.named_parameters()} for each in (network, before))
-    if ours != theirs:
-        differing = ", ".join(sorted({key for key, _ in ours ^ theirs})[:3])
+    """Compute the cosine between the weights after and before, for the embedding, each block and what is behind them.
+    Raises `InputError` where the network before, which is called `name`, has not the same weights by name and shape."""
+    shapes = {(key, weight.shape) for key, weight in network.named_parameters()}
+    if differences := shapes ^ {(key, weight.shape) for key, weight in before.named_parameters()}:
+        differing = ", ".join(sorted({key for key, _ in differences})[:3])
         raise InputError(f"{name} cannot be merged with: weights that differ by name or shape are {differing}")
     groups: dict[str, list[float]] = {}
     old = dict(before.named_parameters())
@@ -119,8 +119,8 @@ def layer_cosines(network: nn.Module, before: nn.Module, name: str = "the networ
         layer = numbers[0] if numbers else "embeddings" if "embed" in name else "rest"
         after, earlier = parameter.detach().double().cpu().flatten(), old[name].detach().double().cpu().flatten()
         sums = groups.setdefault(layer, [0.0, 0.0, 0.0])
-        for at, product in enumerate((after @ earlier, after @ after, earlier @ earlier)):
-            sums[at] += float(product)
+        for index, product in enumerate((after @ earlier, after @ after, earlier @ earlier)):
+            sums[index] += float(product)
     return {layer: dot / max((first * second) ** 0.5, 1e-30) for layer, (dot, first, second) in groups.items()}
 
 
@@ -140,8 +140,8 @@ class TokenIds:
 
 
 def preset_settings(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_len: int) -> dict[str, Any]:
-    """The configuration of a preset, for samples of up to `max_len` tokens, with changes. Raises `InputError` for some
-    that are no setting of the network, follow from the shards, or make no network."""
+    """Configure a preset, with changes, for samples of up to `max_len` tokens. Raises `InputError` for changes that are
+    no setting of the network, follow from the shards, or make no network."""
     sizes, defaults = find_preset(preset), EuroBertConfig().to_dict()
     for key, value in architecture.items():
         if key not in defaults:
@@ -163,7 +163,8 @@ def preset_settings(preset: str, architecture: dict[str, Any], tokens: TokenIds,
     }
     if settings["vocab_size"] < tokens.vocab_size:
         raise InputError(f"init.architecture: vocab_size is below the {tokens.vocab_size:,} tokens of the shards")
-    width, heads, kv_heads = (settings[key] for key in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
+    width, heads = settings["hidden_size"], settings["num_attention_heads"]
+    kv_heads = settings["num_key_value_heads"]
     if width % heads or heads % kv_heads:
         reason = f"{heads} attention heads and {kv_heads} key-value heads do not divide hidden_size {width}"
         raise InputError(f"init.architecture: {reason} evenly")
@@ -174,7 +175,7 @@ def preset_settings(preset: str, architecture: dict[str, Any], tokens: TokenIds,
 
 
 def make_model(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_len: int, seed: int) -> PreTrainedModel:
-    """A network of a preset's shape with random weights: normal with standard deviation 0.02, norms 1."""
+    """Make a network of a preset's shape with random weights: normal with standard deviation 0.02, norms 1."""
     settings = preset_settings(preset, architecture, tokens, max_len)
     torch.manual_seed(seed)
     with told_as("init.architecture makes no network"), console.told_if_slow(f"drawing the weights of {preset}"):
@@ -187,7 +188,7 @@ def make_model(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_
 
 
 def load_model(source: str | Path, *, vocab_size: int | None = None, seed: int = 0) -> PreTrainedModel:
-    """A language model from a folder or the hub, in fp32, attending through `biphase`, without dropout.
+    """Load a language model from a folder or the hub, in fp32, attending through `biphase`, without dropout.
 
     Never runs a repository's own code and never unpickles weights. With `vocab_size`, the embeddings are resized to
     hold that many tokens (new rows are drawn with `seed` from the distribution of the old ones).
@@ -233,7 +234,8 @@ def load_weights(
     attention: str | None = ATTENTION,
     dtype: Any = torch.float32,
 ) -> PreTrainedModel:
-    """`kind.from_pretrained` from safetensors, every weight accounted for; in fp32, or as stored with `auto`."""
+    """Load weights by `kind.from_pretrained` from safetensors, every one accounted for; in fp32, or as stored with
+    `auto`."""
     refuse_pickles(source)  # transformers opens whatever their index names
     for key, value in config.to_dict().items():
         if ("dropout" in key or key.endswith("_pdrop")) and isinstance(value, float):
@@ -260,9 +262,9 @@ def load_weights(
     for name, weight in model.named_parameters():
         if weight.is_floating_point() and dtype not in ("auto", weight.dtype):
             raise InputError(f"{source}: its weight '{name}' stays {weight.dtype} and cannot be trained")
-    missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
-    if missing:
-        raise InputError(f"{source} lacks {len(missing)} weights of {type(model).__name__}, such as '{missing[0]}'")
+    lacking = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
+    if lacking:
+        raise InputError(f"{source} lacks {len(lacking)} weights of {type(model).__name__}, such as '{lacking[0]}'")
     return model
 
 
@@ -286,7 +288,7 @@ def make_generation_saveable(model: PreTrainedModel) -> None:
 
 
 def language_model_class(config: PretrainedConfig) -> Any:
-    """The Auto class that holds this configuration's language model, None when there is none.
+    """Return the Auto class that holds this configuration's language model, None when there is none.
 
     BERT's kin have both; they are decoders only where they say so.
     """
@@ -316,15 +318,15 @@ def train_padding_row(model: PreTrainedModel) -> None:
 
 
 def describe_network(model: PreTrainedModel) -> str:
-    """A description, as JSON, from which `empty_network` makes a network like this one."""
+    """Describe a network as JSON, from which `empty_network` makes one like it."""
     config, first_position = model.config.to_json_string(use_diff=False), getattr(model.base_model, "first_position", 0)
     frozen = [name for name, weight in model.named_parameters() if not weight.requires_grad]
     return json.dumps([type(model).__name__, config, first_position, frozen])
 
 
 def empty_network(described: str, config: PretrainedConfig | None = None) -> PreTrainedModel:
-    """A network like the one described, or of its very `config`, whose weights have shapes and no values: they are on
-    the meta device. Its padding row learns, as that of every network does that is trained."""
+    """Make a network like the one described, or of its very `config`, whose weights have shapes and no values: they are
+    on the meta device. Its padding row learns, as in every network that is trained."""
     name, settings, first_position, frozen = json.loads(described)
     kind: Any = getattr(transformers, name)
     config = config or kind.config_class.from_dict(json.loads(settings))
@@ -339,7 +341,7 @@ def empty_network(described: str, config: PretrainedConfig | None = None) -> Pre
 
 
 def load_backbone(source: str | Path) -> nn.Module:
-    """A network without a head from a folder or the hub, fp32, no dropout, for `packed_hidden` with any layout.
+    """Load a network without a head from a folder or the hub, fp32, no dropout, for `packed_hidden` with any layout.
 
     A decoder comes out bidirectional. Raises `InputError` for a folder without safetensors weights, for an
     encoder-decoder, and for a network that cannot be made bidirectional.
@@ -366,7 +368,7 @@ def load_backbone(source: str | Path) -> nn.Module:
 
 
 def load_headless(source: str | Path, config: PretrainedConfig, attention: str) -> PreTrainedModel:
-    """A network without a head and without a pooler, which belongs to next sentence prediction."""
+    """Load a network without a head, and without a pooler, which belongs to next sentence prediction."""
     network: Any = load_weights(transformers.AutoModel, source, config, attention)
     with told_as(f"{source} is a '{config.model_type}' model, which does not read tokens of text"):
         network.get_input_embeddings()
@@ -377,7 +379,7 @@ def load_headless(source: str | Path, config: PretrainedConfig, attention: str) 
 
 
 def fresh_backbone(backbone: nn.Module) -> nn.Module:
-    """The same network with random weights from torch's generator."""
+    """Make a network of the same shape with random weights from torch's generator."""
     network: Any = backbone.network if isinstance(backbone, PaddedBackbone) else backbone
     fresh: Any = type(network)(copy.deepcopy(network.config))
     if getattr(fresh, "pooler", None) is not None:

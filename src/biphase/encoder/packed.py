@@ -29,7 +29,7 @@ from biphase.flops import CHUNK_LOGITS, PART_LOGITS, FlopCount, longest_text, tr
 def language_model_loss(
     hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_N: Tensor, softcap: float | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Cross-entropy of `targets_N` under softmax(hidden @ weight.T + bias), in nats.
+    """Compute the cross-entropy of `targets_N` under softmax(hidden @ weight.T + bias), in nats.
 
     Products are formed in the type of `hidden_ND`, softmax and sums in fp32. No target at all is a loss of 0.
 
@@ -45,7 +45,7 @@ def language_model_loss(
 def reference_loss(
     hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_N: Tensor, softcap: float | None = None
 ) -> Tensor:
-    """The slow twin: the sum over targets, with all logits at once."""
+    """Compute the sum over targets with all logits at once: the slow twin, for tests."""
     logits_NV = torch.nn.functional.linear(hidden_ND, weight_VD.to(hidden_ND.dtype), bias_V).float()
     if softcap:
         logits_NV = softcap * torch.tanh(logits_NV / softcap)
@@ -105,15 +105,15 @@ class ChunkedLoss(torch.autograd.Function):
 
 
 def slices(num_rows: int, most: int) -> Iterator[slice]:
-    """Rows 0 to `num_rows`, at most `most` at a time, and at least one."""
+    """Cut rows 0 to `num_rows` into slices of at most `most`, and at least one."""
     step = max(1, most)
     return (slice(begin, min(begin + step, num_rows)) for begin in range(0, num_rows, step))
 
 
 def token_losses(logits_RV: Tensor, targets_R1: Tensor, softcap: float | None, with_grad: bool) -> Tensor:
-    """The losses [R] of some rows; with `with_grad`, the gradient of their sum takes the place of `logits_RV`.
+    """Compute the losses [R] of some rows; with `with_grad`, the gradient of their sum replaces `logits_RV`.
 
-    What is in 16 bits is read and written as such, and fp32 in between: on a GPU the head waits for its memory.
+    Tensors of 16 bits are read and written as such, and fp32 in between: on a GPU the head waits for its memory.
     """
     # loss = log Σ exp(z) - z[target], with the highest logit taken off first, so that no exp overflows.
     scores_RV, tanh_RV = logits_RV, None
@@ -140,7 +140,7 @@ COUNTED_TOKENS = 16
 
 
 def packed_hidden(backbone: nn.Module, inputs_T: Tensor, positions_T: Tensor, layout: PackedLayout) -> Tensor:
-    """Last hidden states [T, D] of a transformers base model. Positions count from 0 in every sample."""
+    """Compute the last hidden states [T, D] of a transformers base model. Positions count from 0 in every sample."""
     num_tokens = len(inputs_T)
     positions_T = positions_T + getattr(backbone, "first_position", 0)
     if layout.num_padding:
@@ -152,7 +152,7 @@ def packed_hidden(backbone: nn.Module, inputs_T: Tensor, positions_T: Tensor, la
 
 
 def position_limit(network: PreTrainedModel) -> int | None:
-    """The longest sample that the network has positions for, None for any length."""
+    """Return the length of the longest sample that the network has positions for, None for any length."""
     limit = longest_text(network.config)
     return limit - getattr(network.base_model, "first_position", 0) if limit else None
 
@@ -172,8 +172,8 @@ class PackedModel(nn.Module):
         target_positions_N: Tensor | None = None,
         targets_N: Tensor | None = None,
     ) -> Any:
-        """The results of `language_model_loss`: the sum of the losses in nats, the loss of each target [N], and whether
-        each is predicted correctly [N] where no gradient is formed.
+        """Return what `language_model_loss` does: the sum of the losses in nats, the loss of each target [N], and
+        whether each is predicted correctly [N] where no gradient is formed.
 
         Without targets: the last hidden states [T, D].
         """
@@ -189,7 +189,7 @@ class PackedModel(nn.Module):
 
 
 def scaled(network: Any, hidden_ND: Tensor) -> Tensor:
-    """Hidden states times the number by which logits are multiplied (Cohere, Falcon H1) or divided (Granite)."""
+    """Scale hidden states by the number by which logits are multiplied (Cohere, Falcon H1) or divided (Granite)."""
     config = network.config
     factor = getattr(config, "logit_scale", None) or getattr(config, "lm_head_multiplier", None) or 1.0
     divisor = getattr(config, "logits_scaling", None) or 1.0
@@ -213,7 +213,7 @@ proves that the right ones were taken, or rightly none."""
 
 
 def head_input(network: Any, hidden_ND: Tensor) -> Tensor:
-    """The input of the product with the output embeddings: hidden states, transformed as the network's head does."""
+    """Transform hidden states as the network's head does before its product with the output embeddings."""
     if network.config.model_type not in HEAD_TRANSFORMS:
         return scaled(network, hidden_ND)
     for name in HEAD_TRANSFORMS[network.config.model_type]:
@@ -223,13 +223,13 @@ def head_input(network: Any, hidden_ND: Tensor) -> Tensor:
 
 
 def head_bias(network: Any) -> Tensor | None:
-    """The bias of the logits, which ESM keeps beside the output embeddings."""
+    """Return the bias of the logits, which ESM keeps beside the output embeddings."""
     bias = network.get_output_embeddings().bias
     return network.lm_head.bias if network.config.model_type == "esm" else bias
 
 
 LEFT_FACTOR = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "_grouped_mm": 0, "grouped_mm_fallback": 0}
-"""PyTorch's and transformers' products, and at which place of the arguments their left factor stands."""
+"""PyTorch's and transformers' products → the index of their left factor among the arguments."""
 
 
 class ProductCounter(TorchDispatchMode):
@@ -257,7 +257,7 @@ class ProductCounter(TorchDispatchMode):
 
 @torch.no_grad()
 def count_flops(model: PreTrainedModel) -> FlopCount:
-    """The FLOPs of training a language model, from the products that it forms when it reads a short text.
+    """Count the FLOPs of training a language model, from the products that it forms when it reads a short text.
 
     Layers that share weights, experts and unequal heads count as often as they compute. Where the number of experts
     differs by token (LongCat's that do nothing), it is a guess by these few tokens.
@@ -283,14 +283,14 @@ def count_flops(model: PreTrainedModel) -> FlopCount:
 
 
 def layer_configs(config: Any) -> list[Any]:
-    """The configuration of each layer; Gemma 4 has heads of one width in one layer, of another in the next."""
+    """Return the configuration of each layer: Gemma 4 has heads of one width in one layer, of another in the next."""
     if getattr(config, "is_heterogeneous", False):
         return list(config.per_layer_config)
     return [config] * config.num_hidden_layers
 
 
 def explain_computing(precision: str, device: torch.device, network: nn.Module) -> str:
-    """The device, the type of the arithmetic and the kernel of attention of a network without its head, and why."""
+    """Name the device, the type of the arithmetic and the kernel of attention of a headless network, and say why."""
     attention = "its own, on padded batches"
     if not isinstance(network, PaddedBackbone):
         config: Any = network.config
@@ -317,7 +317,7 @@ class PaddedBackbone(nn.Module):
         """Whether it is given texts of equal length only, because it computes something else beside longer ones."""
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, layout: PackedLayout, use_cache: bool = False) -> Any:
-        """`last_hidden_state` [1, T, D] of tokens [1, T]; the network numbers the positions itself."""
+        """Compute `last_hidden_state` [1, T, D] of tokens [1, T]; the network numbers the positions itself."""
         lengths = layout.bounds_S1.diff().tolist()
         samples = input_ids[0, : sum(lengths)].split(lengths)
         groups: dict[int, list[int]] = {}
@@ -330,7 +330,7 @@ class PaddedBackbone(nn.Module):
         return SimpleNamespace(last_hidden_state=nn.functional.pad(hidden_TD, (0, 0, 0, layout.num_padding))[None])
 
     def read_padded(self, samples: list[Tensor]) -> list[Tensor]:
-        """The hidden states of each sample, read in one padded batch."""
+        """Compute the hidden states of each sample in one padded batch."""
         pad_id = getattr(self.config, "pad_token_id", None) or 0
         tokens_NL = nn.utils.rnn.pad_sequence(samples, batch_first=True, padding_value=pad_id)
         lengths_N = torch.tensor([len(sample) for sample in samples], device=tokens_NL.device)

@@ -23,12 +23,12 @@ PRESETS = {name: dict(zip(SHAPE_KEYS, sizes, strict=True)) for name, sizes in PR
 
 
 def find_preset(preset: str) -> dict[str, int]:
-    """The sizes of a preset. Raises `InputError` for an unknown one."""
+    """Return the sizes of a preset. Raises `InputError` for an unknown one."""
     if preset not in PRESETS:
         raise InputError(f"unknown preset '{preset}'{nearest(preset, PRESETS)}")
     return PRESETS[preset]
 
 
 def shape_of(preset: str, architecture: Mapping[str, Any], vocab_size: int) -> Shape:
-    """The shape of a preset with changes under transformers' names."""
+    """Return the shape of a preset with changes under transformers' names."""
     return read_shape({"vocab_size": vocab_size, **PRESETS[preset], **architecture})

@@ -51,32 +51,32 @@ PROBE_TOKENS = 19
 
 @torch.no_grad()
 def telling_tokens(
-    network: Any, num_tokens: int, known: Tensor | None = None, rows_of: Callable[[Tensor], Tensor] | None = None
+    network: Any, num_tokens: int, candidates: Tensor | None = None, rows_of: Callable[[Tensor], Tensor] | None = None
 ) -> Tensor:
-    """Tokens (of those that are `known`) whose embeddings, or whose rows by `rows_of`, lie far apart, the first ones
+    """Choose tokens (among `candidates`) whose embeddings, or whose rows by `rows_of`, lie far apart, the first ones
     farthest; neither padding nor a mask is among them.
 
     Embeddings of tokens that training never met, such as bytes in a vocabulary of SentencePiece, are often all alike:
     to change one for another changes nothing.
     """
     config, rows_of = network.config, rows_of or network.get_input_embeddings()
-    known = torch.arange(config.vocab_size) if known is None else known
+    candidates = torch.arange(config.vocab_size) if candidates is None else candidates
     # Some networks number the positions by what is padding, or scale by what is masked.
     roles = [getattr(config, f"{role}_token_id", None) for role in ("pad", "mask")]
-    known = known[~torch.isin(known, torch.tensor([id for id in roles if id is not None]))]
-    known = known[torch.linspace(0, len(known) - 1, min(SPREAD, len(known))).long()]
-    rows: Any = rows_of(known.to(network.device))
+    candidates = candidates[~torch.isin(candidates, torch.tensor([id for id in roles if id is not None]))]
+    candidates = candidates[torch.linspace(0, len(candidates) - 1, min(SPREAD, len(candidates))).long()]
+    rows: Any = rows_of(candidates.to(network.device))
     rows = (rows[0] if isinstance(rows, tuple) else rows).float()  # I-BERT's come with a scale
     distances = torch.cdist(rows, rows)
     chosen, nearest = [0], distances[0]
-    while len(chosen) < min(num_tokens, len(known)):
+    while len(chosen) < min(num_tokens, len(candidates)):
         chosen.append(int(nearest.argmax()))
         nearest = torch.minimum(nearest, distances[chosen[-1]])
-    return known[chosen].repeat(-(-num_tokens // len(chosen)))[:num_tokens]
+    return candidates[chosen].repeat(-(-num_tokens // len(chosen)))[:num_tokens]
 
 
 def proof_samples(network: Any) -> tuple[Tensor, list[int]]:
-    """The tokens of a proof of packing, and the lengths of its samples; none where no position is left."""
+    """Return the tokens of a proof of packing, and the lengths of its samples; none where no position is left."""
     longest = max(PROOF_LENGTHS)
     limit = min(position_limit(network) or longest, count_positions(network.config), longest)
     if limit < 1:
@@ -90,10 +90,10 @@ def proof_samples(network: Any) -> tuple[Tensor, list[int]]:
 
 
 def with_windows(network: Any, *, narrow: bool = True) -> Any:
-    """The same network, of the very same weights, in which a token sees few others where a window limits it: what a
-    window does is then seen in a short text. With `narrow` off, the windows are wider than a proof's texts.
+    """Copy a network, sharing its weights, with windows so narrow that a short text shows what they do; with `narrow`
+    off, with windows wider than a proof's texts.
 
-    Where nothing limits it, or no text is as long as the window, the network itself.
+    Where no window limits what a token sees, or no text is as long as the window, return the network itself.
     """
 
     def change(key: str, value: Any) -> Any:
@@ -120,12 +120,12 @@ def with_windows(network: Any, *, narrow: bool = True) -> Any:
 
 
 def reach(network: Any) -> int:
-    """The distance that every token sees, up to the few tokens of a proof."""
+    """Return the distance that every token sees, up to the few tokens of a proof."""
     return min(7, window_of(network.config) or 7)
 
 
 def window_of(config: Any) -> int:
-    """The distance that the narrowest layer sees to one side, 0 where nothing limits it."""
+    """Return the distance that the narrowest layer sees to one side, 0 where nothing limits it."""
     windows = []
     for layer in layer_configs(config):
         local = getattr(layer, "local_attention", None) or getattr(layer, "attention_window", None)
@@ -145,8 +145,8 @@ class FailedProofError(InputError):
 
 
 @contextmanager
-def foreign_errors_fail(what: str) -> Iterator[None]:
-    """An error that a network raises because it is not made to be called so fails the proof, as `what`: the error.
+def foreign_errors_fail(failure: str) -> Iterator[None]:
+    """Turn an error that a network raises because it is not made to be called so into a failed proof: `failure`: ERROR.
 
     It knows no `position_ids`, or not so many, or no mask that is None. Our own mistakes are of these types too, and
     are raised as what they are, as a lack of memory is.
@@ -156,14 +156,14 @@ def foreign_errors_fail(what: str) -> Iterator[None]:
     except (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         if lacks_memory(error) or is_raised_here(error):
             raise
-        raise FailedProofError(f"{what}: {type(error).__name__}: {first_line(error)}") from None
+        raise FailedProofError(f"{failure}: {type(error).__name__}: {first_line(error)}") from None
 
 
-def agree(ours: Tensor, theirs: Tensor) -> bool:
-    """Whether two computations give the same hidden states, up to rounding."""
-    if ours.shape != theirs.shape:
+def agree(computed: Tensor, expected: Tensor) -> bool:
+    """Tell whether two computations give equal hidden states, up to rounding."""
+    if computed.shape != expected.shape:
         return False
-    return torch.allclose(ours, theirs, rtol=AGREEMENT, atol=AGREEMENT * float(theirs.abs().mean()))
+    return torch.allclose(computed, expected, rtol=AGREEMENT, atol=AGREEMENT * float(expected.abs().mean()))
 
 
 def find_first_position(network: Any, causal: bool) -> str:
@@ -191,7 +191,7 @@ def find_first_position(network: Any, causal: bool) -> str:
 
 @torch.no_grad()
 def why_not_packed(network: PreTrainedModel, causal: bool) -> str:
-    """The reason why packed samples do not come out as when the network reads each alone, or "" where they do.
+    """Return the reason why packed samples come out otherwise than when the network reads each alone, or "".
 
     The samples are of unequal lengths; one of them is longer than a narrow window.
     """
@@ -227,8 +227,8 @@ def why_not_packed(network: PreTrainedModel, causal: bool) -> str:
 
 
 def check_directions(network: Any, directions: Sequence[bool]) -> None:
-    """Prove for each direction of training (causal or not) that transformers computes what we train: else what was
-    trained could not be given away. Raises `FailedProofError`."""
+    """Prove for each direction of training (causal or not) that transformers computes what we train, for else nobody
+    could load the result. Raises `FailedProofError`."""
     published = network.config.__dict__.get("is_causal")
     for causal in directions:
         network.config.is_causal = causal
@@ -243,7 +243,7 @@ def check_directions(network: Any, directions: Sequence[bool]) -> None:
 
 
 def each_alone(network: Any, tokens_T: Tensor, lengths: Sequence[int], attention: str = "eager") -> Tensor:
-    """The hidden states that transformers computes for each sample alone, with its own attention, end to end.
+    """Compute the hidden states of each sample alone, by transformers with its own attention; return them end to end.
 
     That is `eager`, where it exists and takes no mask for no limit; else PyTorch's.
     """
@@ -252,15 +252,15 @@ def each_alone(network: Any, tokens_T: Tensor, lengths: Sequence[int], attention
         network.set_attn_implementation(attention)
         outputs = []
         is_switched = network.config.__dict__.get("is_causal") is False
-        told = ", told by is_causal=false to look both ways," if is_switched else ""
+        switch = ", told by is_causal=false to look both ways," if is_switched else ""
         for part in tokens_T.split(list(lengths)):
-            with foreign_errors_fail(f"transformers itself{told} cannot read a text of {len(part)} tokens alone"):
+            with foreign_errors_fail(f"transformers itself{switch} cannot read a text of {len(part)} tokens alone"):
                 outputs.append(network(input_ids=part[None]))
         hidden: list[Any] = [getattr(output, "last_hidden_state", None) for output in outputs]
-        if any(each is None or each.shape[:2] != (1, length) for each, length in zip(hidden, lengths, strict=True)):
+        if any(rows is None or rows.shape[:2] != (1, length) for rows, length in zip(hidden, lengths, strict=True)):
             name = network.name_or_path or type(network).__name__
             raise InputError(f"{name}: {type(network).__name__} gives no hidden state for each token of a text")
-        return torch.cat([each[0] for each in hidden])
+        return torch.cat([rows[0] for rows in hidden])
     except FailedProofError:
         if attention == "sdpa" or not getattr(network, "_supports_sdpa", False):
             raise
@@ -271,10 +271,11 @@ def each_alone(network: Any, tokens_T: Tensor, lengths: Sequence[int], attention
 
 @torch.no_grad()
 def looks_both_ways(network: Any) -> bool:
-    """Whether transformers alone lets each token of a text see the ones after it."""
-    last, other, *tokens = telling_tokens(network, 10).tolist()
+    """Tell whether transformers alone lets each token of a text see the ones after it."""
+    last, changed, *tokens = telling_tokens(network, 10).tolist()
     try:
-        before_TD, after_TD = (each_alone(network, torch.tensor([*tokens, end]), [9]) for end in (last, other))
+        before_TD = each_alone(network, torch.tensor([*tokens, last]), [9])
+        after_TD = each_alone(network, torch.tensor([*tokens, changed]), [9])
     except FailedProofError:
         return False
     moved_T = relative_moves(before_TD, after_TD)
@@ -282,7 +283,7 @@ def looks_both_ways(network: Any) -> bool:
 
 
 def relative_moves(before_TD: Tensor, after_TD: Tensor) -> Tensor:
-    """The distance that each hidden state moved, in units of the states' mean size."""
+    """Return the distance that each hidden state moved, in units of the states' mean size."""
     return (after_TD - before_TD).float().abs().amax(-1) / before_TD.float().abs().mean()
 
 
@@ -299,20 +300,20 @@ def probe_causality(
 
     Also proves that two samples of one packed batch do not see each other. `hidden_of` maps (tokens, positions, layout)
     to hidden states [T, D] of `network`; the tokens differ by its embeddings, or by `rows_of`. One change of three must
-    show it: rounding may turn the choice of an expert once, what a network is made to see it sees each time. Raises
+    show it: rounding may turn the choice of an expert once, but what a network is made to see it sees each time. Raises
     `FailedProofError` when violated.
     """
     layout = lay_out(np.array([0, 9, 16]), causal=causal, device=device, backend=backend)
     probe_T = telling_tokens(network, PROBE_TOKENS, rows_of=rows_of)
-    others, tokens_T = probe_T[:3].tolist(), probe_T[3:].to(device)
+    replacements, tokens_T = probe_T[:3].tolist(), probe_T[3:].to(device)
     positions_T = torch.cat([torch.arange(9), torch.arange(7)]).to(device)
     before_TD = hidden_of(tokens_T, positions_T, layout)
     in_16_bits = before_TD.dtype != torch.float32 or torch.is_autocast_enabled(torch.device(device).type)
     rounding = MOVED_BY_ROUNDING[torch.bfloat16 if in_16_bits else torch.float32]
     failure = ""
-    for other in others:
+    for replacement in replacements:
         changed_T = tokens_T.clone()
-        changed_T[7] = other
+        changed_T[7] = replacement
         moved_T = relative_moves(before_TD, hidden_of(changed_T, positions_T, layout))
         failure = why_not_seen(moved_T.tolist(), causal, rounding, reach(network))
         if not failure:
@@ -321,7 +322,7 @@ def probe_causality(
 
 
 def why_not_seen(moved_T: Sequence[float], causal: bool, rounding: float, furthest: int) -> str:
-    """The fault that shows in how far each of 9 + 7 tokens moved when the eighth changed, or ""."""
+    """Return the fault that shows in how far each of 9 + 7 tokens moved when the eighth changed, or ""."""
     noise = max(moved_T[9:])
     least = max(MOVED_BY_ROUNDING[torch.float32], 2 * noise)
     if not noise <= rounding:
@@ -367,31 +368,31 @@ def check_head(model: PreTrainedModel) -> None:
         hidden_TD = head_input(model, packed(tokens_T, positions_T, layout))
         # Else a transform that we do not know lies between them, or the bias has not grown with the embeddings.
         if hidden_TD.shape[1] == weight_VD.shape[1] and (bias_V is None or len(bias_V) == len(weight_VD)):
-            ours = packed(tokens_T, positions_T, layout, positions_T, targets_T)[1]
+            computed = packed(tokens_T, positions_T, layout, positions_T, targets_T)[1]
             position_ids = positions_T[None] + getattr(model.base_model, "first_position", 0)
             output = model(input_ids=tokens_T[None], position_ids=position_ids, layout=layout, use_cache=False)
             logits_TV = output.logits[0].float()
-            theirs = nn.functional.cross_entropy(logits_TV, targets_T, reduction="none")
+            expected = nn.functional.cross_entropy(logits_TV, targets_T, reduction="none")
             # Logits of fresh weights differ by little: a missing scale must not hide in that.
-            agrees = torch.allclose(ours, theirs, rtol=1e-5, atol=AGREEMENT * float(logits_TV.std()))
+            agrees = torch.allclose(computed, expected, rtol=1e-5, atol=AGREEMENT * float(logits_TV.std()))
     if not agrees:
         raise InputError(f"{type(model).__name__} transforms its logits in a way that packed training does not support")
 
 
 def freeze_unreached(model: PreTrainedModel) -> None:
-    """Take out of training what no loss reaches, such as ESM's head for contacts: optimizers would keep nothing for it,
-    and DDP would wait for its gradient. Experts stay: which of them are reached depends on the tokens."""
+    """Freeze weights that no loss reaches, such as ESM's head for contacts: optimizers would keep nothing for them, and
+    DDP would wait for their gradients. Experts stay: which of them are reached depends on the tokens."""
     tokens_T = torch.arange(8) * 5 % model.config.vocab_size
     positions_T = torch.arange(8)
     layout = lay_out(np.array([0, 8]), causal=True)
     loss = PackedModel(model).eval()(tokens_T, positions_T, layout, positions_T, tokens_T.roll(-1))[0]
-    reached, seen, left = set(), {loss.grad_fn}, [loss.grad_fn]
-    while left:
-        node = left.pop()
+    reached, visited, pending = set(), {loss.grad_fn}, [loss.grad_fn]
+    while pending:
+        node = pending.pop()
         reached.add(id(getattr(node, "variable", None)))  # the leaves of the graph hold the parameters
-        new = {following for following, _ in node.next_functions} - seen - {None}
-        seen |= new
-        left += new
+        further = {following for following, _ in node.next_functions} - visited - {None}
+        visited |= further
+        pending += further
     for name, weight in model.named_parameters():
         if id(weight) not in reached and "expert" not in name:
             weight.requires_grad_(False)

@@ -43,7 +43,7 @@ MISREAD = (
 
 
 def tell_direction(config: Any) -> str:
-    """The words on the versions and servers in which a decoder looks both ways, "" for any other network."""
+    """Say in which versions and servers a decoder looks both ways; "" for any other network."""
     if getattr(config, "is_causal", True) is not False:
         return ""
     window = getattr(config, "sliding_window", None)
@@ -51,17 +51,17 @@ def tell_direction(config: Any) -> str:
 
 
 def render_card(template: Path, head: ModelCardData, **facts: Any) -> str:
-    """A model card as Markdown: the fields that the hub reads, and a template that is filled with `facts`."""
-    room = Environment(trim_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined)
-    room.filters["yaml"] = partial(yaml.safe_dump, sort_keys=False, allow_unicode=True)
-    text = room.from_string(template.read_text(encoding="utf-8")).render(facts, version=__version__)
+    """Render a model card as Markdown: the fields that the hub reads, and a template that is filled with `facts`."""
+    environment = Environment(trim_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined)
+    environment.filters["yaml"] = partial(yaml.safe_dump, sort_keys=False, allow_unicode=True)
+    text = environment.from_string(template.read_text(encoding="utf-8")).render(facts, version=__version__)
     return f"---\n{head.to_yaml()}\n---\n\n{text}"
 
 
 def describe_export(
     run: Run, manifest: CheckpointManifest, name: str, network: PreTrainedModel, eos: str, merged: str, misread_as: str
 ) -> str:
-    """The model card of a checkpoint.
+    """Write the model card of a checkpoint.
 
     Args:
         eos: the end-of-text token.
@@ -100,7 +100,7 @@ def describe_export(
 
 
 def harmless(text: str) -> str:
-    """A user's text for a card: as code, whatever signs of Markdown, of HTML or of a terminal it holds."""
+    """Make a user's text safe in a card: as code, where it has signs of Markdown, of HTML or of a terminal."""
     if re.fullmatch(r"[\w ./@:+(),%-]*", text):
         return text
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
@@ -108,8 +108,8 @@ def harmless(text: str) -> str:
 
 
 def tell_history(run: Run, manifest: CheckpointManifest) -> tuple[str | None, list[str]]:
-    """The hub id of the model of others that it all began with, where there is one; and a line for the beginning and
-    for each run since, as far as the parents are here as they were."""
+    """Tell how a checkpoint came about: return the hub id of the model that it began with, where there is one; and a
+    line for the beginning and for each run since, as far as the parents are still here and unchanged."""
     recipe = read_recipe(run)
     init = recipe.init
     phases, steps_left = [], manifest.run_step
@@ -118,9 +118,9 @@ def tell_history(run: Run, manifest: CheckpointManifest) -> tuple[str | None, li
         if steps_left > 0:
             phases.append(f"{min(phase.steps, steps_left):,} steps of {phase.objective.upper()}{mixed}")
         steps_left -= phase.steps
-    taken = f", with the parent's {' and '.join(manifest.carried)}" if manifest.parent else ""
+    inherited = f", with the parent's {' and '.join(manifest.carried)}" if manifest.parent else ""
     settings = f"{recipe.batch_label} tokens a step, peak rate {recipe.schedule.peak_lr}"
-    line = f"`{run.path.name}`: {' → '.join(phases)}, {settings}{taken}."
+    line = f"`{run.path.name}`: {' → '.join(phases)}, {settings}{inherited}."
     base: str | None = None
     before = [f"Random weights of preset `{init.preset}`."]
     if init.model:
@@ -133,9 +133,9 @@ def tell_history(run: Run, manifest: CheckpointManifest) -> tuple[str | None, li
 
 
 def tell_parent(reference: str, content: str) -> tuple[str | None, list[str]]:
-    """The history behind RUN@STEP as it was when it had this content; where its checkpoint is gone, as far as a later
-    one of the run tells it."""
-    path, at = split_reference(reference)
+    """Tell the history behind RUN@STEP as it was when it had this content; where its checkpoint is gone, as far as a
+    later one of the run tells it."""
+    path, step = split_reference(reference)
     run = Run(Path(path))
     try:
         folder = find_checkpoint(reference)
@@ -145,8 +145,8 @@ def tell_parent(reference: str, content: str) -> tuple[str | None, list[str]]:
             last = read_checkpoint_manifest(find_checkpoint(path), check_files=False)
         except InputError:
             return None, [f"`{run.path.name}`, which is not here any more (`{content[:16]}`)."]
-        passed = last.run_step - (last.step - int(at))
-        base, [*before, line] = tell_history(run, replace(last, step=int(at), run_step=passed))
+        passed = last.run_step - (last.step - int(step))
+        base, [*before, line] = tell_history(run, replace(last, step=int(step), run_step=passed))
         return base, [*before, f"{line.removesuffix('.')}; this checkpoint (`{content[:16]}`) is not here any more."]
     if parent.content != content:
         return None, [f"`{run.path.name}` as it was (`{content[:16]}`): it has been trained anew since."]

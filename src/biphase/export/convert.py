@@ -85,9 +85,9 @@ def take_text_part(source: Path, part: Path, origin: str) -> tuple[str, str]:
     whole: Any = networks.load_weights(kind, source, config, attention=None, dtype="auto").eval()
     tower, head = whole.get_decoder(), whole.get_output_embeddings()
     network = as_plain(tower, head, origin)
-    others = ", ".join(name for name, part in whole.base_model.named_children() if tower not in {*part.modules()})
+    parts_left = ", ".join(name for name, part in whole.base_model.named_children() if tower not in {*part.modules()})
     num_left = whole.num_parameters() - network.num_parameters()
-    left_out = f"{num_left:,} other parameters ({others})"
+    left_out = f"{num_left:,} other parameters ({parts_left})"
     network.generation_config = whole.generation_config
     networks.make_generation_saveable(network)
     network.save_pretrained(part)
@@ -101,7 +101,7 @@ def take_text_part(source: Path, part: Path, origin: str) -> tuple[str, str]:
 
 
 def as_plain(tower: Any, head: Any, origin: str) -> PreTrainedModel:
-    """The language model of the plain type that has the weights of `tower` and `head`, which it shares."""
+    """Make a language model of the plain type that shares the weights of `tower` and `head`."""
     config = tower.config
     if plain := PLAIN_TYPES.get(config.model_type):
         settings = {"norm_topk_prob": True, **config.to_dict()}  # which Qwen3-VL-MoE does unasked
@@ -127,8 +127,8 @@ def check_text_part(network: Any, whole: Any, origin: str) -> None:
     """Raise `InputError` where a network of text has other logits than the part of the whole model that holds the head:
     mostly all of it, in Llama 4 its language model."""
     published = whole.config.to_dict()
-    places = [id for key, id in published.items() if key.endswith(("token_id", "token_index")) and isinstance(id, int)]
-    words = torch.tensor(sorted({*range(network.config.vocab_size)} - {*places}))  # no places of images
+    marks = [id for key, id in published.items() if key.endswith(("token_id", "token_index")) and isinstance(id, int)]
+    words = torch.tensor(sorted({*range(network.config.vocab_size)} - {*marks}))  # no tokens of images
     tokens = telling_tokens(network, max(PROOF_LENGTHS), words)[None]
     reader: Any = next(part for part in whole.modules() if whole.get_output_embeddings() in part.children())
     with foreign_errors_fail(f"{origin}: {type(reader).__name__} cannot read a text alone"):
@@ -161,9 +161,9 @@ def convert_eurobert(source: Path, part: Path, origin: str) -> tuple[str, str]:
         network, report = kind.from_pretrained(
             None, config=config, state_dict=weights, dtype=dtype, output_loading_info=True
         )
-    for what in ("missing", "unexpected"):
-        if keys := sorted(report[f"{what}_keys"]):
-            raise InputError(f"{source}: {len(keys)} weights of {kind.__name__} are {what}, such as '{keys[0]}'")
+    for fault in ("missing", "unexpected"):
+        if keys := sorted(report[f"{fault}_keys"]):
+            raise InputError(f"{source}: {len(keys)} weights of {kind.__name__} are {fault}, such as '{keys[0]}'")
     network.save_pretrained(part)
     saved = kind.from_pretrained(part, dtype="auto", trust_remote_code=False).state_dict()
     saved = {name.removeprefix("model."): weight for name, weight in saved.items()}
@@ -177,7 +177,7 @@ def convert_eurobert(source: Path, part: Path, origin: str) -> tuple[str, str]:
 
 
 def read_old_config(path: Path) -> Any:
-    """The configuration in transformers' own words."""
+    """Read an old configuration in transformers' own words."""
     old = read_json_as(path, dict[str, Any])
     names = EuroBertConfig().to_dict().keys() - {"architectures", "dtype", "model_type", "transformers_version"}
     settings = {key: value for key, value in old.items() if key in names}

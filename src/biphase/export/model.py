@@ -31,7 +31,7 @@ from biphase.run import Run, find_checkpoint, read_recipe
 
 
 def merge_with_parent(network: PreTrainedModel, run: Run, manifest: CheckpointManifest, share: float) -> str:
-    """Average the network, in place, with the decoder that it came from, which has that share; a line about it.
+    """Average the network, in place, with the decoder that it came from, which has that share; return a line about it.
 
     The decoder is taken as it was when training began: tokens that it lacked, such as the mask token, had their rows.
 
@@ -51,8 +51,8 @@ def merge_with_parent(network: PreTrainedModel, run: Run, manifest: CheckpointMa
 
 
 def find_decoder(run: Run, manifest: CheckpointManifest) -> tuple[str, Path, int]:
-    """The nearest ancestor that looked back only, or the model of others at the beginning: its name, its model folder
-    and the seed of the run that started from it."""
+    """Find the nearest ancestor that looked back only, or the model of others at the beginning: its name, its model
+    folder and the seed of the run that started from it."""
     recipe = read_recipe(run)
     init = recipe.init
     if init.model is not None:
@@ -160,7 +160,7 @@ def set_direction(config: Any, causal: bool) -> None:
 
 
 def as_llama(config: EuroBertConfig) -> Any:
-    """The configuration of the same network as a Llama."""
+    """Configure the same network as a Llama."""
     shared = LlamaConfig().to_dict().keys() | {"mask_token_id"}
     shared -= {"architectures", "dtype", "model_type", "transformers_version", "use_cache"}
     return LlamaConfig(**{key: value for key, value in config.to_dict().items() if key in shared})
@@ -175,8 +175,8 @@ def check_export(folder: Path, kind: Any, network: PreTrainedModel, causal: bool
         raise FailedProofError(f"{folder}: its window is another than in training")
     reloaded, packed = proofs.with_windows(reloaded), proofs.with_windows(network.eval())
     length = min(max(proofs.PROOF_LENGTHS), position_limit(network) or max(proofs.PROOF_LENGTHS))
-    last, other, *tokens = proofs.telling_tokens(network, length + 1).tolist()
-    tokens_T, changed_T = (torch.tensor([*tokens, end]) for end in (last, other))
+    last, changed, *tokens = proofs.telling_tokens(network, length + 1).tolist()
+    tokens_T, changed_T = torch.tensor([*tokens, last]), torch.tensor([*tokens, changed])
     layout = lay_out(np.array([0, length]), causal=causal)
     hidden_TD = packed_hidden(packed.base_model, tokens_T, torch.arange(length), layout)
     head = network.get_output_embeddings()
@@ -244,8 +244,8 @@ def write_sentence_transformer(
     further: Sequence[str] = (),
     prompts: Mapping[str, str] | None = None,
 ) -> None:
-    """The files that make a model folder one of sentence-transformers: the network, the pooling of its tokens, and the
-    classes of modules that are `further` on. What these hold, such as `2_Dense`, is not written.
+    """Write the files that make a model folder one of sentence-transformers: the network, the pooling of its tokens,
+    and the classes of `further` modules. The modules' own folders, such as `2_Dense`, are not written.
 
     Texts are cut at `max_length` tokens, else at what the network has positions for.
     """

@@ -54,10 +54,10 @@ def push_model(
     check_repository(repo)
     report = [f"{repo}: {'public' if public else 'private'}, nothing sent (dry run)" if dry_run else f"{repo}:"]
     api = HfApi(library_name="biphase")
-    with TemporaryDirectory() as room:
+    with TemporaryDirectory() as scratch:
         uploads: dict[str, dict[str, Any]] = {}
         # The first is looked at before the next is exported.
-        for revision, folder in folders_to_send(source, repo, Path(room)):
+        for revision, folder in folders_to_send(source, repo, Path(scratch)):
             paths = {path.relative_to(folder).as_posix(): path for path in files_below(folder) if not path.is_symlink()}
             files = {name: path for name, path in paths.items() if MODEL_FILES.fullmatch(name)}
             report.append(f"revision {revision}:")
@@ -86,13 +86,13 @@ def push_model(
 
 
 def check_repository(repo: str) -> None:
-    """Raises `InputError` for what is no USER/NAME."""
+    """Raise `InputError` for what is no USER/NAME."""
     with told_as(f"{repo} is no name of a repository", "give USER/NAME"):
         validate_repo_id(repo if "/" in repo else f"{repo}/")
 
 
-def folders_to_send(source: str, repo: str, room: Path) -> Iterator[tuple[str, Path]]:
-    """The branches, and the folder for each; checkpoints are exported into `room`."""
+def folders_to_send(source: str, repo: str, scratch: Path) -> Iterator[tuple[str, Path]]:
+    """Yield each branch with its folder; checkpoints are exported into `scratch`."""
     path, step = split_reference(source)
     if not (Path(path) / "config.yaml").exists():
         yield "main", Path(source)
@@ -105,13 +105,13 @@ def folders_to_send(source: str, repo: str, room: Path) -> Iterator[tuple[str, P
 
     for number in [int(step)] if step else steps:
         revision = "main" if run.is_done and number == steps[-1] else f"step-{number}"
-        folder = room / revision / repo.partition("/")[2]
+        folder = scratch / revision / repo.partition("/")[2]
         export_checkpoint(f"{path}@{number}", folder)
         yield revision, folder
 
 
 def check_files(folder: Path, files: dict[str, Path]) -> None:
-    """Raises `InputError` for files that are no model with a card, and for texts to keep here."""
+    """Raise `InputError` for files that are no model with a card, and for texts to keep here."""
     has_weights = any(name.endswith(".safetensors") for name in files)
     if not has_weights or not files.keys() & {"config.json", "modules.json"}:
         raise InputError(f"{folder} is no model folder (configuration and *.safetensors); export a run into one first")
@@ -130,16 +130,16 @@ def check_files(folder: Path, files: dict[str, Path]) -> None:
 
 
 def complete_card(text: str, path: Path, license: str | None, languages: tuple[str, ...]) -> str:
-    """The card with licence and languages where it does not say them. Raises `InputError` where nobody says them, or
-    the user something else."""
+    """Complete a card with licence and languages where it lacks them. Raises `InputError` where the user does not give
+    them either, or gives others."""
     card = ModelCard(text, ignore_metadata_errors=True)
     options_given = {"license": license, "language": list(languages)}
-    if missing := [name for name, wanted in options_given.items() if not (wanted or getattr(card.data, name))]:
-        options = " and ".join(f"`{name}`" for name in missing)
-        raise InputError(f"{path} says no {' and no '.join(missing)}: give {options}, or write it at its top")
-    for name, wanted in options_given.items():
-        said = getattr(card.data, name)
-        if said and wanted and wanted not in (said, [said]):
-            raise InputError(f"{path} says {name} {said}, not {wanted}: leave one out, or change the other at its top")
-        setattr(card.data, name, said or wanted)
+    if lacking := [name for name, value in options_given.items() if not (value or getattr(card.data, name))]:
+        options = " and ".join(f"`{name}`" for name in lacking)
+        raise InputError(f"{path} says no {' and no '.join(lacking)}: give {options}, or write it at its top")
+    for name, value in options_given.items():
+        old = getattr(card.data, name)
+        if old and value and value not in (old, [old]):
+            raise InputError(f"{path} says {name} {old}, not {value}: leave one out, or change the other at its top")
+        setattr(card.data, name, old or value)
     return str(card)
