@@ -96,7 +96,7 @@ def train_static(recipe: Any, out: Path, width: int | None) -> Any:
 
 
 def score_beside(options: argparse.Namespace) -> None:
-    from biphase.embedding.evaluation import read_judged, score_bm25, score_embedder
+    from biphase.embedding.evaluation import read_judged_set, score_bm25, score_embedder
     from biphase.embedding.model import load_embedder
     from biphase.files import write_json
     from biphase.study.spec import load_study
@@ -105,7 +105,7 @@ def score_beside(options: argparse.Namespace) -> None:
     embed = evaluation.embed if evaluation else None
     if embed is None:
         raise SystemExit(f"{options.study} has no evaluation.embed")
-    judged = [read_judged(Path(path)) for path in embed.data]
+    judged = [read_judged_set(Path(path)) for path in embed.data]
     kept = options.out / "scores.json"
     scores: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
     for name in ["BM25", "export", *(f"static{options.width or ''}-{seed}" for seed in options.seeds)]:

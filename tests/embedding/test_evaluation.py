@@ -16,7 +16,7 @@ from sentence_transformers.sentence_transformer.evaluation import (
 )
 
 from biphase.api.networks import run_zero_shot, search
-from biphase.embedding.evaluation import read_judged, score_bm25, score_embedder
+from biphase.embedding.evaluation import read_judged_set, score_bm25, score_embedder
 from biphase.embedding.model import load_embedder
 from biphase.errors import InputError
 from biphase.files import MARK
@@ -46,7 +46,7 @@ def scored(pairs: list[dict[str, str]], tmp_path: Path) -> Path:
 
 
 def test_retrieval_is_as_sentence_transformers_scores_it(encoder_folder: Path, beir: Path) -> None:
-    judged = read_judged(beir)
+    judged = read_judged_set(beir)
     ours, _ = score_embedder(load_embedder(str(encoder_folder)), judged)
     relevant = {query: set(grades) for query, grades in judged.relevance.items()}
     evaluator = InformationRetrievalEvaluator(judged.queries, judged.documents, relevant, write_csv=False)
@@ -59,13 +59,13 @@ def test_judgements_without_a_relevant_document_are_no_zeros(beir: Path) -> None
     path = beir / "qrels" / "test.tsv"
     path.write_text(path.read_text().replace("\t1\n", "\t0\n"))
     with pytest.raises(InputError, match="no document is relevant"):
-        read_judged(beir)
+        read_judged_set(beir)
 
 
 def test_no_query_finds_itself(encoder_folder: Path, beir: Path) -> None:
     """Queries that are documents too, by id and text: scores are those without them, however many are kept."""
     pytest.importorskip("bm25s")
-    read = read_judged(beir)
+    read = read_judged_set(beir)
     relevance = {id: {other: 1 for other in read.documents if other != id} for id in list(read.documents)[:2]}
     queries = {id: read.documents[id] for id in relevance}
     judged = replace(read, queries=queries, relevance=relevance)
@@ -79,7 +79,7 @@ def test_no_query_finds_itself(encoder_folder: Path, beir: Path) -> None:
 
 
 def test_similarity_is_as_sentence_transformers_scores_it(encoder_folder: Path, scored: Path) -> None:
-    judged = read_judged(scored)
+    judged = read_judged_set(scored)
     ours, _ = score_embedder(load_embedder(str(encoder_folder)), judged)
     columns = [list(column) for column in zip(*judged.pairs, strict=True)]
     theirs = EmbeddingSimilarityEvaluator(*columns, main_similarity="cosine")(SentenceTransformer(str(encoder_folder)))
@@ -88,7 +88,7 @@ def test_similarity_is_as_sentence_transformers_scores_it(encoder_folder: Path, 
 
 def test_bm25_finds_the_beginnings_of_documents(beir: Path) -> None:
     pytest.importorskip("bm25s")
-    assert score_bm25(read_judged(beir))["recall_at_10"] > 0.9
+    assert score_bm25(read_judged_set(beir))["recall_at_10"] > 0.9
 
 
 def test_results_are_kept_in_the_form_of_mteb(encoder_folder: Path, beir: Path, tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_task_of_mteb_runs_from_a_folder(encoder_folder: Path, scored: Path, t
     embedder = load_embedder(str(encoder_folder))
     result, main_score = run_mteb(embedder, f"STSBenchmark={scored.parent}")
     assert json.loads(json.dumps(result)) == result and result["date"] > 0
-    ours, _ = score_embedder(embedder, read_judged(scored))
+    ours, _ = score_embedder(embedder, read_judged_set(scored))
     assert main_score == result["scores"]["test"][0]["main_score"] == pytest.approx(ours["spearman"], abs=1e-5)
     with pytest.raises(InputError, match="no task"):
         run_mteb(embedder, "NoSuchTask")
@@ -239,7 +239,7 @@ def test_a_model_of_dot_products_is_asked_by_them(
     best, numbers = scores.topk(3)
     assert list(found["score"][:3]) == pytest.approx(best.tolist(), rel=1e-4)
     assert list(found["text"][:3]) == [texts[number] for number in numbers]
-    judged = read_judged(beir)
+    judged = read_judged_set(beir)
     relevant = {query: set(grades) for query, grades in judged.relevance.items()}
     evaluator = InformationRetrievalEvaluator(judged.queries, judged.documents, relevant, write_csv=False)
     assert score_embedder(load_embedder(str(tmp_path / "dot")), judged)[0]["ndcg_at_10"] == pytest.approx(

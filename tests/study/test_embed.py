@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("sentence_transformers")
 
 from biphase.config import parse_config
-from biphase.embedding.evaluation import read_judged, score_bm25
+from biphase.embedding.evaluation import read_judged_set, score_bm25
 from biphase.engine.local import Engine
 from biphase.errors import InputError
 from biphase.report.results import ResultSet
@@ -72,7 +72,7 @@ def test_which_pretraining_embeds_best(tree: dict[str, Any], tmp_path: Path) -> 
     assert all(one.half_width > 0 and one.examples and one.examples.table is not None for one in results)
     page, findings, _ = report_study(plan, place, tmp_path / "report", [])
     assert ">passages</button>" in page.read_text() and findings[0].key == "mlm"
-    bm25 = 100 * score_bm25(read_judged(tmp_path / "passages"))["ndcg_at_10"]
+    bm25 = 100 * score_bm25(read_judged_set(tmp_path / "passages"))["ndcg_at_10"]
     assert re.search(rf">BM25 \(no arm\)<.*>{bm25:.2f}</td></tr>", page.read_text())
     # What its data hold is known: an arm that is scored anew on another set is not compared with the rest.
     shutil.rmtree(place.scores("tiny-clm-4"))

@@ -110,18 +110,18 @@ def push(
 
 
 def load(model: str | Path) -> Any:
-    """The network behind a run (`RUN`, `RUN@STEP`), a folder or a hub id, with its tokenizer, for `encode`.
+    """Load the network behind a run (`RUN`, `RUN@STEP`), a folder or a hub id, with its tokenizer, for `encode`.
 
-    Returns: a `biphase.finetuning.heads.Encoder`; a `SentenceTransformer` where the folder is one that does more
-    than to take the mean over a text's tokens.
+    Returns: a `biphase.finetuning.heads.Encoder`; a `SentenceTransformer` where the folder is one that does more than
+    to take the mean over a text's tokens.
     """
     from biphase.export.model import NEEDS_VERSION, SENTENCE_TRANSFORMERS_FILES
     from biphase.finetuning.heads import load_encoder
 
     folder = find_folder(str(model))
     for name, content in SENTENCE_TRANSFORMERS_FILES.items() if (folder / "modules.json").exists() else ():
-        written = read_json(folder / name) if (folder / name).exists() else None
-        if written != content and not (isinstance(content, dict) and written == content | NEEDS_VERSION):
+        saved = read_json(folder / name) if (folder / name).exists() else None
+        if saved != content and not (isinstance(content, dict) and saved == content | NEEDS_VERSION):
             with needs_embeddings("an embedding model"):
                 from biphase.embedding.model import load_embedder
             return load_embedder(str(model))
@@ -129,9 +129,9 @@ def load(model: str | Path) -> Any:
 
 
 def encode(model: Any, texts: Iterable[str], *, device: str = "auto") -> "np.ndarray":
-    """The embeddings of texts, fp32, [texts, width]: the mean over a text's tokens, which all look both ways, as in
-    `evaluate` before any fine-tuning. Texts are packed, not padded; one of more tokens than the network has positions
-    for is cut, and told.
+    """Embed texts, fp32, [texts, width]: the mean over a text's tokens, which all look both ways, as in `evaluate`
+    before any fine-tuning. Texts are packed, not padded; a text of more tokens than the network has positions for is
+    cut, with a message.
 
     Args:
         model: what `load` returned, or what it takes.
@@ -141,12 +141,12 @@ def encode(model: Any, texts: Iterable[str], *, device: str = "auto") -> "np.nda
     texts = [texts] if isinstance(texts, str) else list(texts)
     from biphase.device import choose_device
 
-    place = choose_device(device)
+    torch_device = choose_device(device)
     if not hasattr(model, "backbone"):
-        return model.encode(texts, show_progress_bar=False, convert_to_numpy=True, device=str(place))
+        return model.encode(texts, show_progress_bar=False, convert_to_numpy=True, device=str(torch_device))
     from biphase.finetuning.heads import encode_packed
 
-    return encode_packed(model, texts, place)
+    return encode_packed(model, texts, torch_device)
 
 
 ZERO_SHOT = ("zero-shot:", "mteb:")
@@ -157,13 +157,13 @@ ZeroShot = dict[str, dict[str, dict[str, float]]]
 
 
 @contextmanager
-def needs_embeddings(what: str) -> Iterator[None]:
-    """Around imports: a package that is not here is told with the extra that brings it."""
+def needs_embeddings(feature: str) -> Iterator[None]:
+    """Turn a package that is missing in imports into an `InputError` with the extra that brings it."""
     try:
         yield
     except ModuleNotFoundError as error:
         extra = "mteb" if error.name == "mteb" else "embeddings"
-        raise InputError(f"{what} needs {error.name}: pip install 'biphase[{extra}]'") from None
+        raise InputError(f"{feature} needs {error.name}: pip install 'biphase[{extra}]'") from None
 
 
 def embed(recipe: Any, changes: Changes = (), *, runs: str | Path = "runs") -> Path:
@@ -177,9 +177,9 @@ def embed(recipe: Any, changes: Changes = (), *, runs: str | Path = "runs") -> P
         runs: where run folders are.
     """
     settings = read_settings(EmbeddingRecipe, recipe, changes)
-    from biphase.embedding.pairs import check_places
+    from biphase.embedding.pairs import check_paths
 
-    check_places(settings)
+    check_paths(settings)
     with needs_embeddings("biphase embed"):
         from biphase.embedding.embed import train_embedder
     folder, facts = train_embedder(settings, Path(runs))
@@ -191,7 +191,7 @@ def embed(recipe: Any, changes: Changes = (), *, runs: str | Path = "runs") -> P
 
 
 def print_zero_shot(scores: ZeroShot) -> None:
-    """A table for each set, with a row for each model."""
+    """Print a table for each set, with a row for each model."""
     for name, arms in scores.items():
         metrics = list(next(iter(arms.values())))
         rows = [(arm, *(f"{values[metric]:.4f}" for metric in metrics)) for arm, values in arms.items()]
@@ -201,33 +201,33 @@ def print_zero_shot(scores: ZeroShot) -> None:
 def run_zero_shot(models: Sequence[str], tasks: Sequence[str], out: Path, **refused: Any) -> ZeroShot:
     """Score embedding models as they are on `zero-shot:PATH` (BEIR's layout, scored pairs) and `mteb:NAME[=FOLDER]`.
 
-    Results are kept as MTEB's JSON, `out/zero-shot/MODEL/TASK.json`. Raises `InputError` where an option is given that
-    says something of training only.
+    Results are kept as MTEB's JSON, `out/zero-shot/MODEL/TASK.json`. Raises `InputError` for an option that concerns
+    training only.
     """
-    if said := [name for name, value in refused.items() if value]:
-        raise InputError(f"{', '.join(said)}: zero-shot tasks train nothing, so this says nothing there; leave it out")
+    if keys := [name for name, value in refused.items() if value]:
+        raise InputError(f"{', '.join(keys)}: zero-shot tasks train nothing, so this says nothing there; leave it out")
     if tuned := [task for task in tasks if not task.startswith(ZERO_SHOT)]:
         raise InputError(f"tasks: '{tuned[0]}' is fine-tuned on, the others are not; give them to two commands")
-    places = [task.removeprefix("zero-shot:") for task in tasks if task.startswith("zero-shot:")]
+    paths = [task.removeprefix("zero-shot:") for task in tasks if task.startswith("zero-shot:")]
     published = [task.removeprefix("mteb:") for task in tasks if task.startswith("mteb:")]
-    refuse_equal_names(tuple(places))
+    refuse_equal_names(tuple(paths))
     if len({Path(model).name for model in models}) < len(set(models)):
         raise InputError("two models have the same folder name, by which their scores are kept: rename one")
-    for place in places:
-        if not Path(place).exists():
-            raise InputError(f"{place} does not exist")
+    for path in paths:
+        if not Path(path).exists():
+            raise InputError(f"{path} does not exist")
     for model in models:
         find_folder(model)
     with needs_embeddings("zero-shot evaluation"):
-        from biphase.embedding.evaluation import read_judged, run_mteb, score_arms, to_mteb
+        from biphase.embedding.evaluation import read_judged_set, run_mteb, score_arms, to_mteb
         from biphase.embedding.model import load_embedder
-    judged = [read_judged(Path(place)) for place in places]
+    datasets = [read_judged_set(Path(path)) for path in paths]
     embedders = {model: load_embedder(model) for model in models}
     scores: ZeroShot = {}
-    for each in judged:
-        scores[each.name] = score_arms(embedders, each)
-        for arm, values in scores[each.name].items():
-            keep_result(out, arm, each.name, to_mteb(each, values))
+    for dataset in datasets:
+        scores[dataset.name] = score_arms(embedders, dataset)
+        for arm, values in scores[dataset.name].items():
+            keep_result(out, arm, dataset.name, to_mteb(dataset, values))
     for name in published:
         scores[name] = {}
         for model, embedder in embedders.items():

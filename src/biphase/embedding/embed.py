@@ -36,8 +36,8 @@ from biphase.corpus.tokenizer import misreading_class
 from biphase.device import choose_device, choose_dtype, describe_machine
 from biphase.embedding import model as embedders
 from biphase.embedding import training
-from biphase.embedding.evaluation import Judged, read_judged, score_arms, score_bm25, score_embedder
-from biphase.embedding.pairs import Pairs, check_places, check_stage, hash_pairs, read_pairs
+from biphase.embedding.evaluation import JudgedSet, read_judged_set, score_arms, score_bm25, score_embedder
+from biphase.embedding.pairs import Pairs, check_paths, check_stage, hash_pairs, read_pairs
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.embedding.training import StageRun
 from biphase.encoder.network import layer_cosines, load_backbone, merge_weights
@@ -70,20 +70,21 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
     """
     out = Path(recipe.out)
     console.check_tracking(recipe.tracking)
-    check_places(recipe)
+    check_paths(recipe)
     device = choose_device(recipe.device)
     dtype = choose_dtype(recipe.precision, device)
     before, model = open_models(recipe)
     computing = explain_computing(recipe.precision, device, before[0].network)
     console.err.print(f"{computing} · not compiled (too short a run)")
     sources = read_sources(recipe, before)
-    judged = [read_judged(Path(path)) for path in recipe.evaluation]
+    datasets = [read_judged_set(Path(path)) for path in recipe.evaluation]
     hashes = [pairs.hash for of_stage in sources.values() for pairs in of_stage]
     hashes += [embedders.hash_embedder(stage.teacher) for stage in recipe.stages if stage.teacher is not None]
     identity = recipe.identity(embedders.hash_embedder(recipe.model), [*hashes, str(dtype)])
     folder = runs / f"{recipe.name}-{identity[:8]}"
-    places = [folder / "stages" / stage.name for stage in recipe.stages]
-    files.refuse_links(folder / "stages", *places, *(place / name for place in places for name in ("trainer", "model")))
+    stage_folders = [folder / "stages" / stage.name for stage in recipe.stages]
+    written = [part / name for part in stage_folders for name in ("trainer", "model")]
+    files.refuse_links(folder / "stages", *stage_folders, *written)
     with files.locked(folder / "lock"):
         settings = recipe.model_dump(mode="json")
         files.write_text(folder / "config.yaml", yaml.safe_dump(settings, sort_keys=False))
@@ -91,7 +92,7 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
         with console.open_tracking(tracking, folder, settings, steps_done(recipe, folder) + 1) as send:
             bf16 = dtype == torch.bfloat16
             records = run_stages(recipe, sources, model.to(device), folder, bf16, send)
-            facts = {"stages": records} | finish(recipe, model, before, judged)
+            facts = {"stages": records} | finish(recipe, model, before, datasets)
             record: dict[str, Any] = {"kind": "validation", "step": sum(stage["steps"] for stage in records)}
             for name, arms in facts["scores"].items():
                 record |= {f"{name}/{metric}": score for metric, score in arms[TRAINED].items()}
@@ -103,7 +104,7 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
 
 
 def open_models(recipe: EmbeddingRecipe) -> tuple[Any, Any]:
-    """The network before training, from the recipe's seed where it is random, and the same one to train. Raises
+    """Make the network before training, from the recipe's seed where it is random, and its copy to train. Raises
     `InputError` where no folder for sentence-transformers could be written, or token embeddings cannot be scaled."""
     console.err.print(f"loading {recipe.model}")
     tell_unused_modules(recipe)
@@ -125,7 +126,7 @@ def open_models(recipe: EmbeddingRecipe) -> tuple[Any, Any]:
 
 
 def tell_unused_modules(recipe: EmbeddingRecipe) -> None:
-    """A line where the model is an embedding model, of which the network alone is trained, about what else it has."""
+    """Tell what an embedding model has beside its network, which alone is trained."""
     folder = find_folder(recipe.model)
     left_out = []
     for module in read_json(folder / "modules.json") if (folder / "modules.json").exists() else ():
@@ -140,7 +141,7 @@ def tell_unused_modules(recipe: EmbeddingRecipe) -> None:
 
 
 def read_sources(recipe: EmbeddingRecipe, model: SentenceTransformer) -> Sources:
-    """All sources of all stages, and a first look at each loss: what is wrong is said before anything trains."""
+    """Read all sources of all stages, and make each loss once: mistakes are reported before anything trains."""
     sources: Sources = {}
     for stage in recipe.stages:
         tables = sources[stage.name] = [read_pairs(source, recipe.seed) for source in stage.data]
@@ -157,12 +158,12 @@ def read_sources(recipe: EmbeddingRecipe, model: SentenceTransformer) -> Sources
             if stage.hard_negatives is not None and len(pairs.table.columns) > 2:
                 message = f"hard_negatives are for pairs alone, and {pairs.name} has scores or negatives of its own"
                 raise InputError(f"stage {stage.name}: {message}: leave hard_negatives out, or name two of its columns")
-            console.err.print(f"stage {stage.name}: {pairs.name}: {pairs.made}", markup=False)
+            console.err.print(f"stage {stage.name}: {pairs.name}: {pairs.origin}", markup=False)
     return sources
 
 
 def steps_done(recipe: EmbeddingRecipe, folder: Path) -> int:
-    """The steps of the stages that are trained, and of the one that was interrupted up to its last checkpoint."""
+    """Count the steps of the stages that are trained, and of an interrupted one up to its last checkpoint."""
     steps = 0
     for stage_folder in (folder / "stages" / stage.name for stage in recipe.stages):
         last = training.last_checkpoint(stage_folder / "trainer")
@@ -195,7 +196,7 @@ def run_stages(
 
 
 def further_modules(model: SentenceTransformer) -> nn.Module:
-    """What stands behind the network."""
+    """Return the modules behind the network."""
     return nn.Sequential(*list(model)[1:])
 
 
@@ -217,7 +218,7 @@ def run_stage(run: StageRun, sources: Sequence[Pairs]) -> None:
         trained = training.train_stage(run, tables)
     record = {
         "name": stage.name,
-        "data": [f"{Path(pairs.name).name}: {pairs.made}" for pairs in sources],
+        "data": [f"{Path(pairs.name).name}: {pairs.origin}" for pairs in sources],
         "loss": ", ".join(sorted(names)),
         "last_loss": trained["losses"][-1]["loss"] if trained["losses"] else float("nan"),
         **trained,
@@ -236,8 +237,8 @@ def run_stage(run: StageRun, sources: Sequence[Pairs]) -> None:
 
 
 def stage_tables(run: StageRun, sources: Sequence[Pairs]) -> dict[str, tuple[str, Dataset]]:
-    """What a stage trains on, by names: the kind of each source and its rows, with hard negatives or what a teacher
-    says of them. Both are made once and kept in the folder."""
+    """Make the tables that a stage trains on: of each source, its kind and its rows, with hard negatives or a teacher's
+    embeddings. Both are made once and kept in the folder."""
     stage, teacher = run.stage, training.load_teacher(run.stage, embedders.width_of(run.model))
     tables: dict[str, tuple[str, Dataset]] = {}
     for number, (source, pairs) in enumerate(zip(stage.data, sources, strict=True)):
@@ -260,19 +261,19 @@ def stage_tables(run: StageRun, sources: Sequence[Pairs]) -> dict[str, tuple[str
 
 
 def finish(
-    recipe: EmbeddingRecipe, model: SentenceTransformer, before: SentenceTransformer, judged: Sequence[Judged]
+    recipe: EmbeddingRecipe, model: SentenceTransformer, before: SentenceTransformer, datasets: Sequence[JudgedSet]
 ) -> dict[str, Any]:
     """Merge the network with what it was before, and say how far each layer moved and what both score."""
     cosines = layer_cosines(model[0], before[0])
     if recipe.merge:
         merge_weights(model[0], before[0], recipe.merge)
     model.eval()
-    both = {TRAINED: model, "before training": before}
+    models = {TRAINED: model, "before training": before}
     is_whole = recipe.stages[-1].loss == "distill"  # a teacher's embeddings are learnt in all dimensions at once
     return {
         "dims": training.matryoshka_dims(embedders.width_of(model), recipe.matryoshka and not is_whole),
         "cosines": cosines,
-        "scores": {each.name: score_arms(both, each) for each in judged},
+        "scores": {dataset.name: score_arms(models, dataset) for dataset in datasets},
     }
 
 
@@ -280,52 +281,52 @@ def score_embedding(
     model: str,
     label: str,
     recipe: Mapping[str, Any],
-    judged: Mapping[str, str],
+    paths: Mapping[str, str],
     trained_on: str,
     config: FinetuneConfig,
     out: Path,
 ) -> list[Score]:
-    """Train what is missing, keep the embedding model in `out`, and score it on every set (name → place).
+    """Train what is missing, keep the embedding model in `out`, and score it on every set (`paths`: name → path).
 
     `trained_on` names the recipe; `config` says the seed, and whether weights are random.
     """
     model_hash = identify(model).hash
     settings = config.model_dump(mode="json", exclude=PLACEMENT)
-    hashes = {name: content_hash([PROTOCOL, model_hash, trained_on, name, settings]) for name in judged}
+    hashes = {name: content_hash([PROTOCOL, model_hash, trained_on, name, settings]) for name in paths}
     folders = {name: out / f"{name.replace(':', '-')}-{digest[:16]}" for name, digest in hashes.items()}
-    missing = [name for name, folder in folders.items() if not (folder / "score.json").exists()]
-    if missing:
+    unscored = [name for name, folder in folders.items() if not (folder / "score.json").exists()]
+    if unscored:
         started = time.perf_counter()
         run_name = f"{trained_on.replace(':', '-')}-{config.weights}-{config.seed}"
         changes = {"name": run_name, "model": model, "seed": config.seed, "weights": config.weights}
         changes["out"] = str(out / run_name)
         embedding_recipe = parse_config(EmbeddingRecipe, {**recipe, **changes}, origin="evaluation.embed")
-        sets = {name: read_judged(Path(judged[name])) for name in missing}
+        sets = {name: read_judged_set(Path(paths[name])) for name in unscored}
         pairs = [hash_pairs(source) for stage in embedding_recipe.stages for source in stage.data]
         embedder_folder, facts = train_embedder(embedding_recipe, out / "runs")
         embedder, seconds = embedders.load_embedder(str(embedder_folder)), time.perf_counter() - started
         common = {"model": label, "model_hash": model_hash, "trained_on": trained_on, "config": config}
         common["machine"] = describe_machine(choose_device(embedding_recipe.device))
-        for name in missing:
+        for name in unscored:
             data_hash = content_hash([sets[name].hash, pairs])
-            cell = {"task": name, "source": judged[name], "cell": hashes[name], "data_hash": data_hash}
+            cell = {"task": name, "source": paths[name], "cell": hashes[name], "data_hash": data_hash}
             score_set(embedder, sets[name], folders[name], facts, seconds, **common, **cell)
     return [read_score(folder) for folder in folders.values()]
 
 
 @cache
-def score_words(place: str) -> float:
-    """BM25's nDCG@10 on a set: once in a process, as it is the same beside every model."""
-    return score_bm25(read_judged(Path(place)))["ndcg_at_10"]
+def score_words(path: str) -> float:
+    """Score BM25 (nDCG@10) on a set: once in a process, as it is the same beside every model."""
+    return score_bm25(read_judged_set(Path(path)))["ndcg_at_10"]
 
 
 def score_set(
-    embedder: SentenceTransformer, judged: Judged, folder: Path, facts: dict[str, Any], seconds: float, **cell: Any
+    embedder: SentenceTransformer, dataset: JudgedSet, folder: Path, facts: dict[str, Any], seconds: float, **cell: Any
 ) -> None:
-    """Write the cell of one set: what is `known` of it, and the scores of a model that was trained in `seconds`."""
+    """Write the cell of one set: its fields, and the scores of a model that was trained in `seconds`."""
     started = time.perf_counter()
-    metrics, judgements = score_embedder(embedder, judged)
-    if judged.documents:
+    metrics, judgements = score_embedder(embedder, dataset)
+    if dataset.documents:
         metrics = metrics | {BM25: score_words(cell["source"])}
     rows = list(judgements)
     spent = {"train": seconds, "evaluate": time.perf_counter() - started}
@@ -333,7 +334,7 @@ def score_set(
     score = Score(
         **cell,
         protocol=PROTOCOL,
-        metric=judged.metric,
+        metric=dataset.metric,
         metrics=dict.fromkeys(EVALUATED_SPLITS, metrics),
         num_examples=dict.fromkeys(EVALUATED_SPLITS, len(rows)),
         num_steps=sum(stage["steps"] for stage in facts["stages"]),

@@ -29,33 +29,33 @@ from biphase.tasks.spec import METRICS, FileLayout, Task
 from biphase.tasks.splits import index_bm25, own_documents, query_bm25, read_judged_texts, read_judgements
 
 KEPT_DOCUMENTS = 100
-"""Documents kept for a query: what the metrics look at."""
+"""Documents kept for a query, which the metrics look at."""
 
 
 @dataclass(frozen=True)
-class Judged:
-    """Texts with the judgement of people: of documents by query, or of pairs by a score."""
+class JudgedSet:
+    """Texts that people have judged: documents by query, or pairs by a score."""
 
     name: str
     documents: dict[str, str]
     queries: dict[str, str]
-    """Those of the split that is judged."""
+    """The queries of the split that is judged."""
     relevance: dict[str, dict[str, int]]
     pairs: list[tuple[str, str, float]]
 
     @cached_property
-    def own(self) -> frozenset[str]:
-        """Queries that are documents too, which are not to be found by themselves."""
+    def query_documents(self) -> frozenset[str]:
+        """Ids of queries that are documents too, and are left out of their own hits."""
         return own_documents(self.queries, self.documents, self.relevance)
 
     @property
     def num_searched(self) -> int:
-        """How many documents a search is asked for: what is kept and, where there are any, the query itself."""
-        return KEPT_DOCUMENTS + bool(self.own)
+        """Number of documents to search for: those that are kept and, where queries are documents, the query itself."""
+        return KEPT_DOCUMENTS + bool(self.query_documents)
 
     @property
     def metric(self) -> str:
-        """The main one."""
+        """Name of the main metric."""
         return "spearman" if self.pairs else "ndcg_at_10"
 
     @property
@@ -63,16 +63,16 @@ class Judged:
         return content_hash([self.documents, self.queries, self.relevance, self.pairs])
 
 
-def read_judged(path: Path) -> Judged:
-    """A folder in BEIR's layout, read as those of retrieval tasks are, or a file of scored pairs.
+def read_judged_set(path: Path) -> JudgedSet:
+    """Read a folder in BEIR's layout, as those of retrieval tasks are read, or a file of scored pairs.
 
-    Raises `InputError` for what is neither, or holds none.
+    Raises `InputError` for a path that is neither, or holds no judgement.
     """
     if not path.is_dir():
         pairs = read_pairs(PairSource(path=str(path)), seed=0)
         if pairs.kind != "scored":
             raise InputError(f"{path}: no scored pairs: two texts and a score are needed")
-        return Judged(set_name(str(path)), {}, {}, {}, [(row[0], row[1], row[2]) for row in pairs.rows])
+        return JudgedSet(set_name(str(path)), {}, {}, {}, [(row[0], row[1], row[2]) for row in pairs.rows])
     layout = FileLayout(test="qrels/test.tsv")
     source = find_source(Task(name="BEIR", family="retrieval", metric="ndcg_at_10", files=(layout,)), path)
     relevance = read_judgements(source, "test")
@@ -81,59 +81,62 @@ def read_judged(path: Path) -> Judged:
     if all(grade <= 0 for grades in relevance.values() for grade in grades.values()):
         raise InputError(f"{path / 'qrels/test.tsv'}: no document is relevant to any query: all scores would be 0")
     queries, documents = read_judged_texts(source, {"test": relevance}, judged_only=False)
-    return Judged(set_name(str(path)), documents, queries, relevance, [])
+    return JudgedSet(set_name(str(path)), documents, queries, relevance, [])
 
 
-def score_arms(models: Mapping[str, SentenceTransformer], judged: Judged) -> dict[str, dict[str, float]]:
-    """The scores of models by their names, with BM25's where there are documents to find."""
-    scores = {name: score_embedder(model, judged)[0] for name, model in models.items()}
-    return scores | ({"BM25": score_bm25(judged)} if judged.documents else {})
+def score_arms(models: Mapping[str, SentenceTransformer], dataset: JudgedSet) -> dict[str, dict[str, float]]:
+    """Score models, and BM25 where there are documents to find; return the scores by name."""
+    scores = {name: score_embedder(model, dataset)[0] for name, model in models.items()}
+    return scores | ({"BM25": score_bm25(dataset)} if dataset.documents else {})
 
 
-def score_embedder(model: SentenceTransformer, judged: Judged) -> Judgement:
-    """Retrieval over all documents, by the model's own similarity (cosine unless it says another one), or the
-    correlation of cosines with the scores; and for each query or pair what it contributes (`finetuning.predictions`).
+def score_embedder(model: SentenceTransformer, dataset: JudgedSet) -> Judgement:
+    """Score retrieval over all documents, by the model's own similarity (cosine unless it says another one), or the
+    correlation of cosines with the scores; return also what each query or pair contributes (`finetuning.predictions`).
     """
-    if judged.pairs:
-        one, other = [row[0] for row in judged.pairs], [row[1] for row in judged.pairs]
-        embeddings = [embed_texts(model.encode, texts, f"embed {judged.name}") for texts in (one, other)]
+    if dataset.pairs:
+        first, second = [row[0] for row in dataset.pairs], [row[1] for row in dataset.pairs]
+        embeddings = [embed_texts(model.encode, texts, f"embed {dataset.name}") for texts in (first, second)]
         cosines = pairwise_cos_sim(*embeddings).tolist()
         rows = []
-        for number, ((_, _, score), cosine) in enumerate(zip(judged.pairs, cosines, strict=True)):
+        for number, ((_, _, score), cosine) in enumerate(zip(dataset.pairs, cosines, strict=True)):
             rows.append({"id": str(number), "gold": score, "predicted": cosine})
         return score_rows(rows, METRICS["regression"], ()), rows
-    documents, queries, label = list(judged.documents.values()), list(judged.queries.values()), f"embed {judged.name}"
+    documents, queries = list(dataset.documents.values()), list(dataset.queries.values())
+    label = f"embed {dataset.name}"
     lengths = {"normalize_embeddings": model.similarity_fn_name == "cosine"}
     documents_ND = embed_texts(model.encode_document, documents, f"{label} corpus", **lengths)
     queries_QD = embed_texts(model.encode_query, queries, f"{label} queries", **lengths)
-    return retrieval_scores(judged, find_similar(model, queries_QD, documents_ND, judged.num_searched))
+    return retrieval_scores(dataset, find_similar(model, queries_QD, documents_ND, dataset.num_searched))
 
 
-def score_bm25(judged: Judged) -> dict[str, float]:
-    """BM25 (Lucene's form, k1 1.5, b 0.75) on lower-cased words (`searched_words`), without stop words or stems."""
-    ranked = query_bm25(index_bm25(judged.documents.values()), [*judged.queries.values()], judged.num_searched)
-    return retrieval_scores(judged, ranked)[0]
+def score_bm25(dataset: JudgedSet) -> dict[str, float]:
+    """Score BM25 (Lucene's form, k1 1.5, b 0.75) on lower-cased words (`searched_words`), without stop words or
+    stems."""
+    ranked = query_bm25(index_bm25(dataset.documents.values()), [*dataset.queries.values()], dataset.num_searched)
+    return retrieval_scores(dataset, ranked)[0]
 
 
-def retrieval_scores(judged: Judged, hits_of_queries: Iterable[Sequence[tuple[int, float]]]) -> Judgement:
-    """NDCG, MRR and recall, trec_eval's, of the numbers and scores of documents that were found for each query, best
-    first; and the share of right documents that are among the first ten."""
-    ids = list(judged.documents)
+def retrieval_scores(dataset: JudgedSet, hits_of_queries: Iterable[Sequence[tuple[int, float]]]) -> Judgement:
+    """Compute trec_eval's NDCG, MRR and recall of the hits of each query, numbers and scores of documents, best first;
+    return also what each query contributes."""
+    ids = list(dataset.documents)
     ranked: dict[str, dict[str, float]] = {}
-    for query, hits in zip(judged.queries, hits_of_queries, strict=True):
-        scores = {ids[number]: score for number, score in hits if ids[number] != query or query not in judged.own}
+    for query, hits in zip(dataset.queries, hits_of_queries, strict=True):
+        itself = query if query in dataset.query_documents else None
+        scores = {ids[number]: score for number, score in hits if ids[number] != itself}
         ranked[query] = dict(itertools.islice(scores.items(), KEPT_DOCUMENTS))
-    means, rows = judge_ranking(judged.relevance, ranked, judged.metric)
+    means, rows = judge_ranking(dataset.relevance, ranked, dataset.metric)
     return {name: means[name] for name in ("ndcg_at_10", "mrr_at_10", "recall_at_10", "recall_at_100")}, rows
 
 
-def to_mteb(judged: Judged, scores: dict[str, float]) -> dict[str, Any]:
-    """Scores as MTEB's result files have them."""
-    main = scores[judged.metric]
-    if judged.pairs:
+def to_mteb(dataset: JudgedSet, scores: dict[str, float]) -> dict[str, Any]:
+    """Write scores as MTEB's result files have them."""
+    main = scores[dataset.metric]
+    if dataset.pairs:
         scores = {f"cosine_{metric}": value for metric, value in scores.items()} | scores
     return {
-        "task_name": judged.name,
+        "task_name": dataset.name,
         "dataset_revision": "local",
         "evaluation_time": None,
         "kg_co2_emissions": None,
@@ -143,7 +146,8 @@ def to_mteb(judged: Judged, scores: dict[str, float]) -> dict[str, Any]:
 
 
 def run_mteb(model: SentenceTransformer, name: str) -> tuple[dict[str, Any], float]:
-    """MTEB's result of one task as its files have it, and its main score, the mean over subsets and splits.
+    """Run a task of MTEB; return its result as MTEB's files have it, and its main score, the mean over subsets and
+    splits.
 
     Args:
         name: `STSBenchmark`, or `STSBenchmark=FOLDER` with the task's data as `datasets` reads a folder (such as

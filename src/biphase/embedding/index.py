@@ -34,7 +34,7 @@ SAMPLE = "A word, and 永和九年 歲在癸丑 คำไทย\nat last. " * 40
 
 @dataclass(frozen=True)
 class IndexManifest:
-    """What an index was made of."""
+    """The model, the text and the settings that an index was made with."""
 
     model: str
     model_hash: str
@@ -44,27 +44,27 @@ class IndexManifest:
     width: int
     text_field: str = "text"
     model_place: str = ""
-    """Where the model is on this machine, from wherever it is asked for; empty for one of the hub."""
+    """The model's absolute path on this machine; empty for a model of the hub."""
     cutting: str = ""
     """How texts were cut into passages: `cutting_hash`."""
     sources: tuple[str, ...] = ()
-    """What a text of the hub was, at which commit, by the record names of its files."""
+    """Record names of the files of a text of the hub, with its commit."""
 
 
 def open_index(path: Path, model: str | None, text: str | None, text_field: str = "text") -> IndexManifest:
-    """What an index says of itself, and where its model is now. Raises `InputError` where its model or text is another
-    one or not as it was, or its passages are not those that its text has."""
+    """Read the manifest of an index, with the path where its model is now. Raises `InputError` where its model or text
+    is another one or has changed, or its text would be cut into other passages."""
     remedy = "delete the index and build it again"
     refuse_damaged(path, remedy)
     manifest = read_json_as(path / "index.json", IndexManifest, remedy)
-    place = model or (manifest.model_place if is_here(manifest.model_place) else manifest.model)
+    model_path = model or (manifest.model_place if is_here(manifest.model_place) else manifest.model)
     name, has_text = text or manifest.text, text is not None
     is_text_here = has_text or (not manifest.sources and Path(name).exists())
     text_hash = hash_text(name, find_text_sources([name], manifest.sources)) if is_text_here else manifest.text_hash
     has_changed = text_hash != manifest.text_hash
     other_model = f"not by {model}" if model else "which has changed since"
     differences = {
-        f"by {manifest.model}, {other_model}": hash_embedder(place) != manifest.model_hash,
+        f"by {manifest.model}, {other_model}": hash_embedder(model_path) != manifest.model_hash,
         f"of another text than {text} holds now": has_text and has_changed,
         f"of the field '{manifest.text_field}', not of '{text_field}'": has_text and manifest.text_field != text_field,
         "of passages that were cut in another way": manifest.cutting != cutting_hash(),
@@ -75,22 +75,22 @@ def open_index(path: Path, model: str | None, text: str | None, text_field: str 
             raise InputError(f"{path} was made {difference}: {remedy}")
     if has_changed:
         console.err.print(f"{name} has changed since {path} was made of it: search it, with --rebuild")
-    return replace(manifest, model_place=place)
+    return replace(manifest, model_place=model_path)
 
 
 def is_here(model: str) -> bool:
-    """Whether a model is a folder or a run of this machine."""
+    """Tell whether a model is a folder or a run of this machine."""
     return bool(model) and (Path(model).exists() or Path(split_reference(model)[0]).exists())
 
 
 def cut_document(document: Document) -> Iterator[dict[str, str]]:
-    """Passages of about `PASSAGE_WORDS` words, named by document and number."""
+    """Cut a document into passages of about `PASSAGE_WORDS` words, named by document and number."""
     for number, words in enumerate(cut_words(find_words(document.text), PASSAGE_WORDS)):
         yield {"id": f"{document.id}#{number}", "text": join_words(words)}
 
 
 def cutting_hash() -> str:
-    """A name for the way in which texts are cut."""
+    """Hash the way in which texts are cut."""
     return content_hash(list(cut_document(Document("sample", SAMPLE))))[:16]
 
 
@@ -138,14 +138,14 @@ def build_index(text: str, model: str, index: Path, text_field: str = "text") ->
 
 
 def read_passages(part: Path) -> Iterator[str]:
-    """The texts of all passages, one at a time."""
+    """Yield the text of each passage."""
     with open(part / PASSAGES, "rb") as file:
         for line in file:
             yield json.loads(line)["text"]
 
 
 def answer_question(index: Path, manifest: IndexManifest, question: str, top: int) -> list[dict[str, Any]]:
-    """The best passages by the model, and by BM25 over the same passages: a record for each."""
+    """Find the best passages by the model, and by BM25 over the same passages: a record for each."""
     with reading(index, "rebuild it"):
         lines_N = np.load(index / LINES, mmap_mode="r", allow_pickle=False)
         rows_ND = np.load(index / VECTORS, mmap_mode="c", allow_pickle=False)  # as tensors want to be writable

@@ -59,7 +59,7 @@ class PackedTransformer(InputModule):
         return self.backbone.network if isinstance(self.backbone, PaddedBackbone) else self.backbone
 
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **_: Any) -> dict[str, Tensor]:
-        """Texts → tokens laid end to end, each text closed as training closed it, cut at `max_seq_length`.
+        """Tokenize texts: tokens laid end to end, each text closed as training closed it, cut at `max_seq_length`.
 
         Texts of 7, 1 and 6 tokens have `cu_seq_lens_q` 0, 7, 8, 14, and `seq_idx` seven times 0, once 1, six times 2.
         """
@@ -83,7 +83,7 @@ class PackedTransformer(InputModule):
         }
 
     def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
-        """Adds `token_embeddings` [1, T, D]."""
+        """Add `token_embeddings` [1, T, D] to the features."""
         tokens_T, positions_T = features["input_ids"][0], features["position_ids"][0]
         device = tokens_T.device
         dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else self.network.dtype
@@ -102,14 +102,14 @@ class PackedTransformer(InputModule):
         return self.network.config.hidden_size
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
-        """What a checkpoint of training holds; the folder that users get is written by `write_embedder`."""
+        """Save a checkpoint of training; the folder that users get is written by `write_embedder`."""
         self.network.save_pretrained(output_path)
         self.save_tokenizer(output_path)
         self.save_config(output_path)
 
     @classmethod
     def load(cls, model_name_or_path: str, subfolder: str = "", *_: Any, **__: Any) -> "PackedTransformer":
-        """What `save` wrote."""
+        """Load what `save` wrote."""
         folder = Path(model_name_or_path, subfolder)
         return cls(
             load_backbone(folder), load_tokenizer(folder), **cls.load_config(model_name_or_path, subfolder=subfolder)
@@ -145,8 +145,8 @@ def scale_token_embeddings(packed: PackedTransformer, rms: float, *, whiten: boo
 
 
 def whitened(rows_ND: Tensor) -> Tensor:
-    """The rows multiplied by the inverse square root of their second moments: what varies little counts as much as what
-    varies most, and each row stays as near to itself as that allows (ZCA). Directions that no row has stay empty.
+    """Multiply rows by the inverse square root of their second moments (ZCA): all directions count the same, and each
+    row stays as near to itself as that allows. Directions that no row has stay empty.
     """
     rows = rows_ND.cpu().double()  # not every accelerator has doubles
     moments_D, directions_DD = torch.linalg.eigh(rows.T @ rows)
@@ -163,7 +163,7 @@ def width_of(model: SentenceTransformer) -> int:
 def make_embedder(
     model: str, max_seq_length: int | None, pooling: str, *, dense: bool = False, weights: Any = "pretrained"
 ) -> Any:
-    """A `SentenceTransformer` on the packed network behind a name: token embeddings → pooling → length 1.
+    """Make a `SentenceTransformer` on the packed network behind a name: token embeddings → pooling → length 1.
 
     Args:
         model: `RUN[@STEP]`, a model folder or a hub id, a decoder too (it comes out bidirectional).
@@ -200,14 +200,14 @@ PIECE_TEXTS = 512
 
 
 def encode_batch(encode: Callable[..., Any], texts: Sequence[str], **settings: Any) -> Tensor:
-    """The embeddings of texts by a method of an embedding model, on its device."""
+    """Embed texts by a method of an embedding model, on its device."""
     return encode(texts, batch_size=ENCODE_TEXTS, convert_to_tensor=True, show_progress_bar=False, **settings)
 
 
 def embed_pieces(
     encode: Callable[..., Any], texts: Iterable[str], num_texts: int, label: str, **settings: Any
 ) -> Iterator[Tensor]:
-    """The embeddings of texts by a method of an embedding model, a piece at a time, on the device of the model."""
+    """Embed texts by a method of an embedding model, a piece at a time, on the device of the model."""
     remaining, size = iter(texts), ENCODE_TEXTS  # at first little, for a sign of life
     with console.track(label, num_texts, "texts") as progress:
         while piece := list(islice(remaining, size)):
@@ -217,15 +217,15 @@ def embed_pieces(
 
 
 def embed_texts(encode: Callable[..., Any], texts: Sequence[str], label: str, **settings: Any) -> Tensor:
-    """The embeddings of texts, [N, D]."""
+    """Embed texts: [N, D]."""
     return torch.cat(list(embed_pieces(encode, texts, len(texts), label, **settings)))
 
 
 def find_similar(
     model: SentenceTransformer, queries_QD: Tensor, documents_ND: Tensor, top: int
 ) -> list[list[tuple[int, float]]]:
-    """The numbers and scores of each query's `top` documents, best first, by the model's own similarity; for cosine,
-    all embeddings have length 1."""
+    """Find the numbers and scores of each query's `top` documents, best first, by the model's own similarity; for
+    cosine, all embeddings have length 1."""
     similarity: dict[str, Any] = {} if model.similarity_fn_name == "cosine" else {"similarity": model.similarity}
     return find_nearest(queries_QD, in_pieces(documents_ND), top, **similarity)
 
@@ -250,7 +250,7 @@ def embed_to_file(
 
 
 TOLERANCE = 1e-4
-"""How far an embedding of length 1 may be from the packed network's, in any dimension."""
+"""The largest difference of an embedding of length 1 to the packed network's, in any dimension."""
 
 
 def write_embedder(
@@ -299,12 +299,12 @@ def write_embedder(
 
 
 def load_embedder(name: str) -> SentenceTransformer:
-    """An embedding model behind a name, packed where its first module is a plain network of transformers.
+    """Load the embedding model behind a name, packed where its first module is a plain network of transformers.
 
-    A run or a folder without sentence-transformers' files becomes the mean over its tokens. What a packed network
-    would compute otherwise, such as a decoder that stays causal, is left to sentence-transformers, and told.
+    A run or a folder without sentence-transformers' files becomes the mean over its tokens. A model that would compute
+    something else when packed, such as a decoder that stays causal, is left to sentence-transformers, with a message.
 
-    Raises `InputError` for what cannot be loaded, and for what would need its own code, or a pickle.
+    Raises `InputError` for a model that cannot be loaded, or would need code of its own or a pickle.
     """
     console.err.print(f"loading {name}")
     folder = find_folder(name)
@@ -319,29 +319,29 @@ def load_embedder(name: str) -> SentenceTransformer:
         return plain
     packed = PackedTransformer(load_backbone(folder), first.tokenizer, first.max_seq_length)
     prompts: Any = plain.prompts
-    ours = SentenceTransformer(
+    repacked = SentenceTransformer(
         modules=[packed, *list(plain)[1:]],
         prompts=prompts,
         default_prompt_name=plain.default_prompt_name,
         similarity_fn_name=plain.similarity_fn_name,
         truncate_dim=plain.truncate_dim,
     )
-    if embedding_gap(ours, plain, ["a", "What a text of some more words says."]) < TOLERANCE:
-        return ours
+    if embedding_gap(repacked, plain, ["a", "What a text of some more words says."]) < TOLERANCE:
+        return repacked
     console.err.print(f"{name}: embedded by sentence-transformers alone, as packed it would differ", markup=False)
     return plain
 
 
-def embedding_gap(ours: SentenceTransformer, theirs: SentenceTransformer, texts: Sequence[str]) -> float:
-    """How far two models are apart, in any dimension of the embeddings of length 1, prompts included."""
+def embedding_gap(first: SentenceTransformer, second: SentenceTransformer, texts: Sequence[str]) -> float:
+    """Return the largest difference of two models in any dimension of embeddings of length 1, prompts included."""
     settings: dict[str, Any] = {"normalize_embeddings": True, "show_progress_bar": False}
-    first: Any = ours.encode_query(list(texts), **settings)
-    second: Any = theirs.encode_query(list(texts), **settings)
-    return float(np.abs(first.astype(np.float64) - second).max())
+    rows: Any = first.encode_query(list(texts), **settings)
+    rows_of_second: Any = second.encode_query(list(texts), **settings)
+    return float(np.abs(rows.astype(np.float64) - rows_of_second).max())
 
 
 def hash_embedder(name: str) -> str:
-    """Names what an embedding model computes: network, tokenizer, further modules and prompts."""
+    """Hash what an embedding model computes with: network, tokenizer, further modules and prompts."""
     folder = find_folder(name)
     patterns = ("*/config.json", "modules.json", "*sentence*.json", "[0-9]*/*.safetensors")
     further = sorted(path for pattern in patterns for path in folder.glob(pattern))

@@ -56,8 +56,8 @@ class Pairs:
     """Texts in the columns `anchor`, `positive`, `negative_1` …; scored pairs have `score`."""
     hash: str
     """The hash of the files that they are from, or of the commit."""
-    made: str
-    """A sentence for people that says how they came about."""
+    origin: str
+    """A sentence for people on how they came about."""
 
     @property
     def rows(self) -> list[tuple[Any, ...]]:
@@ -67,7 +67,7 @@ class Pairs:
 def to_arrow(
     rows: Iterable[Sequence[Any]], columns: Sequence[str], progress: console.Tracker | None = None
 ) -> pa.Table:
-    """Rows as a table, made piece by piece: as objects of Python's they take several times the memory."""
+    """Make a table of rows, piece by piece: as Python objects they take several times the memory."""
     schema = pa.schema([(name, pa.float64() if name == "score" else pa.string()) for name in columns])
     pieces, remaining = [schema.empty_table()], iter(rows)
     while piece := list(islice(remaining, PIECE_ROWS)):
@@ -78,7 +78,7 @@ def to_arrow(
 
 
 def read_pairs(source: PairSource, seed: int) -> Pairs:
-    """All rows of a source. Raises `InputError` naming file and line for what is no pair of texts."""
+    """Read all rows of a source. Raises `InputError` naming file and line for a row that is no pair of texts."""
     if source.path is None:
         return pairs_from_text(source, str(source.from_text), seed)
     rows, columns, is_scored = open_pairs(source)
@@ -99,9 +99,9 @@ def read_pairs(source: PairSource, seed: int) -> Pairs:
     return Pairs(source.path, "scored" if is_scored else "pairs", table, hash_pairs(source), message)
 
 
-def check_places(recipe: EmbeddingRecipe) -> None:
-    """Raises `InputError` for what a recipe names that is not here or cannot be used, and for an `out` of other things,
-    by a look at the first rows; the hub is not asked for pairs."""
+def check_paths(recipe: EmbeddingRecipe) -> None:
+    """Raise `InputError` for paths of a recipe that are not here or cannot be used, by a look at the first rows, and
+    for an `out` that holds something else; the hub is not asked for pairs."""
     out = Path(recipe.out)
     if out.exists() and out.resolve() == Path(recipe.model).expanduser().resolve():
         raise InputError(f"out: {out} is the model that is trained: give another folder")
@@ -120,9 +120,9 @@ def check_places(recipe: EmbeddingRecipe) -> None:
 
 
 def open_pairs(source: PairSource) -> tuple[Iterator[PlacedRow], tuple[str, ...], bool]:
-    """The rows of a file, or of the split `train` of a hub data set (`owner/name[:config]`), each with its place; the
-    columns that are its pairs, and whether the third of them is a score. Raises `InputError` where the first row lacks
-    a column."""
+    """Open a file, or the split `train` of a hub data set (`owner/name[:config]`): return its rows, each with its
+    place, the columns that are its pairs, and whether the third of them is a score. Raises `InputError` where the first
+    row lacks a column."""
     assert source.path is not None
     file = Path(source.path).expanduser()
     if not is_local(source.path):
@@ -134,9 +134,9 @@ def open_pairs(source: PairSource) -> tuple[Iterator[PlacedRow], tuple[str, ...]
     if first is None:
         raise InputError(f"{source.path} has no rows")
     columns = source.columns or guess_columns(source.path, first[1])
-    missing = [column for column in columns if column not in first[1]]
-    if missing or len(columns) < 2:
-        message = f"no column '{missing[0] if missing else '?'}'; it has {', '.join(first[1])}"
+    lacking = [column for column in columns if column not in first[1]]
+    if lacking or len(columns) < 2:
+        message = f"no column '{lacking[0] if lacking else '?'}'; it has {', '.join(first[1])}"
         raise InputError(f"{source.path}: {message}: name two or more with columns")
     may_be_scored = len(columns) == 3 and not columns[2].startswith("negative")
     is_scored = may_be_scored and (columns[2] in SCORES or is_number(first[1][columns[2]]))
@@ -153,17 +153,17 @@ def is_local(path: str) -> bool:
 
 
 def check_rows(rows: Iterable[PlacedRow], columns: Sequence[str], is_scored: bool) -> Iterator[tuple[Any, ...]]:
-    """The texts of each row, or two and their score."""
-    for place, row in rows:
+    """Yield the texts of each row, or two texts and their score."""
+    for where, row in rows:
         values: list[Any] = []
         for column in columns[:2] if is_scored else columns:
-            values.append(check_text(place, column, row.get(column)))
+            values.append(check_text(where, column, row.get(column)))
             if not values[-1].strip():
-                raise InputError(f"{place}: '{column}' is empty: mend the row or take it out")
+                raise InputError(f"{where}: '{column}' is empty: mend the row or take it out")
         if is_scored:
-            values.append(score_number(place, columns[2], row.get(columns[2])))
+            values.append(score_number(where, columns[2], row.get(columns[2])))
             if not 0 <= values[-1] <= 5:
-                raise InputError(f"{place}: '{columns[2]}' is {values[-1]:g}: scores are from 0 to 1, or from 0 to 5")
+                raise InputError(f"{where}: '{columns[2]}' is {values[-1]:g}: scores are from 0 to 1, or from 0 to 5")
         yield tuple(values)
 
 
@@ -185,7 +185,7 @@ def hash_folder(folder: Path, files: Iterable[Path]) -> str:
 
 
 def hash_text(name: str, sources: Sequence[TextSource]) -> str:
-    """The hash of a file, of the files of a folder that are texts, or of all that a glob matches, or commits."""
+    """Hash a file, the files of a folder that are texts, all that a glob matches, or commits."""
     path = Path(name).expanduser()
     if path.is_file():
         return file_hash(path)
@@ -201,8 +201,8 @@ def guess_columns(name: str, row: dict[str, Any]) -> tuple[str, ...]:
         columns = (*columns, *(column for column in row if re.fullmatch(r"negative_?\d+", column)))
     texts = tuple(column for column, value in row.items() if isinstance(value, str) and not is_number(value))
     if columns is None and len(texts) == 2 and len(row) <= 3:
-        rest = [column for column in row if column not in texts and column in SCORES]
-        columns = (*texts, *rest)
+        scores = [column for column in row if column not in texts and column in SCORES]
+        columns = (*texts, *scores)
     if columns is None:
         raise InputError(f"{name}: which columns are pairs? name them with columns: [a, b]; it has {', '.join(row)}")
     return columns
@@ -221,7 +221,7 @@ def is_number(value: Any) -> bool:
 
 
 def pairs_from_text(source: PairSource, path: str, seed: int) -> Pairs:
-    """Pairs of one's own documents, in their order. The same text, settings and seed give the same pairs."""
+    """Make pairs of one's own documents, in their order. The same text, settings and seed give the same pairs."""
     draw, sources = random.Random(seed), find_text_sources([path])
     content = hash_text(path, sources)
     num_documents = num_used = 0
@@ -243,13 +243,13 @@ def pairs_from_text(source: PairSource, path: str, seed: int) -> Pairs:
 
 
 def cut_passages(words: list[str], passage_words: int) -> list[list[str]]:
-    """Passages of about equal length; a rest too short to say anything is left out."""
+    """Cut words into passages of about equal length; a last one too short to say anything is left out."""
     return [passage for passage in cut_words(words, passage_words) if len(passage) >= SHORTEST_PASSAGE]
 
 
 def crops(document: str, passage_words: int, draw: random.Random) -> Iterator[tuple[str, str]]:
-    """For each passage: a short and a longer piece of it, drawn on their own (Contriever's independent crops). The
-    short one is what a question would be: 4 to 16 words."""
+    """Yield for each passage a short and a longer piece of it, drawn independently (Contriever's crops). The short one
+    is as long as a question would be: 4 to 16 words."""
     for passage in cut_passages(find_words(document), passage_words):
         short = min(draw.randint(4, 16), len(passage) // 2)
         long = draw.randint(max(short, len(passage) // 2), len(passage))
@@ -258,16 +258,16 @@ def crops(document: str, passage_words: int, draw: random.Random) -> Iterator[tu
 
 
 def neighbours(document: str, passage_words: int, draw: random.Random) -> Iterator[tuple[str, str]]:
-    """Each passage with the one after it."""
+    """Yield each passage with the one after it."""
     passages = cut_passages(find_words(document), passage_words)
     for first, second in zip(passages[::2], passages[1::2], strict=False):
         yield join_words(first), join_words(second)
 
 
 def titles(document: str, passage_words: int, draw: random.Random) -> Iterator[tuple[str, str]]:
-    """The first line of a document, where it is a short one, with a passage drawn from what is below it."""
-    title, _, rest = document.strip().partition("\n")
-    passages = cut_passages(find_words(rest), passage_words)
+    """Yield the first line of a document, where it is short, with a passage drawn from the text below it."""
+    title, _, body = document.strip().partition("\n")
+    passages = cut_passages(find_words(body), passage_words)
     if passages and 1 <= len(find_words(title)) <= 20:
         yield title.strip("# \t"), join_words(draw.choice(passages))
 
@@ -276,7 +276,7 @@ PAIR_MAKERS = {"crops": crops, "neighbours": neighbours, "titles": titles}
 
 
 def check_stage(stage: EmbeddingStage, sources: Sequence[Pairs]) -> None:
-    """Raises `InputError` for a stage whose sources are too small for its batches or its hard negatives."""
+    """Raise `InputError` for a stage whose sources are too small for its batches or its hard negatives."""
     for source, pairs in zip(stage.data, sources, strict=True):
         distinct = {f"pairs at weight {source.weight:g}": round(min(1, source.weight) * len(pairs.table))}
         if pairs.kind == "pairs":
@@ -285,7 +285,7 @@ def check_stage(stage: EmbeddingStage, sources: Sequence[Pairs]) -> None:
         if number < (stage.batch_size if pairs.kind == "pairs" else 2):
             message = f"{pairs.name} has {number:,} different {fewest}, too few for a batch of {stage.batch_size}"
             raise InputError(f"stage {stage.name}: {message}: lower batch_size, or give more pairs")
-        wanted = stage.hard_negatives
-        if wanted and wanted.first_rank + wanted.number > min(wanted.last_rank, number):
-            message = f"ranks {wanted.first_rank} to {wanted.last_rank} of the {number:,} {fewest} of {pairs.name}"
-            raise InputError(f"stage {stage.name}: hard_negatives: {message} do not hold {wanted.number} negatives")
+        mined = stage.hard_negatives
+        if mined and mined.first_rank + mined.number > min(mined.last_rank, number):
+            message = f"ranks {mined.first_rank} to {mined.last_rank} of the {number:,} {fewest} of {pairs.name}"
+            raise InputError(f"stage {stage.name}: hard_negatives: {message} do not hold {mined.number} negatives")

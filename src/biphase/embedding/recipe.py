@@ -24,7 +24,7 @@ LOSSES: dict[str, str] = {
 
 
 class PairSource(Grown):
-    """Where texts that belong together come from: exactly one of `path` and `from_text`."""
+    """A source of texts that belong together: exactly one of `path` and `from_text`."""
 
     later: ClassVar[frozenset[str]] = frozenset({"quotes", "delimiter"})
 
@@ -69,7 +69,7 @@ class HardNegatives(Strict):
 
 
 class EmbeddingStage(Grown):
-    """One training of the network, from where the stage before left it."""
+    """A training of the network, from where the stage before left it."""
 
     later: ClassVar[frozenset[str]] = frozenset({"orthogonal_weight"})
 
@@ -112,14 +112,14 @@ class EmbeddingStage(Grown):
 
 
 class Prompts(Strict):
-    """What is put before a text, by what it is. Saved with the model: `encode_query`, `encode_document`."""
+    """Words put before queries and before documents. Saved with the model: `encode_query`, `encode_document`."""
 
     query: str = ""
     document: str = ""
 
 
 def set_name(path: str) -> str:
-    """What judged texts are called: `data/sts.jsonl.gz` → `sts`."""
+    """Name judged texts by their file: `data/sts.jsonl.gz` → `sts`."""
     return re.sub(r"\.(csv|tsv|jsonl|ndjson|json|parquet)(\.gz|\.zst)?$", "", Path(path).name)
 
 
@@ -137,7 +137,7 @@ JudgedPaths = Annotated[tuple[str, ...], AfterValidator(refuse_equal_names)]
 
 
 class EmbeddingRecipe(Grown):
-    """One embedding model: a network, stages, the folder that it is written to."""
+    """A recipe of an embedding model: a network, stages, the folder that it is written to."""
 
     later: ClassVar[frozenset[str]] = frozenset({"token_embedding_rms", "whiten_token_embeddings", "dense"})
 
@@ -190,7 +190,7 @@ class EmbeddingRecipe(Grown):
         return self
 
     def identity(self, model_hash: str, data_hashes: list[str]) -> str:
-        """A hash of everything that decides the weights. Paths are replaced by what they hold."""
+        """Hash everything that decides the weights. Paths are replaced by what they hold."""
         tree = self.model_dump(
             mode="json", exclude={"name", "out", "languages", "license", "evaluation", "tracking", "merge"}
         )

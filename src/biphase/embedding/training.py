@@ -37,12 +37,13 @@ from biphase.machine import stop_signals
 
 @lru_cache(maxsize=1)
 def open_teacher(name: str, _content: str) -> SentenceTransformer:
-    """One at a time, opened anew where its files have changed."""
+    """Load a teacher, and keep the last one, unless its files have changed."""
     return embedders.load_embedder(name)
 
 
 def load_teacher(stage: EmbeddingStage, width: int) -> SentenceTransformer | None:
-    """The stage's teacher. Raises `InputError` where it cannot be loaded, or has another dimension than the student."""
+    """Load the stage's teacher. Raises `InputError` where it cannot be loaded, or has another dimension than the
+    student."""
     if stage.teacher is None:
         return None
     teacher = open_teacher(stage.teacher, embedders.hash_embedder(stage.teacher))
@@ -53,7 +54,7 @@ def load_teacher(stage: EmbeddingStage, width: int) -> SentenceTransformer | Non
 
 
 def table_once(path: Path, schema: pa.Schema, pieces: Iterable[pa.Table]) -> Dataset:
-    """Rows that are made piece by piece, once, and mapped into memory from the file where they are kept."""
+    """Make rows piece by piece, once, and map them into memory from the file where they are kept."""
 
     def write(part: Path) -> None:
         with pa.ipc.new_stream(part, schema) as writer:
@@ -65,11 +66,11 @@ def table_once(path: Path, schema: pa.Schema, pieces: Iterable[pa.Table]) -> Dat
 
 
 def teach_once(table: Dataset, teacher: SentenceTransformer, stage: str, path: Path) -> Dataset:
-    """The texts of a table with the teacher's embedding of each as labels of `EmbedDistillLoss`, [C, D] for a row, kept
-    as a file.
+    """Add the teacher's embeddings to the texts of a table, as labels of `EmbedDistillLoss`, [C, D] for a row, kept as
+    a file.
 
-    With its own prompts: anchors are queries to it, and what belongs to them documents; the two sides of scored pairs
-    are no such things.
+    They are made with the teacher's own prompts: anchors are queries to it, positives and negatives documents; the two
+    sides of scored pairs are neither.
     """
     columns = [column for column in table.column_names if column != "score"]
     encoders: list[Any] = [teacher.encode_query] + [teacher.encode_document] * (len(columns) - 1)
@@ -99,7 +100,7 @@ SMALLEST_DIM = 32
 
 
 def loss_name(stage: EmbeddingStage, kind: str) -> str:
-    """The recipe's name of the loss for pairs of a kind. Raises `InputError` for one that is of the other kind."""
+    """Return the recipe's name of the loss for pairs of a kind. Raises `InputError` for a loss of the other kind."""
     if stage.loss == "auto":
         return "cosent" if kind == "scored" else "mnrl" if stage.orthogonal_weight else "cached_mnrl"
     is_scored = stage.loss == "cosent"
@@ -112,17 +113,17 @@ def loss_name(stage: EmbeddingStage, kind: str) -> str:
 def make_loss(
     model: SentenceTransformer, stage: EmbeddingStage, kind: str, matryoshka: bool | Sequence[int]
 ) -> nn.Module:
-    """The stage's loss, over several widths of the embeddings unless the recipe says otherwise.
+    """Make the stage's loss, over several widths of the embeddings unless the recipe says otherwise.
 
     Raises `InputError` for a setting that the loss does not have.
     """
     name = loss_name(stage, kind)
     make = getattr(losses, LOSSES[name])
-    known = inspect.signature(make).parameters
+    parameters = inspect.signature(make).parameters
     settings = dict(stage.loss_settings)
-    if "scale" in known:
+    if "scale" in parameters:
         settings.setdefault("scale", 1 / stage.temperature)
-    if "mini_batch_num_tokens" in known:
+    if "mini_batch_num_tokens" in parameters:
         settings.setdefault("mini_batch_num_tokens", stage.mini_batch_tokens)
     width = width_of(model)
     teacher = load_teacher(stage, width)
@@ -154,52 +155,52 @@ class WithOrthogonality(nn.Module):
         return self.loss.compute_loss_from_embeddings(embeddings, labels) + self.weight * sum(terms.values())
 
 
-def matryoshka_dims(width: int, wanted: bool | Sequence[int]) -> list[int]:
-    """The widths that are trained, largest first: 384 gives 384, 192, 96, 48."""
-    if wanted is False:
+def matryoshka_dims(width: int, matryoshka: bool | Sequence[int]) -> list[int]:
+    """List the widths that are trained, largest first: 384 gives 384, 192, 96, 48."""
+    if matryoshka is False:
         return [width]
-    if wanted is True:
+    if matryoshka is True:
         dims = [width]
         while dims[-1] % 2 == 0 and dims[-1] // 2 >= SMALLEST_DIM:
             dims.append(dims[-1] // 2)
         return dims
-    if max(wanted) > width:
-        raise InputError(f"matryoshka: {max(wanted)} is above the {width} dimensions of the model")
-    return sorted({width, *wanted}, reverse=True)
+    if max(matryoshka) > width:
+        raise InputError(f"matryoshka: {max(matryoshka)} is above the {width} dimensions of the model")
+    return sorted({width, *matryoshka}, reverse=True)
 
 
-def mine_once(table: Dataset, model: SentenceTransformer, stage: str, wanted: HardNegatives, path: Path) -> Dataset:
-    """The rows that have hard negatives, with them, kept as a file; how many there are is told. Raises `InputError`
-    where there are none."""
-    names = ["anchor", "positive", *(f"negative_{number + 1}" for number in range(wanted.number))]
+def mine_once(table: Dataset, model: SentenceTransformer, stage: str, settings: HardNegatives, path: Path) -> Dataset:
+    """Return the rows that have hard negatives, with them, kept as a file; print how many there are. Raises
+    `InputError` where there are none."""
+    names = ["anchor", "positive", *(f"negative_{number + 1}" for number in range(settings.number))]
 
     def mine() -> Iterator[pa.Table]:
-        negatives = mine_negatives(table, model, wanted, f"mine for {stage}", path.with_suffix(".npy"))
-        if not any(len(texts) == wanted.number for texts in negatives.values()):
-            reach = f"{wanted.number} negatives within rank {wanted.last_rank} and margin {wanted.margin}"
+        negatives = mine_negatives(table, model, settings, f"mine for {stage}", path.with_suffix(".npy"))
+        if not any(len(texts) == settings.number for texts in negatives.values()):
+            reach = f"{settings.number} negatives within rank {settings.last_rank} and margin {settings.margin}"
             raise InputError(f"hard_negatives: no anchor has {reach}: lower number or margin, or raise last_rank")
         for texts in table.iter(PIECE_ROWS):
             pairs = zip(texts["anchor"], texts["positive"], strict=True)
-            rows = [(*pair, *negatives[pair[0]]) for pair in pairs if len(negatives[pair[0]]) == wanted.number]
+            rows = [(*pair, *negatives[pair[0]]) for pair in pairs if len(negatives[pair[0]]) == settings.number]
             yield to_arrow(rows, names)
 
     mined = table_once(path, pa.schema([(name, pa.string()) for name in names]), mine())
-    message = f"{len(mined):,} of {len(table):,} pairs have {wanted.number} hard negatives"
+    message = f"{len(mined):,} of {len(table):,} pairs have {settings.number} hard negatives"
     console.err.print(f"stage {stage}: {message}", markup=False)
     return mined
 
 
 def mine_negatives(
-    table: Dataset, model: SentenceTransformer, wanted: HardNegatives, label: str, path: Path
+    table: Dataset, model: SentenceTransformer, settings: HardNegatives, label: str, path: Path
 ) -> dict[str, list[str]]:
-    """For each anchor up to `wanted.number` positives of others that the model ranks high, as sentence-transformers'
-    `mine_hard_negatives` chooses them.
+    """Choose for each anchor up to `settings.number` positives of other anchors that the model ranks high, as
+    `mine_hard_negatives` of sentence-transformers does.
 
     That function holds embeddings in memory several times over, and scores of 16,384 anchors with all passages; here
-    embeddings of passages lie in the file `place` while it runs, and anchors come in pieces. A negative scores at most
+    embeddings of passages lie in the file `path` while it runs, and anchors come in pieces. A negative scores at most
     the margin below the worst positive of its anchor; ranks are counted among those that do.
     """
-    anchors, positives = (table.data.column(name).to_pylist() for name in ("anchor", "positive"))
+    anchors, positives = table.data.column("anchor").to_pylist(), table.data.column("positive").to_pylist()
     passages = list(dict.fromkeys(positives))
     numbers = {text: number for number, text in enumerate(passages)}
     right: dict[str, list[int]] = {}
@@ -207,7 +208,7 @@ def mine_negatives(
         right.setdefault(anchor, []).append(numbers[positive])
     shape_ND = len(passages), width_of(model)
     rows_ND = torch.from_numpy(embed_to_file(model.encode_document, passages, shape_ND, path, f"{label}: passages"))
-    top = wanted.last_rank + max(len(set(numbers)) for numbers in right.values())
+    top = settings.last_rank + max(len(set(numbers)) for numbers in right.values())
     chosen: dict[str, list[str]] = {}
     remaining = iter(right)
     for piece_AD in embed_pieces(model.encode_query, right, len(right), f"{label}: anchors", normalize_embeddings=True):
@@ -215,10 +216,10 @@ def mine_negatives(
         for anchor, row_D, hits in zip(islice(remaining, len(piece_AD)), piece_AD.cpu(), nearest_A, strict=True):
             relevant = set(right[anchor])
             worst = float((rows_ND[sorted(relevant)] @ row_D).min())
-            most = worst - abs(worst) * wanted.margin
+            most = worst - abs(worst) * settings.margin
             negatives = [number for number, score in hits if score <= most and number not in relevant]
-            ranked = negatives[wanted.first_rank : wanted.last_rank]
-            chosen[anchor] = [passages[number] for number in ranked[: wanted.number]]
+            ranked = negatives[settings.first_rank : settings.last_rank]
+            chosen[anchor] = [passages[number] for number in ranked[: settings.number]]
     path.unlink()
     return chosen
 
@@ -241,7 +242,7 @@ Tables = Mapping[str, tuple[str, Dataset]]
 
 @dataclass(eq=False)
 class StageRun(TrainerCallback):
-    """A stage at work, which the trainer tells of each step: losses go to a person and to TensorBoard or W&B; a process
+    """A stage at work, as a callback of the trainer: it shows losses and sends them to TensorBoard or W&B. A process
     that is asked to stop does so at the end of a step, with a checkpoint, and the loss up to there."""
 
     recipe: EmbeddingRecipe
@@ -254,7 +255,7 @@ class StageRun(TrainerCallback):
     steps_before: int = 0
     """Steps of the stages before it: losses are counted on from there."""
     learnt: dict[str, nn.Parameter] = field(default_factory=dict)
-    """What losses learn beside the model: a map to a teacher's dimension."""
+    """Weights that losses learn beside the model: a map to a teacher's dimension."""
     stop_signals: list[int] = field(default_factory=list)
     note: str = ""
     tracker: console.Tracker | None = None
@@ -272,7 +273,7 @@ class StageRun(TrainerCallback):
             control.should_log = True
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Complete a checkpoint, and mark it as whole by the hash of each file; then the one before goes."""
+        """Complete a checkpoint, mark it as whole by the hash of each file, and delete the one before."""
         folder = Path(args.output_dir)
         checkpoint = folder / f"checkpoint-{state.global_step}"
         if self.learnt:
@@ -288,12 +289,12 @@ class StageRun(TrainerCallback):
             step = self.steps_before + state.global_step
             record = {"kind": "train", "objective": self.stage.name, "step": step}
             names = {"loss": "loss", "learning_rate": "lr", "grad_norm": "grad_norm"}
-            self.send(record | {ours: logs[theirs] for theirs, ours in names.items() if theirs in logs})
+            self.send(record | {name: logs[key] for key, name in names.items() if key in logs})
 
 
 class OneDeviceArguments(SentenceTransformerTrainingArguments):
-    """One GPU of those that are there: the trainer would take a batch for each and scatter it by rows, which packed
-    tokens have not."""
+    """Arguments with a single GPU: the trainer would take a batch for each GPU and scatter it by rows, and packed
+    tokens have no rows."""
 
     @property
     def n_gpu(self) -> int:
@@ -301,7 +302,7 @@ class OneDeviceArguments(SentenceTransformerTrainingArguments):
 
 
 def arguments_of(run: StageRun, tables: Tables) -> OneDeviceArguments:
-    """The trainer's. Scored pairs have no prompts: neither side is a query."""
+    """Make the trainer's arguments. Scored pairs have no prompts: neither side is a query."""
     recipe, stage = run.recipe, run.stage
     prompts: dict[str, Any] = {}
     for name, (kind, table) in tables.items():
@@ -336,8 +337,8 @@ def arguments_of(run: StageRun, tables: Tables) -> OneDeviceArguments:
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """The newest `checkpoint-STEP` of a trainer that is whole: its mark is written last; in earlier versions, which
-    wrote none, its state."""
+    """Return the newest `checkpoint-STEP` of a trainer that is whole: with its mark, which is written last; with its
+    state, where an earlier version wrote it without a mark."""
     whole = [*folder.glob(f"checkpoint-*/{MARK}")] or [*folder.glob("checkpoint-*/trainer_state.json")]
     return max((path.parent for path in whole), key=lambda path: int(path.name.partition("-")[2]), default=None)
 
@@ -352,19 +353,19 @@ def train_stage(run: StageRun, tables: Tables) -> dict[str, Any]:
     """
     stage, model = run.stage, run.model
     torch.manual_seed(run.recipe.seed)  # a loss may draw weights, whatever was drawn before
-    losses_made = {name: make_loss(model, stage, kind, run.recipe.matryoshka) for name, (kind, _) in tables.items()}
+    loss_modules = {name: make_loss(model, stage, kind, run.recipe.matryoshka) for name, (kind, _) in tables.items()}
     rows = {name: table for name, (_, table) in tables.items()}
     only = next(iter(tables)) if len(tables) == 1 else None
     trainer = CardlessTrainer(
         model,
         arguments_of(run, tables),
         train_dataset=rows[only] if only else rows,
-        loss=losses_made[only] if only else losses_made,
+        loss=loss_modules[only] if only else loss_modules,
         callbacks=[run],
     )
     trainer.remove_callback(PrinterCallback)
     of_model = {id(parameter) for parameter in model.parameters()}
-    modules: Any = nn.ModuleDict(losses_made if only is None else {"loss": losses_made[only]})
+    modules: Any = nn.ModuleDict(loss_modules if only is None else {"loss": loss_modules[only]})
     run.learnt = {name: weight for name, weight in modules.named_parameters() if id(weight) not in of_model}
     last = last_checkpoint(run.folder / "trainer")
     if last is not None:
