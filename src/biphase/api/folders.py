@@ -1,4 +1,4 @@
-"""What a folder holds: of each kind that biphase writes, the facts; and what the data of a task holds."""
+"""Look into folders: the facts of each kind that biphase writes; and check the data of a task."""
 
 import statistics
 from collections import Counter
@@ -37,13 +37,13 @@ Facts = dict[str, Any]
 LONG_TOKENS = 2048
 """Documents of more tokens than this are counted: the paper's longest sample."""
 BEGIN_CHARACTERS, BEGIN_DOCUMENTS = 200, 2
-"""How much of how many documents is shown."""
+"""Characters that are shown of a document, and the number of such documents."""
 
 MODEL_KEYS = ("architectures", "model_type", "is_causal", "hidden_size", "num_hidden_layers", "vocab_size")
 
 
 def inspect(folder: str | Path, *, verify: bool = False, near_copies: bool = False) -> Facts:
-    """What is in a folder that biphase wrote: its `kind`, its `path` and the facts of that kind.
+    """Return the facts of a folder that biphase wrote: its `kind`, its `path` and those of that kind.
 
     Args:
         folder: any folder that biphase wrote: shards, a run, a model, a study, …
@@ -67,7 +67,7 @@ def inspect(folder: str | Path, *, verify: bool = False, near_copies: bool = Fal
 
 
 def find_kind(path: Path) -> str:
-    """What our mark in a folder says, else the first of `FOLDER_KINDS` whose files are there."""
+    """Return the kind that our mark in a folder says, else the first of `FOLDER_KINDS` whose files are there."""
     if (path / MARK).exists():
         marked = str(read_json_as(path / MARK, dict[str, Any]).get("biphase"))
         if marked in FOLDER_KINDS:
@@ -122,10 +122,10 @@ def run_facts(path: Path, *, verify: bool) -> Facts:
         state = "done" if (path / "done.json").exists() else "not done"
         return {"state": state, "model": embedding.model, "out": embedding.out, "stages": stages, "done": ended}
     run = Run(path)
-    recipe, done = read_recipe(run), read_done(run)
+    recipe, end = read_recipe(run), read_done(run)
     train, steps = read_metrics(run, "train"), whole_steps(run)
     facts: Facts = {
-        "state": "not done" if done is None else "done",
+        "state": "not done" if end is None else "done",
         "step": train[-1]["step"] if train else 0,
         "num_steps": recipe.num_steps,
         "curriculum": [f"{phase.label} {phase.steps}" for phase in recipe.curriculum],
@@ -144,7 +144,7 @@ def run_facts(path: Path, *, verify: bool) -> Facts:
 
 
 def checkpoint_facts(path: Path) -> Facts:
-    """Every file is read and compared: a checkpoint that is told is whole."""
+    """Return the facts of a checkpoint, once every file was read and compared with its hash."""
     from biphase.pretraining.checkpoint import read_checkpoint_manifest
 
     manifest = read_checkpoint_manifest(path)
@@ -162,8 +162,9 @@ def model_facts(path: Path) -> Facts:
         modules = read_json_as(path / "modules.json", list[dict[str, Any]])
         facts["sentence_transformers"] = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
     if (path / RECORD).exists():
-        kept = read_json_as(path / RECORD, KeptRecord)
-        facts |= {"task": kept.task.name, "family": kept.task.family, **fields_of(kept.config, "learning_rate seed")}
+        record = read_json_as(path / RECORD, KeptRecord)
+        facts |= {"task": record.task.name, "family": record.task.family}
+        facts |= fields_of(record.config, "learning_rate seed")
     return facts
 
 
@@ -191,7 +192,7 @@ def scores_facts(path: Path) -> Facts:
 
 
 def cache_facts(path: Path) -> Facts:
-    """Texts of tasks as token ids: a file each, in earlier versions a folder."""
+    """Return the facts of a cache of texts of tasks as token ids: a file for each, in earlier versions a folder."""
     encoded = [path] if path.parent.name == "encoded" else sorted((path / "encoded").glob("[!.]*-*"))
     files = [file for entry in encoded for file in (entry, *entry.glob("*")) if file.is_file()]
     return {
@@ -272,17 +273,17 @@ def collection_rows(data: Collection) -> list[dict[str, Any]]:
     sizes = lengths([len(text) for text in data.documents.values()])
     rows = [{"part": "documents", "number": len(data.documents), "judged": None, **sizes}]
     queries: dict[str, list[str]] = {"train": list(dict.fromkeys(query for query, _ in data.train))}
-    judged = {"train": len(data.train)}
+    num_judged = {"train": len(data.train)}
     for split, judgements in data.relevance.items():
-        queries[split], judged[split] = list(judgements), sum(map(len, judgements.values()))
+        queries[split], num_judged[split] = list(judgements), sum(map(len, judgements.values()))
     for name, ids in queries.items():
         sizes = lengths([len(data.queries[id]) for id in ids])
-        rows.append({"part": f"queries of {name}", "number": len(ids), "judged": judged[name], **sizes})
+        rows.append({"part": f"queries of {name}", "number": len(ids), "judged": num_judged[name], **sizes})
     return rows
 
 
 def lengths(sizes: Sequence[int]) -> dict[str, float | None]:
-    """The median and the largest size; None where there are none."""
+    """Return the median and the largest size; None where there are none."""
     return {"median_characters": statistics.median(sizes) if sizes else None, "longest": max(sizes, default=None)}
 
 
@@ -292,7 +293,7 @@ def size_of(example: AnyExample) -> int:
 
 
 def labels_of(example: AnyExample, classes: Sequence[str]) -> list[str]:
-    """The labels, tags or the kind of question of an example."""
+    """Return the labels, the tags or the kind of question of an example."""
     match example:
         case LabelledText(label=float()):
             return ["numbers"]

@@ -20,7 +20,8 @@ MEASURED = "3m"
 
 
 def measure_cpu(cores: int | None = None, seconds: float = 10) -> Machine:
-    """So many cores like this machine's, all of its own unless given, as fast as they train a small network now."""
+    """Measure this machine's CPU by training a small network, and return a machine of so many such cores; of all that
+    this one has, unless given."""
 
     device, vocab_size = torch.device("cpu"), 8192
     dtype = choose_dtype("auto", device)
@@ -41,11 +42,11 @@ def measure_cpu(cores: int | None = None, seconds: float = 10) -> Machine:
             optimizer.zero_grad(set_to_none=True)
         return time.perf_counter() - begin
 
-    took = [train_step()]  # the first one, which takes longer, does not count
-    while len(took) < 3 or sum(took) < seconds:
-        took.append(train_step())
+    durations = [train_step()]  # the first one, which takes longer, does not count
+    while len(durations) < 3 or sum(durations) < seconds:
+        durations.append(train_step())
     threads = torch.get_num_threads()
-    speed = flops.batch(np.diff(bounds_S1), len(targets_N), causal=False) / median(took[1:]) / threads
+    speed = flops.batch(np.diff(bounds_S1), len(targets_N), causal=False) / median(durations[1:]) / threads
     on = f"preset {MEASURED} and {show_count(threads, 'thread')}"
-    source = f"measured here for {sum(took):.0f} s with {on}, and with everything else that was running"
+    source = f"measured here for {sum(durations):.0f} s with {on}, and with everything else that was running"
     return Machine("CPU", cores or threads, float(speed), 1.0, source)

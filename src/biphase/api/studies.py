@@ -30,7 +30,7 @@ def study(
     *,
     data: Mapping[str, Any] | None = None,
 ) -> "OpenStudy":
-    """A controlled study: one file → plan, runs, report. Its hypotheses must be about arms and tasks that it has.
+    """Open a controlled study: one file → plan, runs, report. Its hypotheses must be about arms and tasks that it has.
 
     Args:
         file: a YAML file, or the name of one that comes with biphase: mini; in Python also a mapping of the same keys.
@@ -49,19 +49,19 @@ def study(
     overrides = list_changes(changes)
     keys = to_jsonable_python(dict(file), fallback=plain_value) if isinstance(file, Mapping) else None
     settings = load_study(Path(str(file)) if keys is None else keys, overrides)
-    place = Path(f"study-{settings.name}") if folder is None else Path(folder)
+    study_folder = Path(f"study-{settings.name}") if folder is None else Path(folder)
     if rows := by_task(data):
         evaluation = settings.evaluation
         if evaluation is None or rows.keys() - {*evaluation.tasks}:
             unnamed = rows.keys() - {*(evaluation.tasks if evaluation else ())}
             raise InputError(f"data: {min(unnamed)} is none of `evaluation.tasks`: add it")
-        tasks, folders = place_data(rows, [*evaluation.tasks], place)
-        known = {"tasks": tuple(tasks), "data_dirs": evaluation.data_dirs | dict(folders)}
-        settings = settings.model_copy(update={"evaluation": evaluation.model_copy(update=known)})
-    planned = plan_study(keep_order(settings, place))
+        tasks, folders = place_data(rows, [*evaluation.tasks], study_folder)
+        added = {"tasks": tuple(tasks), "data_dirs": evaluation.data_dirs | dict(folders)}
+        settings = settings.model_copy(update={"evaluation": evaluation.model_copy(update=added)})
+    planned = plan_study(keep_order(settings, study_folder))
     ask(planned)
-    words = (str(place / "study.yaml"),) if keys is not None or rows else (str(file), *overrides)
-    return OpenStudy(planned, place, words if folder is None else (*words, "--out", str(folder)))
+    words = (str(study_folder / "study.yaml"),) if keys is not None or rows else (str(file), *overrides)
+    return OpenStudy(planned, study_folder, words if folder is None else (*words, "--out", str(folder)))
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class OpenStudy:
     """File, changes and folder as the command line takes them; of a study from memory the file in its folder."""
 
     def command(self, verb: str) -> str:
-        """What a person types to do something with the same study."""
+        """Return the command line that does something with the same study."""
         return shlex.join(["biphase", "study", verb, *self.words])
 
     def estimate(self, device: str | None = None, efficiency: float | None = None) -> "Estimate":
@@ -83,8 +83,8 @@ class OpenStudy:
         return estimate(self.planned, study_machine(self.planned.study, device, efficiency))
 
     def plan(self, device: str | None = None, efficiency: float | None = None) -> "pandas.DataFrame":
-        """What the study trains and evaluates and what it costs: a row for each group of arms, and one for evaluation.
-        Tells which differences it can find.
+        """Plan what the study trains and evaluates and what it costs: a row for each group of arms, and one for
+        evaluation. Prints which differences it can find.
 
         Args:
             device: such as H100 or CPU, or a run to measure by.
@@ -126,33 +126,34 @@ class OpenStudy:
         from biphase.study.run import run_study
 
         chosen = {"kind": engine, "address": address, "workers": workers, "workers_per_gpu": workers_per_gpu}
-        where = parse_config(Engine, chosen | {"devices_per_worker": processes}, (), origin="study run")
+        engine_settings = parse_config(Engine, chosen | {"devices_per_worker": processes}, (), origin="study run")
         if processes > 1 and unit is None and self.planned.cells:
-            told = "`--unit train`, then `--unit cells` without `--processes`, keep all of them busy"
-            err.print(f"each cell holds {processes} devices as a run does, and uses one: {told}")
-        place = claim_study_folder(self.folder, self.planned.study)
-        raise_failures(run_study(self.planned, place, where, processes, unit))
-        done = f"{self.folder}: done; `{self.command('report')}` writes the report"
-        console.print(done if unit is None else f"{unit}: done")
+            remedy = "`--unit train`, then `--unit cells` without `--processes`, keep all of them busy"
+            err.print(f"each cell holds {processes} devices as a run does, and uses one: {remedy}")
+        study_folder = claim_study_folder(self.folder, self.planned.study)
+        raise_failures(run_study(self.planned, study_folder, engine_settings, processes, unit))
+        message = f"{self.folder}: done; `{self.command('report')}` writes the report"
+        console.print(message if unit is None else f"{unit}: done")
         return self.folder
 
     def progress(self) -> dict[str, Any]:
-        """How far it is: `lines` of the training runs, then of the cells of each task; how far each of several seeds of
-        pretraining is; `notes` on what is guessed; what `failed`; `num_waiting`, how many units need one that did."""
+        """Return how far the study is: `lines` of the training runs, then of the cells of each task; how far each of
+        several seeds of pretraining is; `notes` on guesses; what `failed`; `num_waiting`, how many units need one that
+        failed."""
         from biphase.study.folder import StudyFolder, read_state
         from biphase.study.run import status
 
         return status(read_state(self.planned, StudyFolder(self.folder)))
 
     def status(self) -> "pandas.DataFrame":
-        """What is done, running and failed, a row for the training runs and one for each task; `seconds_left` is what
-        one worker needs."""
+        """Return what is done, running and failed, a row for the training runs and one for each task; `seconds_left` is
+        the time that one worker needs."""
         import pandas
 
         return pandas.DataFrame([vars(line) for line in self.progress()["lines"]])
 
     def report(self, out: str | Path | None = None) -> Path:
-        """Tables, figures, verdicts and one HTML page from what is finished so far; returns the page.
+        """Write tables, figures, verdicts and one HTML page from what is finished so far; returns the page.
 
         Args:
             out: the folder to write; report/ in the study's unless given.
@@ -163,8 +164,8 @@ class OpenStudy:
         from biphase.study.report import report_study
 
         commands = [self.command(verb) for verb in ("run", "report")]
-        place = self.folder / "report" if out is None else Path(out)
-        page, findings, results = report_study(self.planned, StudyFolder(self.folder), place, commands)
+        report_folder = self.folder / "report" if out is None else Path(out)
+        page, findings, results = report_study(self.planned, StudyFolder(self.folder), report_folder, commands)
         print_results(results)
         for line in tell_findings(findings, self.planned, self.folder):
             console.prose(line)

@@ -53,7 +53,7 @@ def train_tokenizer(
 
 
 def check_numbers(kind: Any, **settings: Any) -> None:
-    """Raises `InputError` for a setting that is given and is no number of this kind."""
+    """Raise `InputError` for a setting that is given and is no number of this kind."""
     for name, value in settings.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, kind)):
             raise InputError(f"`{name}` is {value!r}: give a {'whole ' if kind is Integral else ''}number")
@@ -95,19 +95,19 @@ def prepare(
     """
     from biphase.corpus.prepare import prepare as prepare_shards
 
-    where = parse_config(Engine, {"kind": engine, "address": address, "workers": workers}, origin="prepare")
+    engine_settings = parse_config(Engine, {"kind": engine, "address": address, "workers": workers}, origin="prepare")
     options: dict[str, Any] = {"text_field": text_field, "id_field": id_field, "txt_documents": txt_documents}
     options |= {"validation_fraction": validation_fraction, "seed": seed, "drop_copies": drop_copies}
     options["validation_sources"] = () if validation is None else name_sources(validation, Path(out), text_field)
     names = name_sources(sources, Path(out), text_field)
-    manifest = prepare_shards(names, tokenizer, Path(out), workers=workers, engine=where, **options)
+    manifest = prepare_shards(names, tokenizer, Path(out), workers=workers, engine=engine_settings, **options)
     for name, split in manifest.splits.items():
         left_out = f", {split.empty_texts:,} empty texts left out" if split.empty_texts else ""
         console.print(f"{out} {name}: {split.documents:,} documents, {split.tokens:,} tokens{left_out}")
     if (copies := manifest.duplicates) and any(copies.values()):
         number = f"{copies['train']:,} for training, {copies['validation']:,} for validation"
-        both = f"{copies['in_both']:,} documents for validation are also among those for training"
-        console.print(f"{out}: exact copies of an earlier document: {number}; {both}")
+        in_both = f"{copies['in_both']:,} documents for validation are also among those for training"
+        console.print(f"{out}: exact copies of an earlier document: {number}; {in_both}")
     return Path(out)
 
 
@@ -123,8 +123,8 @@ def advise(
     from_scratch: bool = False,
     text_field: str = "text",
 ) -> "Advice":
-    """The best use of a budget: a public encoder to continue, or a size from random weights; with curriculum, batch and
-    steps, each with its reason, as a recipe ready for `pretrain`.
+    """Find the best use of a budget: a public encoder to continue, or a size from random weights; with curriculum,
+    batch and steps, each with its reason, as a recipe ready for `pretrain`.
 
     Args:
         text: your text: shards, whose tokens are known, or a file or a folder; in Python also texts or rows in memory.
@@ -143,8 +143,8 @@ def advise(
     from biphase.study.advise import measure_text
     from biphase.study.report import read_evidence
 
-    where = {"device": device, "devices": devices, "efficiency": efficiency}
-    if needless := [name for name, value in where.items() if value is not None and hours is None]:
+    machine_options = {"device": device, "devices": devices, "efficiency": efficiency}
+    if needless := [name for name, value in machine_options.items() if value is not None and hours is None]:
         raise InputError(f"`{needless[0]}` says what computes in `hours`: give these too, or leave it out")
     if are_names(text) and not isinstance(text, str | Path):
         if len(text) > 1:

@@ -37,7 +37,7 @@ GROUPS = {
     "study": "A controlled study: one file → plan, runs, report.",
     "report": "Reports on published scores.",
 }
-"""What the commands of more than one word are about."""
+"""The first words of commands of two words, with a line on each."""
 MODULES = ("commands", "init", "demo")
 """The modules beside this one whose functions are commands: `demo`, `study_plan` for `study plan`."""
 OPTIONS: dict[str, str] = {}
@@ -48,7 +48,7 @@ MOST_CHARACTERS = 2000
 
 
 def make_app() -> App:
-    """All commands, by their names and descriptions in the source of `MODULES`, without loading one."""
+    """Make the app with all commands, by names and descriptions in the source of `MODULES`, without loading one."""
     app = App(
         name="biphase",
         help="From text, or a decoder, and a compute budget to the best text encoder that the budget can buy.",
@@ -83,11 +83,11 @@ def make_app() -> App:
                 continue
             description, _, _ = cleandoc(ast.get_docstring(node) or "").partition("\n\nArgs:")
             texts = {"help": description, "help_epilogue": ""}
-            place = f"biphase.cli.{module}:{node.name}"
+            import_path = f"biphase.cli.{module}:{node.name}"
             if second:
-                app[first].command(place, name=second, sort_key=node.lineno, **texts)
+                app[first].command(import_path, name=second, sort_key=node.lineno, **texts)
             else:
-                app.command(place, name=first, **sections[first], **texts)
+                app.command(import_path, name=first, **sections[first], **texts)
     return app
 
 
@@ -95,7 +95,7 @@ app = make_app()
 
 
 def run_command(words: Sequence[str]) -> None:
-    """What the words after `biphase` ask for. Raises `InputError` for words that no command takes."""
+    """Run the command that the words after `biphase` name. Raises `InputError` for words that no command takes."""
     try:
         command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
     except CycloptsError as error:
@@ -109,8 +109,9 @@ def run_command(words: Sequence[str]) -> None:
 
 
 def main() -> NoReturn:
-    """The `biphase` command. Exit code 2 and one line for what the user can mend, 75 while another process is at the
-    same work, 130 after Ctrl-C, 143 after SIGTERM; 1 and a traceback for what is a mistake of ours."""
+    """Run the `biphase` command and exit: with code 2 and one line for an error that the user can mend, 75 while
+    another process does the same work, 130 after Ctrl-C, 143 after SIGTERM; with 1 and a traceback for a mistake of
+    ours."""
     prepare_process()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
@@ -140,24 +141,24 @@ LINK_LOOP = "Symlink loop"
 
 
 def explain_system_error(error: OSError | RuntimeError) -> str:
-    """What the system refused (a full disk, a folder in place of a file, a name that is too long), where, and what to
-    do about it. Any other error, which is a mistake of ours, is raised again."""
+    """Explain what the system refused (a full disk, a folder in place of a file, a name that is too long), where, and
+    what to do about it. Raise any other error again, for it is a mistake of ours."""
     if isinstance(error, RuntimeError) and str(error).startswith(LINK_LOOP):
-        told = str(error)
+        reason = str(error)
     elif isinstance(error, RuntimeError) or error.errno is None:
         raise error
     else:
         name = str(error.filename or "while writing")
         name = re.sub(r"(^|/)\.([^/]+?)(\.\d+)?\.part$", r"\1\2", name)  # a file on its way to its name
-        told = f"{error.strerror}: {name}"
-    return f"{told}; mend this, or give another place: what was finished is kept, rerun to go on"
+        reason = f"{error.strerror}: {name}"
+    return f"{reason}; mend this, or give another place: what was finished is kept, rerun to go on"
 
 
 def complain(line: str, code: int = 2) -> NoReturn:
     """Say the line, in which the option stands for a parameter of the command, and end the process."""
     take_turn(is_shared=code > 128)
-    told = re.sub(r"`(\w+)`", lambda name: OPTIONS.get(name[1], name[0]), " ".join(line.split()))
-    err.print(f"biphase: {clipped(told, MOST_CHARACTERS)}")
+    text = re.sub(r"`(\w+)`", lambda name: OPTIONS.get(name[1], name[0]), " ".join(line.split()))
+    err.print(f"biphase: {clipped(text, MOST_CHARACTERS)}")
     sys.exit(code)
 
 

@@ -40,7 +40,7 @@ def parse_rates(text: str) -> tuple[float, ...]:
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """`0-4`, `0,1,5`, or `0-4,7`."""
+    """Parse `0-4`, `0,1,5`, or `0-4,7`."""
     seeds: list[int] = []
     for part in text.split(","):
         span = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
@@ -54,7 +54,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def in_one_word(read: Callable[[str], Any], description: str) -> Parameter:
-    """An option whose values stand in one word, separated by commas."""
+    """Make an option whose values stand in one word, separated by commas."""
     return Parameter(converter=lambda _, tokens: read(tokens[0].value), n_tokens=1, help=description)
 
 
@@ -89,7 +89,7 @@ WORDS: dict[str, Any] = {
     "tasks": Annotated[list[str] | None, in_one_word(by_commas, TASKS)],
     "validation": list[str] | None,
 }
-"""What the command line has for parameters that take more kinds of things in Python."""
+"""Types on the command line for parameters that take more kinds of things in Python."""
 
 
 def like(
@@ -99,11 +99,11 @@ def like(
     shows: Callable[[Any], str | None] | None = None,
     **types: Any,
 ) -> Callable[..., Any]:
-    """Makes a command of a function: it has the parameters of other functions, and then those that it alone has. One
-    without parameters is what its description says, and calls the first of the others.
+    """Make a command of a function: it has the parameters of other functions, and then its own. A function without
+    parameters has only a description, and its command calls the first of the others.
 
     Args:
-        functions: what the parameters, their types, defaults and descriptions are taken from.
+        functions: those from which parameters, their types, defaults and descriptions are taken.
         arguments: the names of those that are given by their place; the others are options.
         hidden: the names of those that only Python has.
         shows: how the answer is shown to a person, where `--format json` writes it for programs.
@@ -113,7 +113,7 @@ def like(
     def dress(run: Callable[..., Any]) -> Callable[..., Any]:
         parameters: dict[str, PythonParameter] = {}
         for function in (*functions, run):
-            descriptions = {each.arg_name: each.description or "" for each in parse(getdoc(function) or "").params}
+            descriptions = {entry.arg_name: entry.description or "" for entry in parse(getdoc(function) or "").params}
             for name, parameter in signature(function).parameters.items():
                 is_typed = parameter.annotation is not parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
                 if is_typed and name not in (*parameters, *hidden.split()):
@@ -146,30 +146,30 @@ def like(
 
 
 def as_option(parameter: PythonParameter, description: str, is_argument: bool) -> PythonParameter:
-    """A parameter of Python as the command line has it."""
+    """Turn a parameter of Python into one of the command line."""
     kind, settings, default = parameter.annotation, list[Parameter](), parameter.default
     if get_origin(kind) is Annotated:
         kind, *settings = get_args(kind)
     if Path in get_args(kind):
         kind = Path | None if type(None) in get_args(kind) else Path
     for_words, for_python, _ = " ".join(description.split()).partition("; in Python")
-    shown: bool | str | None = None
+    shown_default: bool | str | None = None
     if default is False or default == ():
-        shown = False
+        shown_default = False
     elif isinstance(default, tuple):
-        shown = ", ".join(f"{number:g}" for number in default)
-    described = Parameter(help=f"{for_words}." if for_python else for_words, show_default=shown)
-    place: Any = parameter.POSITIONAL_ONLY if is_argument else parameter.KEYWORD_ONLY
+        shown_default = ", ".join(f"{number:g}" for number in default)
+    described = Parameter(help=f"{for_words}." if for_python else for_words, show_default=shown_default)
+    passing: Any = parameter.POSITIONAL_ONLY if is_argument else parameter.KEYWORD_ONLY
     if is_argument and get_origin(kind) is Sequence:  # as `*words`, the only form in which options may stand between
         settings.append(Parameter(required=default is parameter.empty))
-        kind, place, default = str, parameter.VAR_POSITIONAL, parameter.empty
+        kind, passing, default = str, parameter.VAR_POSITIONAL, parameter.empty
     annotation: Any = Annotated[(kind, described, *settings)]
-    return parameter.replace(kind=place, annotation=annotation, default=default)
+    return parameter.replace(kind=passing, annotation=annotation, default=default)
 
 
 @like(machine.examine, arguments="folder", shows=show.print_facts)
 def doctor() -> None:
-    """Versions, devices, what `auto` chooses and why, disk, locks, hub: for bug reports. `!` marks what is wrong.
+    """Show versions, devices, what `auto` chooses and why, disk, locks, hub: for bug reports. `!` marks what is wrong.
 
     Example: `biphase doctor /shared/runs`
     """
@@ -209,14 +209,14 @@ def prepare() -> None:
 
 
 @like(networks.pretrain, arguments="recipe changes")
-def pretrain(**given: Any) -> None:
+def pretrain(**options: Any) -> None:
     """Pretrain, continue or adapt as a recipe says. The same command resumes; torchrun spreads it over devices.
 
     Example: `biphase pretrain tiny data.shards=shards schedule.peak_lr=1e-3`
 
     Several processes: `torchrun --nproc-per-node 8 -m biphase pretrain 210m compute.parallel=fsdp`
     """
-    run = networks.pretrain(**given)
+    run = networks.pretrain(**options)
     err.print(f"next: biphase export {run} encoder")
 
 
@@ -229,14 +229,14 @@ def inspect() -> None:
 
 
 @like(networks.export, arguments="run folder", shows=lambda facts: None)
-def export(**given: Any) -> dict[str, Any]:
+def export(**options: Any) -> dict[str, Any]:
     """Write a checkpoint as a folder that transformers loads, with a model card.
 
     Example: `biphase export tiny encoder`
 
     Example: `biphase export runs/adapt-1a2b3c4d encoder --merge 0.5`
     """
-    return folders.inspect(networks.export(**given))
+    return folders.inspect(networks.export(**options))
 
 
 @like(networks.push, arguments="source repo")
@@ -282,24 +282,24 @@ def task_check() -> None:
     task=Annotated[str, Parameter(required=True)],
     data=DataDir,
 )
-def finetune(task: str, changes: Changes = (), **given: Any) -> None:
+def finetune(task: str, changes: Changes = (), **options: Any) -> None:
     """Fine-tune one model on one task with one rate and seed, and score it on validation and test.
 
     Example: `biphase finetune runs/tiny-1a2b3c4d snli learning_rate=1e-4 seed=3 --keep snli-model`
     """
     settings = parse_config(FinetuneConfig, {}, changes, origin=task).model_dump(exclude_unset=True)
-    finetuning.finetune(task=task, **given, **settings)
+    finetuning.finetune(task=task, **options, **settings)
 
 
 @like(finetuning.predict, arguments="model data", data=Path, device=Literal["auto", "cpu", "cuda"])
-def predict(model: str, data: Path, out: Path | None, form: Form = "text", **given: Any) -> str | None:
+def predict(model: str, data: Path, out: Path | None, form: Form = "text", **options: Any) -> str | None:
     """Predict labels, spans or answers for every row of a file. Each row keeps its columns.
 
     Example: `biphase predict snli-model pairs.csv --out predicted.csv`
     """
     if form == "json" and out is None:
-        return to_json([*finetuning.open_prediction(model, data, **given)])
-    finetuning.write_predictions(model, data, out or sys.stdout, **given)
+        return to_json([*finetuning.open_prediction(model, data, **options)])
+    finetuning.write_predictions(model, data, out or sys.stdout, **options)
     return to_json({"file": str(out)}) if form == "json" else None
 
 
@@ -312,7 +312,7 @@ def evaluate(
         tuple[str, str] | None, Parameter(help="two models: who wins where, and is it more than noise?")
     ] = None,
     form: Form = "text",
-    **given: Any,
+    **options: Any,
 ) -> None:
     """Fine-tune and score models on tasks with every rate and seed; the rate is chosen on validation.
 
@@ -329,7 +329,7 @@ def evaluate(
     config = parse_config(FinetuneConfig, {}, settings, origin="evaluate")
     folders_of_data = show.parse_data_dirs(data or ())
     evaluation = finetuning.run_evaluation(
-        names, tasks or ["paper"], settings=config, data_dirs=folders_of_data, pair=compare, **given
+        names, tasks or ["paper"], settings=config, data_dirs=folders_of_data, pair=compare, **options
     )
     console.print(show.write_evaluation(evaluation)) if form == "json" else show.print_evaluation(evaluation)
     finetuning.raise_failures(evaluation.failures)
@@ -344,12 +344,12 @@ def embed() -> None:
 
 
 @like(networks.search, arguments="source question", shows=show.print_passages)
-def search(**given: Any) -> Any:
+def search(**options: Any) -> Any:
     """Find passages for a question, by an embedding model and by BM25. Documents are embedded once and kept.
 
     Example: `biphase search documents/ "how are leaves shed?" --model embedder`
     """
-    return networks.search(**given).to_dict("records")
+    return networks.search(**options).to_dict("records")
 
 
 @like(studies.study, OpenStudy.plan, arguments="file changes", hidden="folder data")
@@ -360,9 +360,9 @@ def study_plan(
         Literal["text", "json", "mermaid"], Parameter(name="--format", help="mermaid draws the tree of runs.")
     ] = "text",
     picture: Annotated[Path | None, Parameter(help="draw the tree of runs into this .svg, .pdf or .png.")] = None,
-    **where: Any,
+    **options: Any,
 ) -> RenderableType:
-    """What a study trains and evaluates, what sharing saves, and what it costs. Trains nothing.
+    """Show what a study trains and evaluates, what sharing saves, and what it costs. Trains nothing.
 
     Example: `biphase study plan paper --device MI250X`
     """
@@ -374,22 +374,22 @@ def study_plan(
         err.print(str(picture))
     if form == "mermaid":
         return plan_graph(study.planned)
-    estimate = study.estimate(**where)
+    estimate = study.estimate(**options)
     return to_json(plan_json(study.planned, estimate)) if form == "json" else describe_plan(study.planned, estimate)
 
 
 @like(studies.study, OpenStudy.run, arguments="file changes", hidden="data", folder=OutFolder)
-def study_run(file: str, changes: Sequence[str], folder: Path | None, **given: Any) -> None:
+def study_run(file: str, changes: Sequence[str], folder: Path | None, **options: Any) -> None:
     """Train and evaluate whatever is missing. Killed? The same command goes on; several of them share the work.
 
     Example: `biphase study run mini`
     """
-    studies.study(file, changes, folder).run(**given)
+    studies.study(file, changes, folder).run(**options)
 
 
 @like(studies.study, arguments="file changes", hidden="data", shows=show.print_status, folder=OutFolder)
 def study_status(file: str, changes: Sequence[str], folder: Path | None) -> dict[str, Any]:
-    """What is done, begun and failed, and how long the rest takes.
+    """Show what is done, begun and failed, and how long the rest takes.
 
     Example: `biphase study status mini`
     """
@@ -399,7 +399,7 @@ def study_status(file: str, changes: Sequence[str], folder: Path | None) -> dict
 
 @like(studies.study, OpenStudy.report, arguments="file changes", hidden="data", folder=OutFolder, out=ReportFolder)
 def study_report(file: str, changes: Sequence[str], folder: Path | None, out: Path | None) -> None:
-    """Tables, figures, verdicts and one HTML page from what is finished so far.
+    """Write tables, figures, verdicts and one HTML page from what is finished so far.
 
     Example: `biphase study report mini`
     """
@@ -410,15 +410,15 @@ def study_report(file: str, changes: Sequence[str], folder: Path | None, out: Pa
 def study_advise(
     recipe: Annotated[Path | None, Parameter(help="write the recipe to this file.")] = None,
     form: Form = "text",
-    **given: Any,
+    **options: Any,
 ) -> None:
-    """The best use of a budget: what to continue, or which size from random weights; with its reasons and a recipe.
+    """Find the best use of a budget: what to continue, or which size from random weights; with reasons and a recipe.
 
     Example: `biphase study advise --text corpus/ --hours 8 --device H100 --recipe recipe.yaml`
     """
     from biphase.study.describe import describe_advice, recipe_yaml
 
-    advice = text.advise(**given)
+    advice = text.advise(**options)
     console.print(to_json(advice) if form == "json" else describe_advice(advice))
     if form == "text" and recipe is None:
         console.print(recipe_yaml(advice, has_reasons=False))
@@ -428,7 +428,7 @@ def study_advise(
 
 
 def report_paper(*, out: Path = Path("paper-report")) -> None:
-    """The paper's 800 published scores: its tables, its figures, and its findings judged by our code.
+    """Report on the paper's 800 published scores: its tables, its figures, and its findings judged by our code.
 
     Example: `biphase report paper`
 

@@ -22,7 +22,7 @@ from biphase.study.folder import StudyFolder
 def demo(
     folder: Path = Path("biphase-demo"), /, *, changes: Annotated[Sequence[str], Parameter(parse=False)] = ()
 ) -> None:
-    """The whole path on bundled text and tasks, in minutes on a laptop: does pretraining CLM → MLM pay?
+    """Run the whole path on bundled text and tasks, in minutes on a laptop: does pretraining CLM → MLM pay?
 
     Example: `biphase demo`
 
@@ -44,12 +44,12 @@ def demo(
     opened.run()
     err.print("[4/5] export the biphasic encoder for transformers")
     last = next(model for model in plan.models if model.name == list(plan.arms)[-1])
-    place = StudyFolder(opened.folder)
-    record = place.find_record(plan.runs[last.run])
+    study_folder = StudyFolder(opened.folder)
+    record = study_folder.find_record(plan.runs[last.run])
     assert record is not None
     encoder = folder / f"encoder-{record.folder.rpartition('-')[2]}"
     if not encoder.exists():
-        export(f"{(place.runs / record.folder).resolve()}@{last.step}", encoder)
+        export(f"{(study_folder.runs / record.folder).resolve()}@{last.step}", encoder)
     err.print("[5/5] report")
     opened.report(folder / "report")
     out.print(f"encoder: {encoder} · took {duration(time.monotonic() - started)}")

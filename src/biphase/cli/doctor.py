@@ -30,7 +30,7 @@ Facts = dict[str, dict[str, str]]
 
 
 def examine(folder: Path = Path()) -> Facts:
-    """What is to be said of this machine, by topic.
+    """Collect facts about this machine, by topic.
 
     Args:
         folder: where you mean to work: its disk and its locks are looked at.
@@ -54,10 +54,10 @@ def examine(folder: Path = Path()) -> Facts:
     }
     kind, options = file_system(folder.resolve())
     files = {
-        "folder": f"{folder.resolve()}: {room(folder)}, {kind}",
+        "folder": f"{folder.resolve()}: {free_space(folder)}, {kind}",
         "locks": describe_locks(nearest_existing(folder), kind, options),
-        "hub's cache": f"{HF_HUB_CACHE}: {room(Path(HF_HUB_CACHE))}",
-        "our cache": f"{cache_folder()}: {room(cache_folder())}",
+        "hub's cache": f"{HF_HUB_CACHE}: {free_space(Path(HF_HUB_CACHE))}",
+        "our cache": f"{cache_folder()}: {free_space(cache_folder())}",
     }
     return {
         "versions": versions,
@@ -70,7 +70,7 @@ def examine(folder: Path = Path()) -> Facts:
 
 
 def describe_computing() -> dict[str, str]:
-    """Devices, and what `auto` chooses on the first of them, with the reasons."""
+    """Describe the devices, and what `auto` chooses on the first of them, with the reasons."""
     import torch
 
     from biphase.device import choose_device, choose_dtype, explain_dtype, missing_for_compile
@@ -100,10 +100,10 @@ def describe_computing() -> dict[str, str]:
 
 def nearest_existing(path: Path) -> Path:
     path = path.resolve()
-    return next(each for each in (path, *path.parents) if each.is_dir())
+    return next(folder for folder in (path, *path.parents) if folder.is_dir())
 
 
-def room(folder: Path) -> str:
+def free_space(folder: Path) -> str:
     folder = nearest_existing(folder)
     free = shutil.disk_usage(folder).free
     warning = "! only " if free < GIB else ""
@@ -111,17 +111,17 @@ def room(folder: Path) -> str:
 
 
 def file_system(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> tuple[str, set[str]]:
-    """The kind of the file system that a folder is on, and its mount options; where the system tells."""
+    """Find the kind of the file system that a folder is on, and its mount options, where the system tells."""
     mounted: dict[str, tuple[str, set[str]]] = {}
     for line in mounts.read_text(encoding="utf-8").splitlines() if mounts.exists() else ():
-        _, place, kind, options, *_ = line.split()
-        mounted[place.replace("\\040", " ")] = kind, set(options.split(","))  # how a space is written there
+        _, mount_point, kind, options, *_ = line.split()
+        mounted[mount_point.replace("\\040", " ")] = kind, set(options.split(","))  # how a space is written there
     around = [path for path in (folder, *folder.parents) if str(path) in mounted]
     return mounted[str(around[0])] if around else ("unknown file system", set())
 
 
 def describe_locks(folder: Path, kind: str, options: set[str]) -> str:
-    """Whether a lock (flock) that is held is refused to the next one, as claims of runs and cells need it."""
+    """Try whether a lock (flock) that is held is refused to the next process, as claims of runs and cells need it."""
     try:
         with tempfile.NamedTemporaryFile(dir=folder) as first, open(first.name, "rb") as second:
             fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -142,15 +142,15 @@ def describe_locks(folder: Path, kind: str, options: set[str]) -> str:
 
 
 def describe_hub() -> dict[str, str]:
-    """Whether the hub answers."""
+    """Tell whether the hub answers."""
     from huggingface_hub import constants, get_session
     from huggingface_hub.errors import HTTPError
 
-    told = "not asked: HF_HUB_OFFLINE is set, only what is in the cache is used"
+    state = "not asked: HF_HUB_OFFLINE is set, only what is in the cache is used"
     if not constants.HF_HUB_OFFLINE:
         try:
             answer = get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
-            told = f"reachable (it answers {answer.status_code})"
+            state = f"reachable (it answers {answer.status_code})"
         except (OSError, ValueError, HTTPError) as error:
-            told = f"! not reachable ({first_line(error)}): use local folders, or what is in the cache"
-    return {constants.ENDPOINT: told}
+            state = f"! not reachable ({first_line(error)}): use local folders, or what is in the cache"
+    return {constants.ENDPOINT: state}

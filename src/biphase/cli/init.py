@@ -51,7 +51,7 @@ def init_recipe(
         out: the file to write.
     """
     refuse_existing(out)
-    model = asked(model, f"Model ({', '.join(PRESETS)}, a run, a folder or a hub id)", None if name else "1m")
+    model = ask_user(model, f"Model ({', '.join(PRESETS)}, a run, a folder or a hub id)", None if name else "1m")
     origin = origin_of(model, name == "branch") if model else {}
     name = name or {"model": "adapt", "checkpoint": "branch"}.get(next(iter(origin)), "tiny")
     text = starting_text("recipes", name)
@@ -66,7 +66,7 @@ def init_recipe(
         changes |= {"model": model} if model else {}
     else:
         changes |= {"init": origin} if origin else {}
-        changes["data.shards"] = asked(shards, SHARDS_QUESTION, tree["data"]["shards"])
+        changes["data.shards"] = ask_user(shards, SHARDS_QUESTION, tree["data"]["shards"])
     text = with_values(text, changes)
     parse_config(kind, parse_yaml(text), origin=str(out))
     write_start(out, f"recipes/{name}.yaml", text, f"biphase {verb} {out}")
@@ -103,13 +103,13 @@ def init_study(
     text = starting_text("studies", name)
     tree = parse_yaml(text)
     study = parse_config(Study, tree, origin=name)
-    shards = asked(shards, SHARDS_QUESTION, study.recipe["data"]["shards"])
+    shards = ask_user(shards, SHARDS_QUESTION, study.recipe["data"]["shards"])
     changes: dict[str, Any] = {"name": out.stem, "title": out.stem, "recipe.data.shards": shards}
-    for at, group in enumerate(study.arms):
+    for index, group in enumerate(study.arms):
         if model and group.parents:
             raise InputError(f"{name} has arms that continue others by name; change the model in the file")
         if model and group.models:
-            changes[f"arms.{at}.models"] = [model]
+            changes[f"arms.{index}.models"] = [model]
     names = list(study.evaluation.tasks) if study.evaluation else []
     if tasks and study.evaluation:
         names = changes["evaluation.tasks"] = by_commas(tasks)
@@ -161,20 +161,20 @@ def init_task(
 
 
 def origin_of(model: str, is_run: bool) -> dict[str, str]:
-    """What a recipe's `init` says of a preset, a run, a folder or a hub id (`ID@REVISION`). Raises `InputError` for a
-    run that is not there."""
+    """Return a recipe's `init` for a preset, a run, a folder or a hub id (`ID@REVISION`). Raises `InputError` for a run
+    that is not there."""
     model = name_run(model) if is_run else model
-    path, at = split_reference(model)
-    if is_run or at.isdecimal() or (Path(path) / "config.yaml").exists():
+    path, version = split_reference(model)
+    if is_run or version.isdecimal() or (Path(path) / "config.yaml").exists():
         find_checkpoint(model)
         return {"checkpoint": model}
-    if at and path.count("/") == 1 and path[0] not in "./~" and not Path(path).exists():
-        return {"model": path, "revision": at}
+    if version and path.count("/") == 1 and path[0] not in "./~" and not Path(path).exists():
+        return {"model": path, "revision": version}
     return {"preset": model} if model in PRESETS else {"model": model}
 
 
-def asked(value: str | None, question: str, default: str | None) -> str | None:
-    """The value, or on a terminal what the user answers, or the default."""
+def ask_user(value: str | None, question: str, default: str | None) -> str | None:
+    """Return the value, or on a terminal what the user answers, or the default."""
     if value is not None or not (sys.stdin.isatty() and sys.stdout.isatty()):
         return default if value is None else value
     return Prompt.ask(question, default=default or "", console=err) or None
@@ -186,16 +186,16 @@ def refuse_existing(path: Path) -> None:
 
 
 def starting_text(kind: str, name: str) -> str:
-    """The text of a bundled file, without the comments above its first key."""
-    known = names_of(kind)
-    if name not in known:
-        remedy = "; the file to write is --out" if name.endswith((".yaml", ".yml")) else nearest(name, known)
+    """Read the text of a bundled file, without the comments above its first key."""
+    bundled = names_of(kind)
+    if name not in bundled:
+        remedy = "; the file to write is --out" if name.endswith((".yaml", ".yml")) else nearest(name, bundled)
         raise InputError(f"'{name}' is none of the {kind} that come with biphase{remedy}")
     return re.sub(r"\A(#.*\n)+", "", (BUNDLED / kind / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
 def with_values(text: str, changes: Mapping[str, Any]) -> str:
-    """YAML text in which the values at keys such as `arms.0.models` are others; all else, comments too, stays."""
+    """Change the values at keys such as `arms.0.models` in YAML text; all else, comments too, stays."""
     for key, value in changes.items():
         node: Any = yaml.compose(text, yaml.SafeLoader)
         for part in key.split("."):

@@ -1,4 +1,4 @@
-"""How a command shows to a person, or as JSON to a program, what a verb has returned."""
+"""Show what a verb has returned: to a person, or as JSON to a program."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 LONG_CHARACTERS = 60
 """Facts with a longer text among their parts are shown one part a line."""
 PASSAGE_CHARACTERS = 300
-"""How much of a passage is shown."""
+"""Characters of a passage that are shown."""
 MOST_LABELS = 12
 """Labels that are shown of a split, the most frequent ones."""
 
@@ -41,12 +41,12 @@ def print_facts(facts: Mapping[str, Any]) -> None:
 
 
 def name_fact(key: str) -> str:
-    """The words of a key; a variable of the environment stays as it is."""
+    """Turn a key into words; a variable of the environment stays as it is."""
     return key.removeprefix("num_").replace("_", " ") if key.islower() else key
 
 
 def tell_fact(name: str, value: Any) -> str:
-    """A fact in words; a number whose name begins with `seconds` as a person says a time."""
+    """Put a fact into words; a number whose name begins with `seconds` as a person says a time."""
     match value:
         case None:
             return ""
@@ -68,16 +68,16 @@ def tell_fact(name: str, value: Any) -> str:
 
 
 def print_task(facts: dict[str, Any]) -> None:
-    """Print what `check_task` found, the most frequent labels of each split, and what may make scores too high."""
+    """Print the facts of `check_task`, the most frequent labels of each split, and what may make scores too high."""
     shared = {part: number for part, number in facts["also_in_train"].items() if number}
-    shown: dict[str, Any] = {**facts, "labels": None, "classes": len(facts["classes"]), "also_in_train": shared}
+    lines: dict[str, Any] = {**facts, "labels": None, "classes": len(facts["classes"]), "also_in_train": shared}
     for part, counts in facts["labels"].items():
-        told = [f"{label} {number:,}" for label, number in counts.items()]
-        more = f"; {len(told) - MOST_LABELS} more" if len(told) > MOST_LABELS else ""
+        parts = [f"{label} {number:,}" for label, number in counts.items()]
+        more = f"; {len(parts) - MOST_LABELS} more" if len(parts) > MOST_LABELS else ""
         absent = [name for name in facts["classes"] if name not in counts]
         never = f"; never: {', '.join(absent)}" if absent else ""
-        shown[f"labels of {part}"] = f"{', '.join(told[:MOST_LABELS])}{more}{never}"
-    print_facts(shown)
+        lines[f"labels of {part}"] = f"{', '.join(parts[:MOST_LABELS])}{more}{never}"
+    print_facts(lines)
     for part in shared:
         remedy = "; remove duplicates from the data" if part in facts["drawn"] else ""
         out.prose(f"inputs of {part} stand in train too: the scores on {part} may be too high{remedy}")
@@ -89,7 +89,7 @@ def print_status(facts: dict[str, Any]) -> None:
 
 
 def print_passages(passages: list[dict[str, Any]]) -> None:
-    """Print what the model finds, then what BM25 finds."""
+    """Print the passages that the model finds, then those of BM25."""
     for name, group in groupby(passages, key=itemgetter("by")):
         out.print(f"\n{name}", style="bold")
         for passage in group:
@@ -99,7 +99,7 @@ def print_passages(passages: list[dict[str, Any]]) -> None:
 
 
 def write_evaluation(evaluation: "EvaluatedGrid") -> str:
-    """The JSON of docs/reference/command_line.md."""
+    """Write the JSON of docs/reference/command_line.md."""
     if evaluation.planned:
         return to_json(evaluation.planned)
     tree: dict[str, Any] = {"scores": evaluation.records}
@@ -131,7 +131,7 @@ def print_evaluation(evaluation: "EvaluatedGrid") -> None:
 
 
 def parse_data_dirs(pairs: Sequence[str]) -> list[tuple[str, str]]:
-    """`snli=path` → ("snli", "path")."""
+    """Split each `snli=path` into ("snli", "path")."""
     parts = []
     for pair in pairs:
         task, _, folder = pair.partition("=")

@@ -387,7 +387,7 @@ MOST_SEEDS, MOST_EXAMPLES = 1_000, 1_000_000
 
 @dataclass(frozen=True)
 class Signal:
-    """How clearly a task tells several models apart."""
+    """A measure of how clearly a task tells several models apart."""
 
     ratio: float
     """Their spread over the standard error of such a mean beside another, which is that of a difference over √2, by the
