@@ -247,7 +247,7 @@ def reference_attention(
     softcap: float = 0.0,
     sinks_H: Tensor | None = None,
 ) -> Tensor:
-    """The slow twin: every pair of tokens is scored, and a mask says which may meet."""
+    """Score every pair of tokens, with a mask that says which may meet: the slow twin."""
     indices_T = torch.arange(len(q_THK), device=q_THK.device)
     # Bounds 0, 7, 8, 14 put token 6 into sample 1, token 7 into sample 2, token 8 into sample 3.
     sample_T = torch.searchsorted(layout.bounds_F1.long(), indices_T, right=True)

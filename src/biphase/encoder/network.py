@@ -33,7 +33,7 @@ MOST_LAYERS = 1_000
 
 
 def load_model_config(source: str | Path) -> PretrainedConfig:
-    """The configuration of the network of text in a model folder or hub model.
+    """Load the configuration of the network of text in a model folder or hub model.
 
     Raises:
         InputError: none that can be read, that of an encoder-decoder, which is two networks in one, of a network of

@@ -45,7 +45,7 @@ def language_model_loss(
 def reference_loss(
     hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_N: Tensor, softcap: float | None = None
 ) -> Tensor:
-    """Compute the sum over targets with all logits at once: the slow twin, for tests."""
+    """Compute the sum over targets with all logits at once: the slow twin."""
     logits_NV = torch.nn.functional.linear(hidden_ND, weight_VD.to(hidden_ND.dtype), bias_V).float()
     if softcap:
         logits_NV = softcap * torch.tanh(logits_NV / softcap)

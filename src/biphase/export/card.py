@@ -159,7 +159,7 @@ def draw_curves(run: Run, last_step: int, path: Path) -> None:
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
-    rows = [row for kind in ("train", "validation") for row in read_metrics(run, kind) if row["step"] <= last_step]
+    rows = [row for row in (*read_metrics(run, "train"), *read_metrics(run, "validation")) if row["step"] <= last_step]
     for objective in dict.fromkeys(row["objective"] for row in rows if row["kind"] == "train"):
         labels = f"{objective.upper()}, training", f"{objective.upper()}, validation"
         plot_losses([row for row in rows if row["objective"] == objective], LOOKS[objective], labels, axes)

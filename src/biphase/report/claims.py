@@ -190,7 +190,8 @@ def decide(inequality: Inequality, other_p_values: Sequence[float], num_tests: i
     """Return an inequality with its verdict, or with what would decide it, corrected for the p-values of other findings
     and for so many tests of its own finding."""
     holds, fails = inequality.sides
-    holds, fails = (float(holm([p_value, *other_p_values])[0]) for p_value in (holds, fails * num_tests))
+    holds = float(holm([holds, *other_p_values])[0])
+    fails = float(holm([fails * num_tests, *other_p_values])[0])
     verdict: ClaimVerdict = "undecided"
     if is_significant(holds):
         verdict = "supported"
@@ -218,7 +219,7 @@ def together(verdicts: Sequence[str]) -> ClaimVerdict:
 
 
 def group_verdicts(findings: Sequence[Finding], name: Callable[[Finding], str]) -> str:
-    """`supported are A and B; none is contradicted; undecided is C; no scores test D`."""
+    """Group findings in words: `supported are A and B; none is contradicted; undecided is C; no scores test D`."""
     groups = []
     for verdict in get_args(ClaimVerdict):
         names = [name(finding) for finding in findings if finding.is_tested and finding.verdict == verdict]
@@ -229,7 +230,7 @@ def group_verdicts(findings: Sequence[Finding], name: Callable[[Finding], str]) 
 
 
 def tell_verdict(verdict: ClaimVerdict, inequalities: Iterable[Inequality]) -> str:
-    """`supported`; `supported for these checkpoints`, where a test is of models that were pretrained once."""
+    """Say `supported`, or `supported for these checkpoints` where a test is of models that were pretrained once."""
     is_of_checkpoints = verdict != "undecided" and any(line.contrast.num_pretrainings < 2 for line in inequalities)
     return f"{verdict} for these checkpoints" if is_of_checkpoints else verdict
 

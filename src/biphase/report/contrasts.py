@@ -85,13 +85,13 @@ class Contrast:
         return judge_difference(self.estimate, self.against().p_value)
 
     def over_examples(self) -> Interval:
-        """The test of these very runs over test examples alone, which says nothing about other seeds."""
+        """Test these very runs over test examples alone, which says nothing about other seeds."""
         error = math.sqrt(self.example_variance) if self.num_examples > 1 else math.nan
         return t_test(self.estimate, error, self.num_examples - 1, self.size)
 
 
 def t_test(mean: float, error: float, degrees: float, size: float) -> Interval:
-    """A difference with its standard error against zero, by Student's t with so many degrees of freedom.
+    """Test a difference with its standard error against zero, by Student's t with so many degrees of freedom.
 
     No spread (no more than what rounding makes of values of this `size`, or none that is known) leaves nothing to judge
     by: no interval and no p-value, except that a difference of zero without spread has p = 1.
@@ -314,7 +314,7 @@ def is_significant(p_value: float) -> bool:
 
 
 def judge_difference(estimate: float, p_value: float) -> Side:
-    """The rule of every verdict: on which side of zero the two-sided test of "it is zero" puts an estimate.
+    """Say on which side of zero the two-sided test of "it is zero" puts an estimate: the rule of every verdict.
 
     "within noise" never means "equal": look at the interval. "untested": there is no p-value (one seed, no spread).
     """
@@ -328,8 +328,10 @@ def judge_difference(estimate: float, p_value: float) -> Side:
 def say_difference(
     gap: Interval, first: tuple[str, float], second: tuple[str, float], *, is_ahead: bool, where: str = ""
 ) -> str:
-    """`A is ahead of B on genre: 71.20 % against 70.00 %, +1.20 points [+0.40, +2.00]`: the sentence, used everywhere,
-    that calls one model better than another or not. `gap` is the difference of their scores."""
+    """Write the sentence that calls one model better than another or not, wherever that is said.
+
+    `A is ahead of B on genre: 71.20 % against 70.00 %, +1.20 points [+0.40, +2.00]`; `gap` is the difference of scores.
+    """
     (name, score), (rival, rival_score) = first, second
     verb = "is ahead of" if is_ahead else "cannot be told from"
     ends = "" if math.isnan(gap.low) else f" [{show_points(gap.low)}, {show_points(gap.high)}]"
@@ -359,7 +361,7 @@ def with_averages(results: ResultSet) -> ResultSet:
 
 
 def average(cells: Sequence[Result], family: Family = "", dataset: str = ALL_TASKS) -> Result:
-    """The mean of an arm's results on several datasets.
+    """Average an arm's results on several datasets.
 
     Where all have the same seeds it goes seed by seed, so that its interval is that of the average. Where a seed lacks
     somewhere there are no samples, but its interval is still over what is repeated: cells of the same pretraining seeds

@@ -200,14 +200,14 @@ def find_interval(rung: Rung, ladder: Sequence[Rung]) -> tuple[float, float, tup
 
 
 def contrast_at(rung: Rung, ladder: Sequence[Rung], compute: float) -> Contrast:
-    """The arm's score minus the baseline's at a compute within its ladder, which is a weighted sum of two rungs."""
+    """Contrast the arm's score with the baseline's at a compute within its ladder: a weighted sum of two rungs."""
     lower, upper = next(pair for pair in itertools.pairwise(ladder) if compute <= pair[1].compute)
     part = math.log(compute / lower.compute) / math.log(upper.compute / lower.compute)
     return contrast(combine((1, rung.terms), (part - 1, lower.terms), (-part, upper.terms)))
 
 
 def show_multiple(equivalent: Equivalent) -> str:
-    """`0.73 [0.61, 0.82]`, `0.64 (at most 1.17)`, `above the ladder (at most 0.52)`."""
+    """Show `0.73 [0.61, 0.82]`, `0.64 (at most 1.17)`, `above the ladder (at most 0.52)`."""
     ends = show_ends(equivalent)
     return show_point(equivalent) + (f" {ends}" if ends.startswith("[") else f" ({ends})" if ends else "")
 
@@ -217,7 +217,7 @@ def show_point(equivalent: Equivalent) -> str:
 
 
 def show_ends(equivalent: Equivalent) -> str:
-    """The interval: `[0.61, 0.82]`, `at most 0.52`, `at least 0.61`, `no bound`; nothing without a test."""
+    """Show the interval: `[0.61, 0.82]`, `at most 0.52`, `at least 0.61`, `no bound`; nothing without a test."""
     low, high = equivalent.low, equivalent.high
     if math.isnan(low):
         return ""
@@ -380,7 +380,7 @@ def price_arms(
 
 
 def price_sentence(listed: PriceList) -> str:
-    """`A reaches the score of MLM alone (40 % masked) at 0.71 [0.62, 0.83] of its FLOPs, on average over 3 tasks.`
+    """Say: `A reaches the score of MLM alone (40 % masked) at 0.71 [0.62, 0.83] of its FLOPs, on average over 3 tasks.`
 
     Of several arms none is chosen by its share, which would flatter it: the sentence has the range. Behind it stands
     the share of the first without the task that it rests on most, and whether more than half of it (by its logarithm)

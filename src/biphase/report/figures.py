@@ -128,7 +128,7 @@ def choose_objectives(results: ResultSet) -> list[Arms]:
 
 
 def choose_arms(results: ResultSet, **where: str) -> list[Arms]:
-    """The arms of a comparison: first CLM, then MLM, each from small to large."""
+    """Choose the arms of a comparison: first CLM, then MLM, each from small to large."""
     arms = sorted(results.arms(**where), key=lambda arm: (arm.objective, num_parameters(arm.size)))
     return [(arm,) for arm in arms]
 
@@ -155,12 +155,14 @@ def choose_priced(results: ResultSet) -> list[Arms]:
     for arm in results.arms():
         if arm.flops and arm.setup not in ("efficiency", "control", "other") and arm.mask_percent in (None, mask):
             arms[arm.name] = arm
-    order = ("clm", "mlm", "clm+mlm")
-    return [(arm,) for objective in order for arm in arms.values() if arm.whole_objective == objective]
+    chosen: list[Arms] = []
+    for objective in ("clm", "mlm", "clm+mlm"):
+        chosen += [(arm,) for arm in arms.values() if arm.whole_objective == objective]
+    return chosen
 
 
 def clm_percent(arm: ReportArm) -> int:
-    """The share of CLM in percent, to the next 5: 5k of 22k counts as 25 %."""
+    """Round the share of CLM in percent to the next 5: 5k of 22k counts as 25 %."""
     return 5 * round(20 * arm.clm_share)
 
 

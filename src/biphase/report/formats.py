@@ -40,7 +40,7 @@ def show_p_value(p_value: float) -> str:
 
 
 def show_spread(spread: Interval | None) -> str:
-    """`1.20 [0.93, 1.41]`."""
+    """Show `1.20 [0.93, 1.41]`."""
     if spread is None or math.isnan(spread.value):
         return MISSING
     ends = "" if math.isnan(spread.low) else f" [{show_share(spread.low)}, {show_share(spread.high)}]"
@@ -48,7 +48,7 @@ def show_spread(spread: Interval | None) -> str:
 
 
 def show_list(words: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
+    """Join words: `a`, `a and b`, `a, b and c`."""
     return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
@@ -58,12 +58,12 @@ def show_noise(noise: Sequence[str]) -> str:
 
 
 def show_count(number: int, noun: str, nouns: str = "") -> str:
-    """`1 seed`, `2,000 seeds`, `2 inequalities`."""
+    """Show `1 seed`, `2,000 seeds`, `2 inequalities`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {nouns or noun + 's'}"
 
 
 def format_bytes(num_bytes: float) -> str:
-    """`7 B`, `1.23 kB`, `3e+04 TB`."""
+    """Show `7 B`, `1.23 kB`, `3e+04 TB`."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if num_bytes < 1000 or unit == "TB":
             break
@@ -92,7 +92,7 @@ def group_measures(results: ResultSet, family: str, metric: str) -> dict[str, li
 
 
 def tell_measures(results: ResultSet, family: str, metric: str) -> str:
-    """`accuracy`; `accuracy on genre and Matthews correlation on cola, which averages mix`."""
+    """Say `accuracy`, or `accuracy on genre and Matthews correlation on cola, which averages mix`."""
     groups = group_measures(results, family, metric)
     if len(groups) == 1:
         return next(iter(groups))

@@ -149,7 +149,7 @@ QUANTIFIED = re.compile(r"\b(?:every|some)\s+(?:'[^']*'|\"[^\"]*\"|[^\s()'\"]+)"
 
 
 def bind(line: AskedInequality, ladders: Mapping[str, Ladder], tasks: Mapping[str, str]) -> list[list[AskedInequality]]:
-    """The inequality at every place that it names; of each list one is enough.
+    """Bind the inequality to arms at every place that it names; of each list, one that holds is enough.
 
     Args:
         ladders: what each known name stands for.
@@ -172,7 +172,7 @@ def bind(line: AskedInequality, ladders: Mapping[str, Ladder], tasks: Mapping[st
 def place_inequality(
     line: AskedInequality, ladders: Mapping[str, Ladder], tasks: Mapping[str, str]
 ) -> list[list[AskedInequality]]:
-    """Write out the inequality at every place: a group for each choice of `every`, within which one that holds is
+    """Write the inequality for every place: a group for each choice of `every`, within which one that holds is
     enough."""
     groups: dict[tuple[object, ...], list[AskedInequality]] = {}
     spots = find_spots(line, ladders)
@@ -221,7 +221,7 @@ def check_names(line: AskedInequality, ladders: Mapping[str, Ladder]) -> None:
 
 
 def label_choice(line: AskedInequality, terms: Sequence[Operand], task: str, spot: Spot) -> str:
-    """The left side with the names of the arms that stand for `every` and `some`, and the place."""
+    """Write the left side with the names of the arms that stand for `every` and `some`, and the place."""
     kinds = iter([term.kind for term in terms if term.quantifier])
     left_side = re.split(r"[<>]", line.text, maxsplit=1)[0].strip()
     filled_in = QUANTIFIED.sub(lambda match: next(kinds, match[0]), left_side)

@@ -145,7 +145,7 @@ MOST_COLUMNS = 5
 
 
 def rivals(arm: ReportArm) -> tuple[str | int, ...]:
-    """Models with the same value are compared: one network, trained as long, decayed or not."""
+    """Return a key that is equal for models to compare: one network, trained as long, decayed or not."""
     return arm.size, arm.pretrain_steps + arm.cpt_steps, "undecayed" if arm.setup == "efficiency" else ""
 
 
@@ -218,7 +218,7 @@ def answer_sentences(results: ResultSet) -> Iterator[str]:
 
 
 def compare_in_words(best: Result, rival: Result, where: str, num_models: int) -> str:
-    """`A is ahead of B on average over 4 tasks: 71.2 % against 70.0 %, +1.2 points [0.4, 2.0].`
+    """Say: `A is ahead of B on average over 4 tasks: 71.2 % against 70.0 %, +1.2 points [0.4, 2.0].`
 
     `best` is the best of so many models: its p-value is multiplied by how many it could have been beside `rival`
     (Bonferroni), for the best of many equally good ones is ahead of any of them.

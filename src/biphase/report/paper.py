@@ -37,7 +37,7 @@ TOKENS_PER_STEP = 2_359_296
 
 
 def read_reference() -> ResultSet:
-    """The paper's 800 published cells, averages included, in the order of its tables (`reference/SOURCE.md`)."""
+    """Read the paper's 800 published cells, averages included, in the order of its tables (`reference/SOURCE.md`)."""
     training = {row["arm"]: row for row in read_reference_rows("paper_flops.csv")}
     results = []
     for row in read_reference_rows("paper_scores.csv"):
@@ -60,7 +60,7 @@ def read_reference_rows(name: str) -> Iterable[dict[str, str]]:
 
 
 def place_arms(arms: Iterable[ReportArm]) -> tuple[ReportArm, ...]:
-    """The arms of a study, each in every comparison of the paper in which it has a place; what has none is `other`.
+    """Place the arms of a study in every comparison of the paper that they belong to; an arm without one is `other`.
 
     An arm that comes with the setup `efficiency`, `control` or `other` stays there. Of the rest, `objective` has those
     of one objective at the largest budget of their size; `ratio`, for every budget with CLM+MLM at the reference mask,
@@ -100,8 +100,9 @@ NOTE = f"“On par” allows for {100 * claims.ON_PAR:g} point, a number that is
 
 @cache
 def read_findings() -> dict[str, Any]:
-    """`findings`: key → what the paper says, the lines that are to hold, and what they do not tell of how it is judged;
-    `names`: what the names in these lines stand for; `report`: what a page on the published scores says of itself."""
+    """Read `findings`: key → the paper's statement, the lines that are to hold, and a further rule by which they are
+    judged; `names`: the arms that names in these lines stand for; `report`: title and question of a page on published
+    scores."""
     text = (resources.files("biphase") / "bundled" / "paper" / "findings.yaml").read_text(encoding="utf-8")
     return parse_yaml(text)
 

@@ -39,7 +39,7 @@ FAMILY_CODES = {words.replace(" ", "_"): code for code, words in FAMILY_NAMES.it
 
 @cache
 def read_words() -> dict[str, Any]:
-    """The words of comparisons, figures and measures, as `words.yaml` has them."""
+    """Read the words of comparisons, figures and measures from `words.yaml`."""
     return parse_yaml((resources.files("biphase.report") / "words.yaml").read_text("utf-8"))
 
 
@@ -225,7 +225,7 @@ class ResultSet:
         return [family for family in FAMILY_NAMES if any(r.family == family for r in self.results)]  # type: ignore[misc]
 
     def datasets(self, family: str, metric: str) -> list[str]:
-        """Names in the order in which they come; the average is none of them."""
+        """Return the names of a family's datasets in the order in which they come; the average is none of them."""
         return self.dataset_names.get((family, metric), [])
 
     def select(
@@ -345,7 +345,7 @@ def check_averages(results: ResultSet) -> list[str]:
 
 
 def short_steps(steps: int) -> str:
-    """`12000` → `12k`, `950` → `950`."""
+    """Show `12000` as `12k`, and `950` as it is."""
     return f"{steps // 1000}k" if steps >= 1000 and steps % 1000 == 0 else f"{steps:,}"
 
 

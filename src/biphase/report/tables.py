@@ -154,7 +154,7 @@ def make_score_table(
         for arm, cells in zip(members, zip(*marked, strict=True), strict=True):
             rows.append(Row(tuple(stubs[arm].values()), cells, block, arm))
     signals = [measure_signal(scores.get((arm.name, column)) for arm in compared) for column in columns.values()]
-    measured = [cell.score for row in rows for cell in row.cells if cell.score]
+    measured = filter(None, (cell.score for row in rows for cell in row.cells))
     is_published = not any(score.samples or score.cells for score in measured)
     by = "as published, 1.96·s/√n (verdicts are by Student’s t)" if is_published else "by Student’s t"
     notes = [
@@ -203,7 +203,7 @@ def show_signal(signal: Signal | None) -> str:
 
 
 def show_rows(table: Table, show: Callable[[Cell], T], escape: Callable[[str], T]) -> list[tuple[T, ...] | None]:
-    """The rows of a table as they are shown, the last one with the signals of its columns; None between blocks."""
+    """Show the rows of a table, the last one with the signals of its columns; None between blocks."""
     rows: list[tuple[T, ...] | None] = []
     for previous, row in zip((None, *table.rows), table.rows, strict=False):
         if previous is not None and previous.block != row.block:
