@@ -225,7 +225,7 @@ def mine_negatives(
 
 
 LOGGING_STEPS = 10
-LEARNT_BY_LOSSES = "losses.safetensors"
+LOSS_WEIGHTS = "losses.safetensors"
 
 
 class CardlessTrainer(SentenceTransformerTrainer):
@@ -254,7 +254,7 @@ class StageRun(TrainerCallback):
     send: Send = lambda record: None
     steps_before: int = 0
     """Steps of the stages before it: losses are counted on from there."""
-    learnt: dict[str, nn.Parameter] = field(default_factory=dict)
+    loss_weights: dict[str, nn.Parameter] = field(default_factory=dict)
     """Weights that losses learn beside the model: a map to a teacher's dimension."""
     stop_signals: list[int] = field(default_factory=list)
     note: str = ""
@@ -276,8 +276,8 @@ class StageRun(TrainerCallback):
         """Complete a checkpoint, mark it as whole by the hash of each file, and delete the one before."""
         folder = Path(args.output_dir)
         checkpoint = folder / f"checkpoint-{state.global_step}"
-        if self.learnt:
-            save_file(dict(self.learnt), checkpoint / LEARNT_BY_LOSSES)
+        if self.loss_weights:
+            save_file(dict(self.loss_weights), checkpoint / LOSS_WEIGHTS)
         write_mark(checkpoint, "checkpoint")
         for earlier in folder.glob("checkpoint-*"):
             if earlier != checkpoint:
@@ -366,15 +366,15 @@ def train_stage(run: StageRun, tables: Tables) -> dict[str, Any]:
     trainer.remove_callback(PrinterCallback)
     of_model = {id(parameter) for parameter in model.parameters()}
     modules: Any = nn.ModuleDict(loss_modules if only is None else {"loss": loss_modules[only]})
-    run.learnt = {name: weight for name, weight in modules.named_parameters() if id(weight) not in of_model}
+    run.loss_weights = {name: weight for name, weight in modules.named_parameters() if id(weight) not in of_model}
     last = last_checkpoint(run.folder / "trainer")
     if last is not None:
         refuse_damaged(last, f"delete {last} and rerun")
         console.err.print(f"stage {stage.name}: goes on from {last.name}", markup=False)
-        if run.learnt:
-            with reading(last / LEARNT_BY_LOSSES, f"delete {last} and rerun"):
-                for name, weight in load_file(last / LEARNT_BY_LOSSES).items():
-                    run.learnt[name].data.copy_(weight)
+        if run.loss_weights:
+            with reading(last / LOSS_WEIGHTS, f"delete {last} and rerun"):
+                for name, weight in load_file(last / LOSS_WEIGHTS).items():
+                    run.loss_weights[name].data.copy_(weight)
     try:
         with stop_signals(run.stop_signals.append):
             trainer.train(resume_from_checkpoint=str(last) if last else None)

@@ -180,8 +180,7 @@ def packed_attention(
     if dropout:
         raise InputError(f"{type(module).__name__} uses dropout in attention, which packed training does not support")
     # Rotary embeddings leave q and k in fp32 under autocast; v carries the type of the computation.
-    q_THK = query[0].transpose(0, 1).to(value.dtype)
-    k_TGK = key[0].transpose(0, 1).to(value.dtype)
+    q_THK, k_TGK = query[0].transpose(0, 1).to(value.dtype), key[0].transpose(0, 1).to(value.dtype)
     v_TGK = value[0].transpose(0, 1)
     scale = q_THK.shape[-1] ** -0.5 if scaling is None else scaling
     window = sliding_window or 0

@@ -320,13 +320,13 @@ def list_prices(
         if prices:
             rungs, names = {arm.name for arm in baseline}, [price["mean"][0].arm.name for price in prices]
             chosen = [name for name, ladder in (declared or {}).items() if name in names and rungs.issuperset(ladder)]
-            listed = PriceList(baseline, tuple(prices), datasets, tuple(chosen))
-            first = listed.headline[0]
+            price_list = PriceList(baseline, tuple(prices), datasets, tuple(chosen))
+            first = price_list.headline[0]
             without: dict[str, Equivalent] = {}
             for name in datasets if len(datasets) > 1 else ():
                 remaining = [dataset for dataset in datasets if dataset != name]
                 without[name] = compute_equivalent(results, first.arm, baseline, first.axis, remaining, is_tested=False)
-            lists.append(replace(listed, without=without))
+            lists.append(replace(price_list, without=without))
     return lists, lacking
 
 
@@ -379,18 +379,18 @@ def price_arms(
     return sorted(prices, key=rank)
 
 
-def price_sentence(listed: PriceList) -> str:
+def price_sentence(price_list: PriceList) -> str:
     """Say: `A reaches the score of MLM alone (40 % masked) at 0.71 [0.62, 0.83] of its FLOPs, on average over 3 tasks.`
 
     Of several arms none is chosen by its share, which would flatter it: the sentence has the range. Behind it stands
     the share of the first without the task that it rests on most, and whether more than half of it (by its logarithm)
     goes with that: ` Without genre, A has 0.93.`
     """
-    chosen, alone = listed.headline, f"MLM alone ({listed.baseline[0].mask_percent} % masked)"
+    chosen, alone = price_list.headline, f"MLM alone ({price_list.baseline[0].mask_percent} % masked)"
     first, last = chosen[0], chosen[-1]
     unit, ends = f"of its {AXES[first.axis]}", show_ends(first)
     where = f"on average over {len(first.datasets)} tasks" if len(first.datasets) > 1 else f"on {first.datasets[0]}"
-    notes = ["declared in the study's hypotheses"] if listed.declared else []
+    notes = ["declared in the study's hypotheses"] if price_list.declared else []
     notes.append(f"interval over {show_noise(first.noise)}" if first.noise else "no interval: one seed")
     if "pretraining seeds" not in first.noise:
         notes.append("each model was pretrained once")
@@ -405,23 +405,24 @@ def price_sentence(listed: PriceList) -> str:
     if len(chosen) == 1 and first.low <= 1 <= first.high:
         sentence += ", which is not shown to be cheaper" if first.share < 1 else ", which is not shown to cost more"
     sentence += f", {where} ({'; '.join(notes)})."
-    if not listed.without:
+    if not price_list.without:
         return sentence
     whole = math.log(first.share)
-    task, remaining = min(listed.without.items(), key=lambda item: math.copysign(1, whole) * math.log(item[1].share))
+    sign = math.copysign(1, whole)
+    task, remaining = min(price_list.without.items(), key=lambda item: sign * math.log(item[1].share))
     has_one = abs(whole) > LEAST_SAVING and math.log(remaining.share) / whole < 0.5
     without = f"{'One task carries this: w' if has_one else 'W'}ithout {task}"
     return f"{sentence} {without}, {first.arm.name} has {show_point(remaining)}."
 
 
-def ladder_panel(listed: PriceList) -> Panel:
+def ladder_panel(price_list: PriceList) -> Panel:
     """Draw the baseline's score against its compute as a line, and how far from it the compared arms lie."""
-    compared = listed.compared[: len(SERIES)]
+    compared = price_list.compared[: len(SERIES)]
     first, marks = compared[0], []
     for rung, height in zip(first.ladder, first.heights, strict=True):
         # Where the line was made monotone, the interval stays that of the score.
         marks.append(mark_interval(rung.compute, replace(rung.score.interval, value=height)))
-    series = [(f"{listed.label} alone", LOOKS["mlm"], marks)]
+    series = [(f"{price_list.label} alone", LOOKS["mlm"], marks)]
     for equivalent, look in zip(compared, SERIES, strict=False):
         label = f"{equivalent.arm.name}: {show_point(equivalent)}"
         mark = mark_interval(equivalent.rung.compute, equivalent.rung.score.interval)
@@ -429,18 +430,18 @@ def ladder_panel(listed: PriceList) -> Panel:
     rungs = [*first.ladder, *(equivalent.rung for equivalent in compared)]
     ticks, labels, unit = round_ticks([rung.compute for rung in rungs])
     x_label = f"{AXES[first.axis]} of training{unit}"
-    y_label = "mean over all tasks (%)" if len(listed.datasets) > 1 else f"{listed.datasets[0]} (%)"
-    return Panel("lines", series, listed.size, x_label, y_label, ticks, labels, is_logarithmic=True)
+    y_label = "mean over all tasks (%)" if len(price_list.datasets) > 1 else f"{price_list.datasets[0]} (%)"
+    return Panel("lines", series, price_list.size, x_label, y_label, ticks, labels, is_logarithmic=True)
 
 
-def price_tables(listed: PriceList) -> list[Table]:
+def price_tables(price_list: PriceList) -> list[Table]:
     """Make a table with a row for every arm, of shares by the mean; and another one of shares by family and task."""
-    counted = {equivalent.axis for price in listed.prices for equivalent in price["mean"]}
+    counted = {equivalent.axis for price in price_list.prices for equivalent in price["mean"]}
     shared = [axis for axis in AXES if axis in counted]
-    parts = [part for part in listed.prices[0] if part != "mean"]
+    parts = [part for part in price_list.prices[0] if part != "mean"]
     rows, by_part = [], []
     records: list[Sequence[object]] = [PRICE_COLUMNS]
-    for price in listed.prices:
+    for price in price_list.prices:
         first, shares = price["mean"][0], {mean.axis: show_multiple(mean) for mean in price["mean"]}
         stub, steps = (first.arm.name,), Cell(f"{first.arm.pretrain_steps:,}")
         score = Cell(show_share(first.rung.score.mean), show_share(first.rung.score.half_width))
@@ -448,18 +449,19 @@ def price_tables(listed: PriceList) -> list[Table]:
         by_part.append(Row(stub, (steps, *(Cell(show_multiple(price[part][0])) for part in parts))))
         for part, equivalents in price.items():
             for equivalent in equivalents:
-                rung, facts = equivalent.rung, (*stub, listed.size, listed.label, first.arm.pretrain_steps, part)
+                rung = equivalent.rung
+                facts = (*stub, price_list.size, price_list.label, first.arm.pretrain_steps, part)
                 score_and_reach = (show_share(rung.score.mean), show_share(rung.score.half_width).replace(MISSING, ""))
                 share = (equivalent.axis, f"{rung.compute:.6g}", equivalent.beyond, f"{equivalent.share:.4f}")
                 ends = [f"{end:.4f}" if 0 < end < math.inf else "" for end in (equivalent.low, equivalent.high)]
                 records.append((*facts, *score_and_reach, *share, *ends, "; ".join(equivalent.noise)))
     heads = ("steps", "score (%)", *(f"share of {AXES[axis]}" for axis in shared))
-    budgets = ", ".join(short_steps(arm.pretrain_steps) for arm in listed.baseline)
-    title = f"Compute-equivalents, {listed.size}: baseline {listed.label} alone with {budgets} steps"
-    tables = [Table(listed.name, title, ("model",), heads, tuple(rows), (listed.rule,), records)]
+    budgets = ", ".join(short_steps(arm.pretrain_steps) for arm in price_list.baseline)
+    title = f"Compute-equivalents, {price_list.size}: baseline {price_list.label} alone with {budgets} steps"
+    tables = [Table(price_list.name, title, ("model",), heads, tuple(rows), (price_list.rule,), records)]
     if parts:
         title, heads = f"{title}. Share of {AXES[shared[0]]} by task", ("steps", *parts)
-        tables.append(Table(f"{listed.name}-by-task", title, ("model",), heads, tuple(by_part), (listed.rule,)))
+        tables.append(Table(f"{price_list.name}-by-task", title, ("model",), heads, tuple(by_part), (price_list.rule,)))
     return tables
 
 

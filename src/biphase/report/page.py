@@ -285,11 +285,11 @@ def write_report(results: ResultSet, out: Path, page_text: PageText, pool: Execu
         plots, lacking = list_figures(results, page_text.losses)
         figures = {name: words for name, words in read_words()["figures"].items() if name in plots}
         if prices:
-            plots["compute-equivalents"] = [partial(plot_panel, ladder_panel(listed)) for listed in prices]
+            plots["compute-equivalents"] = [partial(plot_panel, ladder_panel(price_list)) for price_list in prices]
         save = partial(save_figure, folder=folder / "figures")
         drawn = drawing.map(save, plots.keys(), plots.values())  # beside the tables
         wide, printed = [wide_table(results, metric) for metric in results.metrics], tables.make_tables(results)
-        priced = [price_tables(listed) for listed in prices]
+        priced = [price_tables(price_list) for price_list in prices]
         texts = {**page_text.files, **tables.table_files([*wide, *printed, *chain(*priced)])}
         lacks = [*missing_cells(results), *missing_examples(results), *(f"No figure: {line}" for line in lacking)]
         html = render(
