@@ -13,9 +13,10 @@ import pytest
 from pydantic import ValidationError
 from seqeval.scheme import BILOU, IOBES, Entities
 
+from biphase.corpus.rows import rows_of_file
 from biphase.errors import InputError
 from biphase.tasks.examples import Collection, TaskData, count_shared, label_number, load_examples, to_iob2
-from biphase.tasks.sources import find_source, read_rows, rows_of_file
+from biphase.tasks.sources import find_source, read_rows
 from biphase.tasks.spec import FileLayout, Task, find_task, task_table
 
 TEXTS = ["plain", 'said "yes"', "a, b; c\td", "two\nlines", "", " ünï\u00a0code ", '"', "x;y"]

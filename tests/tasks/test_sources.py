@@ -11,9 +11,10 @@ import huggingface_hub
 import pytest
 import zstandard
 
+from biphase.corpus.rows import SHORT_ROW, rows_of_file
 from biphase.errors import InputError
 from biphase.tasks import sources
-from biphase.tasks.sources import HUB, SHORT_ROW, find_source, read_rows, rows_of_file
+from biphase.tasks.sources import HUB, find_source, read_rows
 from biphase.tasks.spec import FileLayout, Hub, HubRows, Splits, Task, task_table
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

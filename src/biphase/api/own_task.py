@@ -21,12 +21,21 @@ from pydantic_core import to_jsonable_python
 
 from biphase.config import Strict, load_config, parse_config
 from biphase.console import err
-from biphase.corpus.rows import PlacedRow, Row, check_text, field_names, need_field, plain_path, rows_in_memory, shown
+from biphase.corpus.rows import (
+    PlacedRow,
+    Row,
+    check_text,
+    field_names,
+    need_field,
+    plain_path,
+    rows_in_memory,
+    rows_of_file,
+    shown,
+)
 from biphase.corpus.text import are_names, is_running_text
 from biphase.errors import InputError, clipped
 from biphase.files import content_hash, file_hash, whole_file, whole_folder, write_text
 from biphase.tasks.examples import is_missing, list_labels
-from biphase.tasks.sources import rows_of_file
 from biphase.tasks.spec import METRICS, TASK_SPLITS, Task, task_table
 
 Settings = TypeVar("Settings", bound=Strict)

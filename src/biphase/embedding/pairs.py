@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from biphase import console
-from biphase.corpus.rows import PlacedRow, check_text
+from biphase.corpus.rows import FileForm, PlacedRow, check_text, read_hub_split, rows_of_file
 from biphase.corpus.text import TextSource, check_place, cut_words, find_text_sources, find_words, join_words, read_all
 from biphase.embedding.recipe import EmbeddingRecipe, EmbeddingStage, PairSource
 from biphase.errors import InputError
@@ -20,8 +20,6 @@ from biphase.files import content_hash, file_hash, refuse_foreign
 from biphase.finetuning.cells import find_folder
 from biphase.hub import pin_commit
 from biphase.tasks.examples import score_number
-from biphase.tasks.sources import read_hub_split, rows_of_file
-from biphase.tasks.spec import FileLayout
 
 Kind = Literal["pairs", "scored"]
 GUESSES: tuple[tuple[str, ...], ...] = (
@@ -129,7 +127,7 @@ def open_pairs(source: PairSource) -> tuple[Iterator[PlacedRow], tuple[str, ...]
         id, _, config = source.path.partition(":")
         rows = read_hub_split(id, None, config or None, "train")
     else:
-        rows = rows_of_file(file, FileLayout(quotes=source.quotes, delimiter=source.delimiter))
+        rows = rows_of_file(file, FileForm(quotes=source.quotes, delimiter=source.delimiter))
     first = next(rows, None)
     if first is None:
         raise InputError(f"{source.path} has no rows")

@@ -8,9 +8,9 @@ from pydantic import AfterValidator, Field, model_validator
 
 from biphase.config import Grown, PositiveCount, Strict
 from biphase.console import TrackingName
+from biphase.corpus.rows import Delimiter
 from biphase.errors import InputError
 from biphase.files import content_hash
-from biphase.tasks.spec import Delimiter
 
 PositiveFloat = Annotated[float, Field(gt=0)]
 LossName = Literal["auto", "cached_mnrl", "mnrl", "cosent", "distill"]

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from biphase.config import Strict
-from biphase.corpus.rows import PlacedRow, Row, plain_path, read_text_lines
+from biphase.corpus.rows import FORMATS, PlacedRow, Row, column, plain_path, read_text_lines, renamed, rows_of_file
 from biphase.errors import InputError, clipped
 from biphase.files import read_json_as
 from biphase.finetuning.cells import find_folder
 from biphase.finetuning.config import FinetuneConfig
-from biphase.tasks.sources import FORMATS, column, renamed, rows_of_file
 from biphase.tasks.spec import Family, FileLayout, Task, template_columns
 
 RECORD = "biphase.json"
@@ -176,5 +175,5 @@ def with_task_names(task: Task, layout: FileLayout, row: Row) -> Row:
     of other files that the task names, or of the hub's data."""
     others: Row = {}
     for form in reversed(task.forms):
-        others |= renamed(form, row)
-    return others | row | renamed(layout, row)
+        others |= renamed(row, form.rename)
+    return others | row | renamed(row, layout.rename)

@@ -14,7 +14,7 @@ import torch
 from transformers import pipeline
 
 from biphase.console import err
-from biphase.corpus.rows import PlacedRow, Row
+from biphase.corpus.rows import PlacedRow, Row, text_column
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.encoder.network import load_model_config, load_weights
 from biphase.encoder.packed import position_limit
@@ -48,7 +48,6 @@ from biphase.tasks.examples import (
     read_spans,
     words_of,
 )
-from biphase.tasks.sources import text_column
 from biphase.tasks.spec import Family
 
 ROWS_AT_ONCE = 512

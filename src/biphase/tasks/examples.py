@@ -18,9 +18,9 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from biphase.console import err
-from biphase.corpus.rows import Row, shown
+from biphase.corpus.rows import SHORT_ROW, Row, column, id_of, shown, text_column
 from biphase.errors import InputError, first_of
-from biphase.tasks.sources import SHORT_ROW, TaskSource, column, id_of, read_rows, text_column
+from biphase.tasks.sources import TaskSource, read_rows
 from biphase.tasks.spec import (
     TASK_SPLITS,
     EvaluatedSplit,

@@ -1,44 +1,37 @@
 """A task → where its rows come from (a folder, the package, the hub) and what they hash to → the rows, unchecked.
 
-Files have one of the forms of `spec.Format`, each with a reader; plain, .zst and .gz. Rows stand under the task's names
-for their columns, each with its place (`train.tsv:12`) for messages. Code of a hub repository is never run.
+Files are read by their form (`corpus.rows`). Rows stand under the task's names for their columns, each with its place
+(`train.tsv:12`) for messages. Code of a hub repository is never run.
 """
 
-import csv
 import itertools
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from biphase.config import BUNDLED
 from biphase.corpus.rows import (
-    ABSENT,
     CODECS,
+    FORMATS,
+    PUBLISHED,
+    SHORT_ROW,
     PlacedRow,
-    Row,
-    check_header,
-    check_text,
-    find_field,
     is_saved,
-    need_field,
+    numbered_lines,
     plain_path,
-    read_dataset,
-    read_json_file,
+    read_hub_split,
     read_json_lines,
-    read_table,
-    read_text_lines,
-    saved_tables,
+    renamed,
+    rows_of_file,
+    unfold,
 )
 from biphase.errors import InputError, nearest
 from biphase.files import content_hash, hash_stamped
-from biphase.hub import load_rows, pin_commit
+from biphase.hub import pin_commit
 from biphase.tasks.spec import (
     TASK_SPLITS,
     FileLayout,
-    Format,
     Hub,
     HubRows,
     Task,
@@ -48,32 +41,6 @@ from biphase.tasks.spec import (
     test_names,
 )
 
-SHORT_ROW: Row = {}
-"""Stands for a row with too few fields, of a table that is known to have such."""
-
-FORMATS: dict[str, Format] = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".tsv": "tsv",
-    ".csv": "csv",
-    ".json": "json",
-    ".parquet": "parquet",
-    ".conllu": "conllu",
-    ".qrels": "trec",
-    ".trec": "trec",
-}
-"""What a file is by its ending, where its layout does not say it; anything else has columns."""
-
-UD_COLUMNS = (1, 3)
-"""Where CoNLL-U has the word and its universal part of speech. Its first column numbers words, so that the default of
-`FileLayout.columns` cannot be meant there: it stands for these, also where a tree of a layout names it."""
-
-QUOTE = '"'
-LONGEST_FIELD = 1 << 28
-"""Characters that a field in quotes may have: an open quote must not swallow a file of any size."""
-
-LONGEST_TEXT = 5_000_000
-"""Characters of a text, more than long novels have: tokenizers need some hundred bytes for each."""
 HUB = Path("hub")
 """A `data_dir` of this name stands for the hub's data, also for a task that comes with the package."""
 
@@ -194,31 +161,6 @@ def definition(task: Task) -> dict[str, Any]:
     return task.model_dump(mode="json", exclude=elsewhere)
 
 
-def text_column(place: str, row: Row, name: str) -> str:
-    """A column's text; a list of texts, as PubMedQA has them, becomes one."""
-    text = column(place, row, name)
-    if isinstance(text, list) and text and all(isinstance(part, str) for part in text):
-        return " ".join(text)
-    text = check_text(place, name, text)
-    if len(text) > LONGEST_TEXT:
-        raise InputError(f"{place}: column '{name}' has {len(text):,} characters, more than {LONGEST_TEXT:,}: cut it")
-    return text
-
-
-def column(place: str, row: Row, name: str) -> Any:
-    """The value of a column. Raises `InputError` where the row has none of this name."""
-    remedy = f"rename: {{THEIRS: {name}}} in the task, or the column of the file; leave a split without labels out"
-    return need_field(place, row, name, remedy)
-
-
-def id_of(place: str, row: Row) -> str:
-    """The row's own id, else its place: `train.tsv:12`. ReCoRD's is a mapping of two numbers."""
-    row_id = row.get("id", row.get("idx"))
-    if row_id is None:
-        return place.rpartition("/")[2]
-    return "-".join(str(part) for part in row_id.values()) if isinstance(row_id, dict) else str(row_id)
-
-
 def hash_part(path: Path) -> str:
     """The hash of a file's bytes, or of all data files in a saved folder."""
     if path.is_dir():
@@ -271,13 +213,7 @@ def read_rows(source: TaskSource, part: PartName) -> Iterator[PlacedRow]:
         splits = (read_hub_split(form.id, form.revision, texts.config, split) for split in texts.splits)
         rows = itertools.chain.from_iterable(splits)
     for place, row in rows:
-        yield place, row | renamed(form, row) if form.rename and row is not SHORT_ROW else row
-
-
-def renamed(form: FileLayout | Hub, row: Row) -> Row:
-    """The columns of a row that a form of files has other names for, under the task's names."""
-    values = {ours: find_field(row, theirs, ABSENT) for theirs, ours in form.rename.items()}
-    return {ours: value for ours, value in values.items() if value is not ABSENT}
+        yield place, row | renamed(row, form.rename) if form.rename and row is not SHORT_ROW else row
 
 
 def read_layout(source: TaskSource, layout: FileLayout, part: PartName) -> Iterator[PlacedRow]:
@@ -300,215 +236,3 @@ def read_layout(source: TaskSource, layout: FileLayout, part: PartName) -> Itera
             yield from rows_of_file(path, layout.model_copy(update={"format": form}))
         else:
             yield from rows_of_file(path, layout, task.words, task.label)
-
-
-def read_hub_split(id: str, revision: str | None, config: str | None, split: str) -> Iterator[PlacedRow]:
-    """The rows of a split of a hub data set, at the commit that the revision names."""
-    table = load_rows(id, config, split, pin_commit(id, revision))
-    return ((f"{id} {split}: row {number}", row) for number, row in enumerate(read_dataset(table)))
-
-
-def rows_of_file(
-    path: Path, layout: FileLayout | None = None, words: str = "tokens", label: str | None = "label"
-) -> Iterator[PlacedRow]:
-    """The rows of one file, or of a folder that `datasets` saved, in the form that the layout or the ending says.
-
-    Of words in columns, `words` and `label` name the lists of words and of tags; without a label there are no tags.
-    """
-    layout = layout or FileLayout()
-    form = layout.format or FORMATS.get(plain_path(path).suffix, "columns")
-    if path.is_dir():
-        form = "parquet"
-    match form:
-        case "tsv" | "csv":
-            yield from read_separated(path, layout, is_csv=form == "csv")
-        case "columns" | "conllu":
-            yield from read_columns(path, layout, words, label, is_conllu=form == "conllu")
-        case "squad":
-            yield from unfold(str(path), read_json_file(path), form)
-        case "json":
-            yield from read_json_rows(path)
-        case "trec":
-            yield from read_trec(path)
-        case "parquet":
-            if path.is_dir() and not saved_tables(path):
-                raise InputError(f"{path} is a folder; name a file of rows in it")
-            rows = itertools.chain.from_iterable(map(read_table, saved_tables(path) if path.is_dir() else [path]))
-            yield from ((f"{path}: row {number}", row) for number, (_, row, _) in enumerate(rows))
-        case _:
-            for number, row, _ in read_json_lines(path):
-                yield from unfold(f"{path}:{number}", row, form)
-
-
-def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Lines without their ends, each with its number (from 1)."""
-    return ((number, line.rstrip("\r\n")) for number, line, _ in read_text_lines(path))
-
-
-def read_separated(path: Path, layout: FileLayout, *, is_csv: bool) -> Iterator[PlacedRow]:
-    """The rows of a table whose fields are divided by commas, semicolons or tabs.
-
-    A .csv is read as pandas, Excel and most others write it: fields with delimiters or line ends stand in quotes, a
-    quote in there is doubled. A .tsv has no quoting, as GLUE's and BEIR's, unless the layout says so. Where that says
-    nothing, a header in quotes makes the table one of quoted fields, and a single field in quotes is an error: whether
-    they belong to the text cannot be seen.
-    """
-    later_lines = (line for _, line, _ in read_text_lines(path))
-    first = next(later_lines, "")
-    lines = itertools.chain([first], later_lines)
-    is_quoted = is_csv or layout.quotes or (layout.quotes is None and first.startswith(QUOTE))
-    is_guessed = layout.quotes is None and not is_quoted
-    usual = (";" if ";" in first and "," not in first else ",") if is_csv else "\t"
-    delimiter = layout.delimiter or usual
-    if is_quoted:
-        rows = quoted_fields(path, lines, delimiter)
-    else:
-        rows = ((number, line.rstrip("\r\n").split(delimiter)) for number, line in enumerate(lines, start=1))
-    header: list[str] = []
-    for number, fields in rows:
-        place = f"{path}:{number}"
-        if not header:
-            header = fields if layout.has_header else [str(at) for at in range(len(fields))]
-            check_header(place, header)
-            if layout.has_header:
-                continue
-        fits = len(fields) == len(header)
-        # Of a text with line ends or tabs in quotes, a part alone stands here.
-        quoted = (field for field in fields if len(field) > 1 and field[0] == QUOTE)
-        if is_guessed and any(field[-1] == QUOTE or not fits for field in quoted):
-            raise InputError(
-                f"{place}: a field in quotes: say `quotes: true` beside its name if they only enclose it (as pandas "
-                "and Excel write them), `quotes: false` if they belong to the text; rows to predict are better a .csv"
-            )
-        if not fits and not (layout.has_short_rows and len(fields) < len(header)):
-            raise InputError(
-                f"{place}: {len(fields)} fields where the header names {len(header)}, parted by {delimiter!r} "
-                "(`delimiter` or `format` in the entry of files)"
-            )
-        yield place, dict(zip(header, fields, strict=True)) if fits else SHORT_ROW
-
-
-def quoted_fields(path: Path, lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """The fields of each row that is not empty, with the number of its first line."""
-    csv.field_size_limit(LONGEST_FIELD)
-    reader = csv.reader(lines, delimiter=delimiter, strict=True)
-    before = 0  # lines that earlier rows took
-    try:
-        for fields in reader:
-            if fields:
-                yield before + 1, fields
-            before = reader.line_num
-    except csv.Error as error:
-        remedy = "a quote inside quotes is doubled, a line ends in \\n"
-        raise InputError(f"{path}:{before + 1}: broken table ({error}); {remedy}") from None
-
-
-def read_columns(
-    path: Path, layout: FileLayout, words_name: str, tags_name: str | None, is_conllu: bool
-) -> Iterator[PlacedRow]:
-    """CoNLL's form: a word and its tag per line, an empty line or -DOCSTART- between sentences.
-
-    Words may hold any character but tabs and spaces, no-break spaces too. Where words are numbered (they stand behind
-    the first column), a line with `#` is a comment; elsewhere it is a word. In CoNLL-U, lines of numbers such as 3-4
-    (what 3 and 4 are written as) and 3.1 (a word that is not written) are no words.
-    """
-    is_default = layout.columns == FileLayout.model_fields["columns"].default
-    word_at, tag_at = UD_COLUMNS if is_conllu and is_default else layout.columns
-    is_numbered, last = word_at > 0, word_at if tags_name is None else max(word_at, tag_at)
-    words: list[str] = []
-    tags: list[str] = []
-    row: Row = {}
-    first = 0
-    for number, line in itertools.chain(numbered_lines(path), [(0, "")]):
-        if not line.strip(" \t") or line.startswith("-DOCSTART-"):
-            if words:
-                yield f"{path}:{first}", row | {words_name: words} | ({tags_name: tags} if tags_name else {})
-            words, tags, row = [], [], {}
-        elif is_numbered and line.startswith("#"):
-            key, _, value = line[1:].partition("=")
-            row |= {"id": value.strip()} if key.strip() == "sent_id" else {}
-        else:
-            fields = line.split("\t") if "\t" in line else [field for field in line.split(" ") if field]
-            if len(fields) <= last:
-                lacks = "a tag" if tags_name else f"a word in column {word_at} (from 0), where training had it"
-                raise InputError(f"{path}:{number}: a line without {lacks}: '{line[:40]}'")
-            if is_conllu and not fields[0].isdecimal():
-                continue
-            first = first if words else number
-            words.append(fields[word_at])
-            tags.append(fields[tag_at].strip() if tags_name else "")
-
-
-def read_trec(path: Path) -> Iterator[PlacedRow]:
-    """TREC's judgements: query, a number that nobody uses, document, grade; blanks between them."""
-    for number, line in numbered_lines(path):
-        fields = line.split()
-        if len(fields) == 4:
-            yield f"{path}:{number}", {"query-id": fields[0], "corpus-id": fields[2], "score": fields[3]}
-        elif fields:
-            raise InputError(f"{path}:{number}: {len(fields)} fields where TREC has query, 0, document and grade")
-
-
-def read_json_rows(path: Path) -> Iterator[PlacedRow]:
-    """A JSON file of rows: a list of objects, objects by their id, one object a line, or SQuAD's form."""
-    lines = (line for _, line, _ in read_text_lines(path) if line.strip())
-    first = next(lines, "")
-    with suppress(json.JSONDecodeError):
-        if first.startswith("{") and next(lines, None) is not None and json.loads(first):
-            return ((f"{path}:{number}", row) for number, row, _ in read_json_lines(path))
-    content = read_json_file(path)
-    if isinstance(content, dict) and isinstance(content.get("data"), list):
-        return unfold(str(path), content, "squad")
-    if isinstance(content, dict):
-        named = {id: {"id": id} | row if isinstance(row, dict) else row for id, row in content.items()}
-    else:
-        named = dict(enumerate(content if isinstance(content, list) else [content]))
-    for id, row in named.items():
-        if not isinstance(row, dict):
-            raise InputError(f"{path}: row {id} is no object: give a list of objects, objects by id, or SQuAD's form")
-    return ((f"{path}: row {id}", row) for id, row in named.items())
-
-
-def unfold_squad(document: Any) -> Iterator[Row]:
-    for article in document["data"]:
-        for paragraph in article["paragraphs"]:
-            for question in paragraph["qas"]:
-                yield {**question, "context": paragraph["context"]}
-
-
-def unfold_record(line: Any) -> Iterator[Row]:
-    """The questions about a passage, with its entities."""
-    text, entities = line["passage"]["text"], line["passage"]["entities"]
-    spans = [(entity["start"], entity["end"] + 1) for entity in entities]  # ends are inclusive there
-    named = {"text": [text[start:end] for start, end in spans], "start": [start for start, _ in spans]}
-    for question in line["qas"]:
-        answers = [{"text": answer["text"], "start": answer["start"]} for answer in question["answers"]]
-        row = {"id": f"{line['idx']}-{question['idx']}", "question": question["query"], "context": text}
-        yield row | {"candidates": named, "answers": answers}
-
-
-def unfold_mldr(line: Any) -> Iterator[Row]:
-    for passage in line["positive_passages"]:
-        yield {"query-id": line["query_id"], "corpus-id": passage["docid"], "score": 1}
-
-
-MLDR = "MLDR's form, lines of query_id, query, positive_passages (docid), or of docid, text"
-PUBLISHED: dict[str, tuple[Callable[[Any], Iterable[Row]], str]] = {
-    "jsonl": (lambda line: [line], ""),
-    "squad": (unfold_squad, "SQuAD's form, data → paragraphs → context and qas"),
-    "record": (unfold_record, "SuperGLUE's form of ReCoRD: passage, idx, qas (query, answers, idx)"),
-    "mldr": (unfold_mldr, MLDR),
-    "queries": (lambda line: [{"_id": line["query_id"], "text": line["query"]}], MLDR),
-    "corpus": (lambda line: [{"_id": line["docid"], "text": line["text"]}], MLDR),
-}
-"""What one JSON value of a published form becomes, and what the form needs; MLDR has three kinds of rows."""
-
-
-def unfold(place: str, content: Any, form: str) -> Iterator[PlacedRow]:
-    """The rows of one JSON value of a published form. Raises `InputError` where it is of another form."""
-    make_rows, needed = PUBLISHED[form]
-    try:
-        for row in make_rows(content):
-            yield place, row
-    except (KeyError, TypeError):
-        raise InputError(f"{place}: not {needed}") from None

@@ -14,6 +14,7 @@ import yaml
 from pydantic import Field, model_validator
 
 from biphase.config import Count, Grown, Strict, load_config, parse_config
+from biphase.corpus.rows import FileForm
 from biphase.errors import InputError, nearest
 
 Family = Literal[
@@ -22,7 +23,6 @@ Family = Literal[
 TaskSplit = Literal["train", "validation", "test"]
 TASK_SPLITS: tuple[TaskSplit, ...] = get_args(TaskSplit)
 EvaluatedSplit = Literal["validation", "test"]
-Format = Literal["jsonl", "tsv", "csv", "json", "parquet", "columns", "conllu", "squad", "record", "trec", "mldr"]
 Scheme = Literal["IOB1", "IOB2", "BIOES", "BILOU"]
 
 PAPER_TASKS = (
@@ -48,7 +48,6 @@ METRICS: dict[Family | ProblemType, tuple[str, ...]] = {
 
 
 TestName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
-Delimiter = Annotated[str, Field(pattern=r'^[^"\r\n]$')]
 Name = Annotated[str, Field(coerce_numbers_to_str=True)]
 """A text that YAML may take for a number."""
 
@@ -84,32 +83,17 @@ class Splits(Grown):
         return {name: place for name, place in places.items() if isinstance(place, str)}
 
 
-class FileLayout(Splits):
+class FileLayout(FileForm, Splits):
     """Files that a folder may hold. `.zst` and `.gz` are opened; `*` in a name stands for several files in order."""
 
     later: ClassVar[frozenset[str]] = frozenset({"quotes", "has_header", "delimiter"})
 
-    format: Format | None = None
-    """The form of the splits. None: by the ending, else columns."""
-    quotes: bool | None = None
-    """Whether fields of a .tsv may stand in quotes, as pandas and Excel write them; those of a .csv always may. None:
-    what the header shows, and an error where that leaves it open. Tables of biphase's own tasks have no quoting."""
-    delimiter: Delimiter | None = None
-    """What divides the fields. None: tabs in a .tsv; in a .csv commas, or semicolons where the header has some and no
-    comma."""
-    has_header: bool = True
-    """Whether the first row of a .csv or .tsv names the columns; else they are called 0, 1, … (see `rename`)."""
     corpus: str = "corpus.jsonl"
     queries: str = "queries.jsonl"
     rename: dict[Name, str] = Field(default_factory=dict)
     """The file's names of columns → the task's. In nested objects, `meta.text` is the `text` of `meta`."""
-    columns: tuple[int, int] = (0, 1)
-    """Where the word and the tag stand in a file of columns. For CoNLL-U, whose first column is a number, this default
-    stands for 1 and 3."""
     scheme: Scheme = "IOB2"
     """How the file writes tags. Examples always have IOB2."""
-    has_short_rows: bool = False
-    """Some rows of the published .tsv have too few fields: they are left out and counted, not errors."""
 
     @property
     def splits(self) -> Splits:

@@ -15,9 +15,10 @@ import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
 from biphase import console
+from biphase.corpus.rows import column, text_column
 from biphase.corpus.text import searched_words
 from biphase.errors import InputError
-from biphase.tasks.sources import PartName, TaskSource, column, read_rows, text_column
+from biphase.tasks.sources import PartName, TaskSource, read_rows
 from biphase.tasks.spec import EvaluatedSplit, Task, TaskSplit
 
 DRAW_SEED = 42
