@@ -48,7 +48,8 @@ def open_update(job: PretrainingJob) -> tuple[Callable[..., Any], Callable[[int]
     from biphase.device import choose_device, choose_dtype, synchronize
     from biphase.distributed import World
     from biphase.encoder.packed import PackedModel, count_flops
-    from biphase.pretraining.job import Job, Start, load_network, make_microbatches, open_batches
+    from biphase.pretraining.job import Job, Start, State, load_network
+    from biphase.pretraining.objectives import make_microbatches
     from biphase.pretraining.optimizer import decide_compile, make_optimizers, parallelize
     from biphase.run import Run
 
@@ -56,19 +57,20 @@ def open_update(job: PretrainingJob) -> tuple[Callable[..., Any], Callable[[int]
     device = choose_device(job.device)
     world, dtype = World(0, 1, device), choose_dtype("auto", device)
     mine = Job(recipe, Run(Path(os.devnull)), world, dtype, open_text(recipe.data), Start())
-    batches = open_batches(mine)
+    batches, _ = loop.open_batches(mine)
     network = load_network(recipe, Start(), shards)
-    if not decide_compile(recipe.compute, device, dtype, 0.0)[0]:
+    compiles, compiling = decide_compile(recipe.compute, device, dtype, 0.0)
+    if not compiles:
         for module in network.modules():
             if "Norm" in type(module).__name__:
                 name_scope(module, "norm")
     flops = count_flops(network)
-    model = parallelize(PackedModel(network), recipe.compute, dtype, world, work=0.0)
+    model = parallelize(PackedModel(network), recipe.compute, dtype, world, compiles=compiles)
     model.train()
-    optimizers = make_optimizers(recipe.optimizer, model)
+    state = State(model, make_optimizers(recipe.optimizer, model), 0, flops, compiling)
 
     def update(microbatches: Any, step: int) -> None:
-        loop.update(mine, model, optimizers, flops, microbatches, step)
+        loop.update(mine, state, microbatches, step)
         synchronize(device)
 
     return update, lambda step: make_microbatches(mine, batches, recipe.curriculum[0], step), device

@@ -70,9 +70,9 @@ def train_as_rank(file: Path, root: Path) -> None:
     patched: Any = loop
     original, stop = patched.update, int(os.environ["STOP_AT"])
 
-    def update(task: Any, model: Any, optimizers: Any, flops: Any, microbatches: Any, step: int, flags: Any) -> Any:
+    def update(task: Any, state: Any, microbatches: Any, step: int, flags: Any) -> Any:
         is_last = step + 1 == stop < task.recipe.num_steps
-        return original(task, model, optimizers, flops, microbatches, step, lambda: (is_last, False))
+        return original(task, state, microbatches, step, lambda: (is_last, False))
 
     patched.update = update
     try:

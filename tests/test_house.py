@@ -111,7 +111,6 @@ PLANNING = (
     "api.finetuning",
     "api.networks",
     "api.folders",
-    "pretraining.objectives",
 )
 
 

@@ -4,6 +4,7 @@ Inert: nothing here reads data, touches torch or decides from the machine. Units
 `batch_tokens`), and defaults are the paper's where the paper has a value (Table 1).
 """
 
+from fractions import Fraction
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
@@ -77,6 +78,12 @@ class Data(Grown):
     def order(self) -> dict[str, Any]:
         """What decides the data order, besides the content of the texts: all but their places."""
         return self.model_dump(mode="json", exclude={"shards", "mixture"})
+
+    @property
+    def shares(self) -> tuple[Fraction, ...]:
+        """The share of the tokens that each text has, exactly."""
+        weights = [Fraction(str(part.weight)) for part in self.mixture or ()] or [Fraction(1)]
+        return tuple(weight / sum(weights) for weight in weights)
 
 
 class MaskRamp(Strict):
@@ -171,6 +178,11 @@ class Phase(Grown):
         masked = kind.removeprefix(self.objective)
         mixed = f" with {share[0]} % CLM" if share else ""
         return name + (f" {masked} %" if masked else "") + (f" in {passes[0]} passes" if passes else "") + mixed
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether it looks back only; a mixture looks as its masked objective does."""
+        return self.objective == "clm"
 
     @property
     def is_ramped(self) -> bool:
@@ -299,6 +311,11 @@ class Recipe(Strict):
     @property
     def num_steps(self) -> int:
         return sum(phase.steps for phase in self.curriculum)
+
+    @property
+    def decay_start(self) -> int:
+        """Updates before the decay: the last checkpoint from which other runs can branch at full rate."""
+        return self.num_steps - self.schedule.decay_steps
 
     def tokens_before(self, step: int) -> int:
         """The tokens of all updates before `step`, which counts over all parents."""

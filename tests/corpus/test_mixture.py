@@ -18,7 +18,7 @@ from biphase.distributed import World
 from biphase.errors import InputError
 from biphase.files import RECORD_HASH, read_json, write_hashed
 from biphase.pretraining.checkpoint import read_checkpoint_manifest
-from biphase.pretraining.job import resume_start
+from biphase.pretraining.job import Start, load_state
 from biphase.pretraining.loop import train
 from biphase.run import find_checkpoint
 
@@ -106,9 +106,9 @@ def test_new_text_is_a_set_of_its_own(corpus: Any, tiny_recipe: Any, tmp_path: P
     stored = read_json(path)
     del stored[RECORD_HASH]
     write_hashed(path, stored | {"data_history": [*stored["data_history"], [512, ["0" * 64]]]})
-    job: Any = SimpleNamespace(run=longer, world=World(0, 1, torch.device("cpu")))
+    job: Any = SimpleNamespace(run=longer, world=World(0, 1, torch.device("cpu")), recipe=None, origin=Start())
     with pytest.raises(InputError, match="an earlier version added text: begin it anew"):
-        resume_start(job, 40)
+        load_state(job, 40)
 
 
 # Several sets

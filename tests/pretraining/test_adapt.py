@@ -34,8 +34,9 @@ from biphase.errors import InputError
 from biphase.export.model import export_checkpoint
 from biphase.files import read_json
 from biphase.pretraining.checkpoint import read_checkpoint_manifest
-from biphase.pretraining.job import fit_samples, make_microbatches
+from biphase.pretraining.job import fit_samples
 from biphase.pretraining.loop import train
+from biphase.pretraining.objectives import make_microbatches
 from biphase.recipe import Recipe
 from biphase.run import read_metrics
 

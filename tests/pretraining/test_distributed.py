@@ -353,7 +353,7 @@ def hand_on(job: dict[str, Any]) -> None:
         def make() -> None:
             nonlocal model
             network, whole = outline_network(load, world) if world.size > 1 else (load(), None)
-            model = parallelize(PackedModel(network), compute, torch.bfloat16, world, work=0)
+            model = parallelize(PackedModel(network), compute, torch.bfloat16, world, compiles=False)
             if world.size > 1:
                 fill_parts(model, whole, world)
 

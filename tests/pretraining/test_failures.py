@@ -11,8 +11,8 @@ from training_runs import MakeRecipe, loader_of, only, weights_at
 import biphase.pretraining.loop as loop
 from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError
-from biphase.pretraining.job import make_microbatches
 from biphase.pretraining.loop import train
+from biphase.pretraining.objectives import make_microbatches
 from biphase.run import Run, read_metrics, whole_steps
 
 

@@ -26,18 +26,10 @@ from biphase.errors import InputError
 from biphase.files import file_hash, read_json
 from biphase.flops import SampleLengths
 from biphase.pretraining.checkpoint import read_checkpoint_manifest
-from biphase.pretraining.job import (
-    load_state,
-    make_microbatch,
-    make_microbatches,
-    open_batches,
-    open_job,
-    prefetch,
-    work_between,
-)
-from biphase.pretraining.loop import train
-from biphase.pretraining.objectives import learning_rate
-from biphase.pretraining.optimizer import parallelize
+from biphase.pretraining.job import load_state, open_job, work_between
+from biphase.pretraining.loop import open_batches, train
+from biphase.pretraining.objectives import make_microbatch, make_microbatches, prefetch
+from biphase.pretraining.optimizer import learning_rate, parallelize
 from biphase.recipe import ComputeConfig, Phase, Recipe
 from biphase.run import Run, read_metrics, read_recipe, whole_steps
 
@@ -98,11 +90,11 @@ def test_time_left_is_told_by_the_flops_of_what_is_left(finished: Run) -> None:
     """What the updates of both phases cost was expected, one phase costs more than the other, and nothing is left."""
     recipe = read_recipe(finished)
     job = open_job(recipe, finished.path.parent, World(0, 1, torch.device("cpu")))
-    flops = load_state(job, job.origin)[2]
+    flops = load_state(job, 0).flops
     spent = {"clm": 0.0, "mlm": 0.0}
     for row in read_metrics(finished, "train"):
         spent[row["objective"]] += row["tokens"] * row["flops_per_second"] / row["tokens_per_second"]
-    samples = open_batches(job)
+    samples, _ = open_batches(job)
     mean = samples.num_tokens / samples.num_samples
     lengths = SampleLengths(mean, mean, "mean")
     assert work_between(job, flops, lengths, 0, 10) == pytest.approx(spent["clm"], rel=0.1)
@@ -115,7 +107,7 @@ def test_what_muon_multiplies_is_logged_and_expected(finished: Run, tiny_recipe:
     """The first update of two runs on one batch differs by that, and so does what is left of them."""
     run = train(tiny_recipe(*shorter("optimizer.name=muon")), tmp_path)
     job = open_job(read_recipe(run), tmp_path, World(0, 1, torch.device("cpu")))
-    flops, lengths = load_state(job, job.origin)[2], SampleLengths(30, 30, "")
+    flops, lengths = load_state(job, 0).flops, SampleLengths(30, 30, "")
     first = [read_metrics(one, "train")[0] for one in (run, finished)]
     spent = [row["tokens"] * row["flops_per_second"] / row["tokens_per_second"] for row in first]
     assert flops.per_update > 0 and spent[0] - spent[1] == pytest.approx(flops.per_update, rel=0.05)
@@ -145,7 +137,7 @@ def test_waiting_for_data_is_told_as_a_share(
 
     monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     monkeypatch.setattr(loop.Tracker, "advance", lambda self, amount, note="", **_: told.append(note))
-    for name, changed in {"prefetch": late, "update": slow, "make_validator": lambda job: validate}.items():
+    for name, changed in {"prefetch": late, "update": slow, "validate": validate}.items():
         monkeypatch.setattr(loop, name, changed)
     run = train(tiny_recipe(*only("clm", 5), "validation.every_steps=2"), tmp_path)
     rows = read_metrics(run, "train")[1:]  # the log begins by the real clock
@@ -194,10 +186,10 @@ def test_causality_is_proved_at_each_switch(
     proved: list[bool] = []
     original = loop.probe_causality
 
-    def probe(model: Any, causal: bool, *rest: Any) -> None:
+    def probe(model: Any, causal: bool, *rest: Any, **options: Any) -> None:
         proved.append(causal)
         assert not model.training
-        original(model, causal, *rest)
+        original(model, causal, *rest, **options)
 
     monkeypatch.setattr(loop, "probe_causality", probe)
     phases = ", ".join(f"{{objective: {name}, steps: 2}}" for name in ("clm", "mlm", "mntp", "clm"))
@@ -220,7 +212,7 @@ def test_objectives_mixed_by_batch(tiny_recipe: MakeRecipe, tmp_path: Path, monk
     monkeypatch.setattr(
         loop,
         "probe_causality",
-        lambda model, causal, *rest: proved.append(causal) or original(model, causal, *rest),
+        lambda model, causal, *rest, **options: proved.append(causal) or original(model, causal, *rest, **options),
     )
     mixed = "curriculum=[{{objective: mlm, steps: {}, clm_share: 0.5}}]"
     flat = ["schedule.warmup_steps=0", "schedule.decay_steps=0", "validation.every_steps=0"]
@@ -327,7 +319,7 @@ def test_a_network_that_cannot_checkpoint_activations(decoder: Path) -> None:
     network.supports_gradient_checkpointing = False
     compute = ComputeConfig(activation_checkpointing=True)
     with pytest.raises(InputError, match=r"compute.activation_checkpointing: Llama.* does not support"):
-        parallelize(PackedModel(network), compute, torch.float32, World(0, 1, torch.device("cpu")), work=0)
+        parallelize(PackedModel(network), compute, torch.float32, World(0, 1, torch.device("cpu")), compiles=False)
 
 
 @pytest.mark.slow

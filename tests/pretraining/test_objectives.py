@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from scipy import stats
 
 from biphase.corpus.packing import PackedBatch
-from biphase.pretraining.objectives import LabelledBatch, is_causal, label_batch
+from biphase.pretraining.objectives import LabelledBatch, label_batch
 from biphase.recipe import Phase
 
 MASK, EOS, PAD = 3, 1, 7
@@ -84,7 +84,7 @@ def test_clm_predicts_each_next_token_of_the_same_sample() -> None:
     assert np.array_equal(example.targets_N, batch.tokens_T[[1, 2, 3, 6, 7, 9]])
     assert np.array_equal(example.inputs_T, batch.tokens_T)
     assert example.causal
-    assert is_causal(CLM)
+    assert CLM.is_causal
 
 
 def test_clm_of_one_token_samples_asks_nothing() -> None:
@@ -99,7 +99,7 @@ def test_mlm_predicts_in_place(phase: Phase) -> None:
     example = label_batch(phase, batch, SHARDS, seed=0)
     assert np.array_equal(example.targets_N, batch.tokens_T[example.target_positions_N])
     assert not example.causal
-    assert not is_causal(phase)
+    assert not phase.is_causal
     untouched = np.ones(2000, dtype=bool)
     untouched[example.target_positions_N] = False
     assert np.array_equal(example.inputs_T[untouched], batch.tokens_T[untouched])

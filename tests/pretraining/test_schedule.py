@@ -6,12 +6,8 @@ from math import floor
 
 import pytest
 
-from biphase.pretraining.objectives import (
-    decay_start,
-    learning_rate,
-    mixture_ends,
-    phase_of_step,
-)
+from biphase.pretraining.objectives import mixture_ends, phase_of_step
+from biphase.pretraining.optimizer import learning_rate
 from biphase.recipe import BatchRamp, Phase, Schedule
 
 
@@ -49,8 +45,6 @@ def test_a_branch_that_decays_goes_on_at_the_peak() -> None:
     """From an undecayed step, without warm-up: the first rate is the trunk's, the last is one step above zero."""
     assert rates(0, 4, 6) == [8, 8, 8, 6, 4, 2]
     assert rates(0, 4, 4) == [8, 6, 4, 2]
-    assert decay_start(Schedule(warmup_steps=0, decay_steps=4), 6) == 2
-    assert decay_start(Schedule(warmup_steps=0, decay_steps=0), 6) == 6
 
 
 def test_a_step_outside_is_our_mistake() -> None:

@@ -16,8 +16,8 @@ from biphase.corpus.tokenizer import save_tokenizer
 from biphase.distributed import World
 from biphase.errors import StoppedError
 from biphase.files import file_hash
-from biphase.pretraining.job import Job, open_batches, open_job
-from biphase.pretraining.loop import train
+from biphase.pretraining.job import Job, open_job
+from biphase.pretraining.loop import open_batches, train
 from biphase.recipe import Recipe
 from biphase.run import Run, read_metrics
 
@@ -52,7 +52,7 @@ def weights_at(run: Run, step: int) -> dict[str, torch.Tensor]:
 def loader_of(recipe: Recipe) -> tuple[Job, Batches]:
     """The job and the batches of a recipe, for this process alone."""
     job = open_job(recipe, Path("nowhere"), World(0, 1, torch.device("cpu")))
-    return job, open_batches(job)
+    return job, open_batches(job)[0]
 
 
 def digests(run: Run, step: int) -> dict[str, str]:

@@ -12,7 +12,7 @@ import pytest
 
 from biphase.config import BUNDLED, parse_config
 from biphase.errors import InputError
-from biphase.pretraining.objectives import learning_rate
+from biphase.pretraining.optimizer import learning_rate
 from biphase.recipe import Phase, Recipe
 from biphase.study.arms import expand_arms
 from biphase.study.plan import (
@@ -289,7 +289,7 @@ def test_each_network_is_evaluated_from_random_weights_where_asked() -> None:
 
 def test_a_run_stores_what_the_plan_says() -> None:
     """The loop's own rule for what it keeps, on every run of a plan."""
-    from biphase.pretraining.objectives import decay_start, mixture_ends
+    from biphase.pretraining.objectives import mixture_ends
 
     arms = [
         {"curricula": ["clm"], "budgets": [200]},
@@ -298,8 +298,7 @@ def test_a_run_stores_what_the_plan_says() -> None:
     ]
     for run in plan_study(make_study(arms)).runs.values():
         named = run.recipe.checkpoints.keep
-        decay = decay_start(run.recipe.schedule, run.recipe.num_steps)
-        kept = {*mixture_ends(run.recipe.curriculum), decay, *named} - {0}
+        kept = {*mixture_ends(run.recipe.curriculum), run.recipe.decay_start, *named} - {0}
         assert stored_steps(run) == sorted(run.first + step for step in kept)
         assert set(run.kept) <= set(stored_steps(run))
 

@@ -260,13 +260,7 @@ def open_text(data: Data) -> TrainingText:
         check_tokenizer(shards, main.manifest.tokenizer_hash)
     if len({shards.fingerprint for shards in sets}) < len(sets):
         raise InputError("data.mixture names a text twice: give it once, with the sum of the weights")
-    return TrainingText(main, sets, find_shares(data))
-
-
-def find_shares(data: Data) -> tuple[Fraction, ...]:
-    """The share of the tokens that each set has, exactly."""
-    weights = [Fraction(str(part.weight)) for part in data.mixture or ()] or [Fraction(1)]
-    return tuple(weight / sum(weights) for weight in weights)
+    return TrainingText(main, sets, data.shares)
 
 
 def make_samples(data: Data, shards: ShardSet) -> Samples:

@@ -146,6 +146,7 @@ class ShardSet:
     """
 
     def __init__(self, folder: Path, split: ShardSplitName, manifest: ShardManifest) -> None:
+        """Raises `InputError` where a file has not the size that it should have."""
         self.folder, self.split, self.manifest = folder, split, manifest
         self.num_tokens = manifest.splits[split].tokens
         self.num_documents = manifest.splits[split].documents
@@ -154,25 +155,21 @@ class ShardSet:
         # Where each shard begins in the stream and among the documents, and where the last one ends.
         self.starts, self.first_documents = [0], [0]
         for shard in manifest.shards:
+            wrong = wrong_size(self.folder_of(shard), split, shard.parts[split], manifest.dtype)
+            if wrong is not None:
+                raise InputError(f"{wrong}: {self.remedy(shard)}")
             self.starts.append(self.starts[-1] + shard.parts[split].tokens)
             self.first_documents.append(self.first_documents[-1] + shard.parts[split].documents)
         self.is_checked = np.zeros(self.num_documents, dtype=bool)
         self.opened: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         """The tokens and the hashes of the documents of each shard that was read from, memory-mapped."""
 
-    @classmethod
-    def open(cls, folder: str | Path, split: str = "train") -> "ShardSet":
-        """Raises `InputError` when the manifest is missing or damaged, or a file has not the size that it should
-        have."""
+    @staticmethod
+    def open(folder: str | Path, split: str = "train") -> "ShardSet":
+        """Raises `InputError` when the manifest is missing or damaged, or as `ShardSet`."""
         if split not in SHARD_SPLITS:
             raise InputError(f"split '{split}'{nearest(split, SHARD_SPLITS)}")
-        manifest = read_shard_manifest(Path(folder))
-        shards = cls(Path(folder), split, manifest)
-        for shard in manifest.shards:
-            wrong = wrong_size(shards.folder_of(shard), shards.split, shard.parts[shards.split], manifest.dtype)
-            if wrong is not None:
-                raise InputError(f"{wrong}: {shards.remedy(shard)}")
-        return shards
+        return ShardSet(Path(folder), split, read_shard_manifest(Path(folder)))
 
     def folder_of(self, shard: Shard) -> Path:
         return self.folder / "shards" / shard.name

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from biphase.console import told_if_slow
-from biphase.encoder.attention import Backend, OwnAttentionError, PackedLayout, lay_out
+from biphase.encoder.attention import OwnAttentionError, PackedLayout, choose_backend, lay_out
 from biphase.encoder.packed import PackedModel, head_bias, head_input, layer_configs, packed_hidden, position_limit
 from biphase.errors import InputError, first_line, is_raised_here, lacks_memory
 from biphase.flops import count_positions, longest_text
@@ -292,23 +292,31 @@ def probe_causality(
     hidden_of: Callable[[Tensor, Tensor, PackedLayout], Tensor],
     causal: bool,
     network: Any,
-    rows_of: Callable[[Tensor], Tensor] | None = None,
     device: torch.device | str = "cpu",
-    backend: Backend = "buckets",
+    dtype: torch.dtype = torch.float32,
+    *,
+    reads_rows: bool = False,
 ) -> None:
     """Prove that the network looks where the objective says: change a later token, watch every earlier output.
 
     Also proves that two samples of one packed batch do not see each other. `hidden_of` maps (tokens, positions, layout)
-    to hidden states [T, D] of `network`; the tokens differ by its embeddings, or by `rows_of`. One change of three must
-    show it: rounding may turn the choice of an expert once, but what a network is made to see it sees each time. Raises
-    `FailedProofError` when violated.
+    to hidden states [T, D] of `network`. The tokens differ by its embeddings or, with `reads_rows`, where these may be
+    kept in parts, by what comes of each alone. One change of three must show it: rounding may turn the choice of an
+    expert once, what a network is made to see it sees each time. Raises `FailedProofError` when violated.
     """
+    device = torch.device(device)
+    backend = choose_backend(device, dtype)
+
+    def read_singly(tokens_T: Tensor) -> Tensor:
+        layout = lay_out(np.arange(len(tokens_T) + 1), causal=True, device=device, backend=backend)
+        return hidden_of(tokens_T, torch.zeros_like(tokens_T), layout)
+
     layout = lay_out(np.array([0, 9, 16]), causal=causal, device=device, backend=backend)
-    probe_T = telling_tokens(network, PROBE_TOKENS, rows_of=rows_of)
+    probe_T = telling_tokens(network, PROBE_TOKENS, rows_of=read_singly if reads_rows else None)
     replacements, tokens_T = probe_T[:3].tolist(), probe_T[3:].to(device)
     positions_T = torch.cat([torch.arange(9), torch.arange(7)]).to(device)
     before_TD = hidden_of(tokens_T, positions_T, layout)
-    in_16_bits = before_TD.dtype != torch.float32 or torch.is_autocast_enabled(torch.device(device).type)
+    in_16_bits = before_TD.dtype != torch.float32 or torch.is_autocast_enabled(device.type)
     rounding = MOVED_BY_ROUNDING[torch.bfloat16 if in_16_bits else torch.float32]
     failure = ""
     for replacement in replacements:

@@ -1,49 +1,45 @@
-"""A run that is being trained: where it starts, who holds its folder, what training changes, and the microbatches of a
-step, packed, masked and laid out, one step ahead.
+"""A run that is being trained: where it starts, who holds its folder, and what training changes.
 
 Fresh, resumed, branched and adapted runs differ in their `Start` and nowhere else: a network, a place in the data order
 and, where it is carried, an optimizer's state. What changes is weights and moments: loaded where a run starts, saved in
-checkpoints. Letters: T tokens, N targets, S samples.
+checkpoints.
 """
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoModelForMaskedLM, EuroBertConfig, PreTrainedModel
 
 from biphase.console import err
-from biphase.corpus.packing import Batches, PackedBatch, TrainingText, find_shares, make_batches, open_text
+from biphase.corpus.packing import TrainingText, open_text
 from biphase.corpus.shards import ShardSet, check_tokenizer
 from biphase.corpus.tokenizer import TOKENIZER_FILES, load_tokenizer, tokenizer_hash
-from biphase.device import choose_dtype, describe_machine, to_device
+from biphase.device import choose_dtype, describe_machine
 from biphase.distributed import World
-from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, PackedLayout, choose_backend, lay_out
 from biphase.encoder.network import TokenIds, language_model_class, load_model, load_model_config, make_model
 from biphase.encoder.packed import PackedModel, count_flops, position_limit
 from biphase.encoder.proofs import check_directions, check_head, freeze_unreached
-from biphase.errors import BusyError, InputError
+from biphase.errors import BusyError, InputError, memory_told
 from biphase.files import read_json_as, remove_folder, write_json
 from biphase.flops import FlopCount, SampleLengths, count_positions, flops_per_token, update_flops
 from biphase.hub import fetch_model, model_fingerprint
 from biphase.pretraining.checkpoint import CheckpointManifest, load_optimizer, read_checkpoint_manifest, save_checkpoint
-from biphase.pretraining.objectives import decay_start, is_causal, label_batch, phase_of_step
 from biphase.pretraining.optimizer import (
     block_matrices,
+    decide_compile,
     fill_parts,
     make_optimizers,
     outline_network,
     parallelize,
     unwrap,
 )
-from biphase.recipe import Phase, Recipe
+from biphase.recipe import ComputeConfig, Phase, Recipe
 from biphase.run import Run, claim_run, find_checkpoint, read_recipe, split_reference, whole_steps
 
 ORIGIN = "origin.json"
@@ -138,8 +134,10 @@ def check_foreign_tokenizer(folder: Path, shards: ShardSet) -> None:
 
 
 def find_branch(recipe: Recipe, text: TrainingText, root: Path, run_from: Callable[[Start], Run]) -> Start:
-    """The beginning at a checkpoint of another run, which may have dropped it since: then by the own record of the
-    recipe's run, where that has a checkpoint to go on from.
+    """The beginning at a checkpoint of another run; the text begins anew where the two have not the same order.
+
+    That run may have dropped it since: then by the own record of the recipe's run, where that has a checkpoint to go on
+    from.
 
     Args:
         run_from: the recipe's run, if it began there.
@@ -147,7 +145,15 @@ def find_branch(recipe: Recipe, text: TrainingText, root: Path, run_from: Callab
     reference = recipe.init.checkpoint or ""
     path, step = split_reference(reference)
     try:
-        return branch_off(recipe, text, find_checkpoint(reference), is_last=not step)
+        folder = find_checkpoint(reference)
+        parent = Run(folder.parent.parent)
+        if not step and not parent.is_done:  # its last step would name another parent later, and another run
+            steps = ", ".join(f"@{step}" for step in whole_steps(parent))
+            remedy = f"say which one, {parent.path}@STEP; it has {steps}"
+            raise InputError(f"{parent.path} is not done, so its last step may change: {remedy}")
+        before = read_recipe(parent).data
+        manifest = read_checkpoint_manifest(folder)
+        check_tokenizer(text.main, manifest.tokenizer_hash)
     except InputError:
         for file in sorted(root.glob(f"{recipe.name}-????????/{ORIGIN}")):
             run, origin = Run(file.parent), read_json_as(file, Start)
@@ -156,26 +162,9 @@ def find_branch(recipe: Recipe, text: TrainingText, root: Path, run_from: Callab
             if is_named and run_from(origin) == run and (run.is_done or whole_steps(run)):
                 return origin
         raise
-
-
-def branch_off(recipe: Recipe, text: TrainingText, folder: Path, *, is_last: bool) -> Start:
-    """The beginning at the checkpoint of another run in `folder`; the text begins anew where the two have not the same
-    order.
-
-    Args:
-        is_last: it is meant as the last one of that run.
-    """
-    parent = Run(folder.parent.parent)
-    if is_last and not parent.is_done:  # its last step would name another parent later, and another run
-        steps = ", ".join(f"@{step}" for step in whole_steps(parent))
-        remedy = f"say which one, {parent.path}@STEP; it has {steps}"
-        raise InputError(f"{parent.path} is not done, so its last step may change: {remedy}")
-    manifest = read_checkpoint_manifest(folder)
-    check_tokenizer(text.main, manifest.tokenizer_hash)
     # The parent's place in the data order means something only where both walk through the same samples.
-    before = read_recipe(parent).data
     same_text = manifest.data_fingerprint == text.fingerprint and len(manifest.data_history) < 2
-    goes_on = same_text and (before.order, find_shares(before)) == (recipe.data.order, find_shares(recipe.data))
+    goes_on = same_text and (before.order, before.shares) == (recipe.data.order, recipe.data.shares)
     carried = {"weights": True, "optimizer": recipe.init.carry_optimizer, "data position": goes_on}
     return Start(
         step=manifest.step,
@@ -188,26 +177,11 @@ def branch_off(recipe: Recipe, text: TrainingText, folder: Path, *, is_last: boo
     )
 
 
-def resume_start(job: Job, step: int) -> Start:
-    """The point at which an interrupted run goes on. The first process alone checks the files. A collective."""
-    folder = job.run.steps / str(step)
-    elsewhere = f"{folder} cannot be taken over; the first process says why"
-    manifest = job.world.decide(lambda: read_checkpoint_manifest(folder), elsewhere)
-    if len(manifest.data_history) > 1:
-        raise InputError(f"{job.run.path} trains on a set to which an earlier version added text: begin it anew")
-    return replace(
-        job.origin,
-        run_step=manifest.run_step,
-        tokens_seen=manifest.tokens_seen,
-        model_folder=str(folder / "model"),
-        optimizer_folder=folder,
-    )
-
-
 @contextmanager
 def hold_run(job: Job) -> Iterator[None]:
-    """Claim the run folder for all processes; every one of them raises `InputError` when it is taken."""
-    world, run = job.world, job.run
+    """Claim the run folder for all processes; every one of them raises `InputError` when it is taken, and tells what
+    to do where memory runs out while it is held."""
+    world, run, remedy = job.world, job.run, memory_remedy(job.recipe.compute, job.world.size)
     with ExitStack() as held:
         with world.together(f"{run.path} is in use by another process", BusyError):
             if world.is_main:
@@ -219,7 +193,17 @@ def hold_run(job: Job) -> Iterator[None]:
                     for key in ("model_folder", "optimizer_folder"):
                         origin[key] = origin[key] and str(Path(origin[key]).resolve())
                     write_json(run.path / ORIGIN, origin)
+        held.enter_context(memory_told(remedy))
         yield
+
+
+def memory_remedy(compute: ComputeConfig, num_processes: int) -> str:
+    remedy = f"lower compute.microbatch_tokens ({compute.microbatch_tokens:,})"
+    if not compute.activation_checkpointing:
+        remedy += ", or say compute.activation_checkpointing=true"
+    if num_processes > 1 and compute.parallel == "ddp":
+        remedy += ", or compute.parallel=fsdp"
+    return f"{remedy}; the result stays the same"
 
 
 def work_between(job: Job, flops: FlopCount, lengths: SampleLengths, begin: int, stop: int) -> float:
@@ -249,7 +233,7 @@ def load_network(recipe: Recipe, start: Start, shards: ShardSet) -> PreTrainedMo
         raise InputError(f"{source} takes {limit} positions; {remedy}")
     is_encoder = language_model_class(network.config) is AutoModelForMaskedLM
     if is_encoder and not isinstance(network.config, EuroBertConfig):
-        if any(is_causal(phase) for phase in recipe.curriculum):
+        if any(phase.is_causal for phase in recipe.curriculum):
             remedy = "leave clm out of the curriculum, or start from a decoder"
             kind = type(network).__name__
             raise InputError(f"{source}: transformers knows {kind} as bidirectional only; {remedy}")
@@ -262,40 +246,58 @@ def load_network(recipe: Recipe, start: Start, shards: ShardSet) -> PreTrainedMo
     check_head(network)
     freeze_unreached(network)
     if not is_encoder:
-        check_directions(network, sorted({is_causal(phase) for phase in recipe.curriculum}))
+        check_directions(network, sorted({phase.is_causal for phase in recipe.curriculum}))
     return network
 
 
-def load_state(job: Job, start: Start) -> tuple[nn.Module, list[torch.optim.Optimizer], FlopCount]:
-    """The model (a `PackedModel`, wrapped for its processes) and its optimizers as they are at `start`, and what a step
-    of them costs. Every process must call it."""
-    recipe, world = job.recipe, job.world
+@dataclass
+class State:
+    """What training changes, and what a step of it costs."""
+
+    model: nn.Module
+    """A `PackedModel`, wrapped for its processes."""
+    optimizers: list[torch.optim.Optimizer]
+    tokens_seen: int
+    flops: FlopCount
+    compiling: str
+    """Whether its blocks are compiled, and why."""
+
+
+def load_state(job: Job, run_step: int) -> State:
+    """The state after `run_step` updates, which are none or those of a checkpoint. Every process must call it."""
+    recipe, world, start = job.recipe, job.world, job.origin
+    if run_step:
+        folder = job.run.steps / str(start.step + run_step)
+        elsewhere = f"{folder} cannot be taken over; the first process says why"
+        manifest = world.decide(partial(read_checkpoint_manifest, folder), elsewhere)
+        if len(manifest.data_history) > 1:
+            raise InputError(f"{job.run.path} trains on a set to which an earlier version added text: begin it anew")
+        start = replace(
+            start,
+            run_step=run_step,
+            tokens_seen=manifest.tokens_seen,
+            model_folder=str(folder / "model"),
+            optimizer_folder=folder,
+        )
     load = partial(load_network, recipe, start, job.text.main)
     sharded = world.size > 1 and recipe.compute.parallel == "fsdp"
     network, whole = outline_network(load, world) if sharded else (load(), None)
     counted: Any = whole if sharded else network  # an outline forms no products
     flops = world.decide(partial(count_flops, counted), "FLOPs are not counted; the first process says why")
     work = job.tokens_before(recipe.num_steps) * flops.per_token  # of the whole run, resumed or not
-    model = parallelize(PackedModel(network), recipe.compute, job.dtype, world, work=work)
+    compiles, compiling = decide_compile(recipe.compute, world.device, job.dtype, work)
+    model = parallelize(PackedModel(network), recipe.compute, job.dtype, world, compiles=compiles)
     if sharded:
         fill_parts(model, whole, world)
         del whole
     optimizers = make_optimizers(recipe.optimizer, model, dtype=job.dtype, sharded=sharded)
+    flops = replace(flops, per_update=update_flops(recipe.optimizer, [each.shape for each in block_matrices(model)]))
     if start.optimizer_folder is not None:
         load_optimizer(start.optimizer_folder, unwrap(model), optimizers, world)
-    per_update = update_flops(recipe.optimizer, [matrix.shape for matrix in block_matrices(model)])
-    return model, optimizers, replace(flops, per_update=per_update)
+    return State(model, optimizers, start.tokens_seen, flops, compiling)
 
 
-def save_state(
-    job: Job,
-    model: nn.Module,
-    optimizers: list[torch.optim.Optimizer],
-    done: int,
-    mixture: Phase,
-    tokens_seen: int,
-    kept_steps: set[int],
-) -> None:
+def save_state(job: Job, state: State, done: int, mixture: Phase, kept_steps: set[int]) -> None:
     """Write the checkpoint after update `done`, and drop those that are too old and not of `kept_steps`.
 
     Every process must call it.
@@ -304,106 +306,21 @@ def save_state(
     manifest = CheckpointManifest(
         step=origin.step + done,
         run_step=done,
-        tokens_seen=tokens_seen,
+        tokens_seen=state.tokens_seen,
         data_position=origin.data_position + job.tokens_before(done),
         data_fingerprint=job.text.fingerprint,
         data_history=[(0, job.text.contents)],
         tokenizer_hash=job.text.main.manifest.tokenizer_hash,
         objective=mixture.objective,
-        is_decayed=done > decay_start(recipe.schedule, recipe.num_steps),
+        is_decayed=done > recipe.decay_start,
         parent=origin.parent,
         carried=list(origin.carried),
     )
-    packed: Any = unwrap(model)
+    packed: Any = unwrap(state.model)
     if packed.network.config.model_type != "eurobert":  # so that transformers reloads a decoder as it looks now
-        packed.network.config.is_causal = is_causal(mixture)
-    save_checkpoint(run, manifest, packed, optimizers, job.text.main.tokenizer(), job.world)
+        packed.network.config.is_causal = mixture.is_causal
+    save_checkpoint(run, manifest, packed, state.optimizers, job.text.main.tokenizer(), job.world)
     if job.world.is_main:
         passing = [step for step in whole_steps(run) if step - origin.step not in kept_steps]  # 0 keeps them all
         for step in passing[: -(recipe.checkpoints.keep_last or len(passing))]:
             remove_folder(run.steps / str(step))
-
-
-@dataclass(frozen=True)
-class Microbatch:
-    """One forward and backward pass: the arguments of `PackedModel`, and what the accounts need."""
-
-    inputs_T: Tensor
-    positions_T: Tensor
-    layout: PackedLayout
-    target_positions_N: Tensor
-    targets_N: Tensor
-    sample_ids_S: np.ndarray
-    lengths_S: np.ndarray
-
-
-def open_batches(job: Job) -> Batches:
-    """The batches of a run. Raises `InputError` where they are too small for its processes."""
-    recipe, world, origin = job.recipe, job.world, job.origin
-    batches = make_batches(recipe.data, job.text, job.tokens_before, origin=origin.data_position)
-    # A batch grows or shrinks from its first to its last update.
-    smallest = min(batches.batch_tokens(0), batches.batch_tokens(recipe.num_steps - 1))
-    microbatches = -(-smallest // (world.size * recipe.compute.microbatch_tokens))
-    if smallest // (world.size * microbatches) < recipe.data.max_sample_tokens:
-        raise InputError(
-            f"batch_tokens {smallest} over {world.size} processes and {microbatches} microbatches leaves "
-            f"less than one sample of {recipe.data.max_sample_tokens} tokens each; raise one of the two"
-        )
-    return batches
-
-
-def prefetch(job: Job, batches: Batches, steps: range) -> Iterator[tuple[int, int, Phase, list[Microbatch]]]:
-    """Each step, the number of its mixture, its pure phase and microbatches; those of the next step are made while the
-    current one computes."""
-
-    def make(step: int) -> tuple[int, int, Phase, list[Microbatch]]:
-        number, phase = phase_of_step(job.recipe.curriculum, step, job.origin.step)
-        # A later pass is over the text of the first one, which may have been a parent's, but not of another order.
-        before = job.origin.step if job.origin.data_position else 0
-        mask_pass = (before + step) % phase.mask_passes
-        return step, number, phase, make_microbatches(job, batches, phase, step - mask_pass, mask_pass)
-
-    if not steps:
-        return
-    with ThreadPoolExecutor(1) as thread:
-        pending = thread.submit(make, steps[0])
-        for step in steps:
-            ready = pending.result()
-            if step + 1 in steps:
-                pending = thread.submit(make, step + 1)
-            yield ready
-
-
-def make_microbatches(job: Job, batches: Batches, phase: Phase, step: int, mask_pass: int = 0) -> list[Microbatch]:
-    """This process's parts of batch `step`: as many on every process, each about `microbatch_tokens` long."""
-    size, rank = job.world.size, job.world.rank
-    num = -(-batches.batch_tokens(step) // (size * job.recipe.compute.microbatch_tokens))
-    parts = [batches.batch(step, rank * num + i, size * num) for i in range(num)]
-    return [make_microbatch(job, part, phase, mask_pass) for part in parts]
-
-
-def make_microbatch(job: Job, batch: PackedBatch, phase: Phase, mask_pass: int = 0) -> Microbatch:
-    """Part of a batch, labelled for the phase and laid out on the device."""
-    device, manifest = job.world.device, job.text.main.manifest
-    if len(batch.sample_ids_S) == 0:
-        # A part of a small validation set may hold no sample, but its process must take part in every layer, and
-        # transformers cannot compute on no token: so one special token, which no objective asks for.
-        zero = np.zeros(1, np.int64)
-        batch = PackedBatch(np.array([manifest.mask_id]), zero, np.array([0, 1]), zero, zero)
-    labelled = label_batch(phase, batch, manifest, job.recipe.seed, mask_pass)
-    layout = lay_out(
-        batch.bounds_S1,
-        causal=labelled.causal,
-        device=device,
-        backend=choose_backend(device, job.dtype),
-        pad_to_multiple_of=PAD_TO_MULTIPLE_OF,
-    )
-    return Microbatch(
-        inputs_T=to_device(labelled.inputs_T, device),
-        positions_T=to_device(batch.positions_T, device),
-        layout=layout,
-        target_positions_N=to_device(labelled.target_positions_N, device),
-        targets_N=to_device(labelled.targets_N, device),
-        sample_ids_S=batch.sample_ids_S,
-        lengths_S=batch.lengths_S,
-    )

@@ -21,32 +21,18 @@ import torch
 from torch import Tensor, nn
 
 from biphase.console import Send, Tracker, open_tracking, track
-from biphase.corpus.packing import Batches, PackedSet, TrainingText, make_samples
+from biphase.corpus.packing import Batches, PackedSet, TrainingText, make_batches, make_samples
 from biphase.corpus.shards import ShardSet
 from biphase.device import peak_flops
 from biphase.distributed import join_world
-from biphase.encoder.attention import choose_backend, lay_out
 from biphase.encoder.packed import explain_computing
 from biphase.encoder.proofs import probe_causality
-from biphase.errors import InputError, StoppedError, first_of, memory_told
+from biphase.errors import InputError, StoppedError, first_of
 from biphase.flops import FlopCount, SampleLengths
 from biphase.machine import stop_signals
-from biphase.pretraining.job import (
-    Job,
-    Microbatch,
-    Start,
-    hold_run,
-    load_state,
-    make_microbatches,
-    open_batches,
-    open_job,
-    prefetch,
-    resume_start,
-    save_state,
-    work_between,
-)
-from biphase.pretraining.objectives import decay_start, is_causal, mixture_ends
-from biphase.pretraining.optimizer import autocast, decide_compile, gradient_sync, set_rate, unwrap
+from biphase.pretraining.job import Job, State, hold_run, load_state, open_job, save_state, work_between
+from biphase.pretraining.objectives import Microbatch, make_microbatches, mixture_ends, prefetch
+from biphase.pretraining.optimizer import autocast, gradient_sync, set_rate, unwrap
 from biphase.recipe import Phase, Recipe
 from biphase.run import Run, whole_steps
 
@@ -68,101 +54,90 @@ def train(
         job = open_job(recipe, root, world, text, model)
         recipe, run, origin = job.recipe, job.run, job.origin
 
-        def list_lost() -> list[int]:
-            """Steps to keep without a whole checkpoint: named after the run was done, or dropped since."""
-            saved = {step - origin.step for step in whole_steps(run)}
-            return world.share(sorted(set(recipe.checkpoints.keep) - saved))
+        def find_rest() -> tuple[int, int, bool] | None:
+            """The updates after which and up to which is trained next, and whether that is logged; None when all is
+            done.
 
-        if world.share(run.is_done) and not list_lost():
+            First to the last step. Then once more to each step to keep without a whole checkpoint, which was named
+            after the run was done, or dropped since.
+            """
+            steps, is_done = world.share((whole_steps(run), run.is_done))
+            saved = {0, *(step - origin.step for step in steps)}
+            lost = sorted({*recipe.checkpoints.keep} - saved)
+            if is_done and not lost:
+                return None
+            stop = lost[0] if is_done else recipe.num_steps
+            return max(step for step in saved if step <= stop), stop, not is_done
+
+        if find_rest() is None:
             world.tell(f"{run.path} is already done")
             return run
-        with hold_run(job), memory_told(memory_remedy(recipe, world.size)):
-            # 2. To the last step, from the last whole checkpoint or the origin. What was logged later is dropped.
-            if not world.share(run.is_done):
-                saved, start = world.share(whole_steps(run)), origin
-                if saved:
-                    start = resume_start(job, saved[-1])
-                    world.tell(f"resuming {run.path} at step {start.run_step}")
-                if world.is_main:
-                    run.forget_after(start.run_step)
-                tokens_seen = train_steps(job, start, recipe.num_steps, is_logged=True)
-                if world.is_main:
-                    run.mark_done({"step": origin.step + recipe.num_steps, "tokens_seen": tokens_seen})
-                world.barrier()
-            # 3. Once more to each lost checkpoint, from the whole one before it; nothing is logged.
-            for lost in list_lost():
-                earlier = [step for step in world.share(whole_steps(run)) if step - origin.step < lost]
-                start = resume_start(job, earlier[-1]) if earlier else origin
-                world.tell(f"{run.path}: once more from step {start.run_step} to {lost}, to be kept now")
-                train_steps(job, start, lost, is_logged=False)
+        # 2. Held by these processes: what is left, from the whole checkpoint before it.
+        with hold_run(job):
+            while rest := find_rest():
+                begin, stop, is_logged = rest
+                if begin and is_logged:
+                    world.tell(f"resuming {run.path} at step {begin}")
+                if not is_logged:
+                    world.tell(f"{run.path}: once more from step {begin} to {stop}, to be kept now")
+                tokens_seen = train_steps(job, begin, stop, is_logged=is_logged)
+                if world.is_main and is_logged:
+                    run.mark_done({"step": origin.step + stop, "tokens_seen": tokens_seen})
                 world.barrier()
         return run
 
 
-def memory_remedy(recipe: Recipe, num_processes: int) -> str:
-    compute = recipe.compute
-    remedy = f"lower compute.microbatch_tokens ({compute.microbatch_tokens:,})"
-    if not compute.activation_checkpointing:
-        remedy += ", or say compute.activation_checkpointing=true"
-    if num_processes > 1 and compute.parallel == "ddp":
-        remedy += ", or compute.parallel=fsdp"
-    return f"{remedy}; the result stays the same"
-
-
-def train_steps(job: Job, start: Start, stop: int, *, is_logged: bool) -> int:
-    """The updates from `start` to `stop`; returns the tokens seen in the end.
+def train_steps(job: Job, begin: int, stop: int, *, is_logged: bool) -> int:
+    """The updates after `begin` up to `stop`; returns the tokens seen in the end.
 
     With `is_logged`, metrics.jsonl tells of it, validation included, and checkpoints are written when the recipe says;
     without it, at the end alone.
     """
-    recipe, world, tokens_seen = job.recipe, job.world, start.tokens_seen
-    # 4. Data: what each step is made of, and what it is measured on. Which checkpoints stay, and what else is due when.
-    batches = open_batches(job)
-    validate = make_validator(job) if is_logged else None
-    decay = decay_start(recipe.schedule, recipe.num_steps)
-    kept_steps = {*mixture_ends(recipe.curriculum), decay, *recipe.checkpoints.keep} - {0}
-    validation_steps = kept_steps | multiples(recipe.validation.every_steps, stop) if validate else set()
-    checkpoint_steps = kept_steps | multiples(recipe.checkpoints.every_steps, stop) if is_logged else {stop}
-    # 5. Model and optimizers, as they are at the start.
-    model, optimizers, flops = load_state(job, start)
-    world.tell(describe_start(job, model, flops, batches))
+    recipe, world = job.recipe, job.world
+    # 3. Data: what each step is made of, and what it is measured on. Which checkpoints stay, and what else is due when.
+    batches, validate = open_batches(job)
+    kept_steps = {*mixture_ends(recipe.curriculum), recipe.decay_start, *recipe.checkpoints.keep} - {0}
+    validates_at = kept_steps | multiples(recipe.validation.every_steps, stop) if validate and is_logged else set()
+    saves_at = kept_steps | multiples(recipe.checkpoints.every_steps, stop) if is_logged else {stop}
+    # 4. Model and optimizers, as they are at the start.
+    state = load_state(job, begin)
+    world.tell(describe_start(job, state, batches))
     proved: set[tuple[int, str]] = set()
-    steps = range(start.run_step, stop)
-    with stop_signals(world.asked.append), open_log(job, batches, flops, steps, is_logged=is_logged) as log:
+    steps = range(begin, stop)
+    with stop_signals(world.asked.append), open_log(job, batches, state.flops, steps, is_logged=is_logged) as log:
         since = time.perf_counter()
         for step, number, phase, microbatches in prefetch(job, batches, steps):
             waited = time.perf_counter() - since
             done, mixture = step + 1, recipe.curriculum[number]
-            # 6. At each switch of a mixture's direction: prove on the path that trains that it looks where it should.
+            # 5. At each switch of a mixture's direction: prove on the path that trains that it looks where it should.
             if (number, phase.objective) not in proved:
-                prove_causality(model, phase, job)
+                prove_causality(state.model, phase, job)
                 proved.add((number, phase.objective))
-            # 7. One update. Whether any process is asked to stop, or could not log, travels with its loss.
-            rate = set_rate(optimizers, recipe.schedule, step, recipe.num_steps)
+            # 6. One update. Whether any process is asked to stop, or could not log, travels with its loss.
             numbers, work, (is_stopping, could_not_log) = update(
-                job, model, optimizers, flops, microbatches, step, lambda: (bool(world.asked), log.failure is not None)
+                job, state, microbatches, step, lambda: (bool(world.asked), log.failure is not None)
             )
-            tokens_seen += numbers["tokens"]
+            state.tokens_seen += numbers["tokens"]
             seconds = time.perf_counter() - since
             since += seconds
             record = {"kind": "train", "step": done, "objective": phase.objective, **numbers}
-            log.record_step(record | {"lr": rate, "tokens_seen": tokens_seen}, work, seconds, waited)
-            # 8. Validation, a checkpoint, or neither. A line that cannot be written ends all processes, at the latest
+            log.record_step(record | {"tokens_seen": state.tokens_seen}, work, seconds, waited)
+            # 7. Validation, a checkpoint, or neither. A line that cannot be written ends all processes, at the latest
             # with the next update.
-            validates, saves = done in validation_steps, is_stopping or done in checkpoint_steps
+            validates, saves = done in validates_at, is_stopping or done in saves_at
             if validate is not None and validates:
                 for part, _ in mixture.parts:
-                    log.record_validation(done, part, validate(model, part.with_mask_at(1)))
+                    log.record_validation(done, part, validate(state.model, part.with_mask_at(1)))
             if validates or saves or could_not_log:
                 world.raise_any(log.failure, f"{job.run.metrics} could not be written; the first process says why")
             if saves:
-                save_state(job, model, optimizers, done, mixture, tokens_seen, kept_steps)
+                save_state(job, state, done, mixture, kept_steps)
             if is_stopping and done < stop:
                 told = f"stopped at step {done} of {stop}; run the same command to go on"
                 raise StoppedError(told, *world.asked[:1])
             if validates or saves:  # whose time is no part of the next step's
                 since = time.perf_counter()
-    return tokens_seen
+    return state.tokens_seen
 
 
 def multiples(every: int, stop: int) -> set[int]:
@@ -171,13 +146,7 @@ def multiples(every: int, stop: int) -> set[int]:
 
 
 def update(
-    job: Job,
-    model: nn.Module,
-    optimizers: list[torch.optim.Optimizer],
-    flops: FlopCount,
-    microbatches: list[Microbatch],
-    step: int,
-    flags: Callable[[], Sequence[bool]] = tuple,
+    job: Job, state: State, microbatches: list[Microbatch], step: int, flags: Callable[[], Sequence[bool]] = tuple
 ) -> tuple[dict[str, Any], float, list[bool]]:
     """One update from all microbatches of all processes: the mean over targets is taken once, over the whole batch.
 
@@ -186,13 +155,13 @@ def update(
     Returns:
         The numbers of the update for metrics.jsonl, its FLOPs, and whether any process has set each of the flags.
     """
-    world = job.world
+    world, recipe, model = job.world, job.recipe, state.model
     tokens, targets, work = world.sum(
         sum(len(m.inputs_T) for m in microbatches),
         sum(len(m.targets_N) for m in microbatches),
-        sum(flops.batch(m.lengths_S, len(m.targets_N), m.layout.causal) for m in microbatches),
+        sum(state.flops.batch(m.lengths_S, len(m.targets_N), m.layout.causal) for m in microbatches),
     )
-    sums = []
+    rate, sums = set_rate(state.optimizers, recipe.schedule, step, recipe.num_steps), []
     for i, m in enumerate(microbatches):
         with gradient_sync(model, now=i == len(microbatches) - 1):
             with autocast(world.device, job.dtype):
@@ -200,18 +169,18 @@ def update(
             # DDP and FSDP average gradients over processes; the factor makes a sum of that.
             (loss_sum * (world.size / max(targets, 1.0))).backward()
         sums.append(loss_sum.detach())
-    norm = nn.utils.clip_grad_norm_(model.parameters(), job.recipe.optimizer.max_grad_norm)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), recipe.optimizer.max_grad_norm)
     # One wait for the device brings all numbers of this process, one collective those of the others.
     *local_sums, grad_norm = torch.stack([*sums, getattr(norm, "full_tensor", lambda: norm)()]).tolist()
     loss_sum, *votes = world.sum(sum(local_sums), *flags())
     loss = loss_sum / max(targets, 1.0)
     if not (math.isfinite(loss) and math.isfinite(grad_norm)):
         raise InputError(explain_divergence(job.run, step, loss, grad_norm, local_sums, microbatches))
-    for optimizer in optimizers:
+    for optimizer in state.optimizers:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    numbers = {"loss": loss, "grad_norm": grad_norm, "tokens": int(tokens), "targets": int(targets)}
-    return numbers, work + flops.per_update, [vote > 0 for vote in votes]
+    numbers = {"loss": loss, "grad_norm": grad_norm, "tokens": int(tokens), "targets": int(targets), "lr": rate}
+    return numbers, work + state.flops.per_update, [vote > 0 for vote in votes]
 
 
 def explain_divergence(
@@ -238,31 +207,37 @@ def prove_causality(model: nn.Module, phase: Phase, job: Job) -> None:
         FailedProofError: the network looks elsewhere than the phase's objective says.
     """
     packed: Any = unwrap(model)
-    device = job.world.device
     model.eval()
-    with autocast(device, job.dtype):
-        backend = choose_backend(device, job.dtype)
-
-        def read_singly(tokens_T: Tensor) -> Any:  # each a sample of its own: an embedding may be kept in parts
-            layout = lay_out(np.arange(len(tokens_T) + 1), causal=True, device=device, backend=backend)
-            return model(tokens_T, torch.zeros_like(tokens_T), layout)
-
-        probe_causality(model, is_causal(phase), packed.network.base_model, read_singly, device, backend)
+    with autocast(job.world.device, job.dtype):
+        probe_causality(model, phase.is_causal, packed.network.base_model, job.world.device, job.dtype, reads_rows=True)
     model.train()
 
 
-def make_validator(job: Job) -> Callable[[nn.Module, Phase], dict[str, float]] | None:
-    """A function from (model, phase) to validation metrics, on the same tokens every time; None without such text."""
-    data, world = job.recipe.data, job.world
-    shards = ShardSet.open(data.shards, "validation")
-    if shards.num_documents == 0:
-        world.tell(f"{data.shards} has no validation documents: training without validation")
-        return None
-    samples = make_samples(data, shards)
-    tokens = min(job.recipe.validation.tokens, samples.num_tokens)
-    batches = Batches([PackedSet(shards, samples, seed=0)], lambda step: step * tokens)
-    token_bytes = torch.from_numpy(shards.token_bytes().astype(np.int64)).to(world.device)
-    return partial(validate, job, batches, token_bytes)
+def open_batches(job: Job) -> tuple[Batches, Callable[[nn.Module, Phase], dict[str, float]] | None]:
+    """The batches of a run, and a function from (model, phase) to validation metrics, on the same tokens every time;
+    None without such text.
+
+    Raises `InputError` where batches are too small for the processes.
+    """
+    recipe, world, main = job.recipe, job.world, job.text.main
+    held_out = ShardSet(main.folder, "validation", main.manifest)
+    token_bytes_V = main.token_bytes().astype(np.int64) if held_out.num_documents else None
+    batches = make_batches(recipe.data, job.text, job.tokens_before, origin=job.origin.data_position)
+    # A batch grows or shrinks from its first to its last update.
+    smallest = min(batches.batch_tokens(0), batches.batch_tokens(recipe.num_steps - 1))
+    microbatches = -(-smallest // (world.size * recipe.compute.microbatch_tokens))
+    if smallest // (world.size * microbatches) < recipe.data.max_sample_tokens:
+        raise InputError(
+            f"batch_tokens {smallest} over {world.size} processes and {microbatches} microbatches leaves "
+            f"less than one sample of {recipe.data.max_sample_tokens} tokens each; raise one of the two"
+        )
+    if token_bytes_V is None:
+        world.tell(f"{recipe.data.shards} has no validation documents: training without validation")
+        return batches, None
+    samples = make_samples(recipe.data, held_out)
+    tokens = min(recipe.validation.tokens, samples.num_tokens)
+    measured = Batches([PackedSet(held_out, samples, seed=0)], lambda step: step * tokens)
+    return batches, partial(validate, job, measured, torch.from_numpy(token_bytes_V).to(world.device))
 
 
 @torch.no_grad()
@@ -288,22 +263,20 @@ def validate(job: Job, batches: Batches, token_bytes_V: Tensor, model: nn.Module
 # Lines for people, records for metrics.jsonl
 
 
-def describe_start(job: Job, model: nn.Module, flops: FlopCount, batches: Batches) -> str:
+def describe_start(job: Job, state: State, batches: Batches) -> str:
     """A line on what is about to be trained, and one on how it is computed, and why so."""
     recipe, world, compute, carried = job.recipe, job.world, job.recipe.compute, job.origin.carried
-    network: Any = unwrap(model).network
+    network: Any = unwrap(state.model).network
     millions = sum(parameter.numel() for parameter in network.parameters()) / 1e6
-    tokens = job.tokens_before(recipe.num_steps)
+    epochs = job.tokens_before(recipe.num_steps) / batches.num_tokens
     phases = " → ".join(f"{phase.steps:,} steps of {phase.words}" for phase in recipe.curriculum)
     left_out = f", {batches.left_out_tokens:,} tokens left out" if batches.left_out_tokens else ""
     taken = f"; taken over: {', '.join(carried)}" if carried else ""
     several = f"{world.size} processes, {compute.parallel} · " if world.size > 1 else ""
-    _, blocks = decide_compile(compute, world.device, job.dtype, tokens * flops.per_token)
     return (
         f"{job.run.path}: {type(network).__name__} of {millions:.1f}M parameters, {phases}, batches of "
-        f"{recipe.batch_label} tokens, {tokens / batches.num_tokens:.2g} epochs of {batches.num_samples:,} samples"
-        f"{left_out}{taken}\n"
-        f"{several}{explain_computing(compute.precision, world.device, network.base_model)} · blocks {blocks}"
+        f"{recipe.batch_label} tokens, {epochs:.2g} epochs of {batches.num_samples:,} samples{left_out}{taken}\n"
+        f"{several}{explain_computing(compute.precision, world.device, network.base_model)} · blocks {state.compiling}"
     )
 
 
@@ -381,6 +354,8 @@ def open_log(job: Job, batches: Batches, flops: FlopCount, steps: range, *, is_l
         open_tracking(tracking, job.run.path, settings, steps.start + 1) as send,
         track("pretrain", steps.stop, "steps") as progress,
     ):
+        if is_written:  # what was logged later is dropped: it will be logged again
+            job.run.forget_after(steps.start)
         progress.advance(steps.start, already_done=True)
         peak = peak_flops(job.world.device, job.dtype) * job.world.size
         mean = batches.num_tokens / batches.num_samples

@@ -1,29 +1,34 @@
-"""The objective and the rate of each step, and what the objective makes of a batch: CLM and MLM differ here.
+"""The objective of each step, and what it makes of a batch, one step ahead: CLM and MLM differ here.
 
 A curriculum is a list of mixtures; a mixture gives each step one pure phase. A mixture is a phase as the recipe writes
-it: one objective, or a masked one and CLM in turn (`clm_share`). A pure phase has one objective. The rate is
-warmup-stable-decay (Table 1; Hu et al. 2024).
+it: one objective, or a masked one and CLM in turn (`clm_share`). A pure phase has one objective. The batch of a step is
+labelled and laid out on the device while the step before it computes.
 
 Masks are drawn from (seed, epoch, sample, position in the sample): the same for any world size, microbatch size and
 number of workers, and the same for every run with that seed. Targets are listed, not padded with -100, so the head
 computes logits for them alone.
 
-Letters: T tokens, N targets, V vocabulary.
+Letters: T tokens, N targets, S samples.
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
 from math import floor
 
 import numpy as np
+from torch import Tensor
 
 from biphase.corpus.order import uniform
-from biphase.corpus.packing import PackedBatch
+from biphase.corpus.packing import Batches, PackedBatch
 from biphase.corpus.shards import ShardManifest
-from biphase.recipe import Phase, Schedule
+from biphase.device import to_device
+from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, PackedLayout, choose_backend, lay_out
+from biphase.pretraining.job import Job
+from biphase.recipe import Phase
 
 
 def mixture_ends(curriculum: Sequence[Phase]) -> list[int]:
@@ -50,25 +55,71 @@ def phase_of_step(curriculum: Sequence[Phase], run_step: int, origin_step: int) 
     return number, pure.with_mask_at((step_in_mixture + 0.5) / mixture.steps)
 
 
-def learning_rate(schedule: Schedule, step: int, num_steps: int) -> float:
-    """The rate of update `step` (from 0) of `num_steps`.
+@dataclass(frozen=True)
+class Microbatch:
+    """One forward and backward pass: the arguments of `PackedModel`, and what the accounts need."""
 
-    Warm-up climbs in equal steps from peak / warmup_steps to the peak; decay falls in equal steps from the peak to
-    peak / decay_steps, so that 0 would come after the last update and no update is wasted on it.
-    """
-    assert 0 <= step < num_steps
-    climbing = (step + 1) / schedule.warmup_steps if schedule.warmup_steps else 1.0
-    falling = (num_steps - step) / schedule.decay_steps if schedule.decay_steps else 1.0
-    return schedule.peak_lr * min(climbing, 1.0, falling)
-
-
-def decay_start(schedule: Schedule, num_steps: int) -> int:
-    """Updates before the decay: the last checkpoint from which other runs can branch at full rate."""
-    return num_steps - schedule.decay_steps
+    inputs_T: Tensor
+    positions_T: Tensor
+    layout: PackedLayout
+    target_positions_N: Tensor
+    targets_N: Tensor
+    sample_ids_S: np.ndarray
+    lengths_S: np.ndarray
 
 
-CHOOSE, REPLACE, RANDOM_TOKEN = range(3)
-"""The numbers of the independent random streams of a token."""
+def prefetch(job: Job, batches: Batches, steps: range) -> Iterator[tuple[int, int, Phase, list[Microbatch]]]:
+    """Each step, the number of its mixture, its pure phase and microbatches; those of the next step are made while the
+    current one computes."""
+
+    def make(step: int) -> tuple[int, int, Phase, list[Microbatch]]:
+        number, phase = phase_of_step(job.recipe.curriculum, step, job.origin.step)
+        # A later pass is over the text of the first one, which may have been a parent's, but not of another order.
+        before = job.origin.step if job.origin.data_position else 0
+        mask_pass = (before + step) % phase.mask_passes
+        return step, number, phase, make_microbatches(job, batches, phase, step - mask_pass, mask_pass)
+
+    if not steps:
+        return
+    with ThreadPoolExecutor(1) as thread:
+        pending = thread.submit(make, steps[0])
+        for step in steps:
+            ready = pending.result()
+            if step + 1 in steps:
+                pending = thread.submit(make, step + 1)
+            yield ready
+
+
+def make_microbatches(job: Job, batches: Batches, phase: Phase, step: int, mask_pass: int = 0) -> list[Microbatch]:
+    """This process's parts of batch `step`: as many on every process, each about `microbatch_tokens` long."""
+    size, rank = job.world.size, job.world.rank
+    num = -(-batches.batch_tokens(step) // (size * job.recipe.compute.microbatch_tokens))
+    parts = [batches.batch(step, rank * num + i, size * num) for i in range(num)]
+    return [make_microbatch(job, part, phase, mask_pass) for part in parts]
+
+
+def make_microbatch(job: Job, batch: PackedBatch, phase: Phase, mask_pass: int = 0) -> Microbatch:
+    """Part of a batch, labelled for the phase and laid out on the device."""
+    device, manifest = job.world.device, job.text.main.manifest
+    if len(batch.sample_ids_S) == 0:
+        # A part of a small validation set may hold no sample, but its process must take part in every layer, and
+        # transformers cannot compute on no token: so one special token, which no objective asks for.
+        zero = np.zeros(1, np.int64)
+        batch = PackedBatch(np.array([manifest.mask_id]), zero, np.array([0, 1]), zero, zero)
+    labelled = label_batch(phase, batch, manifest, job.recipe.seed, mask_pass)
+    backend, padding = choose_backend(device, job.dtype), PAD_TO_MULTIPLE_OF
+    layout = lay_out(
+        batch.bounds_S1, causal=labelled.causal, device=device, backend=backend, pad_to_multiple_of=padding
+    )
+    return Microbatch(
+        inputs_T=to_device(labelled.inputs_T, device),
+        positions_T=to_device(batch.positions_T, device),
+        layout=layout,
+        target_positions_N=to_device(labelled.target_positions_N, device),
+        targets_N=to_device(labelled.targets_N, device),
+        sample_ids_S=batch.sample_ids_S,
+        lengths_S=batch.lengths_S,
+    )
 
 
 @dataclass(frozen=True)
@@ -79,11 +130,6 @@ class LabelledBatch:
     target_positions_N: np.ndarray
     targets_N: np.ndarray
     causal: bool
-
-
-def is_causal(phase: Phase) -> bool:
-    """Whether the objective looks back only; a mixture looks as its masked objective does."""
-    return phase.objective == "clm"
 
 
 def label_batch(
@@ -106,34 +152,30 @@ def label_batch(
     may_T = ~np.isin(batch.tokens_T, shards.special_ids)
     if phase.objective == "mntp":
         may_T &= batch.positions_T > 0
-    # A token's number lies in [0, 1). With a ratio of 0.4, pass 0 takes the numbers in [0, 0.4), pass 1 those after it.
+    # Numbers of a token in [0, 1): one chooses it; two more say what hides it, where that is not always the mask token.
+    choice_T, *hiding_T = random_per_token(batch, seed, 1 if phase.mask_token_share == 1 else 3)
+    # With a ratio of 0.4, pass 0 takes the tokens with a number in [0, 0.4), pass 1 those after it.
     ratio = phase.mask_at(0)
-    passed_T = random_per_token(batch, seed, CHOOSE) - mask_pass * ratio
+    passed_T = choice_T - mask_pass * ratio
     chosen_T = may_T & (passed_T >= 0) & (passed_T < ratio)
     positions_N = np.flatnonzero(chosen_T)
     targets_N = batch.tokens_T[positions_N]
-    inputs_T = hide_tokens(phase, batch, chosen_T, shards, seed)
+    # Chosen ones become the mask token, a random ordinary token, or stay, by the phase's shares.
+    inputs_T, masked_T = batch.tokens_T.copy(), chosen_T
+    if hiding_T:
+        draw_T, token_T = hiding_T
+        masked_T = chosen_T & (draw_T < phase.mask_token_share)
+        random_from = phase.mask_token_share
+        takes_random_T = chosen_T & (draw_T >= random_from) & (draw_T < random_from + phase.random_token_share)
+        ordinary = np.setdiff1d(np.arange(shards.vocab_size), shards.special_ids)
+        inputs_T[takes_random_T] = ordinary[(token_T * len(ordinary)).astype(np.int64)][takes_random_T]
+    inputs_T[masked_T] = shards.mask_id
     shift = 1 if phase.objective == "mntp" else 0
     return LabelledBatch(inputs_T, positions_N - shift, targets_N, causal=False)
 
 
-def hide_tokens(phase: Phase, batch: PackedBatch, chosen_T: np.ndarray, shards: ShardManifest, seed: int) -> np.ndarray:
-    """The input tokens: chosen ones become the mask token, a random ordinary token, or stay, by the phase's shares."""
-    inputs_T = batch.tokens_T.copy()
-    if phase.mask_token_share == 1:
-        inputs_T[chosen_T] = shards.mask_id
-        return inputs_T
-    draw_T = random_per_token(batch, seed, REPLACE)
-    masked_T = chosen_T & (draw_T < phase.mask_token_share)
-    takes_random_T = (draw_T >= phase.mask_token_share) & (draw_T < phase.mask_token_share + phase.random_token_share)
-    ordinary = np.setdiff1d(np.arange(shards.vocab_size), shards.special_ids)
-    randoms_T = ordinary[(random_per_token(batch, seed, RANDOM_TOKEN) * len(ordinary)).astype(np.int64)]
-    inputs_T[masked_T] = shards.mask_id
-    return np.where(chosen_T & takes_random_T, randoms_T, inputs_T)
-
-
-def random_per_token(batch: PackedBatch, seed: int, stream: int) -> np.ndarray:
-    """A number in [0, 1) for each token, from (seed, stream, epoch, sample, position)."""
+def random_per_token(batch: PackedBatch, seed: int, num_streams: int) -> np.ndarray:
+    """Independent numbers in [0, 1) for each token, [streams, T], from (seed, stream, epoch, sample, position)."""
     epochs_T = np.repeat(batch.epochs_S, batch.lengths_S)
     samples_T = np.repeat(batch.sample_ids_S, batch.lengths_S)
-    return uniform(seed, stream, epochs_T, samples_T, batch.positions_T)
+    return uniform(seed, np.arange(num_streams)[:, None], epochs_T, samples_T, batch.positions_T)

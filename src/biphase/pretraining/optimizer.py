@@ -25,7 +25,6 @@ from biphase.encoder.network import describe_network, empty_network
 from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError
 from biphase.flops import NEWTON_SCHULZ_ITERATIONS
-from biphase.pretraining.objectives import learning_rate
 from biphase.recipe import ComputeConfig, Optimizer, Schedule
 
 COMPILE_PAYS_AFTER_FLOPS = 3e14
@@ -36,13 +35,10 @@ MOST_GRAPHS = 64
 
 
 def parallelize(
-    model: nn.Module, compute: ComputeConfig, dtype: torch.dtype, world: World, *, work: float
+    model: nn.Module, compute: ComputeConfig, dtype: torch.dtype, world: World, *, compiles: bool
 ) -> nn.Module:
     """`model` (a PackedModel) on its device, wrapped as `compute` says; parameters stay fp32. One on the meta device
-    stays there, for `fill_parts`.
-
-    `work` is the number of FLOPs of the whole run, resumed or not, so that the choice to compile never changes midway.
-    """
+    stays there, for `fill_parts`."""
     if not next(model.parameters()).is_meta:
         model.to(world.device)
     blocks = transformer_blocks(model)
@@ -55,7 +51,7 @@ def parallelize(
         except ValueError as error:
             remedy = "use compute.activation_checkpointing=false"
             raise InputError(f"compute.activation_checkpointing: {error}; {remedy}") from None
-    if decide_compile(compute, world.device, dtype, work)[0]:
+    if compiles:
         # All blocks share a code object, of which dynamo keeps a graph for each kind of layer, direction, and with or
         # without gradients: at its limit the rest would run uncompiled. Graphs of earlier networks would count too.
         torch._dynamo.reset()
@@ -112,7 +108,10 @@ def fill_parts(model: nn.Module, whole: PreTrainedModel | None, world: World) ->
 
 
 def decide_compile(compute: ComputeConfig, device: torch.device, dtype: torch.dtype, work: float) -> tuple[bool, str]:
-    """Whether the blocks are compiled in a run of `work` FLOPs on this device, and that with the reason in words."""
+    """Whether the blocks are compiled in a run of `work` FLOPs on this device, and that with the reason in words.
+
+    The FLOPs are those of the whole run, resumed or not, so that the choice never changes midway.
+    """
     missing = "" if compute.compile == "off" else missing_for_compile(device)
     if compute.compile == "on" and missing:
         raise InputError(f"compute.compile is on, but {missing} or use compute.compile=off")
@@ -205,6 +204,18 @@ def set_rate(optimizers: list[torch.optim.Optimizer], schedule: Schedule, step: 
         for group in optimizer.param_groups:
             group["lr"] = rate * group["lr_scale"]
     return rate
+
+
+def learning_rate(schedule: Schedule, step: int, num_steps: int) -> float:
+    """The rate of update `step` (from 0) of `num_steps`: warmup-stable-decay (Table 1; Hu et al. 2024).
+
+    Warm-up climbs in equal steps from peak / warmup_steps to the peak; decay falls in equal steps from the peak to
+    peak / decay_steps, so that 0 would come after the last update and no update is wasted on it.
+    """
+    assert 0 <= step < num_steps
+    climbing = (step + 1) / schedule.warmup_steps if schedule.warmup_steps else 1.0
+    falling = (num_steps - step) / schedule.decay_steps if schedule.decay_steps else 1.0
+    return schedule.peak_lr * min(climbing, 1.0, falling)
 
 
 class Muon(torch.optim.Optimizer):
