@@ -14,15 +14,13 @@ from biphase.tasks.examples import (
     LabelledText,
     Question,
     TaggedWords,
-    TaskData,
     find_answer,
-    hold_out,
-    limit_evaluation,
     load_examples,
     to_iob2,
 )
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import TASK_SPLITS, find_task, task_table
+from biphase.tasks.splits import TaskData, hold_out, limit_evaluation
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="developers' data is not here")

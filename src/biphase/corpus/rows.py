@@ -1,7 +1,7 @@
 """Files, data sets and what is in memory → rows: lines and JSON (plain, .gz or .zst), .parquet and .arrow, DataFrames.
 
-Texts to pretrain on, the data of tasks, pairs and rows to predict all come through here: each `Format` has a reader. Whatever is wrong is an
-`InputError` that names the file, and the line or row where there is one.
+Texts to pretrain on, the data of tasks, pairs and rows to predict all come through here: each `Format` has a reader.
+Whatever is wrong is an `InputError` that names the file, and the line or row where there is one.
 """
 
 import csv
@@ -19,7 +19,7 @@ from pydantic import Field
 
 from biphase.config import Strict
 from biphase.errors import InputError, clipped
-from biphase.files import parse_json, read_json, reading
+from biphase.files import parse_json, reading
 from biphase.hub import load_rows, pin_commit
 
 Format = Literal["jsonl", "tsv", "csv", "json", "parquet", "columns", "conllu", "squad", "record", "trec", "mldr"]
@@ -334,7 +334,7 @@ def saved_tables(folder: Path) -> list[Path]:
     if (folder / SPLITS).is_file():
         splits = ", ".join(sorted(state.parent.name for state in folder.glob(f"*/{SAVED_STATE}")))
         raise InputError(f"{folder} holds several splits: name the folder of one ({splits})")
-    state: Any = read_json(folder / SAVED_STATE) if (folder / SAVED_STATE).is_file() else None
+    state: Any = read_json_file(folder / SAVED_STATE) if (folder / SAVED_STATE).is_file() else None
     try:
         return [folder / Path(file["filename"]).name for file in state["_data_files"]]
     except (KeyError, TypeError):  # no such file, or that of another program
@@ -396,12 +396,12 @@ def rows_of_file(
     if path.is_dir():
         form = "parquet"
     match form:
+        case "squad":
+            yield from unfold(str(path), read_json_file(path), form)
         case "tsv" | "csv":
             yield from read_separated(path, layout, is_csv=form == "csv")
         case "columns" | "conllu":
             yield from read_columns(path, layout, words, label, is_conllu=form == "conllu")
-        case "squad":
-            yield from unfold(str(path), read_json_file(path), form)
         case "json":
             yield from read_json_rows(path)
         case "trec":

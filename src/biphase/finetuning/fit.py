@@ -51,10 +51,10 @@ from biphase.finetuning.heads import build_network, check_length, open_encoder
 from biphase.finetuning.keep import check_keepable, keep_network
 from biphase.finetuning.metrics import Rows
 from biphase.finetuning.scores import Score, read_score, save_examples
-from biphase.tasks.examples import Collection, TaskData, count_shared, input_of, limit_evaluation, load_examples
+from biphase.tasks.examples import count_shared, input_of, load_examples
 from biphase.tasks.sources import TaskSource
 from biphase.tasks.spec import TASK_SPLITS
-from biphase.tasks.splits import draw_indices, draw_shots
+from biphase.tasks.splits import Collection, TaskData, draw_indices, draw_shots, limit_evaluation
 
 ENCODING = 8
 """Part of the name of what is kept on disk: raise it when the same text no longer gives the same arrays, or when they

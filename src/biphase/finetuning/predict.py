@@ -14,7 +14,7 @@ import torch
 from transformers import pipeline
 
 from biphase.console import err
-from biphase.corpus.rows import PlacedRow, Row, text_column
+from biphase.corpus.rows import PlacedRow, Row, column, text_column
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.encoder.network import load_model_config, load_weights
 from biphase.encoder.packed import position_limit
@@ -132,7 +132,7 @@ def classify(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
     """The label, its probability, and that of each label; labels; or a number. Pairs are cut as in training. A row
     without a text has the same columns without values."""
     task, blank = predicting.cell.task, dict.fromkeys(input_columns(predicting.cell.task), "")
-    is_empty = [lacks_text(task, place, row) for place, row in rows]
+    is_empty = [lacks_text([column(place, row, name) for name in blank]) for place, row in rows]
     no_label = () if task.problem_type == "multi_label_classification" else 0
     examples = []
     for (place, row), empty in zip(rows, is_empty, strict=True):

@@ -8,8 +8,8 @@ documents without the prefixes of the encoder's input.
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache, partial
 from string import Formatter
@@ -20,7 +20,7 @@ import numpy as np
 from biphase.console import err
 from biphase.corpus.rows import SHORT_ROW, Row, column, id_of, shown, text_column
 from biphase.errors import InputError, first_of
-from biphase.tasks.sources import TaskSource, read_rows
+from biphase.tasks.sources import TaskSource, rows_by_part
 from biphase.tasks.spec import (
     TASK_SPLITS,
     EvaluatedSplit,
@@ -31,7 +31,7 @@ from biphase.tasks.spec import (
     is_own_task,
     template_columns,
 )
-from biphase.tasks.splits import TEST_SHARE, TRAIN_SHARE, Collection, Judgements, draw_items, hold_out, load_collection
+from biphase.tasks.splits import TEST_SHARE, TRAIN_SHARE, Collection, TaskData, hold_out, load_collection
 
 MULTI_HOT = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
 """What a list may say of each class: whether it applies."""
@@ -232,23 +232,6 @@ class Question:
 AnyExample = LabelledText | TaggedWords | Question | ChoiceTexts
 
 
-@dataclass(frozen=True)
-class TaskData:
-    """The examples of a task, of one kind; every split has some. `left_out` counts rows without label or text, and
-    broken ones."""
-
-    task: Task
-    source: str
-    train: tuple[Any, ...]
-    validation: tuple[Any, ...]
-    test: tuple[Any, ...]
-    left_out: int
-
-    @property
-    def splits(self) -> dict[TaskSplit, tuple[Any, ...]]:
-        return {"train": self.train, "validation": self.validation, "test": self.test}
-
-
 def load_examples(source: TaskSource, judged_only: bool) -> TaskData | Collection:
     """Read and check everything.
 
@@ -265,8 +248,10 @@ def load_examples(source: TaskSource, judged_only: bool) -> TaskData | Collectio
         files = f"{source.files['validation'][0].name}, {source.files['test'][0].name}"
         message = f"task '{source.task.name}': validation and test in {source.name} are the same data ({files})"
         raise InputError(f"{message}: leave validation out, and a part of train takes its place")
+    needed = (source.task.label, *(name for name in template_columns(source.task.template) if name != "choice"))
+    rows = rows_by_part(source)
     if source.task.family == "retrieval":
-        return load_collection(source, judged_only)
+        return load_collection(source, rows, judged_only)
     makers: dict[Family, Callable[[Task, str, Row], AnyExample | None]] = {
         "sequence_classification": make_text,
         "token_classification": partial(make_words, scheme=source.form.scheme),
@@ -279,8 +264,9 @@ def load_examples(source: TaskSource, judged_only: bool) -> TaskData | Collectio
     missing: dict[str, list[str]] = {}
     for split in source.splits:
         examples[split] = []
-        for place, row in read_rows(source, split):
-            lacks = why_left_out(task, place, row)
+        for place, row in rows[split]:
+            values = (column(place, row, name) for name in needed)
+            lacks = "fields" if row is SHORT_ROW else why_left_out(task, values)
             example = None if lacks else make(task, place, row)
             if example is not None:
                 examples[split].append(example)
@@ -367,29 +353,16 @@ def input_of(example: AnyExample) -> Any:
             return tuple(choice.text for choice in example.choices)
 
 
-def limit_evaluation(data: TaskData | Collection, num_examples: int) -> TaskData | Collection:
-    """The data with at most so many examples (queries) in validation and in test, drawn with seed 42, in their order.
+def why_left_out(task: Task, values: Iterator[Any]) -> Literal["answer", "label", "text"] | None:
+    """What an example cannot be made without, and the row lacks: an answer that anybody knows, a label, a text. None
+    where it has all. Rows of biphase's own tasks are taken as they were published.
 
-    The documents that are searched stay as they were: fewer of them would make every query easier.
+    Args:
+        values: the label and the columns of texts, each read when it is needed.
     """
-    if isinstance(data, TaskData):
-        validation, test = (draw_items(examples, num_examples) for examples in (data.validation, data.test))
-        return replace(data, validation=validation, test=test)
-    relevance: dict[EvaluatedSplit, Judgements] = {}
-    for split, judged in data.relevance.items():
-        relevance[split] = {query: judged[query] for query in draw_items(tuple(judged), num_examples)}
-    return replace(data, relevance=relevance)
-
-
-def why_left_out(task: Task, place: str, row: Row) -> Literal["fields", "answer", "label", "text"] | None:
-    """What an example cannot be made without, and the row lacks: fields of a table that is known to have short rows, an
-    answer that anybody knows, a label, a text. None where it has all. Rows of biphase's own tasks are taken as they
-    were published."""
-    if row is SHORT_ROW:
-        return "fields"
     if task.family not in ("sequence_classification", "multiple_choice"):
         return None
-    label = column(place, row, task.label)
+    label = next(values)
     if is_unlabelled(task, label):
         return "answer"
     if is_own_task(task):
@@ -397,13 +370,11 @@ def why_left_out(task: Task, place: str, row: Row) -> Literal["fields", "answer"
     may_be_empty = task.problem_type == "multi_label_classification"
     if is_missing(label) and (label is None or not may_be_empty):
         return "label"
-    return "text" if lacks_text(task, place, row) else None
+    return "text" if lacks_text([*values]) else None
 
 
-def lacks_text(task: Task, place: str, row: Row) -> bool:
-    """Tell whether a column of the template has no value in this row, or all of them are empty."""
-    names = [name for name in template_columns(task.template) if name != "choice"]
-    values = [column(place, row, name) for name in names]
+def lacks_text(values: Sequence[Any]) -> bool:
+    """Tell whether a row's columns of texts have one without a value, or are all empty."""
     return any(value is None for value in values) or (bool(values) and all(map(is_missing, values)))
 
 

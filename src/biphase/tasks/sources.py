@@ -21,10 +21,8 @@ from biphase.corpus.rows import (
     numbered_lines,
     plain_path,
     read_hub_split,
-    read_json_lines,
     renamed,
     rows_of_file,
-    unfold,
 )
 from biphase.errors import InputError, nearest
 from biphase.files import content_hash, hash_stamped
@@ -193,6 +191,12 @@ def parts_of(task: Task, layout: FileLayout) -> dict[PartName, str]:
     return parts
 
 
+def rows_by_part(source: TaskSource) -> dict[PartName, Iterator[PlacedRow]]:
+    """The rows of every part of a source, each read when it is gone through."""
+    texts: tuple[PartName, ...] = ("queries", "corpus") if source.task.family == "retrieval" else ()
+    return {part: read_rows(source, part) for part in (*source.splits, *texts)}
+
+
 def read_rows(source: TaskSource, part: PartName) -> Iterator[PlacedRow]:
     """The rows of a split (in retrieval its judgements), the corpus or the queries, in order, read as they are needed.
 
@@ -223,16 +227,14 @@ def read_layout(source: TaskSource, layout: FileLayout, part: PartName) -> Itera
         layout = layout.model_copy(update={"quotes": False})  # as GLUE and BEIR publish their tables
     splits = source.splits if layout.format == "mldr" and part == "queries" else (part,)  # they stand in the splits
     for path in (path for split in splits for path in source.files[split]):
-        if layout.format == "mldr":
-            for number, line, _ in read_json_lines(path):
-                yield from unfold(f"{path}:{number}", line, part if part in PUBLISHED else "mldr")
+        form: str | None = layout.format
+        if form == "mldr":
+            form = part if part in PUBLISHED else "mldr"
         elif part in ("corpus", "queries"):
-            yield from rows_of_file(path, FileLayout(format="jsonl"))
-        elif task.family == "retrieval":
-            form = layout.format or FORMATS.get(plain_path(path).suffix, "trec")
-            if layout.format is None and form == "tsv":  # of TREC's form, too, where it has no header and four fields
+            form = "jsonl"
+        elif form is None and task.family == "retrieval":
+            form = FORMATS.get(plain_path(path).suffix, "trec")
+            if form == "tsv":  # of TREC's form, too, where it has no header and four fields
                 fields = next(numbered_lines(path), (1, ""))[1].split("\t")
                 form = "trec" if len(fields) == 4 and fields[-1].lstrip("-").isdecimal() else "tsv"
-            yield from rows_of_file(path, layout.model_copy(update={"format": form}))
-        else:
-            yield from rows_of_file(path, layout, task.words, task.label)
+        yield from rows_of_file(path, layout.model_copy(update={"format": form}), task.words, task.label)

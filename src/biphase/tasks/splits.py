@@ -6,8 +6,8 @@ sees the same split and the same subset. BM25's candidates are found here too.
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -15,10 +15,10 @@ import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
 from biphase import console
-from biphase.corpus.rows import column, text_column
+from biphase.corpus.rows import PlacedRow, column, text_column
 from biphase.corpus.text import searched_words
 from biphase.errors import InputError
-from biphase.tasks.sources import PartName, TaskSource, read_rows
+from biphase.tasks.sources import PartName, TaskSource
 from biphase.tasks.spec import EvaluatedSplit, Task, TaskSplit
 
 DRAW_SEED = 42
@@ -30,6 +30,8 @@ TEST_SHARE = 0.1
 Item = TypeVar("Item")
 Judgements = dict[str, dict[str, int]]
 """Query id → document id → grade, of which 1 and more is relevant."""
+PartRows = Mapping[PartName, Iterator[PlacedRow]]
+"""What `sources.rows_by_part` gives."""
 
 
 def draw_items(items: Sequence[Item], wanted: int) -> tuple[Item, ...]:
@@ -106,6 +108,23 @@ def draw_queries(source: TaskSource, judged: dict[TaskSplit, Judgements]) -> dic
 
 
 @dataclass(frozen=True)
+class TaskData:
+    """The examples of a task, of one kind; every split has some. `left_out` counts rows without label or text, and
+    broken ones."""
+
+    task: Task
+    source: str
+    train: tuple[Any, ...]
+    validation: tuple[Any, ...]
+    test: tuple[Any, ...]
+    left_out: int
+
+    @property
+    def splits(self) -> dict[TaskSplit, tuple[Any, ...]]:
+        return {"train": self.train, "validation": self.validation, "test": self.test}
+
+
+@dataclass(frozen=True)
 class Collection:
     """Documents, the queries that are judged, and the judgements, of a retrieval task. Texts have no prefixes."""
 
@@ -123,12 +142,28 @@ class Collection:
     """Queries of train without a relevant document."""
 
 
-def load_collection(source: TaskSource, judged_only: bool) -> Collection:
+def limit_evaluation(data: TaskData | Collection, num_examples: int) -> TaskData | Collection:
+    """The data with at most so many examples (queries) in validation and in test, drawn with seed 42, in their order.
+
+    The documents that are searched stay as they were: fewer of them would make every query easier.
+    """
+    if isinstance(data, TaskData):
+        validation, test = (draw_items(examples, num_examples) for examples in (data.validation, data.test))
+        return replace(data, validation=validation, test=test)
+    relevance: dict[EvaluatedSplit, Judgements] = {}
+    for split, judged in data.relevance.items():
+        relevance[split] = {query: judged[query] for query in draw_items(tuple(judged), num_examples)}
+    return replace(data, relevance=relevance)
+
+
+def load_collection(source: TaskSource, rows: PartRows, judged_only: bool) -> Collection:
     task = source.task
     # 1. Judgements, whose queries are drawn into splits where the source has no such split.
-    judged = draw_queries(source, {split: read_judgements(source, split) for split in source.splits})
+    judged = draw_queries(source, {split: read_judgements(rows[split]) for split in source.splits})
+    relevance: dict[EvaluatedSplit, Judgements] = {"validation": judged["validation"], "test": judged["test"]}
+    named = {split: named_documents(judgements) for split, judgements in relevance.items()}
     # 2. The texts that they name.
-    queries, documents = read_judged_texts(source, judged, judged_only)
+    queries, documents = read_judged_texts(source, rows, judged, judged_only)
     # 3. Pairs to train on. A query without a relevant document gives none; no split may have such queries alone.
     pairs: dict[TaskSplit, list[tuple[str, str]]] = {"train": []}
     for split, judgements in judged.items():
@@ -143,8 +178,8 @@ def load_collection(source: TaskSource, judged_only: bool) -> Collection:
         documents=documents,
         queries=queries,
         train=tuple(pairs["train"]),
-        relevance={"validation": judged["validation"], "test": judged["test"]},
-        judged_documents={"validation": named_documents(judged["validation"]), "test": named_documents(judged["test"])},
+        relevance=relevance,
+        judged_documents=named,
         left_out=len(judged.get("train", {})) - len({query for query, _ in pairs["train"]}),
     )
 
@@ -153,9 +188,9 @@ GRADE: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(gt=1 - 2**31, lt=2**3
 """Where a grade needs more than 31 bits, pytrec_eval scores 0 in silence."""
 
 
-def read_judgements(source: TaskSource, split: TaskSplit) -> Judgements:
+def read_judgements(rows: Iterable[PlacedRow]) -> Judgements:
     judgements: Judgements = {}
-    for place, row in read_rows(source, split):
+    for place, row in rows:
         query, document = (str(column(place, row, name)) for name in ("query-id", "corpus-id"))
         value = column(place, row, "score")
         try:
@@ -173,20 +208,22 @@ def named_documents(judgements: Judgements) -> tuple[str, ...]:
 
 
 def read_judged_texts(
-    source: TaskSource, judged: Mapping[TaskSplit, Judgements], judged_only: bool
+    source: TaskSource, rows: PartRows, judged: Mapping[TaskSplit, Judgements], judged_only: bool
 ) -> tuple[dict[str, str], dict[str, str]]:
     """The queries that are judged, and all documents or those that judgements name."""
     wanted = {query for judgements in judged.values() for query in judgements}
     named = {document for judgements in judged.values() for document in named_documents(judgements)}
-    return read_texts(source, "queries", wanted), read_texts(source, "corpus", named, is_part=judged_only)
+    parts: tuple[tuple[PartName, Set[str], bool], ...] = ("queries", wanted, True), ("corpus", named, judged_only)
+    queries, documents = (read_texts(source, rows, part, ids, is_part) for part, ids, is_part in parts)
+    return queries, documents
 
 
-def read_texts(source: TaskSource, part: PartName, named: Set[str], is_part: bool = True) -> dict[str, str]:
+def read_texts(source: TaskSource, rows: PartRows, part: PartName, named: Set[str], is_part: bool) -> dict[str, str]:
     """Texts by id, of all rows or of those that judgements name; a title goes before its text. Raises `InputError`
     where one that is named is not there."""
     texts: dict[str, str] = {}
     with console.track(f"read {source.task.name} {part}", None, "rows") as progress:
-        for number, (place, row) in enumerate(read_rows(source, part), start=1):
+        for number, (place, row) in enumerate(rows[part], start=1):
             id = str(column(place, row, "_id"))
             if number % 10_000 == 0:
                 progress.advance(10_000)
