@@ -48,7 +48,7 @@ def run_trainer(job: PretrainingJob) -> dict[str, Any]:
     attention = trainer_attention(device)
     model.set_attn_implementation(attention)
     collate = DataCollatorForLanguageModeling(
-        shards.tokenizer(), mlm_probability=0.4, mask_replace_prob=1.0, random_replace_prob=0.0
+        shards.tokenizer, mlm_probability=0.4, mask_replace_prob=1.0, random_replace_prob=0.0
     )
 
     def weighed(features: list[dict[str, Any]]) -> Any:

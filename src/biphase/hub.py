@@ -1,4 +1,5 @@
-"""A hub id → the folder of its files, or the rows of a data set, at one commit, which names it from then on.
+"""A hub id → the folder of its files and what its configuration says, or the rows of a data set, at one commit, which
+names it from then on.
 
 The commit of a model that is in the cache already is taken before a newer one, so that a run that is started again, on
 a machine without network too, finds the model that it began with. Weights as pickles are refused, and code is not run.
@@ -7,11 +8,14 @@ a machine without network too, finds the model that it began with. Weights as pi
 import re
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from biphase import console
-from biphase.errors import InputError, first_line, is_raised_here
+from biphase.errors import InputError, first_line, is_raised_here, told_as
 from biphase.files import content_hash, file_hash, read_json
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 FILES = {"tokenizer": ["*.json", "*.model", "*.txt"], "model": ["*.json", "*.model", "*.txt", "*.safetensors"]}
 """Neither code nor pickles."""
@@ -23,6 +27,9 @@ KNOWN_FILES = ("config.json", "tokenizer_config.json", "tokenizer.json", "module
 
 INDEX = "model.safetensors.index.json"
 """The file that names the parts of weights that are too large for one file."""
+
+MOST_LAYERS = 1_000
+"""transformers makes as many as it is told, one by one, for ever if need be."""
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -184,6 +191,75 @@ def model_name(source: str | Path) -> str:
     *_, repository, inner, _ = ("", "", "", *Path(source).parts)
     is_cached = inner == "snapshots" and repository.startswith("models--")
     return repository.removeprefix("models--").replace("--", "/") if is_cached else str(source)
+
+
+def load_model_config(source: str | Path) -> "PretrainedConfig":
+    """The configuration of the network of text in a model folder or hub model.
+
+    Raises:
+        InputError: none that can be read, that of an encoder-decoder, which is two networks in one, of a network of
+            text among others, or of an adapter or quantized weights, which cannot be trained.
+    """
+    published, name = load_whole_config(source), model_name(source)
+    config = published.get_text_config()
+    if not hasattr(config, "vocab_size"):
+        raise InputError(f"{name} is a '{config.model_type}' model, which does not read tokens of text")
+    if getattr(config, "is_encoder_decoder", False):
+        raise InputError(f"{name} is an encoder-decoder ({config.model_type}), which is not supported")
+    layers = getattr(config, "num_hidden_layers", None)
+    if isinstance(layers, int) and layers > MOST_LAYERS:
+        raise InputError(f"{name}: config.json says {layers} layers; up to {MOST_LAYERS:,} are made")
+    if has_other_parts(published):
+        raise InputError(
+            f"{name} reads images or sound beside text; make a folder of it: biphase convert {name} FOLDER"
+        )
+    return config
+
+
+def load_whole_config(source: str | Path) -> "PretrainedConfig":
+    """The configuration of all parts of a model. Raises `InputError` as `load_model_config` does, whatever the parts
+    are."""
+    if str(source).startswith((".", "/")) and not Path(source).is_dir():
+        raise InputError(f"{source} is not a folder")
+    if (Path(source) / "adapter_config.json").exists():  # transformers would follow it elsewhere, or pass over it
+        raise InputError(f"{source} is a LoRA adapter: merge it into its model first, by its merge_and_unload")
+    from transformers import AutoConfig, PretrainedConfig
+
+    name = model_name(source)
+    with told_as(f"cannot read a model configuration from {name}"):
+        refuse_own_code(name, PretrainedConfig.get_config_dict(str(source))[0])
+        published: PretrainedConfig = AutoConfig.from_pretrained(str(source), trust_remote_code=False)
+        config = published.get_text_config()
+    quantized = getattr(published, "quantization_config", None) or getattr(config, "quantization_config", None)
+    if quantized:
+        method = quantized.get("quant_method", "in a way that it does not name")
+        raise InputError(f"{name} is quantized ({method}): give the weights that are not")
+    return published
+
+
+def has_other_parts(published: "PretrainedConfig") -> bool:
+    """Whether a network of text stands among others, for images or sound, in a model that writes text."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING
+
+    is_alone = published.get_text_config() is published
+    return not is_alone and type(published) in MODEL_FOR_MULTIMODAL_LM_MAPPING
+
+
+def refuse_own_code(name: str, content: dict[str, Any]) -> None:
+    """Raises `InputError` for a config.json that only code of its own (`auto_map`) reads as it is meant: none is ever
+    run."""
+    if not content.get("auto_map"):
+        return
+    from transformers import CONFIG_MAPPING
+
+    kind = content.get("model_type")
+    if kind == "eurobert" and not content.keys() & {"rope_theta", "rope_parameters"}:
+        # Its own code and transformers mean another base where it says none.
+        reason = f"{name} is a EuroBERT for code of its own, which is never run; make a folder for transformers of it"
+        raise InputError(f"{reason}: biphase convert {name} FOLDER")
+    if kind not in CONFIG_MAPPING:
+        reason = f"{name} needs code of its own (of type '{kind}', auto_map in its config.json), which is never run"
+        raise InputError(f"{reason}; take a model of a type that transformers knows")
 
 
 def refuse_pickles(source: str | Path) -> None:

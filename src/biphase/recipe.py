@@ -5,6 +5,7 @@ Inert: nothing here reads data, touches torch or decides from the machine. Units
 """
 
 from fractions import Fraction
+from itertools import accumulate
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
@@ -311,6 +312,12 @@ class Recipe(Strict):
     @property
     def num_steps(self) -> int:
         return sum(phase.steps for phase in self.curriculum)
+
+    @property
+    def kept_steps(self) -> set[int]:
+        """The updates after which a checkpoint stays: where a phase ends, before the decay begins, and those named."""
+        ends = accumulate(phase.steps for phase in self.curriculum)
+        return {*ends, self.decay_start, *self.checkpoints.keep} - {0}
 
     @property
     def decay_start(self) -> int:

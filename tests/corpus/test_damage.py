@@ -26,7 +26,7 @@ def shards(corpus: Any, tmp_path: Path) -> Path:
 def read_everything(folder: Path) -> np.ndarray:
     """All that a run reads of a set."""
     shards = ShardSet.open(folder)
-    shards.tokenizer()
+    assert shards.tokenizer
     shards.token_bytes()
     samples = DocumentSamples(shards.document_ends, 12, 64)
     batches = Batches([PackedSet(shards, samples, seed=1)], lambda step: 512 * step)

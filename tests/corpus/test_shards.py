@@ -65,7 +65,7 @@ def made(tmp_path_factory, tokenizer_folder: Path) -> Path:
 
 def decoded(folder: Path, split: str = "train") -> list[str]:
     shards = ShardSet.open(folder, split)
-    tokenizer = shards.tokenizer()
+    tokenizer = shards.tokenizer
     documents = [shards.document(index) for index in range(shards.num_documents)]
     assert all(ids[-1] == tokenizer.eos_token_id and tokenizer.eos_token_id not in ids[:-1] for ids in documents)
     return [tokenizer.decode(ids[:-1]) for ids in documents]
@@ -97,7 +97,7 @@ def test_manifest_counts_what_is_there(made: Path) -> None:
     assert not np.isin(shards.read(0, shards.num_tokens), [1, 2]).any(), "spelled-out special tokens stay text"
     manifest = shards.manifest
     assert (manifest.eos_id, manifest.mask_id, manifest.pad_id, manifest.bos_id) == (0, 1, 2, None)
-    assert shards.manifest.tokenizer_hash == tokenizer_hash(shards.tokenizer())
+    assert shards.manifest.tokenizer_hash == tokenizer_hash(shards.tokenizer)
     assert shards.dtype == np.uint16 and shards.manifest.vocab_size == 300
 
 
@@ -380,7 +380,7 @@ def test_bad_manifests_and_names(made: Path, tmp_path: Path) -> None:
 
 def test_wrong_tokenizer(made: Path) -> None:
     shards = ShardSet.open(made)
-    check_tokenizer(shards, tokenizer_hash(shards.tokenizer()))
+    check_tokenizer(shards, tokenizer_hash(shards.tokenizer))
     with pytest.raises(InputError, match=rf"{shards.manifest.tokenizer_hash[:16]}, not with ffffffffffffffff: prepare"):
         check_tokenizer(shards, "f" * 64)
 
@@ -507,4 +507,4 @@ def test_describe(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     print_facts(facts)
     told = f"train: documents {shards.num_documents:,} · tokens {shards.num_tokens:,} · "
     assert told in capsys.readouterr().out
-    assert len(token_byte_lengths(shards.tokenizer())) == shards.manifest.vocab_size
+    assert len(token_byte_lengths(shards.tokenizer)) == shards.manifest.vocab_size

@@ -26,6 +26,7 @@ from transformers import (
 )
 
 from biphase.config import BUNDLED, load_config
+from biphase.corpus.shards import ShardSet
 from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer
 from biphase.encoder.attention import lay_out
 from biphase.encoder.network import load_backbone
@@ -34,7 +35,7 @@ from biphase.errors import InputError
 from biphase.export.model import export_checkpoint
 from biphase.files import read_json
 from biphase.pretraining.checkpoint import read_checkpoint_manifest
-from biphase.pretraining.job import fit_samples
+from biphase.pretraining.job import begin_with_model
 from biphase.pretraining.loop import train
 from biphase.pretraining.objectives import make_microbatches
 from biphase.recipe import Recipe
@@ -170,7 +171,7 @@ def test_a_masked_language_model_goes_on(family: str, tiny_recipe: MakeRecipe, t
     assert digests(train(recipe, tmp_path / "parts"), 12) == digests(whole, 12)
 
 
-def test_what_a_masked_language_model_cannot(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_what_a_masked_language_model_cannot(tiny_recipe: MakeRecipe, corpus: Any, tmp_path: Path) -> None:
     def go_on(folder: Path, *overrides: str) -> None:
         train(tiny_recipe(*only("mlm", 1), f"init={{model: {folder}}}", *overrides), tmp_path / "runs")
 
@@ -179,7 +180,8 @@ def test_what_a_masked_language_model_cannot(tiny_recipe: MakeRecipe, tmp_path: 
     with pytest.raises(InputError, match=r"takes 47 positions; set data.max_sample_tokens=47"):
         go_on(save_masked("roberta", tmp_path / "short", max_position_embeddings=50))
     short = save_masked("roberta", tmp_path / "fits", max_position_embeddings=50)
-    recipe = fit_samples(load_config(Recipe, BUNDLED / "recipes" / "adapt.yaml"), short)
+    adapt = load_config(Recipe, BUNDLED / "recipes" / "adapt.yaml", [f"init.model={short}"])
+    recipe, _ = begin_with_model(adapt, ShardSet.open(corpus.shards))
     assert recipe.data.max_sample_tokens == 47  # as many as its network takes
     with pytest.raises(InputError, match=r"from behind its padding token 5, and that of the shards is 2: prepare"):
         go_on(save_masked("roberta", tmp_path / "padding", pad_token_id=5))

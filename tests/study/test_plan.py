@@ -288,19 +288,16 @@ def test_each_network_is_evaluated_from_random_weights_where_asked() -> None:
 
 
 def test_a_run_stores_what_the_plan_says() -> None:
-    """The loop's own rule for what it keeps, on every run of a plan."""
-    from biphase.pretraining.objectives import mixture_ends
-
+    """Ends of phases, the last step before the decay, and what other runs and scores need."""
     arms = [
         {"curricula": ["clm"], "budgets": [200]},
         {"curricula": ["60+100"]},
         {"curricula": ["mlm"], "budgets": [40]},
     ]
     for run in plan_study(make_study(arms)).runs.values():
-        named = run.recipe.checkpoints.keep
-        kept = {*mixture_ends(run.recipe.curriculum), run.recipe.decay_start, *named} - {0}
-        assert stored_steps(run) == sorted(run.first + step for step in kept)
-        assert set(run.kept) <= set(stored_steps(run))
+        stored = {*stored_steps(run)}
+        assert {*run.kept, run.last, run.last - run.recipe.schedule.decay_steps} - {run.first} <= stored
+        assert stored == {run.first + step for step in run.recipe.kept_steps}
 
 
 def test_runs_give_the_weights_of_the_arms_trained_alone(tiny_recipe: Any, tmp_path: Path) -> None:

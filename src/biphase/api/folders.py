@@ -94,7 +94,7 @@ def shard_facts(path: Path, *, verify: bool, near_copies: bool) -> Facts:
     facts |= fields_of(manifest, "vocab_size dtype") | {"num_shards": len(manifest.shards)}
     if manifest.duplicates is not None:
         facts["exact_copies"] = manifest.duplicates
-    tokenizer = sets[0].tokenizer()
+    tokenizer = sets[0].tokenizer
     for shards in sets:
         total = manifest.splits[shards.split]
         facts[shards.split] = fields_of(total, "documents tokens text_bytes empty_texts")

@@ -25,7 +25,7 @@ from pydantic import Field
 from biphase.config import Count, Grown, PositiveCount, Strict
 from biphase.corpus.order import mix
 from biphase.corpus.text import TxtDocuments
-from biphase.corpus.tokenizer import load_tokenizer, token_byte_lengths, tokenizer_hash
+from biphase.corpus.tokenizer import find_tokenizer, token_byte_lengths, tokenizer_hash
 from biphase.errors import InputError, nearest
 from biphase.files import file_hash, read_hashed, validate_record
 
@@ -239,12 +239,14 @@ class ShardSet:
         start = int(self.document_ends[index - 1]) if index > 0 else 0
         return self.read(start, int(self.document_ends[index]))
 
+    @cached_property
     def tokenizer(self) -> "PreTrainedTokenizerFast":
-        """The tokenizer that the set was made with. Raises `InputError` when its folder holds another one."""
-        tokenizer = load_tokenizer(self.folder / "tokenizer")
-        if tokenizer_hash(tokenizer) != self.manifest.tokenizer_hash:
+        """The tokenizer that the set was made with. Raises `InputError` when its folder holds another one, or none."""
+        folder = self.folder / "tokenizer"
+        tokenizer = find_tokenizer(folder, str(folder))
+        if tokenizer is None or tokenizer_hash(tokenizer) != self.manifest.tokenizer_hash:
             raise InputError(
-                f"{self.folder / 'tokenizer'} is damaged or another tokenizer than the set was made with: put the one "
+                f"{folder} is damaged or another tokenizer than the set was made with: put the one "
                 f"of hash {self.manifest.tokenizer_hash[:16]} there, or prepare the text anew"
             )
         return tokenizer
@@ -264,7 +266,7 @@ class ShardSet:
             for kind in ("tokens", "ends", "hashes"):
                 if file_hash(self.folder_of(shard) / f"{self.split}.{kind}") != getattr(part, f"{kind}_sha256"):
                     raise self.damaged(shard, kind)
-        if not np.array_equal(self.token_bytes(), token_byte_lengths(self.tokenizer())):
+        if not np.array_equal(self.token_bytes(), token_byte_lengths(self.tokenizer)):
             raise InputError(f"{self.folder / 'token_bytes.npy'} is not that of the tokenizer: prepare the set anew")
 
 

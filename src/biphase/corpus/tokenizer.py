@@ -147,13 +147,20 @@ def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerFast":
         with told_as(f"{path} is neither a tokenizer.json nor a Llama 3 tokenizer.model (base64 and a rank a line)"):
             backend = Tokenizer.from_file(str(path))
         return with_all_roles(wrap_backend(backend, {}), str(path))
-    folder = fetch_model(os.path.expanduser(source), kind="tokenizer")  # `./x` as it is: a path is never an id
-    if not any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
+    tokenizer = find_tokenizer(fetch_model(os.path.expanduser(source), kind="tokenizer"), str(source))  # `./x` as it is
+    if tokenizer is None:
         raise InputError(f"tokenizer {source} has no tokenizer files (tokenizer.json or the like)")
+    return tokenizer
+
+
+def find_tokenizer(folder: Path, name: str) -> "PreTrainedTokenizerFast | None":
+    """The tokenizer in a folder, made fit as `load_tokenizer` says and called `name`; None where there is none."""
+    if not any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
+        return None
     if not (folder / "tokenizer.json").exists() and is_tiktoken_file(folder / "tokenizer.model"):
         return load_llama3(folder / "tokenizer.model")
-    with told_as(f"tokenizer {source} cannot be used"):
-        return with_all_roles(load_pretrained_tokenizer(folder), str(source))
+    with told_as(f"tokenizer {name} cannot be used"):
+        return with_all_roles(load_pretrained_tokenizer(folder), name)
 
 
 def load_pretrained_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":

@@ -18,7 +18,6 @@ import transformers
 from torch import nn
 from transformers import EuroBertConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from biphase import console
 from biphase.encoder.attention import ATTENTION, OwnAttentionError
@@ -26,73 +25,7 @@ from biphase.encoder.packed import PaddedBackbone
 from biphase.encoder.presets import find_preset
 from biphase.encoder.proofs import FailedProofError, check_padded, find_first_position, looks_both_ways
 from biphase.errors import InputError, first_line, is_raised_here, nearest, told_as
-from biphase.hub import model_name, refuse_pickles
-
-MOST_LAYERS = 1_000
-"""transformers makes as many as it is told, one by one, for ever if need be."""
-
-
-def load_model_config(source: str | Path) -> PretrainedConfig:
-    """Load the configuration of the network of text in a model folder or hub model.
-
-    Raises:
-        InputError: none that can be read, that of an encoder-decoder, which is two networks in one, of a network of
-            text among others, or of an adapter or quantized weights, which cannot be trained.
-    """
-    published, name = load_whole_config(source), model_name(source)
-    config = published.get_text_config()
-    if not hasattr(config, "vocab_size"):
-        raise InputError(f"{name} is a '{config.model_type}' model, which does not read tokens of text")
-    if getattr(config, "is_encoder_decoder", False):
-        raise InputError(f"{name} is an encoder-decoder ({config.model_type}), which is not supported")
-    layers = getattr(config, "num_hidden_layers", None)
-    if isinstance(layers, int) and layers > MOST_LAYERS:
-        raise InputError(f"{name}: config.json says {layers} layers; up to {MOST_LAYERS:,} are made")
-    if has_other_parts(published):
-        raise InputError(
-            f"{name} reads images or sound beside text; make a folder of it: biphase convert {name} FOLDER"
-        )
-    return config
-
-
-def load_whole_config(source: str | Path) -> PretrainedConfig:
-    """Load the configuration of all parts of a model. Raises `InputError` as `load_model_config` does, whatever the
-    parts are."""
-    if str(source).startswith((".", "/")) and not Path(source).is_dir():
-        raise InputError(f"{source} is not a folder")
-    if (Path(source) / "adapter_config.json").exists():  # transformers would follow it elsewhere, or pass over it
-        raise InputError(f"{source} is a LoRA adapter: merge it into its model first, by its merge_and_unload")
-    name = model_name(source)
-    with told_as(f"cannot read a model configuration from {name}"):
-        refuse_own_code(name, PretrainedConfig.get_config_dict(str(source))[0])
-        published: PretrainedConfig = transformers.AutoConfig.from_pretrained(str(source), trust_remote_code=False)
-        config = published.get_text_config()
-    quantized = getattr(published, "quantization_config", None) or getattr(config, "quantization_config", None)
-    if quantized:
-        method = quantized.get("quant_method", "in a way that it does not name")
-        raise InputError(f"{name} is quantized ({method}): give the weights that are not")
-    return published
-
-
-def has_other_parts(published: PretrainedConfig) -> bool:
-    """Tell whether a model that writes text has parts for images or sound beside its network of text."""
-    is_alone = published.get_text_config() is published
-    return not is_alone and type(published) in modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING
-
-
-def refuse_own_code(name: str, content: dict[str, Any]) -> None:
-    """Raise `InputError` for a config.json that only code of its own (`auto_map`) reads as it is meant: none is ever
-    run."""
-    if not content.get("auto_map"):
-        return
-    kind = content.get("model_type")
-    if kind == "eurobert" and not content.keys() & {"rope_theta", "rope_parameters"}:
-        # Its own code and transformers mean another base where it says none.
-        reason = f"{name} is a EuroBERT for code of its own, which is never run; make a folder for transformers of it"
-        raise InputError(f"{reason}: biphase convert {name} FOLDER")
-    if kind not in CONFIG_MAPPING:
-        reason = f"{name} needs code of its own (of type '{kind}', auto_map in its config.json), which is never run"
-        raise InputError(f"{reason}; take a model of a type that transformers knows")
+from biphase.hub import MOST_LAYERS, load_model_config, refuse_pickles
 
 
 @torch.no_grad()

@@ -22,7 +22,7 @@ from biphase.encoder import network as networks
 from biphase.encoder.proofs import PROOF_LENGTHS, agree, foreign_errors_fail, telling_tokens
 from biphase.errors import InputError, told_as
 from biphase.files import own_folder, read_json_as, write_text
-from biphase.hub import fetch_model, refuse_pickles
+from biphase.hub import fetch_model, has_other_parts, load_whole_config, refuse_pickles
 
 PLAIN_TYPES = {
     **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text"), "qwen2"),
@@ -77,8 +77,8 @@ def take_text_part(source: Path, part: Path, origin: str) -> tuple[str, str]:
     Raises:
         InputError: a part that reads text and has a language model's head is not to be told apart.
     """
-    config = networks.load_whole_config(source)
-    if not networks.has_other_parts(config):
+    config = load_whole_config(source)
+    if not has_other_parts(config):
         reason = f"{origin} is a '{config.model_type}' model, which needs no converting"
         raise InputError(f"{reason}: only old EuroBERTs and models that read images or sound too are converted")
     kind: Any = transformers.AutoModelForMultimodalLM

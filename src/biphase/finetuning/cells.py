@@ -17,7 +17,7 @@ from biphase.errors import InputError
 from biphase.files import MARK, content_hash, hash_stamped, read_hashed, read_json_as, refuse_changed, refuse_damaged
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
 from biphase.flops import AFTER_PADDING, count_positions
-from biphase.hub import INDEX, fetch_model, refuse_pickles
+from biphase.hub import INDEX, fetch_model, load_model_config, refuse_pickles
 from biphase.machine import has_bf16_cores, visible_gpus
 from biphase.run import find_model
 from biphase.tasks.sources import TaskSource, dir_of, find_source, training_source
@@ -59,8 +59,6 @@ def identify(name: str) -> Model:
     if says_all and ("pad_token_id" in content or content.get("model_type") not in AFTER_PADDING):
         config: Any = SimpleNamespace(**{"model_type": None, "pad_token_id": None} | content)
     else:
-        from biphase.encoder.network import load_model_config
-
         config = load_model_config(folder)
     return Model(name, hash_model(folder), count_positions(config), folder)
 

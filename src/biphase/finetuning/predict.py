@@ -16,7 +16,7 @@ from transformers import pipeline
 from biphase.console import err
 from biphase.corpus.rows import PlacedRow, Row, column, text_column
 from biphase.corpus.tokenizer import load_tokenizer
-from biphase.encoder.network import load_model_config, load_weights
+from biphase.encoder.network import load_weights
 from biphase.encoder.packed import position_limit
 from biphase.errors import InputError
 from biphase.finetuning.config import FinetuneConfig
@@ -35,6 +35,7 @@ from biphase.finetuning.heads import PaddedNetwork
 from biphase.finetuning.keep import AUTO_CLASSES
 from biphase.finetuning.kept import TEXT, KeptModel, input_columns, with_task_names
 from biphase.finetuning.metrics import find_entities
+from biphase.hub import load_model_config
 from biphase.tasks.examples import (
     ChoiceTexts,
     LabelledText,

@@ -19,16 +19,16 @@ from transformers import AutoModelForMaskedLM, EuroBertConfig, PreTrainedModel
 from biphase.console import err
 from biphase.corpus.packing import TrainingText, open_text
 from biphase.corpus.shards import ShardSet, check_tokenizer
-from biphase.corpus.tokenizer import TOKENIZER_FILES, load_tokenizer, tokenizer_hash
+from biphase.corpus.tokenizer import find_tokenizer, tokenizer_hash
 from biphase.device import choose_dtype, describe_machine
 from biphase.distributed import World
-from biphase.encoder.network import TokenIds, language_model_class, load_model, load_model_config, make_model
+from biphase.encoder.network import TokenIds, language_model_class, load_model, make_model
 from biphase.encoder.packed import PackedModel, count_flops, position_limit
 from biphase.encoder.proofs import check_directions, check_head, freeze_unreached
 from biphase.errors import BusyError, InputError, memory_told
 from biphase.files import read_json_as, remove_folder, write_json
 from biphase.flops import FlopCount, SampleLengths, count_positions, flops_per_token, update_flops
-from biphase.hub import fetch_model, model_fingerprint
+from biphase.hub import fetch_model, load_model_config, model_fingerprint
 from biphase.pretraining.checkpoint import CheckpointManifest, load_optimizer, read_checkpoint_manifest, save_checkpoint
 from biphase.pretraining.optimizer import (
     block_matrices,
@@ -75,6 +75,11 @@ class Job:
     origin: Start
     """The point at which the run began, however often it was resumed since."""
 
+    @property
+    def num_tokens(self) -> int:
+        """The tokens of all its updates, resumed or not."""
+        return self.tokens_before(self.recipe.num_steps)
+
     def tokens_before(self, run_step: int) -> int:
         """The tokens of all updates of this run before `run_step`."""
         origin = self.origin.step
@@ -90,14 +95,10 @@ def open_job(
         text: what `data` names, where it is open already.
         model: the folder of `init.model`, where it is here already.
     """
-    init, text = recipe.init, text or open_text(recipe.data)
+    init, origin, text = recipe.init, Start(), text or open_text(recipe.data)
+    if init.model is not None:
+        recipe, origin = begin_with_model(recipe, text.main, model)
     dtype = choose_dtype(recipe.compute.precision, world.device)
-    origin = Start()
-    if init.model is not None:  # of the hub, it is in the cache of each machine
-        model = model or fetch_model(init.model, init.revision)
-        recipe = fit_samples(recipe, model)
-        check_foreign_tokenizer(model, text.main)
-        origin = Start(parent=model_fingerprint(init.model, model), carried=("weights",), model_folder=str(model))
 
     def run_from(origin: Start) -> Run:
         identity = recipe.identity(text.fingerprint, origin.parent, str(dtype))
@@ -109,28 +110,34 @@ def open_job(
     return Job(recipe, run_from(origin), world, dtype, text, origin)
 
 
-def fit_samples(recipe: Recipe, model: Path) -> Recipe:
-    """The recipe; where it does not say how long samples are, with those that the `model` has positions for."""
-    if "max_sample_tokens" in recipe.data.model_fields_set:
-        return recipe
-    positions = count_positions(load_model_config(model))
-    fitting = {"max_sample_tokens": min(recipe.data.max_sample_tokens, positions)}
-    return recipe.model_copy(update={"data": recipe.data.model_copy(update=fitting)})
+def begin_with_model(recipe: Recipe, shards: ShardSet, folder: Path | None = None) -> tuple[Recipe, Start]:
+    """The beginning at the recipe's `init.model`, and the recipe; where that does not say how long samples are, with
+    those that the model has positions for.
 
+    Raises `InputError` where the model has another tokenizer than the shards. A folder without one is taken at its
+    word, and that is said.
 
-def check_foreign_tokenizer(folder: Path, shards: ShardSet) -> None:
-    """Raises `InputError` where a model folder has another tokenizer than the shards. A folder without one is taken at
-    its word, and that is said."""
-    if any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
-        check_tokenizer(shards, tokenizer_hash(load_tokenizer(folder)))
-        return
-    manifest, vocab_size = shards.manifest, load_model_config(folder).vocab_size
-    if manifest.vocab_size > vocab_size + len(manifest.special_ids):
-        sizes = f"{folder} knows {vocab_size} tokens and the shards have {manifest.vocab_size}"
+    Args:
+        folder: the model's, where it is here already; of the hub, it is in the cache of each machine.
+    """
+    source, revision = recipe.init.model or "", recipe.init.revision
+    folder = folder or fetch_model(source, revision)
+    config, parent = load_model_config(folder), model_fingerprint(source, folder)
+    if "max_sample_tokens" not in recipe.data.model_fields_set:
+        fitting = {"max_sample_tokens": min(recipe.data.max_sample_tokens, count_positions(config))}
+        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=fitting)})
+    tokenizer, manifest = find_tokenizer(folder, str(folder)), shards.manifest
+    if tokenizer is not None:
+        content = tokenizer_hash(tokenizer)
+        check_tokenizer(shards, content)
+    elif manifest.vocab_size > config.vocab_size + len(manifest.special_ids):
+        sizes = f"{folder} knows {config.vocab_size} tokens and the shards have {manifest.vocab_size}"
         raise InputError(f"{sizes}: another tokenizer")
-    doubt = "nobody can tell whether that of the shards is the one that it was trained with"
-    sizes = f"{manifest.vocab_size:,} tokens, the network has {vocab_size:,}"
-    err.print(f"{folder} has no tokenizer: {doubt} ({sizes})")
+    else:
+        doubt = "nobody can tell whether that of the shards is the one that it was trained with"
+        sizes = f"{manifest.vocab_size:,} tokens, the network has {config.vocab_size:,}"
+        err.print(f"{folder} has no tokenizer: {doubt} ({sizes})")
+    return recipe, Start(parent=parent, carried=("weights",), model_folder=str(folder))
 
 
 def find_branch(recipe: Recipe, text: TrainingText, root: Path, run_from: Callable[[Start], Run]) -> Start:
@@ -261,6 +268,8 @@ class State:
     flops: FlopCount
     compiling: str
     """Whether its blocks are compiled, and why."""
+    last_checkpoint: int | None
+    """The step from which it would go on."""
 
 
 def load_state(job: Job, run_step: int) -> State:
@@ -284,8 +293,7 @@ def load_state(job: Job, run_step: int) -> State:
     network, whole = outline_network(load, world) if sharded else (load(), None)
     counted: Any = whole if sharded else network  # an outline forms no products
     flops = world.decide(partial(count_flops, counted), "FLOPs are not counted; the first process says why")
-    work = job.tokens_before(recipe.num_steps) * flops.per_token  # of the whole run, resumed or not
-    compiles, compiling = decide_compile(recipe.compute, world.device, job.dtype, work)
+    compiles, compiling = decide_compile(recipe.compute, world.device, job.dtype, job.num_tokens * flops.per_token)
     model = parallelize(PackedModel(network), recipe.compute, job.dtype, world, compiles=compiles)
     if sharded:
         fill_parts(model, whole, world)
@@ -294,11 +302,12 @@ def load_state(job: Job, run_step: int) -> State:
     flops = replace(flops, per_update=update_flops(recipe.optimizer, [each.shape for each in block_matrices(model)]))
     if start.optimizer_folder is not None:
         load_optimizer(start.optimizer_folder, unwrap(model), optimizers, world)
-    return State(model, optimizers, start.tokens_seen, flops, compiling)
+    last_checkpoint = start.step + run_step if run_step else None
+    return State(model, optimizers, start.tokens_seen, flops, compiling, last_checkpoint)
 
 
-def save_state(job: Job, state: State, done: int, mixture: Phase, kept_steps: set[int]) -> None:
-    """Write the checkpoint after update `done`, and drop those that are too old and not of `kept_steps`.
+def save_state(job: Job, state: State, done: int, mixture: Phase) -> None:
+    """Write the checkpoint after update `done`, and drop those that are too old and do not stay.
 
     Every process must call it.
     """
@@ -319,8 +328,9 @@ def save_state(job: Job, state: State, done: int, mixture: Phase, kept_steps: se
     packed: Any = unwrap(state.model)
     if packed.network.config.model_type != "eurobert":  # so that transformers reloads a decoder as it looks now
         packed.network.config.is_causal = mixture.is_causal
-    save_checkpoint(run, manifest, packed, state.optimizers, job.text.main.tokenizer(), job.world)
+    save_checkpoint(run, manifest, packed, state.optimizers, job.text.main.tokenizer, job.world)
+    state.last_checkpoint = manifest.step
     if job.world.is_main:
-        passing = [step for step in whole_steps(run) if step - origin.step not in kept_steps]  # 0 keeps them all
+        passing = [step for step in whole_steps(run) if step - origin.step not in recipe.kept_steps]  # 0 keeps them all
         for step in passing[: -(recipe.checkpoints.keep_last or len(passing))]:
             remove_folder(run.steps / str(step))

@@ -31,7 +31,7 @@ from biphase.errors import InputError, StoppedError, first_of
 from biphase.flops import FlopCount, SampleLengths
 from biphase.machine import stop_signals
 from biphase.pretraining.job import Job, State, hold_run, load_state, open_job, save_state, work_between
-from biphase.pretraining.objectives import Microbatch, make_microbatches, mixture_ends, prefetch
+from biphase.pretraining.objectives import Microbatch, make_microbatches, prefetch
 from biphase.pretraining.optimizer import autocast, gradient_sync, set_rate, unwrap
 from biphase.recipe import Phase, Recipe
 from biphase.run import Run, whole_steps
@@ -96,9 +96,10 @@ def train_steps(job: Job, begin: int, stop: int, *, is_logged: bool) -> int:
     recipe, world = job.recipe, job.world
     # 3. Data: what each step is made of, and what it is measured on. Which checkpoints stay, and what else is due when.
     batches, validate = open_batches(job)
-    kept_steps = {*mixture_ends(recipe.curriculum), recipe.decay_start, *recipe.checkpoints.keep} - {0}
-    validates_at = kept_steps | multiples(recipe.validation.every_steps, stop) if validate and is_logged else set()
-    saves_at = kept_steps | multiples(recipe.checkpoints.every_steps, stop) if is_logged else {stop}
+    validates_at = (
+        recipe.kept_steps | multiples(recipe.validation.every_steps, stop) if validate and is_logged else set()
+    )
+    saves_at = recipe.kept_steps | multiples(recipe.checkpoints.every_steps, stop) if is_logged else {stop}
     # 4. Model and optimizers, as they are at the start.
     state = load_state(job, begin)
     world.tell(describe_start(job, state, batches))
@@ -131,7 +132,7 @@ def train_steps(job: Job, begin: int, stop: int, *, is_logged: bool) -> int:
             if validates or saves or could_not_log:
                 world.raise_any(log.failure, f"{job.run.metrics} could not be written; the first process says why")
             if saves:
-                save_state(job, state, done, mixture, kept_steps)
+                save_state(job, state, done, mixture)
             if is_stopping and done < stop:
                 told = f"stopped at step {done} of {stop}; run the same command to go on"
                 raise StoppedError(told, *world.asked[:1])
@@ -161,7 +162,7 @@ def update(
         sum(len(m.targets_N) for m in microbatches),
         sum(state.flops.batch(m.lengths_S, len(m.targets_N), m.layout.causal) for m in microbatches),
     )
-    rate, sums = set_rate(state.optimizers, recipe.schedule, step, recipe.num_steps), []
+    sums = []
     for i, m in enumerate(microbatches):
         with gradient_sync(model, now=i == len(microbatches) - 1):
             with autocast(world.device, job.dtype):
@@ -175,26 +176,19 @@ def update(
     loss_sum, *votes = world.sum(sum(local_sums), *flags())
     loss = loss_sum / max(targets, 1.0)
     if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-        raise InputError(explain_divergence(job.run, step, loss, grad_norm, local_sums, microbatches))
+        # The samples of a loss that is no number, and the checkpoint from which to go on.
+        suspects = [m for m, value in zip(microbatches, local_sums, strict=True) if not math.isfinite(value)]
+        samples = first_of([str(number) for m in suspects or microbatches for number in m.sample_ids_S], 8)
+        last = state.last_checkpoint
+        kept = "no checkpoint was written yet" if last is None else f"the last checkpoint is @{last}"
+        told = f"{job.run.path.name}: loss {loss} and gradient norm {grad_norm} at step {step + 1}, samples {samples}"
+        raise InputError(f"{told}; {kept}; lower schedule.peak_lr or look at these samples")
+    rate = set_rate(state.optimizers, recipe.schedule, step, recipe.num_steps)
     for optimizer in state.optimizers:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     numbers = {"loss": loss, "grad_norm": grad_norm, "tokens": int(tokens), "targets": int(targets), "lr": rate}
     return numbers, work + state.flops.per_update, [vote > 0 for vote in votes]
-
-
-def explain_divergence(
-    run: Run, step: int, loss: float, norm: float, sums: list[float], microbatches: list[Microbatch]
-) -> str:
-    """A line that names the samples of a loss that is no number, and the checkpoint from which to go on."""
-    suspects = [m for m, value in zip(microbatches, sums, strict=True) if not math.isfinite(value)] or microbatches
-    named = first_of([str(number) for m in suspects for number in m.sample_ids_S], 8)
-    steps = whole_steps(run)
-    kept = f"the last checkpoint is @{steps[-1]}" if steps else "no checkpoint was written yet"
-    return (
-        f"{run.path.name}: loss {loss} and gradient norm {norm} at step {step + 1}, samples {named}; {kept}; lower "
-        "schedule.peak_lr or look at these samples"
-    )
 
 
 # Proof and validation
@@ -268,7 +262,7 @@ def describe_start(job: Job, state: State, batches: Batches) -> str:
     recipe, world, compute, carried = job.recipe, job.world, job.recipe.compute, job.origin.carried
     network: Any = unwrap(state.model).network
     millions = sum(parameter.numel() for parameter in network.parameters()) / 1e6
-    epochs = job.tokens_before(recipe.num_steps) / batches.num_tokens
+    epochs = job.num_tokens / batches.num_tokens
     phases = " → ".join(f"{phase.steps:,} steps of {phase.words}" for phase in recipe.curriculum)
     left_out = f", {batches.left_out_tokens:,} tokens left out" if batches.left_out_tokens else ""
     taken = f"; taken over: {', '.join(carried)}" if carried else ""

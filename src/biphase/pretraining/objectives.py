@@ -31,11 +31,6 @@ from biphase.pretraining.job import Job
 from biphase.recipe import Phase
 
 
-def mixture_ends(curriculum: Sequence[Phase]) -> list[int]:
-    """The number of updates that are done when each mixture ends."""
-    return list(accumulate(mixture.steps for mixture in curriculum))
-
-
 def phase_of_step(curriculum: Sequence[Phase], run_step: int, origin_step: int) -> tuple[int, Phase]:
     """The number of the mixture that update `run_step` (from 0) of a run belongs to, and its pure phase, whose masking
     ratio is fixed.
@@ -44,7 +39,7 @@ def phase_of_step(curriculum: Sequence[Phase], run_step: int, origin_step: int) 
     trunk agree. A ratio that moves is, at step i of n, that of (i + ½) / n of the way: its mean is the mean of both
     ends, and a part of a phase (`Phase.between`) has the ratios of the whole.
     """
-    ends = mixture_ends(curriculum)
+    ends = list(accumulate(mixture.steps for mixture in curriculum))
     number = bisect_right(ends, run_step)
     mixture = curriculum[number]
     share, step = Fraction(str(mixture.clm_share)), origin_step + run_step

@@ -132,7 +132,7 @@ def measure_text(text: Any, text_field: str = "text") -> TextAmount:
     if isinstance(text, str | Path) and Path(text, "manifest.json").exists():
         shards = ShardSet.open(text, "train")
         indices = range(0, shards.num_documents, math.ceil(shards.num_documents / (SAMPLED_SOURCES * JUDGED_TEXTS)))
-        tokenizer = shards.tokenizer()
+        tokenizer = shards.tokenizer
         judged = (piece for index in indices for piece in spread(shards.document(index)))
         language = find_language(str(tokenizer.decode(tokens, skip_special_tokens=True)) for tokens in judged)
         return TextAmount(None, float(shards.num_tokens), shards.manifest.vocab_size, str(text), language)

@@ -27,7 +27,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, pairwise, product
+from itertools import pairwise, product
 from typing import Literal
 
 from biphase.errors import InputError, nearest
@@ -504,6 +504,4 @@ def cut_segments(runs: Mapping[str, PlannedRun]) -> Iterator[Segment]:
 
 def stored_steps(run: PlannedRun) -> list[int]:
     """Steps whose checkpoints are there when the run is done: kept ones, ends of phases, the last before the decay."""
-    ends = accumulate(phase.steps for phase in run.recipe.curriculum)
-    stored = {run.first + end for end in ends} | {run.last - run.recipe.schedule.decay_steps, *run.kept}
-    return sorted(stored - {run.first})
+    return sorted(run.first + step for step in run.recipe.kept_steps)
