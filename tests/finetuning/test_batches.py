@@ -7,8 +7,8 @@ from biphase.finetuning.encoding import (
     pack,
     split_by_tokens,
     to_bounds,
-    training_order,
 )
+from biphase.finetuning.fit import training_order
 
 from .conftest import make_cell
 

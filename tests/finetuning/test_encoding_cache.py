@@ -20,7 +20,7 @@ Dirs = dict[str, Path]
 
 def load_for(encoder: Encoder, task: str, data_dirs: Dirs, **settings: object) -> EncodedTask:
     cell = make_cell(task, **settings)
-    return load_encoded(find_task_sources(task, data_dirs)[0], encoder.tokenizer, cell.config)
+    return load_encoded(find_task_sources(task, data_dirs)[0], encoder, cell.config)
 
 
 @pytest.mark.parametrize("task", ["snli", "wnut17", "squad_v2", "squad_retrieval"])

@@ -36,7 +36,7 @@ Dirs = dict[str, Path]
 
 
 def encoded_for(encoder: Encoder, cell: CellContext, data_dirs: Dirs) -> EncodedTask:
-    return load_encoded(find_task_sources(cell.task.name, data_dirs)[0], encoder.tokenizer, cell.config)
+    return load_encoded(find_task_sources(cell.task.name, data_dirs)[0], encoder, cell.config)
 
 
 def fresh(encoder: Encoder, cell: CellContext) -> torch.nn.Module:

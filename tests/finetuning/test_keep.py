@@ -18,8 +18,8 @@ from biphase.files import MARK
 from biphase.finetuning.cells import identify
 from biphase.finetuning.config import FinetuneConfig, settle_config
 from biphase.finetuning.encoding import CellContext
-from biphase.finetuning.heads import add_head, copy_backbone, load_encoder
-from biphase.finetuning.keep import check_keepable, keep_network
+from biphase.finetuning.heads import add_head, check_keepable, copy_backbone, load_encoder, to_transformers
+from biphase.finetuning.keep import keep_network
 from biphase.finetuning.kept import RECORD, find_kept
 from biphase.tasks.examples import load_examples
 from biphase.tasks.sources import find_source
@@ -37,7 +37,7 @@ def keep_untrained(task: Task, model: Path, folder: Path, **settings: Any) -> Pa
     torch.manual_seed(0)
     network = add_head(copy_backbone(encoder.backbone, []), cell)
     score: Any = SimpleNamespace(cell="", source="", headline=lambda: "not trained")
-    keep_network(network, encoder, cell, folder, score, None)
+    keep_network(to_transformers(network, encoder, cell), encoder, cell, folder, score, None)
     return folder
 
 

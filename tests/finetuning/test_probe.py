@@ -16,11 +16,10 @@ from biphase.config import parse_config
 from biphase.errors import InputError
 from biphase.finetuning import heads as probe
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.fit import encode_source, train_network
+from biphase.finetuning.fit import draw_shots, encode_source, train_network
 from biphase.finetuning.heads import Encoder, build_network
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import task_table
-from biphase.tasks.splits import draw_shots
 
 from .conftest import fit_cell, make_cell, predict_split
 

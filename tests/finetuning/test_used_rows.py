@@ -28,7 +28,7 @@ def test_the_rows_in_use_are_all_that_training_needs(
 ) -> None:
     """Losses, predictions and the trained rows are those of the whole embedding; its other rows only decay."""
     cell = make_cell(task, weights=weights, weight_decay=0.0)
-    encoded = load_encoded(find_task_sources(task, data_dirs)[0], encoder.tokenizer, cell.config)
+    encoded = load_encoded(find_task_sources(task, data_dirs)[0], encoder, cell.config)
     models, losses, predictions = [], [], []
     for given in ([encoded], []):
         torch.manual_seed(0)
@@ -50,10 +50,10 @@ def test_every_text_of_a_task_counts(encoder: Encoder, data_dirs: dict[str, Path
     assert texts_of([3, 3, 1]).used_U.tolist() == [1, 3]
     assert texts_of([]).used_U.tolist() == []
     cell = make_cell("snli")
-    encoded = load_encoded(find_task_sources("snli", data_dirs)[0], encoder.tokenizer, cell.config)
+    encoded = load_encoded(find_task_sources("snli", data_dirs)[0], encoder, cell.config)
     assert all(split.all_texts == (split.texts,) for split in encoded.splits.values())
     cell = make_cell("squad_retrieval")
-    shared = load_encoded(find_task_sources("squad_retrieval", data_dirs)[0], encoder.tokenizer, cell.config)
+    shared = load_encoded(find_task_sources("squad_retrieval", data_dirs)[0], encoder, cell.config)
     queries, documents = shared.splits["test"].all_texts
     for split in shared.splits.values():
         assert [id(texts.tokens_T) for texts in split.all_texts] == [id(queries.tokens_T), id(documents.tokens_T)]

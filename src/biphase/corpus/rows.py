@@ -392,12 +392,16 @@ def rows_of_file(
     Of words in columns, `words` and `label` name the lists of words and of tags; without a label there are no tags.
     """
     layout = layout or FileForm()
-    form = layout.format or FORMATS.get(plain_path(path).suffix, "columns")
+    form: str = layout.format or FORMATS.get(plain_path(path).suffix, "columns")
     if path.is_dir():
         form = "parquet"
     match form:
         case "squad":
             yield from unfold(str(path), read_json_file(path), form)
+        case "judgements":  # a .tsv of TREC's form, where it has no header and four fields
+            fields = next(numbered_lines(path), (1, ""))[1].split("\t")
+            is_trec = len(fields) == 4 and fields[-1].lstrip("-").isdecimal()
+            yield from read_trec(path) if is_trec else read_separated(path, layout, is_csv=False)
         case "tsv" | "csv":
             yield from read_separated(path, layout, is_csv=form == "csv")
         case "columns" | "conllu":

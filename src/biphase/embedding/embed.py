@@ -46,9 +46,8 @@ from biphase.errors import InputError, memory_told
 from biphase.files import content_hash, read_json, write_json
 from biphase.finetuning.cells import find_folder, identify
 from biphase.finetuning.config import EVALUATED_SPLITS, PLACEMENT, PROTOCOL, FinetuneConfig
-from biphase.finetuning.fit import write_cell
 from biphase.finetuning.metrics import BM25
-from biphase.finetuning.scores import Score, read_score
+from biphase.finetuning.scores import Score, read_score, write_cell
 
 EMBEDDER_MAX_LENGTH = 512
 TRAINED = "this model"

@@ -347,16 +347,6 @@ def pack(texts: TokenizedTexts, samples: np.ndarray, cell: CellContext) -> Batch
     )
 
 
-def training_order(num_items: int, batch_size: int, num_steps: int, seed: int) -> Iterator[np.ndarray]:
-    """The items of each step: every epoch a new seeded permutation, its last batch as short as it comes."""
-    steps_per_epoch = -(-num_items // batch_size)
-    for step in range(num_steps):
-        epoch, batch = divmod(step, steps_per_epoch)
-        if batch == 0:
-            order = np.random.default_rng((seed, epoch)).permutation(num_items)
-        yield order[batch * batch_size : (batch + 1) * batch_size]
-
-
 def split_by_tokens(samples: np.ndarray, lengths_S: np.ndarray, most_tokens: int) -> list[np.ndarray]:
     """Consecutive parts of `samples`, each of at most `most_tokens` tokens or of one sample."""
     ends = np.cumsum(lengths_S[samples])

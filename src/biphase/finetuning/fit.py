@@ -32,29 +32,25 @@ from torch import Tensor, nn
 from biphase import console
 from biphase.device import choose_device, choose_dtype, describe_machine
 from biphase.encoder.packed import explain_computing
-from biphase.errors import memory_told
+from biphase.errors import InputError, memory_told
 from biphase.files import (
     content_hash,
-    file_hash,
     locked,
     make_once,
     refuse_links,
-    whole_folder,
-    write_hashed,
-    write_json,
 )
 from biphase.finetuning.cells import CellPlan
 from biphase.finetuning.config import ENCODING_SETTINGS, EVALUATED_SPLITS, PROTOCOL, FinetuneConfig
-from biphase.finetuning.encoding import CellContext, EncodedSplit, EncodedTask, HashedTokenizer, training_order
+from biphase.finetuning.encoding import CellContext, EncodedSplit, EncodedTask, HashedTokenizer
 from biphase.finetuning.families import kind_of_splits
-from biphase.finetuning.heads import build_network, check_length, open_encoder
-from biphase.finetuning.keep import check_keepable, keep_network
+from biphase.finetuning.heads import Encoder, build_network, check_keepable, open_encoder, to_transformers
+from biphase.finetuning.keep import keep_network
 from biphase.finetuning.metrics import Rows
-from biphase.finetuning.scores import Score, read_score, save_examples
+from biphase.finetuning.scores import Score, read_score, write_cell
 from biphase.tasks.examples import count_shared, input_of, load_examples
 from biphase.tasks.sources import TaskSource
 from biphase.tasks.spec import TASK_SPLITS
-from biphase.tasks.splits import Collection, TaskData, draw_indices, draw_shots, limit_evaluation
+from biphase.tasks.splits import Collection, TaskData, draw_indices, limit_evaluation
 
 ENCODING = 8
 """Part of the name of what is kept on disk: raise it when the same text no longer gives the same arrays, or when they
@@ -74,12 +70,18 @@ def cache_folder() -> Path:
     return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "biphase"
 
 
-def load_encoded(source: TaskSource, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask:
+def load_encoded(source: TaskSource, encoder: Encoder, config: FinetuneConfig) -> EncodedTask:
     """The examples of a source as token ids, from the disk; made first where they are not there.
 
-    They are kept in the `cache_folder`. It is safe to delete.
+    They are kept in the `cache_folder`. It is safe to delete. Raises `InputError` where special tokens leave no room
+    for a question and its context, or positions run out.
     """
-    task = source.task
+    task, tokenizer = source.task, encoder.tokenizer
+    asked, least = f"max_length {config.max_length}", len(tokenizer.opening) + 1 + 2
+    if config.max_length > encoder.max_length:
+        raise InputError(f"{asked}: {encoder.name} has positions for {encoder.max_length} tokens")
+    if config.max_length < least:
+        raise InputError(f"{asked} leaves no room for text; give {least} or more")
     settings = {name: getattr(config, name) for name in ("max_length", "max_eval_examples")}
     settings |= {name: getattr(config, name) for name in ENCODING_SETTINGS.get(task.family, ())}
     specials = [tokenizer.hash, tokenizer.opening, tokenizer.closing]
@@ -231,6 +233,28 @@ def choose_items(split: EncodedSplit, config: FinetuneConfig) -> tuple[np.ndarra
     return items, min(config.max_steps, config.epochs * math.ceil(len(items) / config.batch_size))
 
 
+def draw_shots(strata: np.ndarray, shots: int, seed: int) -> np.ndarray:
+    """The indices, ascending, of so many examples of each class. Raises `InputError` where one has fewer."""
+    order = np.random.default_rng(seed).permutation(len(strata))
+    drawn = []
+    for number in np.unique(strata):
+        members = order[strata[order] == number]
+        if len(members) < shots:
+            raise InputError(f"shots={shots}: a class of the train split has only {len(members)} examples")
+        drawn.append(members[:shots])
+    return np.sort(np.concatenate(drawn))
+
+
+def training_order(num_items: int, batch_size: int, num_steps: int, seed: int) -> Iterator[np.ndarray]:
+    """The items of each step: every epoch a new seeded permutation, its last batch as short as it comes."""
+    steps_per_epoch = -(-num_items // batch_size)
+    for step in range(num_steps):
+        epoch, batch = divmod(step, steps_per_epoch)
+        if batch == 0:
+            order = np.random.default_rng((seed, epoch)).permutation(num_items)
+        yield order[batch * batch_size : (batch + 1) * batch_size]
+
+
 def finetuning_rate(config: FinetuneConfig, step: int, num_steps: int) -> float:
     """The rate of update `step` (from 0): up to the peak in equal steps, then down to 0 after the last update.
 
@@ -312,38 +336,23 @@ def fit_cells(plans: Sequence[CellPlan], out: Path, keep: Path | None = None) ->
             busy = f"{folder} is being made by another process"
             claims.enter_context(locked(out / ".locks" / folder.name, busy=busy))
         missing = [plan for plan in missing if not plan.is_finished(out)]  # another process may have done some
-        cells = run_cells(missing, keep) if missing else ()
-        for plan, (score, losses, predictions) in zip(missing, cells, strict=True):
-            if plan.config.keep_texts:
-                add_inputs(predictions, load_data(plan.evaluation, plan.config))
-            write_cell(plan.folder(out), score, losses, predictions)
-    if keep is not None and not missing:
-        list(run_cells(plans, keep))
+        trained = missing or (plans if keep is not None else ())
+        cells = run_cells(trained, keep) if trained else ()
+        for plan, (score, losses, predictions) in zip(trained, cells, strict=True):
+            if missing:
+                write_cell(plan.folder(out), score, losses, predictions)
     return [read_score(plan.folder(out)) for plan in plans]
 
 
 def add_inputs(predictions: Mapping[str, Rows], data: TaskData | Collection) -> None:
     """Add to the rows of the predictions what the network saw of each example."""
-    for split in EVALUATED_SPLITS if predictions else ():
+    for split in EVALUATED_SPLITS:
         if isinstance(data, Collection):
             inputs = [text for id, text in data.queries.items() if id in data.relevance[split]]
         else:
             inputs = [input_of(example) for example in data.splits[split]]
         for row, text in zip(predictions[split], inputs, strict=True):
             row["input"] = text
-
-
-def write_cell(folder: Path, score: Score, losses: Sequence[float], predictions: Mapping[str, Rows]) -> None:
-    """A cell's folder, whole or not at all."""
-    with whole_folder(folder) as part:
-        hashes = {}
-        for split, rows in predictions.items():
-            path = part / f"{split}.jsonl"
-            path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-            hashes[split] = file_hash(path)
-            save_examples(path.with_suffix(".npz"), rows, score, hashes[split])
-        write_json(part / "losses.json", losses)
-        write_hashed(part / "score.json", score.model_dump(mode="json") | {"predictions": hashes})
 
 
 def run_cells(
@@ -360,15 +369,14 @@ def run_cells(
     computing = explain_computing(config.precision, device, encoder.backbone)
     console.err.print(f"{computing} · not compiled (too short a run)")
     config = config.model_copy(update={"device": device.type})
-    check_length(encoder, config)
     if keep is not None:
         check_keepable(encoder, plans[0].task, config)
     # 2. The data as token ids: of the task that is trained on, and of those that are evaluated.
-    trained = load_encoded(source, encoder.tokenizer, config)
+    trained = load_encoded(source, encoder, config)
     evaluated = []
     for plan in plans:
         is_same = plan.evaluation.hash == source.hash
-        evaluated.append(trained if is_same else load_encoded(plan.evaluation, encoder.tokenizer, config))
+        evaluated.append(trained if is_same else load_encoded(plan.evaluation, encoder, config))
     # 3. A copy of the encoder with a new head, trained. Head and dropout draw from torch's generator, under the seed.
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -381,6 +389,9 @@ def run_cells(
     for plan, encoded in zip(plans, evaluated, strict=True):
         cell = CellContext(plan.task, config, device, dtype)
         score, predictions = evaluate_cell(network, encoded, plan, cell, training)
+        if config.keep_texts and predictions:
+            add_inputs(predictions, load_data(plan.evaluation, config))
         yield score, losses, predictions
         if keep is not None and not score.diverged:
-            keep_network(network, encoder, cell, keep, score, encoded.splits["test"])
+            model = to_transformers(network, encoder, cell)
+            keep_network(model, encoder, cell, keep, score, encoded.splits["test"])

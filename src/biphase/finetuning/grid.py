@@ -210,11 +210,9 @@ def measure_cells(finished: Iterable[Unit], scores: Iterable[Score]) -> dict[str
 
 def encode_unit(model: str, task: str, config: FinetuneConfig, data_dirs: DataDirs) -> list[str]:
     from biphase.finetuning.fit import load_encoded
-    from biphase.finetuning.heads import check_length, load_encoder
+    from biphase.finetuning.heads import load_encoder
 
-    encoder = load_encoder(model)
-    check_length(encoder, config)
-    load_encoded(find_task_sources(task, data_dirs)[1], encoder.tokenizer, config)
+    load_encoded(find_task_sources(task, data_dirs)[1], load_encoder(model), config)
     return []
 
 
@@ -239,8 +237,7 @@ def check_keep(trainings: Iterable[SharedTraining], folder: Path) -> BestCells:
     Raises `InputError`, before anything is trained, for a folder of other things than a kept network, two models of
     one name, and a network that cannot be kept.
     """
-    from biphase.finetuning.heads import open_encoder
-    from biphase.finetuning.keep import check_keepable
+    from biphase.finetuning.heads import check_keepable, open_encoder
 
     candidates: BestCells = {}
     for cell in chain(*trainings):

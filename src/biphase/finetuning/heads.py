@@ -1,8 +1,12 @@
-"""A model's name becomes the network with its tokenizer, shared by cells; a cell's copy of it; and the heads on top.
+"""A model's name becomes the network with its tokenizer, shared by cells; a cell's copy of it, with a head on top; and
+that copy, trained, a network of transformers.
 
 The copy has those rows of the embedding only that the cell's texts use. The other rows get no gradient and are looked
 up by nobody, so scores stay the same; but every step they would cost their share of gradients, norm and optimizer: with
 a vocabulary of 128,256 and small batches, more than all else.
+
+What is trained goes into transformers' own classes, so that their `pipeline` predicts as ours does. A network whose
+head no class of transformers has is refused before it is trained: what is kept computes what was scored.
 
 A frozen encoder's rows are computed once for all cells of a process: rates and seeds train their layer on rows that are
 looked up. Rows are made in blocks of neighbours, so that a row is the same to the last bit whichever cell asked first.
@@ -12,25 +16,28 @@ Letters: V vocabulary, U tokens in use, T tokens of a batch, S samples, D width,
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
+import transformers
 from torch import Tensor, nn
 
 from biphase.console import err
-from biphase.corpus.tokenizer import NEW_NAMES, load_tokenizer
+from biphase.corpus.tokenizer import NEW_NAMES, load_folder_tokenizer, misreading_class
 from biphase.encoder.network import fresh_backbone, load_backbone
 from biphase.encoder.packed import packed_hidden
+from biphase.encoder.proofs import telling_tokens
 from biphase.errors import InputError
+from biphase.export.model import as_llama, set_direction
 from biphase.finetuning.cells import Model, identify
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import Batch, CellContext, EncodedTask, HashedTokenizer, TokenizedTexts
+from biphase.finetuning.encoding import Batch, CellContext, EncodedTask, HashedTokenizer, TokenizedTexts, pack
 from biphase.flops import count_positions
-from biphase.tasks.spec import Task
+from biphase.tasks.spec import Family, Task
 
 UNUSED_EMBEDDINGS = 1024
 """More rows of an embedding than this, or than a twentieth of it, are not there for a round number alone."""
@@ -58,7 +65,7 @@ def load_encoder(name: str) -> Encoder:
 def open_encoder(model: Model) -> Encoder:
     """Load a model that was found. The last one is kept: it costs nothing to ask again while its files stay."""
     backbone = load_backbone(model.folder)
-    pretrained = load_tokenizer(model.folder)
+    pretrained = load_folder_tokenizer(model.folder, str(model.folder))
     tokenizer = HashedTokenizer(pretrained)
     config: Any = backbone.config
     highest = max(number for token, number in pretrained.get_vocab().items() if token not in NEW_NAMES.values())
@@ -69,17 +76,6 @@ def open_encoder(model: Model) -> Encoder:
         err.print(f"{sizes}: is it its own?")
     limit = count_positions(config, getattr(backbone, "first_position", None))
     return Encoder(model.name, model.hash, backbone, tokenizer, limit)
-
-
-def check_length(encoder: Encoder, config: FinetuneConfig) -> None:
-    """Raises `InputError` where special tokens leave no room for a question and its context, or positions run out."""
-    if config.max_length > encoder.max_length:
-        raise InputError(
-            f"max_length {config.max_length}: {encoder.name} has positions for {encoder.max_length} tokens"
-        )
-    least = len(encoder.tokenizer.opening) + 1 + 2
-    if config.max_length < least:
-        raise InputError(f"max_length {config.max_length} leaves no room for text; give {least} or more")
 
 
 class UsedEmbedding(nn.Embedding):
@@ -312,3 +308,96 @@ def encode_packed(encoder: Encoder, texts: Sequence[str], device: torch.device) 
     task = Task.model_construct(name="encode", family="retrieval")
     cell = CellContext(task, FinetuneConfig(precision="fp32"), device, torch.float32)
     return encoded.predict(TaskNetwork(backbone).eval(), cell, backbone.config.hidden_size)
+
+
+AUTO_CLASSES: dict[Family, Any] = {
+    "sequence_classification": transformers.AutoModelForSequenceClassification,
+    "token_classification": transformers.AutoModelForTokenClassification,
+    "question_answering": transformers.AutoModelForQuestionAnswering,
+    "retrieval": transformers.AutoModelForSequenceClassification,
+    "multiple_choice": transformers.AutoModelForSequenceClassification,
+}
+"""What a family's networks are kept as, where they have a head."""
+
+
+def check_keepable(encoder: Encoder, task: Task, finetuning: FinetuneConfig) -> None:
+    """Raises `InputError` for a network that transformers has no class for, and for templates that are no prompts."""
+    cell = CellContext(task, finetuning, torch.device("cpu"), torch.float32)
+    if task.family == "question_answering" and finetuning.qa_head != "span":
+        raise InputError("keep: transformers has no class with the token head; give qa_head=span")
+    for template in (task.query_template, task.document_template) if cell.is_embedder else ():
+        if not template.endswith("{text}"):
+            raise InputError(f"keep: a prompt stands before its text; '{template}' must end with {{text}}")
+    config: Any = encoder.backbone.config
+    misread_as = misreading_class(encoder.tokenizer.pretrained, config)
+    if misread_as:
+        raise InputError(
+            f"keep: transformers would take {misread_as} for the type '{config.model_type}', which splits texts "
+            f"otherwise than the tokenizer.json of {encoder.name}: what is kept would predict something else"
+        )
+    with torch.random.fork_rng(devices=[]):
+        backbone = copy_backbone(encoder.backbone, [])
+        to_transformers(add_head(backbone, cell), encoder, cell)
+
+
+def to_transformers(network: Any, encoder: Encoder, cell: CellContext) -> Any:
+    """The network as transformers has it, on the CPU, with the whole embedding.
+
+    Raises `InputError` where the class of its type has another head.
+    """
+    network = network.float().cpu().eval()
+    network.backbone = whole_backbone(network.backbone, encoder)
+    if cell.is_embedder:
+        return network.backbone
+    config = copy.deepcopy(network.backbone.config)
+    # A EuroBERT has no class for answers, but is a Llama that looks both ways.
+    if cell.task.family == "question_answering" and isinstance(config, transformers.EuroBertConfig):
+        config = as_llama(config)
+        set_direction(config, causal=False)
+    if cell.task.family != "question_answering":
+        config.id2label = {0: cell.task.label} if cell.num_outputs == 1 else dict(enumerate(cell.task.classes))
+        config.label2id = {name: number for number, name in config.id2label.items()}
+        config.problem_type = cell.task.problem_type
+        config.classifier_pooling = "mean"  # EuroBERT's and ModernBERT's name for what our head does
+    if cell.task.family == "retrieval":  # else CrossEncoder would give other numbers, in the same order
+        config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
+    return with_same_head(config, network, cell)
+
+
+@torch.no_grad()
+def with_same_head(config: Any, network: Any, cell: CellContext) -> Any:
+    """The class of transformers for a configuration, with the weights of ours. Raises `InputError` where there is none
+    that computes the same."""
+    kind = AUTO_CLASSES[cell.task.family]
+    is_sequence = kind is transformers.AutoModelForSequenceClassification
+    is_probe = cell.config.frozen and is_sequence
+    remedy = "a linear probe is not kept" if is_probe else "encoders of biphase's own have one"
+    needed = f"'{config.model_type}' with our head for {cell.task.family}"
+    refusal = InputError(f"keep: transformers has no class for {needed}; {remedy}")
+    has_dense_layer = config.model_type == "modernbert" and not is_sequence
+    if has_dense_layer:
+        config.classifier_activation = "linear"  # see below
+    try:
+        model = kind.from_config(config, attn_implementation="sdpa").float().eval()
+    except ValueError:
+        raise refusal from None
+    model.base_model.load_state_dict(network.backbone.state_dict(), strict=False)
+    theirs = [layer for name, layer in model.named_children() if isinstance(layer, nn.Linear)]
+    ours = [layer for layer in network.children() if isinstance(layer, nn.Linear)]
+    if [layer.weight.shape for layer in theirs] != [layer.weight.shape for layer in ours]:
+        raise refusal
+    for new, old in zip(theirs, ours, strict=True):
+        new.load_state_dict(old.state_dict(), strict=False)
+    if has_dense_layer:
+        # ModernBERT's dense layer and norm below its classifier of tokens shall change nothing: the layer takes the
+        # scale of the network's last norm away, which leaves what is normed already, and the norm brings it back.
+        scale_D = model.base_model.final_norm.weight
+        model.head.dense.weight.copy_(torch.diag(1 / scale_D))
+        model.head.norm.weight.copy_(scale_D)
+    # On padded samples of 12 and 5 tokens it must give the logits that ours gives on them packed.
+    tokens_T = telling_tokens(model.base_model, 17).numpy()
+    texts = TokenizedTexts(tokens_T, np.array([0, 12, 17]), np.array([], dtype=np.int64))
+    batch = pack(texts, np.arange(2), replace(cell, device=torch.device("cpu"), dtype=torch.float32))
+    if not torch.allclose(network(batch), PaddedNetwork(model)(batch), rtol=1e-3, atol=1e-4):
+        raise refusal
+    return model

@@ -31,8 +31,7 @@ from biphase.finetuning.families.sequence_classification import (
     read_outputs,
 )
 from biphase.finetuning.families.token_classification import TaggedSplit, tag_rows
-from biphase.finetuning.heads import PaddedNetwork
-from biphase.finetuning.keep import AUTO_CLASSES
+from biphase.finetuning.heads import AUTO_CLASSES, PaddedNetwork
 from biphase.finetuning.kept import TEXT, KeptModel, input_columns, with_task_names
 from biphase.finetuning.metrics import find_entities
 from biphase.hub import load_model_config

@@ -6,6 +6,8 @@ Contributions stand beside the predictions of a cell (test.npz beside test.jsonl
 Letters: N examples, S scores, L labels, C columns of counts, E entities, U words.
 """
 
+import hashlib
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -22,7 +24,17 @@ from pydantic_core import from_json
 from biphase import console
 from biphase.config import Strict
 from biphase.errors import InputError, first_line
-from biphase.files import RECORD_HASH, content_hash, parse_json, reading, refuse_changed, validate_record
+from biphase.files import (
+    RECORD_HASH,
+    content_hash,
+    parse_json,
+    reading,
+    refuse_changed,
+    validate_record,
+    whole_folder,
+    write_hashed,
+    write_json,
+)
 from biphase.finetuning.config import EVALUATED_SPLITS, PLACEMENT, PROTOCOL, FinetuneConfig
 from biphase.finetuning.metrics import (
     STATISTICS,
@@ -99,6 +111,21 @@ class Score(Strict):
         if not self.config.shots and self.num_steps < self.config.max_steps:
             steps += f", {self.config.epochs} epoch{'s' * (self.config.epochs > 1)}"
         return f"{name}: {self.metric} {values} ({steps}, {spent}, {speed})"
+
+
+def write_cell(folder: Path, score: Score, losses: Sequence[float], predictions: Mapping[str, Rows]) -> None:
+    """A cell's folder, whole or not at all."""
+    texts, hashes, examples = dict[str, bytes](), dict[str, str](), dict[str, dict[str, Any]]()
+    for split, rows in predictions.items():
+        texts[split] = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+        hashes[split] = hashlib.sha256(texts[split]).hexdigest()
+        examples[split] = example_arrays(rows, score, hashes[split])
+    with whole_folder(folder) as part:
+        for split, text in texts.items():
+            (part / f"{split}.jsonl").write_bytes(text)
+            np.savez_compressed(part / f"{split}.npz", **examples[split])
+        write_json(part / "losses.json", losses)
+        write_hashed(part / "score.json", score.model_dump(mode="json") | {"predictions": hashes})
 
 
 def read_score(folder: Path) -> Score:
@@ -290,13 +317,11 @@ class ExampleTable:
     """With how many of the scores one and the same is predicted for all: one class, no entity, one answer."""
 
 
-def save_examples(path: Path, rows: Rows, score: Score, predictions: str) -> None:
-    """Write what the examples of rows of predictions contribute to a score, with the hash of the rows' file."""
+def example_arrays(rows: Rows, score: Score, predictions: str) -> dict[str, Any]:
+    """What the examples of rows of predictions contribute to a score, with the hash of the rows' file."""
     values, statistic = contributions(rows, score.metric, score.classes)
-    facts: dict[str, Any] = {"statistic": getattr(statistic, "__name__", ""), "is_degenerate": is_one_for_all(rows)}
-    np.savez_compressed(
-        path, ids=np.array([row["id"] for row in rows]), values=values, predictions=predictions, **facts
-    )
+    facts = {"statistic": getattr(statistic, "__name__", ""), "is_degenerate": is_one_for_all(rows)}
+    return {"ids": np.array([row["id"] for row in rows]), "values": values, "predictions": predictions, **facts}
 
 
 def read_contributions(path: Path, score: Score, written: str | None) -> tuple[list[str], Contributions, bool]:

@@ -18,7 +18,6 @@ from biphase.corpus.rows import (
     SHORT_ROW,
     PlacedRow,
     is_saved,
-    numbered_lines,
     plain_path,
     read_hub_split,
     renamed,
@@ -234,7 +233,5 @@ def read_layout(source: TaskSource, layout: FileLayout, part: PartName) -> Itera
             form = "jsonl"
         elif form is None and task.family == "retrieval":
             form = FORMATS.get(plain_path(path).suffix, "trec")
-            if form == "tsv":  # of TREC's form, too, where it has no header and four fields
-                fields = next(numbered_lines(path), (1, ""))[1].split("\t")
-                form = "trec" if len(fields) == 4 and fields[-1].lstrip("-").isdecimal() else "tsv"
+            form = "judgements" if form == "tsv" else form
         yield from rows_of_file(path, layout.model_copy(update={"format": form}), task.words, task.label)

@@ -44,18 +44,6 @@ def draw_indices(num_items: int, wanted: int) -> np.ndarray:
     return np.sort(np.random.default_rng(DRAW_SEED).permutation(num_items)[:wanted])
 
 
-def draw_shots(strata: np.ndarray, shots: int, seed: int) -> np.ndarray:
-    """The indices, ascending, of so many examples of each class. Raises `InputError` where one has fewer."""
-    order = np.random.default_rng(seed).permutation(len(strata))
-    drawn = []
-    for number in np.unique(strata):
-        members = order[strata[order] == number]
-        if len(members) < shots:
-            raise InputError(f"shots={shots}: a class of the train split has only {len(members)} examples")
-        drawn.append(members[:shots])
-    return np.sort(np.concatenate(drawn))
-
-
 def hold_out(
     examples: Sequence[Item], train_share: float, strata: np.ndarray | None = None
 ) -> tuple[list[Item], list[Item]]:

@@ -21,7 +21,7 @@ from ..conftest import make_cell, predict_split
 @pytest.fixture(scope="module")
 def encoded(encoder: Encoder, data_dirs: dict[str, Path]) -> EncodedTask:
     cell = make_cell("squad_retrieval")
-    return load_encoded(find_source(cell.task, data_dirs["squad_retrieval"]), encoder.tokenizer, cell.config)
+    return load_encoded(find_source(cell.task, data_dirs["squad_retrieval"]), encoder, cell.config)
 
 
 def make_model(encoder: Encoder) -> torch.nn.Module:
@@ -152,7 +152,7 @@ def test_a_part_of_the_queries_is_searched_for_among_the_same_documents(
     for limit, found in ((None, whole), (7, part)):
         cell = make_cell("squad_retrieval", judged_only=judged_only, max_eval_examples=limit)
         source = find_source(cell.task, data_dirs["squad_retrieval"])
-        split = load_encoded(source, encoder.tokenizer, cell.config).splits["test"]
+        split = load_encoded(source, encoder, cell.config).splits["test"]
         ranked = predict_split(model, split, cell)
         assert len(ranked) == split.num_examples
         _, rows = split.judge(ranked, cell)
