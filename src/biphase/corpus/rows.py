@@ -141,8 +141,9 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any], int]]:
 
 def read_json_file(path: Path) -> Any:
     """The one JSON value that a file holds, over any number of lines. Raises `InputError` as `read_json_lines` does."""
+    text = "".join(line for _, line, _ in read_text_lines(path))
     try:
-        return parse_json("".join(line for _, line, _ in read_text_lines(path)))
+        return parse_json(text)
     except json.JSONDecodeError as error:
         raise broken_json(f"{path}:{error.lineno}", error) from None
 
