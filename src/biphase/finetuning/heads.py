@@ -27,7 +27,7 @@ import transformers
 from torch import Tensor, nn
 
 from biphase.console import err
-from biphase.corpus.tokenizer import NEW_NAMES, load_folder_tokenizer, misreading_class
+from biphase.corpus.tokenizer import NEW_NAMES, find_tokenizer, misreading_class
 from biphase.encoder.network import fresh_backbone, load_backbone
 from biphase.encoder.packed import packed_hidden
 from biphase.encoder.proofs import telling_tokens
@@ -65,7 +65,8 @@ def load_encoder(name: str) -> Encoder:
 def open_encoder(model: Model) -> Encoder:
     """Load a model that was found. The last one is kept: it costs nothing to ask again while its files stay."""
     backbone = load_backbone(model.folder)
-    pretrained = load_folder_tokenizer(model.folder, str(model.folder))
+    pretrained = find_tokenizer(model.folder, str(model.folder))
+    assert pretrained is not None, "a model that was found has a tokenizer"
     tokenizer = HashedTokenizer(pretrained)
     config: Any = backbone.config
     highest = max(number for token, number in pretrained.get_vocab().items() if token not in NEW_NAMES.values())
