@@ -280,6 +280,7 @@ def load_backbone(source: str | Path) -> nn.Module:
     encoder-decoder, and for a network that cannot be made bidirectional.
     """
     config = load_model_config(source)
+    unchanged = copy.deepcopy(config)
     with suppress(OwnAttentionError, FailedProofError):
         network: Any = load_headless(source, config, ATTENTION)
         if not looks_both_ways(network):  # transformers' own switch, which its masks obey
@@ -287,7 +288,7 @@ def load_backbone(source: str | Path) -> nn.Module:
         if not find_first_position(network, causal=False):
             return network
     # Loaded anew: a network that ignores the switch of its attention may still make its masks by the name of it.
-    padded = PaddedBackbone(load_headless(source, load_model_config(source), "eager"))
+    padded = PaddedBackbone(load_headless(source, unchanged, "eager"))
     if not looks_both_ways(padded.network):
         padded.config.is_causal = False
     try:
