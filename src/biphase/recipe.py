@@ -4,8 +4,9 @@ Inert: nothing here reads data, touches torch or decides from the machine. Units
 `batch_tokens`), and defaults are the paper's where the paper has a value (Table 1).
 """
 
+from collections.abc import Collection, Iterable, Iterator
 from fractions import Fraction
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
@@ -74,6 +75,11 @@ class Data(Grown):
         if self.max_sample_tokens < 2 * self.min_sample_tokens:
             raise ValueError("max_sample_tokens must be at least twice min_sample_tokens")
         return self
+
+    @property
+    def sets(self) -> list[str]:
+        """The folders of the shard sets to train on."""
+        return [part.path for part in self.mixture] if self.mixture else [self.shards]
 
     @property
     def order(self) -> dict[str, Any]:
@@ -213,6 +219,45 @@ class Phase(Grown):
             return ((self, 1.0),)
         masked = self.model_copy(update={"clm_share": 0.0})
         return (masked, 1 - self.clm_share), (Phase(objective="clm", steps=self.steps), self.clm_share)
+
+
+def join_phases(phases: Iterable[Phase]) -> tuple[Phase, ...]:
+    """Write a training with as few phases as it takes: neighbours alike become one."""
+    joined: list[Phase] = []
+    for phase in phases:
+        # Settings of masking mean nothing under CLM; without them, two CLM phases are alike.
+        plain = Phase(objective="clm", steps=phase.steps) if phase.objective == "clm" else phase
+        if joined and are_alike(joined[-1], plain) and not plain.is_ramped:
+            plain = plain.model_copy(update={"steps": joined.pop().steps + plain.steps})
+        joined.append(plain)
+    return tuple(joined)
+
+
+def are_alike(phase: Phase, other: Phase) -> bool:
+    """Say whether two phases differ in their steps at most, and the shorter one is how the longer one begins."""
+    if phase.is_ramped and phase.steps != other.steps:
+        return False
+    return phase.model_copy(update={"steps": other.steps}) == other
+
+
+def cut_phases(phases: tuple[Phase, ...], steps: Collection[int]) -> Iterator[tuple[int, int, Phase]]:
+    """(begin, end, phase) of the same training with a phase ending at each of `steps`, counted from its beginning.
+
+    clm 60, mlm 100 cut at 20 and 150 → (0, 20, clm), (20, 60, clm), (60, 150, mlm), (150, 160, mlm).
+    """
+    begin = 0
+    for phase in phases:
+        end = begin + phase.steps
+        ends = sorted({begin, end, *(step for step in steps if begin < step < end)})
+        for a, b in pairwise(ends):
+            yield a, b, phase.between(a - begin, b - begin)
+        begin = end
+
+
+def phases_between(phases: tuple[Phase, ...], first: int, last: int) -> tuple[Phase, ...]:
+    """The part of a training between two of its steps: clm 60, mlm 100 between 20 and 150 → clm 40, mlm 90."""
+    pieces = cut_phases(phases, (first, last))
+    return tuple(phase for begin, end, phase in pieces if first <= begin and end <= last)
 
 
 class Schedule(Strict):

@@ -15,10 +15,8 @@ from biphase.config import parse_config
 from biphase.embedding.evaluation import read_judged_set, score_bm25
 from biphase.engine.local import Engine
 from biphase.errors import InputError
-from biphase.report.results import ResultSet
 from biphase.study.cost import cell_costs, count_embedded, estimate
 from biphase.study.folder import claim_study_folder, read_state
-from biphase.study.hypotheses import with_plan
 from biphase.study.plan import plan_study
 from biphase.study.report import collect_results, report_study
 from biphase.study.run import look_for_data, run_study, status
@@ -63,15 +61,15 @@ def test_which_pretraining_embeds_best(tree: dict[str, Any], tmp_path: Path) -> 
     assert run_study(plan, place, HERE) == []
     state = read_state(plan, place)
     assert [(line.done, line.total) for line in status(state)["lines"]] == [(2, 2), (6, 6)]
-    results = [result for result in collect_results(plan, state.scores) if result.arm.setup == "objective"]
+    collected = collect_results(plan, state.scores)
+    results, planned = collected.select(setup="objective").results, collected.planned_runs
     assert {(r.arm.objective, r.family, r.dataset, r.metric, r.num) for r in results} == {
         (objective, "EM", "zero-shot:passages", "standard", 2) for objective in ("clm", "mlm")
     }
-    planned = with_plan(plan, ResultSet(())).planned_runs
     assert all(one.num_runs == planned[one.arm.name, one.dataset] == 2 for one in results)
     assert all(one.half_width > 0 and one.examples and one.examples.table is not None for one in results)
-    page, findings, _ = report_study(plan, place, tmp_path / "report", [])
-    assert ">passages</button>" in page.read_text() and findings[0].key == "mlm"
+    page, told, _ = report_study(plan, place, tmp_path / "report", [])
+    assert ">passages</button>" in page.read_text() and told.hypotheses and told.hypotheses[0][0].key == "mlm"
     bm25 = 100 * score_bm25(read_judged_set(tmp_path / "passages"))["ndcg_at_10"]
     assert re.search(rf">BM25 \(no arm\)<.*>{bm25:.2f}</td></tr>", page.read_text())
     # What its data hold is known: an arm that is scored anew on another set is not compared with the rest.
@@ -80,7 +78,7 @@ def test_which_pretraining_embeds_best(tree: dict[str, Any], tmp_path: Path) -> 
         pairs.write('{"anchor": "one more", "positive": "pair of texts"}\n')
     assert run_study(plan, place, HERE) == []
     with pytest.raises(InputError, match="scores on zero-shot:passages were made with different data"):
-        list(collect_results(plan, read_state(plan, place).scores))
+        collect_results(plan, read_state(plan, place).scores)
     # Another recipe is another family of scores; keys that the study decides are refused.
     embed = tree["evaluation"]["embed"]
     embed["recipe"]["stages"][0]["max_steps"] = 3

@@ -52,7 +52,7 @@ def make_plan(**changes: Any) -> Plan:
 @pytest.fixture
 def fill(write_cell: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Score every cell as a function of it says; returns the state of the study's folder."""
-    monkeypatch.setattr(StudyFolder, "find_step", lambda place, run, step: "made-up")
+    monkeypatch.setattr(StudyState, "reference", lambda state, run, step: "made-up")
     monkeypatch.setattr(folder, "identify", lambda reference: Model(reference, "a" * 64, 2048))
 
     def make(plan: Plan, say: Callable[[StudyCell], dict[str, Any]]) -> Any:
@@ -80,14 +80,14 @@ def test_seeds_of_different_settings_are_refused(fill: Any, key: str, values: tu
     state = fill(plan, lambda cell: {key: values[cell.config.seed % 2]})
     assert len(state.scored) == len(plan.cells)
     with pytest.raises(InputError, match=f"^scores on genre were made with {told}"):
-        list(collect_results(plan, state.scores))
+        collect_results(plan, state.scores)
 
 
 def test_arms_on_different_data_are_refused(fill: Any) -> None:
     plan = make_plan()
     state = fill(plan, lambda cell: {"data_hash": ("a" if "mlm40" in cell.model else "b") * 64})
     with pytest.raises(InputError, match=r"^scores on genre were made with different data, aaaaaaaa \(") as error:
-        list(collect_results(plan, state.scores))
+        collect_results(plan, state.scores)
     assert not re.search("pin|\n", str(error.value))
 
 
@@ -125,7 +125,7 @@ def test_scores_whose_data_are_not_known_go_with_any(fill: Any) -> None:
     """Those of earlier embedding models say what they are trained on in the place of a hash."""
     plan = make_plan()
     state = fill(plan, lambda cell: {"data_hash": "genre" if cell.config.seed else "b" * 64})
-    assert {result.num for result in collect_results(plan, state.scores)} == {5}
+    assert {result.num for result in collect_results(plan, state.scores).results} == {5}
 
 
 def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_random_weights_are_drawn_as_often_as_arms_are_pretrained(fill: Any, num
     evaluation = TREE["evaluation"] | {"random_weights": True, "seeds": 3}
     plan = make_plan(evaluation=evaluation, pretraining_seeds=num)
     state = fill(plan, lambda cell: {"test": 0.5 + 0.01 * cell.config.seed + 0.02 * ("seed1" in cell.model)})
-    found = {one.arm.name: one for one in collect_results(plan, state.scores) if one.metric == "standard"}
+    found = {one.arm.name: one for one in collect_results(plan, state.scores).results if one.metric == "standard"}
     gain = difference(found["1m-mlm40-400"], found["1m-random"])
     assert (gain.noise[0], gain.test) == (first, test)
 

@@ -1,6 +1,7 @@
 """The hypotheses of a study: checked against its arms, recorded when it runs, judged on its scores."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,19 +12,19 @@ import yaml
 from biphase.config import parse_config
 from biphase.errors import InputError
 from biphase.report.claims import Finding
+from biphase.report.contrasts import with_averages
 from biphase.report.paper import judge_findings, read_findings, read_reference
 from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet
 from biphase.study.hypotheses import (
     ask,
     declare,
-    hypotheses_hash,
     hypotheses_json,
     judge_hypotheses,
     list_ladders,
     tell_declaration,
-    text_hash,
 )
 from biphase.study.plan import Plan, plan_study
+from biphase.study.report import expect_results
 from biphase.study.spec import Study, load_study
 
 
@@ -80,6 +81,11 @@ def test_an_unknown_name_is_refused_before_anything_trains() -> None:
         ask(make_plan("stack - mlm40 > 0 on snli"))
 
 
+def judge(plan: Plan, results: Sequence[Result], planned: dict[str, str] | None = None) -> tuple[Finding, ...]:
+    expected = expect_results(plan) if planned is None else replace(expect_results(plan), planned_tasks=planned)
+    return judge_hypotheses(ask(plan), with_averages(replace(expected, results=tuple(results))))
+
+
 def test_hypotheses_are_judged_together() -> None:
     plan = make_plan("stack - mlm40 > 0 at the largest budget", "1m-25-75 - mlm40 < 0 on TC", "stack - 1m-random > 0")
     means = {"1m-stack-400": 0.7, "1m-mlm40-400": 0.5, "1m-25-75-400": 0.4, "1m-25-75-100": 0.31, "1m-mlm40-100": 0.45}
@@ -90,16 +96,16 @@ def test_hypotheses_are_judged_together() -> None:
             own = [0.0007 if (seed + round(100 * mean)) % 3 else 0.0 for seed in range(5)]
             samples = [mean + 0.001 * (seed - 2) + own[seed] for seed in range(5)]
             results.append(Result(arm, family, task, "standard", samples))  # type: ignore[arg-type]
-    first, second, third = judge_hypotheses(plan, ResultSet(tuple(results)))
+    first, second, third = judge(plan, results)
     assert [finding.verdict for finding in (first, second, third)] == ["supported", "supported", "undecided"]
     (one,) = first.inequalities
     assert one.estimate == pytest.approx(0.2, abs=0.002) and one.label == "stack - mlm40 on average 1m, 400 steps"
     assert [round(one.estimate, 2) for one in second.inequalities] == [0.14, 0.1], "that it lies below, turned around"
     assert next(second.inequalities).label == "−(1m-25-75 - mlm40 on TC 1m, 100 steps)"
     assert third.claims[0].untested, "random weights have no score yet"
-    tree = json.loads(hypotheses_json(plan, "not declared", (first, second, third)))
+    tree = json.loads(hypotheses_json(ask(plan), "not declared", (first, second, third)))
     assert [one["verdict"] for one in tree["hypotheses"]] == ["supported", "supported", "undecided"]
-    assert tree["hash"] == hypotheses_hash(plan)
+    assert tree["hash"] == ask(plan).hash
 
 
 def test_a_bound_on_the_compute_equivalent() -> None:
@@ -116,7 +122,7 @@ def test_a_bound_on_the_compute_equivalent() -> None:
             Result(arm, "TC", "wnut17", "standard", [mean + noise for noise in own]),
             Result(arm, "SC", "genre", "standard", [mean + noise for noise in reversed(own)]),
         ]
-    less, missing, more = judge_hypotheses(plan, ResultSet(tuple(results)))
+    less, missing, more = judge(plan, results)
     # At 1.5e12 FLOPs, 1 / 0.6 of the arm's, the baseline is at 0.529, by the logarithm of compute.
     (one,) = less.inequalities
     assert one.estimate == pytest.approx(0.051, abs=0.002) and less.verdict == "supported"
@@ -130,7 +136,7 @@ def test_a_bound_on_the_compute_equivalent() -> None:
         ("1m-mlm40-400", ("supported", "contradicted")),
     ):
         lost = [replace(one, num_diverged=int(one.arm.name == name)) for one in results]
-        less, _, more = judge_hypotheses(plan, ResultSet(tuple(lost)))
+        less, _, more = judge(plan, lost)
         assert (less.verdict, more.verdict) == verdicts
 
 
@@ -144,7 +150,7 @@ def test_an_average_is_over_all_tasks_of_the_plan_or_not_there() -> None:
         arm = ReportArm(name, setup, "1m", "clm+mlm" if mean > 0.5 else "mlm", 40, 100, 25 * (mean > 0.5), 75)
         samples = [mean + 0.001 * ((seed * (3 if mean > 0.5 else 1)) % 4) for seed in range(5)]
         results.append(Result(arm, "TC", "wnut17", "standard", samples))
-    everything, tc, sc, task, finding = judge_hypotheses(plan, ResultSet(tuple(results)))
+    everything, tc, sc, task, finding = judge(plan, results)
     assert [one.verdict for one in (everything, tc, sc, task)] == ["undecided", "supported", "undecided", "supported"]
     for lacking in (everything, sc):
         assert not lacking.is_tested and "no scores of 1m-25-75-100 on genre" in lacking.needs[0]
@@ -161,7 +167,7 @@ def judge_one_task(*holds: str, ahead: dict[str, int], behind: dict[str, int]) -
         known: dict[str, Any] = {"num_runs": 10, **more}
         seeds = [at % 5 for at in range(10)]
         results.append(Result(arm, "TC", "wnut17", "standard", samples, seeds=seeds, **known))
-    return judge_hypotheses(make_plan(*holds), ResultSet(tuple(results)))
+    return judge(make_plan(*holds), results)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +201,7 @@ def test_a_spread_is_over_what_did_not_diverge(lost: dict[str, int]) -> None:
         by_rate = {1e-5: [0.5 + one for one in noise], 1e-4: [0.5 + slope - one for one in noise]}
         results.append(Result(arm, "TC", "wnut17", "standard", by_rate[1e-4], by_rate, num_runs=10, **lost))
     line = "spread(1m-25-75 over rate) - spread(mlm40 over rate) > 0 on TC at 100 steps"
-    (finding,) = judge_hypotheses(make_plan(line), ResultSet(tuple(results)))
+    (finding,) = judge(make_plan(line), results)
     assert (finding.verdict, finding.needs) == ("supported", [])
     assert "(rate 1e-05, 0.0001)" in next(finding.inequalities).label
 
@@ -212,7 +218,7 @@ def test_findings_of_the_paper_are_hypotheses_too(monkeypatch: pytest.MonkeyPatc
     published = read_reference()
     planned = {result.dataset: result.family for result in published.results if result.dataset != AVERAGE}
     monkeypatch.setattr("biphase.study.hypotheses.task_families", lambda evaluation: planned)
-    sixth, first, own = judge_hypotheses(plan, published)
+    sixth, first, own = judge(plan, published.results, planned)
     known = {finding.key: finding for finding in judge_findings(published)}
     for judged, key in ((sixth, "F6"), (first, "F1")):
         assert [one.label for one in judged.inequalities] == [one.label for one in known[key].inequalities]
@@ -237,14 +243,14 @@ def test_hypotheses_stand_in_a_file_of_their_own(tmp_path: Path, wanted: str) ->
 
 def test_what_was_declared_is_recorded(tmp_path: Path) -> None:
     before, after = make_plan("stack - mlm40 > 0"), make_plan("stack - mlm40 > 1 point")
-    assert "not declared" in tell_declaration(before, tmp_path)
-    declare(before, tmp_path, 0)
-    declare(before, tmp_path, 12)  # the same command goes on: nothing new is declared
-    assert "before anything was trained; unchanged since" in tell_declaration(before, tmp_path)
-    assert "about changed since the study last ran" in tell_declaration(after, tmp_path)
-    declare(after, tmp_path, 12)
-    assert "changed 1 times since the first run; these were declared" in tell_declaration(after, tmp_path)
-    assert "when 12 units were done" in tell_declaration(after, tmp_path)
+    assert "not declared" in tell_declaration(ask(before), tmp_path)
+    declare(ask(before), tmp_path, 0)
+    declare(ask(before), tmp_path, 12)  # the same command goes on: nothing new is declared
+    assert "before anything was trained; unchanged since" in tell_declaration(ask(before), tmp_path)
+    assert "about changed since the study last ran" in tell_declaration(ask(after), tmp_path)
+    declare(ask(after), tmp_path, 12)
+    assert "changed 1 times since the first run; these were declared" in tell_declaration(ask(after), tmp_path)
+    assert "when 12 units were done" in tell_declaration(ask(after), tmp_path)
 
 
 def test_a_rung_that_is_added_is_a_change(tmp_path: Path) -> None:
@@ -257,16 +263,16 @@ def test_a_rung_that_is_added_is_a_change(tmp_path: Path) -> None:
         return plan_study(parse_config(Study, tree | {"arms": [*tree["arms"], *more]}, origin="grown.yaml"))
 
     before, other = grow(), {"group": "other", "models": ["1m"], "curricula": ["mlm30"], "budgets": [800]}
-    declare(before, tmp_path, 0)
-    assert "unchanged since" in tell_declaration(grow(other), tmp_path)
+    declare(ask(before), tmp_path, 0)
+    assert "unchanged since" in tell_declaration(ask(grow(other)), tmp_path)
     rung = grow({"group": "rung", "models": ["1m"], "curricula": ["mlm40", "25/75"], "budgets": [800]})
-    assert "are about changed since the study last ran" in tell_declaration(rung, tmp_path)
+    assert "are about changed since the study last ran" in tell_declaration(ask(rung), tmp_path)
     # A folder of an earlier version has the hash of the words alone.
     (tmp_path / "hypotheses.json").write_text(
-        json.dumps([{"hash": text_hash(before.study), "when": "long ago", "units_done": 0}])
+        json.dumps([{"hash": ask(before).text_hash, "when": "long ago", "units_done": 0}])
     )
-    told = tell_declaration(rung, tmp_path)
+    told = tell_declaration(ask(rung), tmp_path)
     assert "the same words were declared long ago" in told and "is not recorded" in told
-    declare(rung, tmp_path, 7)
-    told = tell_declaration(rung, tmp_path)
+    declare(ask(rung), tmp_path, 7)
+    told = tell_declaration(ask(rung), tmp_path)
     assert "when 7 units were done; the same words stood there since long ago" in told and "changed" not in told

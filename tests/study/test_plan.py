@@ -13,20 +13,18 @@ import pytest
 from biphase.config import BUNDLED, parse_config
 from biphase.errors import InputError
 from biphase.pretraining.optimizer import learning_rate
-from biphase.recipe import Phase, Recipe
+from biphase.recipe import Phase, Recipe, are_alike, cut_phases, phases_between
 from biphase.study.arms import expand_arms
 from biphase.study.plan import (
     ArmPath,
     Plan,
     TrunkIndex,
-    cut_phases,
     history,
-    phases_between,
     plan_study,
     stored_steps,
     trunk_key,
 )
-from biphase.study.spec import Study, are_alike, load_study
+from biphase.study.spec import Study, load_study
 
 STUDIES = BUNDLED / "studies"
 

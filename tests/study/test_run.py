@@ -21,7 +21,6 @@ from biphase.errors import BusyError, InputError, StoppedError
 from biphase.files import file_hash, locked, read_json, write_hashed
 from biphase.finetuning.config import PROTOCOL
 from biphase.recipe import Checkpoints
-from biphase.report.results import ResultSet
 from biphase.run import Run
 from biphase.study import run as worker
 from biphase.study.cost import measure_sizes
@@ -30,7 +29,6 @@ from biphase.study.folder import (
     claim_study_folder,
     read_state,
 )
-from biphase.study.hypotheses import with_plan
 from biphase.study.plan import Plan, plan_study, train_name
 from biphase.study.report import arm_of_model, collect_results, read_evidence, report_study
 from biphase.study.run import measure_units, run_study, status, study_units
@@ -138,9 +136,9 @@ def test_more_pretraining_seeds_train_nothing_anew(plan: Plan, finished: StudyFo
     assert child.parent == "tiny-clm-12-seed1" and child.recipe.seed == plan.arms["tiny-clm-12"].recipe.seed + 1
     hashes = {file_hash(path) for path in place.runs.glob("tiny-clm-12-*/steps/12/model/model.safetensors")}
     assert len(hashes) == 2, "another pretraining seed gives other weights"
-    results = list(collect_results(grown, read_state(grown, place).scores))
+    results = collect_results(grown, read_state(grown, place).scores).results
     assert {result.arm.name for result in results} == {
-        r.arm.name for r in collect_results(plan, read_state(plan, finished).scores)
+        r.arm.name for r in collect_results(plan, read_state(plan, finished).scores).results
     }
 
 
@@ -164,7 +162,8 @@ def test_what_is_done_has_not_failed(plan: Plan, finished: StudyFolder, tmp_path
 
 def test_results_in_the_papers_terms(plan: Plan, finished: StudyFolder) -> None:
     scores = read_state(plan, finished).scores
-    results = list(collect_results(plan, scores))
+    collected = collect_results(plan, scores)
+    results, planned = collected.results, collected.planned_runs
     arms = {(result.arm.name, result.arm.setup): result.arm for result in results}
     both = arms["tiny-50-50-12", "ratio"]
     assert (both.objective, both.clm_steps, both.mlm_steps, both.mask_percent) == ("clm+mlm", 6, 6, 40)
@@ -173,7 +172,6 @@ def test_results_in_the_papers_terms(plan: Plan, finished: StudyFolder) -> None:
     assert continued.flops is not None and continued.flops > (arms["tiny-clm-12", "objective"].flops or 0)
     assert all(len(result.samples) == 2 and len(result.by_rate or {}) == 2 for result in results)
     assert {(result.family, result.metric) for result in results} == {("TC", "standard"), ("TC", "paper")}
-    planned = with_plan(plan, ResultSet(())).planned_runs
     assert all(one.num_runs == planned[one.arm.name, one.dataset] == 4 and not one.num_diverged for one in results)
     assert {result.measure for result in results} == {"f1", "paper_f1"}
 
@@ -186,14 +184,15 @@ def test_report(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
     assert list((tmp_path / "report" / "tables").iterdir()) and list((tmp_path / "report" / "figures").iterdir())
     cells = (tmp_path / "report" / "scores.csv").read_text().splitlines()
     assert len(cells) == 1 + 20 and "test paper_f1" in cells[0]
-    assert report_study(plan, finished, tmp_path / "report", [])[:2] == (page, ())
+    again, told, _ = report_study(plan, finished, tmp_path / "report", [])
+    assert (again, told.hypotheses) == (page, None)
 
 
 def test_a_study_is_evidence_for_advice(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
     found = read_evidence(finished.path)
     assert [item.curriculum for item in found] == ["clm", "50/50", "mlm40"], "what continues another arm says nothing"
     scores = read_state(plan, finished).scores
-    (both,) = [r for r in collect_results(plan, scores) if (r.arm.name, r.arm.setup, r.metric) == BOTH]
+    (both,) = [r for r in collect_results(plan, scores).results if (r.arm.name, r.arm.setup, r.metric) == BOTH]
     assert found[1].mean == pytest.approx(100 * both.mean)
     assert not any(item.is_behind for item in found), "all score zero"
     with pytest.raises(InputError, match=r"is not the folder of a study \(it has no study.yaml\)"):
@@ -573,7 +572,7 @@ def test_a_task_of_ones_own(plan: Plan, finished: StudyFolder, words_dir: Path, 
         asked = changed(plan, *words, "evaluation.learning_rates=[1e-3]", "evaluation.seeds=1")
         assert run_study(asked, place, HERE) == []
     assert status(read_state(asked, place))["notes"] == []
-    assert {result.dataset for result in collect_results(asked, read_state(asked, place).scores)} == {"places"}
+    assert {result.dataset for result in collect_results(asked, read_state(asked, place).scores).results} == {"places"}
     page, *_ = report_study(asked, place, tmp_path / "report", [])
     assert "places" in page.read_text(encoding="utf-8")
 

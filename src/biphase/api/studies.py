@@ -165,9 +165,9 @@ class OpenStudy:
 
         commands = [self.command(verb) for verb in ("run", "report")]
         report_folder = self.folder / "report" if out is None else Path(out)
-        page, findings, results = report_study(self.planned, StudyFolder(self.folder), report_folder, commands)
+        page, told, results = report_study(self.planned, StudyFolder(self.folder), report_folder, commands)
         print_results(results)
-        for line in tell_findings(findings, self.planned, self.folder):
+        for line in tell_findings(*told.hypotheses) if told.hypotheses else ():
             console.prose(line)
         console.print(str(page))
         return page

@@ -31,10 +31,10 @@ from biphase.flops import (
     update_flops,
 )
 from biphase.machine import total_memory
-from biphase.recipe import Data, Init, Recipe
+from biphase.recipe import Data, Init, Recipe, phases_between
 from biphase.report.formats import show_estimate, show_list
 from biphase.run import open_run, read_metrics
-from biphase.study.plan import Plan, PlannedRun, StudyCell, phases_between
+from biphase.study.plan import Plan, PlannedRun, StudyCell
 from biphase.study.spec import EMBED, EmbedEvaluation, Planning, Published, Study, trainings
 from biphase.tasks.spec import Family, TaskSize, find_task
 
@@ -191,8 +191,9 @@ class Sizes:
         shape, spent = self.shapes[run.name], dict[str, float]()
         if shape is None:
             return spent
-        end, per_update = run.first, update_flops(run.recipe.optimizer, shape.matrices)
-        for phase in phases_between(run.recipe.curriculum, 0, (until or run.last) - run.first):
+        phases, end = phases_between(run.recipe.curriculum, 0, (until or run.last) - run.first), run.first
+        per_update = update_flops(run.recipe.optimizer, shape.matrices)
+        for phase in phases:
             begin, end = end, end + phase.steps
             tokens = run.recipe.tokens_before(end) - run.recipe.tokens_before(begin)
             for part, share in phase.parts:
@@ -209,7 +210,7 @@ def measure_sizes(plan: Plan) -> Sizes:
     for name, run in plan.runs.items():
         data = run.recipe.data
         if data not in texts:
-            texts[data], vocabularies[data.shards] = find_lengths(data, planning), find_vocab_size(data, planning)
+            vocabularies[data.shards], texts[data] = find_vocab_size(data, planning), find_lengths(data, planning)
         shapes[name] = model_shape(plan.lineage(name)[0].recipe.init, vocabularies[data.shards])
     return Sizes(shapes, {name: texts[run.recipe.data] for name, run in plan.runs.items()})
 

@@ -27,13 +27,14 @@ from biphase.console import duration, printable
 from biphase.embedding.recipe import set_name
 from biphase.errors import InputError
 from biphase.flops import PEAK_FLOPS
+from biphase.recipe import cut_phases
 from biphase.report.contrasts import POWER, USUAL_NOISE, smallest_difference
 from biphase.report.formats import format_bytes, show_count, show_estimate, show_list
 from biphase.report.tables import PLAIN
 from biphase.study.advise import LEAST_TOKENS, Advice
 from biphase.study.cost import Estimate, Machine, task_size
-from biphase.study.hypotheses import hypotheses_hash
-from biphase.study.plan import Plan, PlannedRun, cut_phases, history
+from biphase.study.hypotheses import ask
+from biphase.study.plan import Plan, PlannedRun, history
 from biphase.study.spec import EMBED, Evaluation, trainings, write_steps
 from biphase.style import COLORS
 from biphase.tasks.spec import find_task
@@ -175,7 +176,7 @@ def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
     if study.hypotheses:
         names = ", ".join(hypothesis.name for hypothesis in study.hypotheses)
         count = show_count(len(study.hypotheses), "hypothesis", "hypotheses")
-        lines.append(Text(printable(f"{count} (hash {hypotheses_hash(plan)}): {names}")))
+        lines.append(Text(printable(f"{count} (hash {ask(plan).hash}): {names}")))
     return Group(
         *lines, "", run_tree(plan), "", *describe_steps(estimate), "", cost_table(estimate), *cost_lines(estimate)
     )
@@ -344,7 +345,7 @@ def plan_json(plan: Plan, estimate: Estimate) -> dict[str, Any]:
     hidden: Any = {"machine": {"peak_flops", "source"}, "first_seed_flops": True, "published_on": True}
     tree: dict[str, Any] = {
         "study": plan.study.name,
-        "hypotheses": hypotheses_hash(plan) if plan.study.hypotheses else None,
+        "hypotheses": ask(plan).hash if plan.study.hypotheses else None,
         "steps": plan.steps,
         "steps_alone": plan.steps_alone,
         "longest_chain": plan.longest_chain,

@@ -7,7 +7,7 @@ plan asks for: the record by a key of the recipe and of all recipes behind it, t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,13 @@ from biphase.files import content_hash, is_locked, read_json_as, remove_folder, 
 from biphase.finetuning.cells import identify
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
 from biphase.finetuning.scores import Score, ScoreSet, read_scores
-from biphase.recipe import Data
 from biphase.run import Run, open_run, read_metrics, whole_steps
 from biphase.study.plan import Plan, PlannedRun, StudyCell, stored_steps, train_name
-from biphase.study.spec import EMBED, PretrainingSeeds, Study
+from biphase.study.spec import EMBED, PretrainingSeeds, Study, scored_as
 from biphase.tasks.spec import find_task
+
+TRAINING = "train"
+"""The kind of the units that are training runs; in place of a unit's name, all of them."""
 
 
 @dataclass(frozen=True)
@@ -93,31 +95,16 @@ class StudyFolder:
             raise BusyError(f"another process makes {run.name}@{step}")
         raise InputError(f"{run.name}@{step} is no longer there; the same command makes it again")
 
-    def needed_steps(self, plan: Plan, run: PlannedRun) -> set[int]:
-        """List the steps of a run whose checkpoints are models, or begin a run that is not complete."""
-        needed = set()
-        for checkpoint in plan.checkpoints:
-            if checkpoint.run == run.name:
-                begun = (plan.runs[name] for name in checkpoint.needed_by)
-                if checkpoint.models or not all(self.is_complete(plan, other) for other in begun):
-                    needed.add(checkpoint.step)
-        return needed
-
-    def is_complete(self, plan: Plan, run: PlannedRun) -> bool:
-        """Say whether a run is trained and has every checkpoint that a model or another run still needs."""
-        record = self.find_record(run)
-        return record is not None and self.needed_steps(plan, run) <= {*whole_steps(Run(self.runs / record.folder))}
-
     def drop_checkpoints(self, plan: Plan) -> None:
         """Delete checkpoints that no run needs any more and that are no model; none when the folder is that of another
         plan by now: its runs may begin at them."""
         file = self.path / "study.yaml"
         if not file.exists() or file.read_text(encoding="utf-8") != study_text(plan.study):
             return
-        for run in plan.runs.values():
-            if record := self.find_record(run):
-                for step in {*stored_steps(run)} - self.needed_steps(plan, run):
-                    remove_folder(open_run(self.runs / record.folder).steps / str(step))
+        state = read_runs(plan, self)
+        for name, record in state.records.items():
+            for step in {*stored_steps(plan.runs[name])} - state.needed[name]:
+                remove_folder(open_run(self.runs / record.folder).steps / str(step))
 
 
 def claim_study_folder(path: Path, study: Study) -> StudyFolder:
@@ -177,20 +164,45 @@ class StudyState:
     """Names of the cells whose scores are all there."""
     begun: dict[str, int]
     """The steps, by their logs, of runs that have begun and are not complete."""
+    steps: dict[str, set[int]] = field(default_factory=dict)
+    """The checkpoints of each run that is recorded."""
+    needed: dict[str, set[int]] = field(default_factory=dict)
+    """The steps of each run whose checkpoints are models, or begin a run that is not complete."""
 
     @property
     def done(self) -> set[str]:
         return {train_name(run) for run in self.trained} | self.scored
 
+    @property
+    def kinds(self) -> dict[str, str]:
+        """Every unit of the plan by its name → `train`, or the task that the cell is trained on."""
+        kinds = {train_name(run): TRAINING for run in self.plan.runs}
+        return kinds | {cell.name: scored_as(cell.task) for cell in self.plan.cells}
 
-def read_state(plan: Plan, folder: StudyFolder) -> StudyState:
-    records, trained, begun = dict[str, TrainedRecord](), set[str](), dict[str, int]()
+    def reference(self, run: str, step: int) -> str | None:
+        """`FOLDER@STEP` of a checkpoint; None where it is not there."""
+        is_there = step in self.steps.get(run, ())
+        return f"{(self.folder.runs / self.records[run].folder).resolve()}@{step}" if is_there else None
+
+
+def read_runs(plan: Plan, folder: StudyFolder) -> StudyState:
+    """The state of a study's runs alone: which are trained, and which of their checkpoints are there and needed."""
+    records, steps = dict[str, TrainedRecord](), dict[str, set[int]]()
     for name, run in plan.runs.items():
         if record := folder.find_record(run):
-            records[name] = record
-        if folder.is_complete(plan, run):
-            trained.add(name)
-            continue
+            records[name], steps[name] = record, {*whole_steps(Run(folder.runs / record.folder))}
+    trained, needed = {*records}, {name: set[int]() for name in plan.runs}
+    for checkpoint in reversed(plan.checkpoints):  # runs stand behind those that they start from
+        if checkpoint.models or not trained.issuperset(checkpoint.needed_by):
+            needed[checkpoint.run].add(checkpoint.step)
+            if checkpoint.step not in steps.get(checkpoint.run, ()):
+                trained.discard(checkpoint.run)
+    return StudyState(plan, folder, {}, records, trained, set(), {}, steps, needed)
+
+
+def read_state(plan: Plan, folder: StudyFolder) -> StudyState:
+    state, begun = read_runs(plan, folder), dict[str, int]()
+    for name in plan.runs.keys() - state.trained:
         for path in folder.runs.glob(f"{name}-????????"):
             if (path / "config.yaml").exists() and (rows := read_metrics(open_run(path), "train")):
                 begun[name] = max(rows[-1]["step"], begun.get(name, 0))
@@ -201,7 +213,7 @@ def read_state(plan: Plan, folder: StudyFolder) -> StudyState:
     scored: set[str] = set()
     keys_of = cache(keys_of_cell)  # models share the same few hundred cells
     for model in plan.models:
-        reference = folder.find_step(plan.runs[model.run], model.step)
+        reference = state.reference(model.run, model.step)
         if reference is None or not folder.scores(model.name).is_dir():
             continue
         fingerprint, read = identify(reference), read_scores(folder.scores(model.name))
@@ -212,23 +224,21 @@ def read_state(plan: Plan, folder: StudyFolder) -> StudyState:
         for score in read.scores:
             # It may have been asked for with its precision, or with whatever the machine has units for.
             name = f"{score.trained_on} {score.task}" if score.trained_on.startswith(EMBED) else score.task
-            keys_of_score = {score_key(name, score.config), score_key(name, score.config, "auto")}
+            configs = (score.config, score.config.model_copy(update={"precision": "auto"}))
+            keys_of_score = {score_key(name, config) for config in configs}
             if (score.model_hash, score.protocol) == (fingerprint.hash, PROTOCOL) and keys_of_score & all_keys:
                 current.append(score)
                 matched |= keys_of_score
         scores[model.name] = ScoreSet(tuple(current), read.broken)
         scored |= {name for name, wanted in keys.items() if wanted <= matched}
-    return StudyState(plan, folder, scores, records, trained, scored, begun)
+    return replace(state, scores=scores, scored=scored, begun=begun)
 
 
 @cache
-def score_key(task: str, settled: FinetuneConfig, precision: str | None = None) -> str:
-    """Hash a task and all that decides a result on it, with another `precision` where one is given.
-
-    Cached, because all models of a study are evaluated with the same few hundred settings.
-    """
-    settings = settled.model_dump(mode="json", exclude=PLACEMENT) | ({"precision": precision} if precision else {})
-    return content_hash([task, settings])
+def score_key(task: str, settled: FinetuneConfig) -> str:
+    """Hash a task and all that decides a result on it. Cached, because all models of a study are evaluated with the
+    same few hundred settings."""
+    return content_hash([task, settled.model_dump(mode="json", exclude=PLACEMENT)])
 
 
 def keys_of_cell(trained_on: str, evaluates: Sequence[str], config: FinetuneConfig, max_length: int) -> set[str]:
@@ -246,16 +256,11 @@ def keys_of_cell(trained_on: str, evaluates: Sequence[str], config: FinetuneConf
 # On what it was trained
 
 
-def list_sets(data: Data) -> list[str]:
-    """The folders of the shard sets that a recipe trains on."""
-    return [part.path for part in data.mixture] if data.mixture else [data.shards]
-
-
 def refuse_other_text(state: StudyState) -> None:
     """Raises `InputError` where a run was trained on other text than its shards hold; they may be gone."""
     fingerprints: dict[str, str] = {}
     for name, record in state.records.items():
-        for path, content in zip(list_sets(state.plan.runs[name].recipe.data), record.text or (), strict=False):
+        for path, content in zip(state.plan.runs[name].recipe.data.sets, record.text or (), strict=False):
             if path not in fingerprints and (Path(path) / "manifest.json").exists():
                 fingerprints[path] = read_shard_manifest(Path(path)).fingerprint
             if content != fingerprints.get(path, content):

@@ -3,10 +3,10 @@
 import json
 import math
 import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,13 @@ from typing import Any
 from biphase.errors import InputError, refuse_doubles
 from biphase.files import content_hash, read_json, write_json
 from biphase.report.claims import Claim, Finding, judge_claims
-from biphase.report.contrasts import with_averages
 from biphase.report.formats import show_count
 from biphase.report.grammar import AskedInequality, parse_inequality
 from biphase.report.hypotheses import Ladder, Spot, bind, make_line
 from biphase.report.paper import make_claims, read_findings
 from biphase.report.results import MEAN_OF_FAMILIES, ResultSet
 from biphase.study.plan import Plan
-from biphase.study.spec import Study, task_families, write_steps
+from biphase.study.spec import Hypothesis, task_families, write_steps
 
 CITED = re.compile(r"(F[0-9]+) of the paper")
 """A line that is one of the paper's findings as a whole."""
@@ -56,18 +55,52 @@ def list_ladders(plan: Plan) -> dict[str, Ladder]:
     return dict(ladders)
 
 
+AskedLine = str | Sequence[Sequence[AskedInequality]]
+"""A line of a hypothesis: the key of a finding of the paper, such as F1, which finds its arms by itself; or
+inequalities over the plan's arms, of each of these lists one is enough."""
+
+
 @dataclass(frozen=True)
-class AskedLine:
-    """A line of a hypothesis: inequalities over the plan's arms, or a finding of the paper, which finds its arms by
-    itself."""
+class AskedHypotheses:
+    """The hypotheses of a study, bound to the arms of its plan."""
 
-    inequalities: Sequence[Sequence[AskedInequality]] = ()
-    """One inequality of each of these lists is enough."""
-    finding: str = ""
-    """Its key, such as F1."""
+    hypotheses: Sequence[Hypothesis]
+    lines: Sequence[Sequence[AskedLine]]
+    """Those of each hypothesis."""
+    arms: Sequence[str]
+    """All arms of the plan, of the first pretraining seed."""
+    families: Mapping[str, str]
+    """The tasks of the plan → the codes of their families."""
+
+    @cached_property
+    def text_hash(self) -> str:
+        """Eight digits of what hypotheses say: what a folder of an earlier version recorded."""
+        return content_hash([hypothesis.model_dump(mode="json") for hypothesis in self.hypotheses])[:8]
+
+    @cached_property
+    def hash(self) -> str:
+        """Eight digits of what hypotheses say, and of what that is about in this plan: which arms, at which budgets, on
+        which tasks. A line of the paper is about all of them."""
+        everything, about = [list(self.arms), list(self.families)], list[list[Any]]()
+        for lines in self.lines:
+            about.append([everything if isinstance(line, str) else self.list_subjects(line) for line in lines])
+        return content_hash([self.text_hash, about])[:8]
+
+    def list_subjects(self, line: Sequence[Sequence[AskedInequality]]) -> list[Any]:
+        """List what a line is about: of each first inequality the label, the arms and tasks of its terms, the baseline,
+        and the same of its rivals."""
+        subjects = []
+        for first, *rivals in line:
+            terms = []
+            for term in first.operands:
+                scopes = self.families.items()
+                tasks = [name for name, family in scopes if term.task in (name, family, MEAN_OF_FAMILIES)]
+                terms.append((term.arms, tasks))
+            subjects.append([first.label, terms, first.ladder, self.list_subjects([[rival] for rival in rivals])])
+        return subjects
 
 
-def ask(plan: Plan) -> dict[str, list[AskedLine]]:
+def ask(plan: Plan) -> AskedHypotheses:
     """Bind the lines of every hypothesis to arms of the plan. Raises `InputError` for a line that is not in the
     grammar, or asks for what the study does not have."""
     study = plan.study
@@ -75,53 +108,44 @@ def ask(plan: Plan) -> dict[str, list[AskedLine]]:
     if study.hypotheses and study.evaluation is None:
         raise InputError("hypotheses are about scores: the study needs an evaluation")
     families, ladders, findings = task_families(study.evaluation), list_ladders(plan), read_findings()["findings"]
-    asked: dict[str, list[AskedLine]] = {}
+    asked = list[list[AskedLine]]()
     for hypothesis in study.hypotheses:
-        lines = asked.setdefault(hypothesis.name, [])
+        lines: list[AskedLine] = []
         try:
             for line in hypothesis.holds:
                 cited = CITED.fullmatch(line.strip())
                 if cited is None:
-                    lines.append(AskedLine(bind(parse_inequality(line), ladders, families)))
+                    lines.append(bind(parse_inequality(line), ladders, families))
                 elif cited[1] in findings:
-                    lines.append(AskedLine(finding=cited[1]))
+                    lines.append(cited[1])
                 else:
                     raise InputError(f"'{line}': the paper's findings are {', '.join(findings)}")
         except InputError as error:
             raise InputError(f"hypothesis '{hypothesis.name}': {error}") from None
-    return asked
+        asked.append(lines)
+    return AskedHypotheses(study.hypotheses, asked, list(plan.of_first_seed.arms), families)
 
 
-def list_equivalents(plan: Plan) -> dict[str, tuple[str, ...]]:
+def list_equivalents(asked: AskedHypotheses) -> dict[str, tuple[str, ...]]:
     """Arms whose compute-equivalent a hypothesis is about → the arms of the baseline."""
     ladders = {}
-    for line in chain(*ask(plan).values()):
-        for inequality in chain(*line.inequalities):
+    for line in chain(*asked.lines):
+        for inequality in () if isinstance(line, str) else chain(*line):
             if inequality.ladder:
                 ladders[inequality.operands[0].arms[0]] = inequality.ladder
     return ladders
 
 
-def with_plan(plan: Plan, results: ResultSet) -> ResultSet:
-    """Put the scores that a plan makes beside its results, by the names that arms and tasks have there."""
-    arms = {model.name: model.pooled_name for model in plan.models}
-    points = Counter((arms[cell.model], task) for cell in plan.cells for task in cell.evaluates)
-    return replace(results, planned_tasks=task_families(plan.study.evaluation), planned_runs=points)
-
-
-def judge_hypotheses(plan: Plan, results: ResultSet) -> tuple[Finding, ...]:
+def judge_hypotheses(asked: AskedHypotheses, results: ResultSet) -> tuple[Finding, ...]:
     """Judge every hypothesis, corrected together, by the standard metrics; on all tasks of the plan that it
-    is about, or not at all; and not by scores that are unfinished or lost seeds."""
-    results = with_plan(plan, results)
-    results = with_averages(results.select(metric=results.primary_metric)) if results.results else results
+    is about, or not at all; and not by scores that are unfinished or lost seeds. `results` have their averages, and
+    what the plan expects."""
+    results = results.select(metric=results.primary_metric) if results.results else results
     findings = []
-    for hypothesis, lines in zip(plan.study.hypotheses, ask(plan).values(), strict=True):
+    for hypothesis, lines in zip(asked.hypotheses, asked.lines, strict=True):
         claims: list[Claim] = []
         for line in lines:
-            if line.finding:
-                claims += make_claims(line.finding, results)
-            else:
-                claims.append(make_line(line.inequalities, results))
+            claims += make_claims(line, results) if isinstance(line, str) else [make_line(line, results)]
         findings.append(Finding(hypothesis.name, hypothesis.says, HOW_JUDGED, tuple(claims)))
     return judge_claims(findings)
 
@@ -129,39 +153,14 @@ def judge_hypotheses(plan: Plan, results: ResultSet) -> tuple[Finding, ...]:
 # What was declared, and when
 
 
-def text_hash(study: Study) -> str:
-    """Eight digits of what hypotheses say: what a folder of an earlier version recorded."""
-    return content_hash([hypothesis.model_dump(mode="json") for hypothesis in study.hypotheses])[:8]
-
-
-def hypotheses_hash(plan: Plan) -> str:
-    """Eight digits of what hypotheses say, and of what that is about in this plan: which arms, at which budgets, on
-    which tasks. A line of the paper is about all of them."""
-    families = task_families(plan.study.evaluation)
-
-    def about(inequality: AskedInequality, *rivals: AskedInequality) -> list[Any]:
-        terms = []
-        for term in inequality.operands:
-            tasks = [name for name, family in families.items() if term.task in (name, family, MEAN_OF_FAMILIES)]
-            terms.append((term.arms, tasks))
-        return [inequality.label, terms, inequality.ladder, [about(rival) for rival in rivals]]
-
-    everything = [list(plan.of_first_seed.arms), list(families)]
-    bound = []
-    for lines in ask(plan).values():
-        bound.append([everything if line.finding else [about(*group) for group in line.inequalities] for line in lines])
-    return content_hash([text_hash(plan.study), bound])[:8]
-
-
-def declare(plan: Plan, folder: Path, units_done: int) -> None:
+def declare(asked: AskedHypotheses, folder: Path, units_done: int) -> None:
     """Record in a study's folder what it declares, as it is about to run; a line for each change."""
     path = folder / "hypotheses.json"
     declared = read_declared(folder)
-    current = hypotheses_hash(plan)
-    if (not plan.study.hypotheses and not declared) or (declared and declared[-1]["hash"] == current):
+    if (not asked.hypotheses and not declared) or (declared and declared[-1]["hash"] == asked.hash):
         return
     when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    entry = {"hash": current, "text": text_hash(plan.study), "when": when, "units_done": units_done}
+    entry = {"hash": asked.hash, "text": asked.text_hash, "when": when, "units_done": units_done}
     write_json(path, [*declared, entry])
 
 
@@ -172,16 +171,16 @@ def read_declared(folder: Path) -> list[dict[str, Any]]:
     return read_json(path) if path.exists() else []
 
 
-def tell_declaration(plan: Plan, folder: Path) -> str:
+def tell_declaration(asked: AskedHypotheses, folder: Path) -> str:
     """Tell whether the hypotheses stood before the results did, in a sentence."""
-    declared, current = read_declared(folder), hypotheses_hash(plan)
+    declared, current = read_declared(folder), asked.hash
     if not declared:
         return f"Hypotheses {current}: not declared, for the study has not run with them."
     last, is_later = declared[-1], declared[-1]["units_done"]
     when = f"declared {last['when']}"
     when += f", when {is_later} units were done" if is_later else ", before anything was trained"
     worded = [entry for entry in declared if "text" not in entry]
-    if last["hash"] not in (current, text_hash(plan.study)):
+    if last["hash"] not in (current, asked.text_hash):
         told = f"what they said or are about changed since the study last ran; it ran with {last['hash']}"
     elif last in worded:
         told = f"the same words were {when}; which arms and tasks they were about is not recorded"
@@ -195,20 +194,19 @@ def tell_declaration(plan: Plan, folder: Path) -> str:
     return f"Hypotheses {current}: {told}."
 
 
-def tell_findings(findings: Sequence[Finding], plan: Plan, folder: Path) -> Iterator[str]:
+def tell_findings(findings: Sequence[Finding], declared: str) -> Iterator[str]:
     """The verdicts on a study's hypotheses, a line each, and whether these stood before the results did."""
     for finding in findings:
         verdicts = [inequality.verdict for inequality in finding.inequalities]
         told = f"{verdicts.count('supported')} of {show_count(len(verdicts), 'inequality', 'inequalities')}"
         yield f"{finding.verdict}: {finding.key}: {finding.statement} ({told})"
-    if findings:
-        yield tell_declaration(plan, folder)
+    yield declared
 
 
-def hypotheses_json(plan: Plan, declared: str, findings: Sequence[Finding]) -> str:
+def hypotheses_json(asked: AskedHypotheses, declared: str, findings: Sequence[Finding]) -> str:
     """Write the hypotheses with their verdicts; `declared` tells whether these stood before the results did."""
     judged = []
-    for hypothesis, finding in zip(plan.study.hypotheses, findings, strict=True):
+    for hypothesis, finding in zip(asked.hypotheses, findings, strict=True):
         inequalities = []
         for claim in finding.inequalities:
             interval = claim.interval
@@ -218,5 +216,5 @@ def hypotheses_json(plan: Plan, declared: str, findings: Sequence[Finding]) -> s
             inequalities.append({"label": claim.label, **shown, "verdict": claim.verdict})
         said = hypothesis.model_dump(mode="json")
         judged.append({**said, "verdict": finding.verdict, "inequalities": inequalities, "needs": finding.needs})
-    tree = {"hash": hypotheses_hash(plan), "declared": declared, "hypotheses": judged}
+    tree = {"hash": asked.hash, "declared": declared, "hypotheses": judged}
     return json.dumps(tree, indent=1, ensure_ascii=False) + "\n"

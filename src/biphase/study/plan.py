@@ -24,18 +24,18 @@ over all parents, as checkpoints do.
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise, product
+from itertools import product
 from typing import Literal
 
 from biphase.errors import InputError, nearest
 from biphase.files import content_hash
 from biphase.finetuning.config import FinetuneConfig
-from biphase.recipe import Init, Phase, Recipe
+from biphase.recipe import Init, Phase, Recipe, cut_phases, join_phases, phases_between
 from biphase.study.arms import Arm, expand_arms, seeded_name
-from biphase.study.spec import Study, check_evaluation, finetune_config, join_phases, scored_as, trainings
+from biphase.study.spec import Study, check_evaluation, finetune_config, scored_as, trainings
 
 SchedulePart = Literal["warm-up", "constant", "decay"]
 
@@ -463,26 +463,6 @@ def make_runs(paths: Mapping[str, ArmPath], models: Iterable[EvaluatedModel]) ->
         place = (path.parent, path.first, path.last, steps)
         runs[name] = PlannedRun(name, arm.group, arm.model, *place, own_recipe, key)
     return runs
-
-
-def cut_phases(phases: tuple[Phase, ...], steps: Collection[int]) -> Iterator[tuple[int, int, Phase]]:
-    """(begin, end, phase) of the same training with a phase ending at each of `steps`, counted from its beginning.
-
-    clm 60, mlm 100 cut at 20 and 150 → (0, 20, clm), (20, 60, clm), (60, 150, mlm), (150, 160, mlm).
-    """
-    begin = 0
-    for phase in phases:
-        end = begin + phase.steps
-        ends = sorted({begin, end, *(step for step in steps if begin < step < end)})
-        for a, b in pairwise(ends):
-            yield a, b, phase.between(a - begin, b - begin)
-        begin = end
-
-
-def phases_between(phases: tuple[Phase, ...], first: int, last: int) -> tuple[Phase, ...]:
-    """The part of a training between two of its steps: clm 60, mlm 100 between 20 and 150 → clm 40, mlm 90."""
-    pieces = cut_phases(phases, (first, last))
-    return tuple(phase for begin, end, phase in pieces if first <= begin and end <= last)
 
 
 def cut_segments(runs: Mapping[str, PlannedRun]) -> Iterator[Segment]:

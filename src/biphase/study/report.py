@@ -1,7 +1,7 @@
 """A plan's scores become results in the paper's terms, and a study's folder, finished or not, becomes its report."""
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +10,13 @@ from typing import Any
 
 from biphase.console import duration
 from biphase.corpus.shards import read_shard_manifest
+from biphase.engine.scheduler import read_failures
 from biphase.errors import InputError, first_of
 from biphase.files import read_json_as
 from biphase.finetuning.choosing import select_rate
 from biphase.finetuning.metrics import BM25
 from biphase.finetuning.scores import TASK_SETTINGS, UNKNOWN_DATA, Score, ScoreSet, measure_trainings, settings_of
-from biphase.report.claims import Finding
+from biphase.recipe import join_phases
 from biphase.report.contrasts import Terms, combine, contrast, seed_interval, with_averages
 from biphase.report.figures import figure_pool
 from biphase.report.formats import csv_text, show_count
@@ -25,17 +26,24 @@ from biphase.report.results import ReportArm, Result, ResultSet, pool
 from biphase.run import Run, read_metrics, read_recipe
 from biphase.study.advise import Evidence
 from biphase.study.cost import Sizes, measure_sizes
-from biphase.study.folder import StudyFolder, StudyState, list_sets, read_state
-from biphase.study.hypotheses import hypotheses_json, judge_hypotheses, list_equivalents, tell_declaration, with_plan
+from biphase.study.folder import TRAINING, StudyFolder, StudyState, read_state
+from biphase.study.hypotheses import ask, hypotheses_json, judge_hypotheses, list_equivalents, tell_declaration
 from biphase.study.plan import EvaluatedModel, Plan, history, plan_study
-from biphase.study.run import status
-from biphase.study.spec import join_phases, load_study, task_families
+from biphase.study.spec import load_study, task_families
 
 PAPER_METRICS = {"SC": "accuracy", "TC": "paper_f1", "QA": "paper_f1", "IR": "paper_ndcg_at_10"}
 
 
-def collect_results(plan: Plan, scores: dict[str, ScoreSet]) -> Iterator[Result]:
-    """Collect every arm on every task, by the standard metric and by the paper's, in each of its comparisons.
+def expect_results(plan: Plan) -> ResultSet:
+    """No results, but how many fine-tunings a plan makes, by the names that arms and tasks have there."""
+    arms = {model.name: model.pooled_name for model in plan.models}
+    points = Counter((arms[cell.model], task) for cell in plan.cells for task in cell.evaluates)
+    return ResultSet((), planned_tasks=task_families(plan.study.evaluation), planned_runs=points)
+
+
+def collect_results(plan: Plan, scores: dict[str, ScoreSet]) -> ResultSet:
+    """Collect every arm on every task, by the standard metric and by the paper's, in each of its comparisons; beside
+    them stands what the plan expects.
 
     Models of one name but for their seed are one arm that was pretrained several times: their results are pooled, each
     with the seed of its recipe as pretraining seed.
@@ -43,8 +51,7 @@ def collect_results(plan: Plan, scores: dict[str, ScoreSet]) -> Iterator[Result]
     Raises `InputError` as `refuse_mixtures` does.
     """
     refuse_mixtures(scores)
-    families = task_families(plan.study.evaluation)
-    sizes = measure_sizes(plan)
+    expected, sizes = expect_results(plan), measure_sizes(plan)
     models: dict[str, list[EvaluatedModel]] = {}
     for model in plan.models:
         models.setdefault(model.pooled_name, []).append(model)
@@ -57,13 +64,12 @@ def collect_results(plan: Plan, scores: dict[str, ScoreSet]) -> Iterator[Result]
             is_drawn = model.kind == "random" and plan.num_seeds > 1
             seed = None if is_drawn else plan.arms[model.arm].recipe.seed
             peers = [score for other in seeded if other is not model for score in scores[other.name].scores]
-            for result in collect_model(arm, seed, scores[model.name], families, peers):
+            for result in collect_model(arm, seed, scores[model.name], expected.planned_tasks, peers):
                 by_seed.setdefault((result.dataset, result.metric), []).append(result)
         arms.append(arm)
         pooled[arm.name] = [pool(results) for results in by_seed.values()]
-    for arm in place_arms(arms):
-        for result in pooled[arm.name]:
-            yield replace(result, arm=arm)
+    results = tuple(replace(result, arm=arm) for arm in place_arms(arms) for result in pooled[arm.name])
+    return replace(expected, results=results)
 
 
 def refuse_mixtures(scores: Mapping[str, ScoreSet]) -> None:
@@ -153,7 +159,7 @@ def read_evidence(folder: Path) -> list[Evidence]:
     if not (folder / "study.yaml").exists():
         raise InputError(f"{folder} is not the folder of a study (it has no study.yaml); give what study run wrote")
     plan = plan_study(load_study(folder / "study.yaml"))
-    results = list(collect_results(plan, read_state(plan, StudyFolder(folder)).scores))
+    results = collect_results(plan, read_state(plan, StudyFolder(folder)).scores).results
     tasks = {result.dataset for result in results}
     scores = {(r.arm.name, r.dataset): r for r in results if r.metric == "standard"}
     tables = {table.name for table in plan.study.curricula}
@@ -187,7 +193,7 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Sizes) -> ReportArm:
     arm = plan.arms[model.arm]
     if model.kind == "random":
         return ReportArm(model.name, "control", arm.model, "none", None, pretrain_steps=0, clm_steps=0, mlm_steps=0)
-    phases, (*earlier, _) = history(plan, model), plan.lineage(arm.name)
+    (*earlier, _), phases = plan.lineage(arm.name), history(plan, model)
     before = join_phases(phase for parent in earlier for phase in parent.recipe.curriculum)
     pretraining, rest = before or phases, arm.recipe.curriculum if before else ()
     # Mixed batches count by their shares; what is no CLM is MLM to the paper.
@@ -264,21 +270,22 @@ CELL_COLUMNS = ("model", "task", "learning_rate", "seed", "metric", "steps", "se
 
 def report_study(
     plan: Plan, place: StudyFolder, out: Path, commands: Sequence[str]
-) -> tuple[Path, tuple[Finding, ...], ResultSet]:
-    """Write tables, figures, verdicts and the page of what is finished into the folder `out`; returns the page, the
-    study's hypotheses with their verdicts, and the results.
+) -> tuple[Path, PageText, ResultSet]:
+    """Write tables, figures, verdicts and the page of what is finished into the folder `out`; returns the page, what it
+    tells, and the results.
 
     `commands` make the results again, in their order.
     """
     with figure_pool() as pool:
         picture = pool.submit(plan_svg, replace(plan, cells=()))  # beside the scores, which take longest to read
         state = read_state(plan, place)
-        results = with_averages(with_plan(plan, ResultSet(tuple(collect_results(plan, state.scores)))))
-        hypotheses = judge_hypotheses(plan, results) if plan.study.hypotheses else ()
-        declared = tell_declaration(plan, place.path) if hypotheses else ""
-        files = {"scores.csv": cells_csv(state.scores)}
-        if hypotheses:
-            files["hypotheses.json"] = hypotheses_json(plan, declared, hypotheses)
+        results = with_averages(collect_results(plan, state.scores))
+        asked = ask(plan)
+        hypotheses = judge_hypotheses(asked, results)
+        declared = tell_declaration(asked, place.path) if hypotheses else ""
+        files = {"hypotheses.json": hypotheses_json(asked, declared, hypotheses)} if hypotheses else {}
+        equivalents = list_equivalents(asked)
+        files["scores.csv"] = cells_csv(state.scores)
         bm25 = {}
         for score in (score for scores in state.scores.values() for score in scores.scores):
             if BM25 in (tested := score.metrics.get("test", {})):
@@ -288,7 +295,7 @@ def report_study(
             question=plan.study.question,
             verdicts=judge_paper(results) if results.results else None,
             hypotheses=(hypotheses, declared) if hypotheses else None,
-            declared=list_equivalents(plan),
+            declared=equivalents,
             notes=list(list_notes(state)),
             costs=list_costs(state),
             commands=[*tell_texts(state), *commands],
@@ -299,15 +306,14 @@ def report_study(
             missing=list(list_missing(state)),
         )
         page = write_report(results, out, told, pool)
-    return page, hypotheses, results
+    return page, told, results
 
 
 def tell_texts(state: StudyState) -> Iterator[str]:
     """A comment on each shard set that runs were trained on; its size, where the set is still there."""
     texts: dict[tuple[str, str], None] = {}
     for name, record in state.records.items():
-        sets = list_sets(state.plan.runs[name].recipe.data)
-        texts |= dict.fromkeys(zip(sets, record.text or (), strict=False))
+        texts |= dict.fromkeys(zip(state.plan.runs[name].recipe.data.sets, record.text or (), strict=False))
     for path, content in texts:
         size = ""
         if (Path(path) / "manifest.json").exists():
@@ -359,6 +365,8 @@ def list_costs(state: StudyState) -> list[dict[str, object]]:
     """List what was spent, as measured; all rows have the same keys, which are the headers."""
     columns = ("stage", "units", "steps", "tokens", "worker time")
     rows = list[tuple[object, ...]]()
+    scores = [score for model_scores in state.scores.values() for score in model_scores.scores]
+    tuned = measure_trainings(scores)
     if state.records:
         timed = [record.seconds for record in state.records.values() if record.is_timed]
         untimed = len(state.records) - len(timed)
@@ -367,20 +375,22 @@ def list_costs(state: StudyState) -> list[dict[str, object]]:
         runs = [state.plan.runs[name] for name in state.records]
         tokens = f"{sum(run.tokens for run in runs):,}"
         rows.append(("pretraining", len(runs), sum(run.steps for run in runs), tokens, spent))
-    scores = [score for model_scores in state.scores.values() for score in model_scores.scores]
-    for task, (num, steps, seconds) in measure_trainings(scores).items():
+    for task, (num, steps, seconds) in tuned.items():
         rows.append((f"fine-tuning and evaluation: {task}", num, steps, "", duration(seconds)))
     return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 def list_missing(state: StudyState) -> Iterator[str]:
-    progress = status(state)
-    for line in progress["lines"]:
-        if line.done < line.total:
-            what = "runs" if line.name == "train" else f"cells of {line.name}"
-            yield f"{line.total - line.done} of {line.total} {what} are not finished."
-    for failure in progress["failed"]:
-        yield f"Failed: {failure.unit}: {failure.reason}"
+    kinds, done = state.kinds, state.done
+    left = Counter(kind for unit, kind in kinds.items() if unit not in done)
+    for kind, total in Counter(kinds.values()).items():
+        if left[kind]:
+            what = "runs" if kind == TRAINING else f"cells of {kind}"
+            yield f"{left[kind]} of {total} {what} are not finished."
+    for failure in read_failures(state.folder.path):
+        # What another version of the study file asked for counts no more.
+        if failure.unit in kinds and failure.unit not in done and not failure.is_blocked:
+            yield f"Failed: {failure.unit}: {failure.reason}"
     for scores in state.scores.values():
         for path, reason in scores.broken.items():
             yield f"Left out, because it is damaged: {path}: {reason}"

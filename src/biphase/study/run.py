@@ -33,8 +33,16 @@ from biphase.machine import grace, stop_signals
 from biphase.recipe import Recipe
 from biphase.run import Run, whole_steps
 from biphase.study.cost import cell_costs, measure_sizes
-from biphase.study.folder import StudyFolder, StudyState, TrainedRecord, list_sets, read_state, refuse_other_text
-from biphase.study.hypotheses import declare
+from biphase.study.folder import (
+    TRAINING,
+    StudyFolder,
+    StudyState,
+    TrainedRecord,
+    read_runs,
+    read_state,
+    refuse_other_text,
+)
+from biphase.study.hypotheses import ask, declare
 from biphase.study.plan import Plan, PlannedRun, StudyCell, train_name
 from biphase.study.spec import EMBED, Evaluation, find_data_dirs, scored_as
 from biphase.tasks.sources import HUB, dir_of, find_source
@@ -51,10 +59,11 @@ def train_unit(plan: Plan, run: str, folder: StudyFolder, processes: int) -> lis
     """
     planned, name, clock = plan.runs[run], train_name(run), folder.clock(run)
     with locked(folder.lock(run), busy=f"another process is at {name}"):
-        if folder.is_complete(plan, planned):
+        state = read_runs(plan, folder)
+        if run in state.trained:
             return [f"{name}: done by another process"]
         recipe = planned.recipe
-        keep = tuple(step - planned.first for step in sorted(folder.needed_steps(plan, planned)))
+        keep = tuple(step - planned.first for step in sorted(state.needed[run]))
         changes: dict[str, Any] = {"checkpoints": recipe.checkpoints.model_copy(update={"keep": keep})}
         if planned.parent is not None:
             checkpoint = folder.reach_step(plan.runs[planned.parent], planned.first)
@@ -65,7 +74,7 @@ def train_unit(plan: Plan, run: str, folder: StudyFolder, processes: int) -> lis
         begun = tuple(sorted(path.name for path in folder.runs.glob(f"{run}-????????")))
         before = read_json_as(clock, TrainedRecord) if clock.exists() and begun else None
         if before is None or before.key != planned.key:
-            before = folder.find_record(planned) or TrainedRecord("", planned.key, 0.0, untimed=begun)
+            before = state.records.get(run) or TrainedRecord("", planned.key, 0.0, untimed=begun)
         with keep_time(clock, before) as so_far:
             path = train_here(recipe, folder) if processes == 1 else train_by_torchrun(recipe, folder, processes)
         timed = so_far()
@@ -169,8 +178,6 @@ def score_unit(cell: StudyCell, run: PlannedRun, step: int, folder: StudyFolder,
     return [f"{cell.name}: {'; '.join(lines)}"]
 
 
-TRAINING = "train"
-"""The kind of the units that are training runs; in place of a unit's name, all of them."""
 CELLS = "cells"
 """In place of a unit's name, all cells of models that are trained."""
 
@@ -188,7 +195,7 @@ def run_study(
     state = read_state(plan, folder)
     units, done = study_units(state, processes), state.done
     if plan.study.hypotheses:
-        declare(plan, folder.path, len(done))
+        declare(ask(plan), folder.path, len(done))
     refuse_other_text(state)
     # 2. Before hours of training: is the data of all tasks here, and is there what is asked for?
     if only != TRAINING and len(units) > len(done):
@@ -198,7 +205,7 @@ def run_study(
     folder.drop_checkpoints(plan)  # also what a killed process was just removing
     left = [unit for unit in chosen if unit.name not in done]
     recipes = [plan.runs[unit.arguments["run"]].recipe for unit in left if unit.kind == TRAINING]
-    for path in {path for recipe in recipes for path in list_sets(recipe.data)}:
+    for path in {path for recipe in recipes for path in recipe.data.sets}:
         read_shard_manifest(Path(path))
     for model in {recipe.init.model for recipe in recipes if recipe.init.model is not None}:
         refuse_missing(model)
@@ -315,11 +322,10 @@ def study_units(state: StudyState, processes: int = 1) -> list[Unit]:
     if evaluation is None:
         return units
     models = {model.name: model for model in plan.models}
-    is_there = {name: folder.find_step(plan.runs[model.run], model.step) for name, model in models.items()}
     for cell, (_, tokens, flops) in zip(plan.cells, cell_costs(plan, sizes), strict=True):
         model, run = models[cell.model], plan.runs[models[cell.model].run]
         arguments = {"cell": cell, "run": run, "step": model.step, "folder": folder, "evaluation": evaluation}
-        needs = () if is_there[model.name] else (train_name(model.run),)
+        needs = () if model.step in state.steps.get(model.run, ()) else (train_name(model.run),)
         affinity, kind, cost = f"{cell.model} {cell.task}", scored_as(cell.task), flops if has_flops else tokens
         units.append(Unit(cell.name, score_unit, arguments, affinity, needs, kind, cost, wave=model.seed))
     return units

@@ -37,7 +37,7 @@ from biphase.embedding.recipe import EmbeddingRecipe, JudgedPaths, set_name
 from biphase.errors import InputError, nearest, refuse_doubles
 from biphase.files import content_hash
 from biphase.finetuning.config import FinetuneConfig
-from biphase.recipe import Phase
+from biphase.recipe import Phase, join_phases
 from biphase.report.results import FAMILY_CODES
 from biphase.tasks.sources import name_data_dirs
 from biphase.tasks.spec import find_task, split_name
@@ -168,25 +168,6 @@ def fill_budget(templates: tuple[PhaseTemplate, ...], budget: int | None, where:
     return join_phases(
         phase.model_copy(update={"steps": count}) for (phase, _), count in zip(templates, steps, strict=True)
     )
-
-
-def join_phases(phases: Iterable[Phase]) -> tuple[Phase, ...]:
-    """Write a training with as few phases as it takes: neighbours alike become one."""
-    joined: list[Phase] = []
-    for phase in phases:
-        # Settings of masking mean nothing under CLM; without them, two CLM phases are alike.
-        plain = Phase(objective="clm", steps=phase.steps) if phase.objective == "clm" else phase
-        if joined and are_alike(joined[-1], plain) and not plain.is_ramped:
-            plain = plain.model_copy(update={"steps": joined.pop().steps + plain.steps})
-        joined.append(plain)
-    return tuple(joined)
-
-
-def are_alike(phase: Phase, other: Phase) -> bool:
-    """Say whether two phases differ in their steps at most, and the shorter one is how the longer one begins."""
-    if phase.is_ramped and phase.steps != other.steps:
-        return False
-    return phase.model_copy(update={"steps": other.steps}) == other
 
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
