@@ -12,13 +12,13 @@ import pytest
 from scipy import stats
 
 from biphase.errors import InputError
-from biphase.report.claims import Finding, Inequality, count_tested, name_noise, tell_verdict, together
-from biphase.report.contrasts import Contrast, difference, jackknife
+from biphase.report.claims import Finding, Inequality, count_tested, judge_claims, name_noise, tell_verdict, together
+from biphase.report.contrasts import Contrast, difference, holm, jackknife, with_averages
 from biphase.report.grammar import Operand
 from biphase.report.hypotheses import contrast_spreads, weigh_arms
-from biphase.report.paper import answer, judge_findings, read_findings, read_reference
+from biphase.report.paper import answer, measure_findings, read_findings, read_reference
 from biphase.report.results import ReportArm, Result, ResultSet
-from biphase.report.statistics import SIGNIFICANCE, holm, rate_spread
+from biphase.report.statistics import SIGNIFICANCE, rate_spread
 
 Change = Callable[[ReportArm, str], float]
 RATES = (1e-5, 5e-5, 1e-4)
@@ -84,6 +84,10 @@ def verdicts(findings: tuple[Finding, ...]) -> dict[str, str]:
 
 def inequalities_of(findings: tuple[Finding, ...]) -> list[Inequality]:
     return [inequality for finding in findings for inequality in finding.inequalities]
+
+
+def judge_findings(results: ResultSet) -> tuple[Finding, ...]:
+    return judge_claims(measure_findings(with_averages(results)))
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,8 @@ from biphase.report.results import (
 def test_reference_is_what_was_published() -> None:
     reference = read_reference()
     assert len(reference.results) == 800
-    assert len(reference.arms()) == 50  # two models stand in three comparisons each
-    assert len({arm.name for arm in reference.arms()}) == 46
+    assert len(reference.arms) == 50  # two models stand in three comparisons each
+    assert len({arm.name for arm in reference.arms}) == 46
     path = resources.files("biphase") / "bundled" / "paper" / "paper_scores.csv"
     for row, result in zip(csv.DictReader(path.read_text().splitlines()), reference.results, strict=True):
         assert (result.family, result.dataset) == (row["family"], row["dataset"])
@@ -48,7 +48,7 @@ def test_reference_averages_agree() -> None:
 
 def test_published_names() -> None:
     """As the authors call them on the hub."""
-    names = {arm.name: arm for arm in read_reference().arms()}
+    names = {arm.name: arm for arm in read_reference().arms}
     assert names["610m-clm-3k-mlm40-12k"].clm_share == 0.25
     assert names["610m-mlm40-42k-1000"].parent == "610m-mlm40-42k"
     assert names["610m-mlm40-dec42k-mlm40-54k"].parent == "610m-mlm40-42k"
@@ -66,7 +66,7 @@ def test_reference_flops_are_counted_as_plans_count() -> None:
     high, low = 2048, 12  # samples of a stream cut at r, uniform in low..high - low, and high - r
     lengths = np.arange(low, high - low + 1)
     text = SampleLengths(high / 2, float((lengths**2 + (high - lengths) ** 2).mean() / high), "")
-    for arm in read_reference().arms():
+    for arm in read_reference().arms:
         shape = shape_of(arm.size.lower(), {}, 128_256)
         mask = (arm.mask_percent or 0) / 100
         flops = 0.0
@@ -117,7 +117,7 @@ def test_arms_find_their_comparisons() -> None:
 
 def test_reference_arms_find_the_papers_comparisons() -> None:
     """Placed by what they are, the paper's models stand in the tables in which it printed them."""
-    published = [arm for arm in read_reference().arms()]
+    published = [arm for arm in read_reference().arms]
     models = {arm.name: arm for arm in published}.values()
     placed = place_arms(replace(arm, setup="efficiency" if arm.setup == "efficiency" else "") for arm in models)
     assert {(arm.name, arm.setup) for arm in placed} == {(arm.name, arm.setup) for arm in published}

@@ -168,7 +168,7 @@ def test_published_shares(name: str, share: float, low: float | None, high: floa
     """The paper's best splits against MLM at 40 %, by the mean of its twelve data sets. What one of 42,000 steps scores
     lies above the whole ladder: "at most"."""
     reference = ResultSet(tuple(r for r in read_reference().results if r.arm.size == "610M"))
-    arms = {arm.name: arm for arm in reference.arms()}
+    arms = {arm.name: arm for arm in reference.arms}
     ladder = [arms[f"610m-mlm40-{budget}"] for budget in ("12k", "22k", "42k")]
     found = compute_equivalent(reference, arms[name], ladder, "tokens")
     assert found.share == pytest.approx(share, abs=0.005) and len(found.datasets) == 12

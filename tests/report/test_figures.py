@@ -183,7 +183,7 @@ def test_one_seed_is_drawn_without_interval() -> None:
 
 def test_every_panel_is_drawn_with_a_cell_missing(study: ResultSet) -> None:
     """Any arm may be unfinished in a partial study."""
-    for arm in study.arms()[::8]:
+    for arm in study.arms[::8]:
         part = ResultSet(tuple(r for r in study.results if r.arm != arm or r.family != "SC"))
         for name, row in FIGURES.items():
             if name not in ("masking-ratio", "rate-spread", "score-by-steps", "score-by-flops"):

@@ -10,7 +10,7 @@ from scipy import stats
 from biphase.finetuning.scores import ExampleTable, KeptExamples
 from biphase.report.contrasts import with_averages
 from biphase.report.page import PageText, answer_sentences, print_results, tell_answer
-from biphase.report.paper import judge_paper, place_arms
+from biphase.report.paper import judge_paper, measure_findings, place_arms
 from biphase.report.results import ReportArm, Result, ResultSet
 from biphase.study.cost import measure_sizes
 from biphase.study.plan import plan_study
@@ -84,7 +84,7 @@ def test_a_study_without_hypotheses_answers_with_the_findings() -> None:
     """Where a score tests any; and after the hypotheses of a study that has some, they are no answer of its own."""
     arms = [ReportArm(name, "objective", "1m", name, 40, 100, 0, 100) for name in ("clm", "mlm")]
     results = with_averages(ResultSet([Result(arm, "SC", "a", "standard", [0.2, 0.21, 0.19]) for arm in arms]))
-    verdicts = judge_paper(results)
+    verdicts = judge_paper(measure_findings(results))
     assert list(tell_answer(results, [], PageText("", "", verdicts)))[-1] == verdicts[1]
     assert list(tell_answer(results, [], PageText("", "", verdicts, hypotheses=((), ""))))[-1] != verdicts[1]
 

@@ -15,10 +15,12 @@ import pytest
 
 from biphase import style
 from biphase.errors import InputError
+from biphase.report.claims import judge_claims
+from biphase.report.contrasts import with_averages
 from biphase.report.figures import FIGURES
 from biphase.report.formats import show_estimate, show_p_value, show_points
 from biphase.report.page import PageText, inline_svg, write_report
-from biphase.report.paper import judge_findings, read_reference, report_paper
+from biphase.report.paper import measure_findings, read_reference, report_paper
 from biphase.report.results import ResultSet
 
 VOID = {"meta", "link", "br", "hr", "img", "input", "path", "use", "line", "circle", "rect"}
@@ -91,7 +93,7 @@ def paper(paper_file: Path) -> Page:
 def part() -> ResultSet:
     """Little to draw: one comparison on one family, without its CLM."""
     results = read_reference().select("SC", setup="efficiency", pretrain_steps=1000).results
-    return ResultSet(results)
+    return with_averages(ResultSet(results))
 
 
 def test_nothing_is_loaded(paper: Page, paper_file: Path) -> None:
@@ -135,7 +137,7 @@ def test_every_published_cell_is_on_the_page(paper: Page, paper_file: Path) -> N
 
 def test_findings_and_figures_are_there(paper: Page) -> None:
     text = " ".join(paper.words)
-    for finding in judge_findings(read_reference()):
+    for finding in judge_claims(measure_findings(read_reference())):
         assert finding.statement in text
         assert bool(paper.all("article", id=finding.key)) == finding.is_tested == (finding.key not in ("F5", "F7"))
         if finding.is_tested:
@@ -268,7 +270,7 @@ def test_an_estimate_has_two_digits() -> None:
 
 def test_hypotheses_are_shown_as_verdicts_are(part: ResultSet, tmp_path: Path) -> None:
     """Each with its p-value and what would decide it, so that nobody has to guess why it is undecided."""
-    findings = judge_findings(read_reference())
+    findings = judge_claims(measure_findings(read_reference()))
     page = parse(
         write_report(part, tmp_path / "report", PageText("plain", "", hypotheses=(findings, "declared today")))
     )
@@ -283,7 +285,9 @@ def test_hypotheses_are_shown_as_verdicts_are(part: ResultSet, tmp_path: Path) -
 
 def test_what_a_finding_lacks_has_no_remedy_for_hypotheses() -> None:
     alone = ResultSet(tuple(one for one in read_reference().results if one.arm.size == "210M"))
-    untested = [line for finding in judge_findings(alone) for claim in finding.claims for line in claim.untested]
+    untested = [
+        line for finding in judge_claims(measure_findings(alone)) for claim in finding.claims for line in claim.untested
+    ]
     assert "a second model or budget is needed, for here all names are one arm" in untested
 
 

@@ -8,11 +8,10 @@ import pytest
 
 from biphase.report.contrasts import with_averages
 from biphase.report.figures import FIGURES, fill_panels
-from biphase.report.page import wide_table
 from biphase.report.paper import read_reference
 from biphase.report.results import Family, ReportArm, Result, ResultSet
 from biphase.report.statistics import Interval
-from biphase.report.tables import CSV_COLUMNS, Table, make_tables, table_files, to_latex, to_markdown
+from biphase.report.tables import CSV_COLUMNS, Table, make_tables, table_files, to_latex, to_markdown, wide_table
 
 CLM = ReportArm("clm", "objective", "1m", "clm", None, 1000, 1000, 0)
 MLM = ReportArm("mlm", "objective", "1m", "mlm", 40, 1000, 0, 1000)

@@ -11,18 +11,11 @@ import yaml
 
 from biphase.config import parse_config
 from biphase.errors import InputError
-from biphase.report.claims import Finding
+from biphase.report.claims import Finding, judge_claims
 from biphase.report.contrasts import with_averages
-from biphase.report.paper import judge_findings, read_findings, read_reference
+from biphase.report.paper import measure_findings, read_findings, read_reference
 from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet
-from biphase.study.hypotheses import (
-    ask,
-    declare,
-    hypotheses_json,
-    judge_hypotheses,
-    list_ladders,
-    tell_declaration,
-)
+from biphase.study.hypotheses import ask, declare, hypotheses_json, judge_results, list_ladders, tell_declaration
 from biphase.study.plan import Plan, plan_study
 from biphase.study.report import expect_results
 from biphase.study.spec import Study, load_study
@@ -81,9 +74,9 @@ def test_an_unknown_name_is_refused_before_anything_trains() -> None:
         ask(make_plan("stack - mlm40 > 0 on snli"))
 
 
-def judge(plan: Plan, results: Sequence[Result], planned: dict[str, str] | None = None) -> tuple[Finding, ...]:
-    expected = expect_results(plan) if planned is None else replace(expect_results(plan), planned_tasks=planned)
-    return judge_hypotheses(ask(plan), with_averages(replace(expected, results=tuple(results))))
+def judge(plan: Plan, results: Sequence[Result]) -> tuple[Finding, ...]:
+    hypotheses, _ = judge_results(ask(plan), with_averages(replace(expect_results(plan), results=tuple(results))))
+    return hypotheses
 
 
 def test_hypotheses_are_judged_together() -> None:
@@ -155,7 +148,9 @@ def test_an_average_is_over_all_tasks_of_the_plan_or_not_there() -> None:
     for lacking in (everything, sc):
         assert not lacking.is_tested and "no scores of 1m-25-75-100 on genre" in lacking.needs[0]
     assert not finding.is_tested and any("on genre" in line for line in finding.needs)
-    assert judge_findings(ResultSet(tuple(results)))[5].is_tested, "without a plan, what is there is all there is"
+    assert measure_findings(with_averages(ResultSet(tuple(results))))[5].is_tested, (
+        "without a plan, what is there is all there is"
+    )
 
 
 def judge_one_task(*holds: str, ahead: dict[str, int], behind: dict[str, int]) -> tuple[Finding, ...]:
@@ -212,14 +207,14 @@ def test_that_none_holds_is_not_known_while_one_has_no_scores() -> None:
     assert finding.verdict == "undecided" and "no scores of 1m-mlm40-100 on genre" in finding.needs[0]
 
 
-def test_findings_of_the_paper_are_hypotheses_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_findings_of_the_paper_are_hypotheses_too() -> None:
     """On its 800 scores a citation is judged as the finding itself; beside it stands an inequality of one's own."""
     plan = make_plan("F6 of the paper", "F1 of the paper", "stack - mlm40 > 0")
     published = read_reference()
     planned = {result.dataset: result.family for result in published.results if result.dataset != AVERAGE}
-    monkeypatch.setattr("biphase.study.hypotheses.task_families", lambda evaluation: planned)
-    sixth, first, own = judge(plan, published.results, planned)
-    known = {finding.key: finding for finding in judge_findings(published)}
+    plan = replace(plan, families=planned)
+    sixth, first, own = judge(plan, published.results)
+    known = {finding.key: finding for finding in judge_claims(measure_findings(published))}
     for judged, key in ((sixth, "F6"), (first, "F1")):
         assert [one.label for one in judged.inequalities] == [one.label for one in known[key].inequalities]
         assert [one.p_value for one in judged.inequalities] == [one.p_value for one in known[key].inequalities]

@@ -15,15 +15,7 @@ from biphase.errors import InputError
 from biphase.pretraining.optimizer import learning_rate
 from biphase.recipe import Phase, Recipe, are_alike, cut_phases, phases_between
 from biphase.study.arms import expand_arms
-from biphase.study.plan import (
-    ArmPath,
-    Plan,
-    TrunkIndex,
-    history,
-    plan_study,
-    stored_steps,
-    trunk_key,
-)
+from biphase.study.plan import ArmPath, Plan, TrunkIndex, history, plan_study, stored_steps, trunk_key
 from biphase.study.spec import Study, load_study
 
 STUDIES = BUNDLED / "studies"

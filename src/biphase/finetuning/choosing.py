@@ -177,12 +177,9 @@ def choose_for_each_seed(
         }
         own = {rate: [by_seed[seed]] for rate, by_seed in validation.items() if seed in by_seed}
         elsewhere = {rate: peers[rate] for rate in own if rate in peers}
-        rates[seed] = choose_rate(next(some for some in (others, elsewhere, own) if has_survivor(some)))
+        survived = [known for known in (others, elsewhere, own) if any({*values} - {None} for values in known.values())]
+        rates[seed] = choose_rate(survived[0])
     return rates
-
-
-def has_survivor(validation: Mapping[float, Sequence[float | None]]) -> bool:
-    return any(value is not None for values in validation.values() for value in values)
 
 
 @dataclass(frozen=True)
@@ -218,6 +215,11 @@ class Selection:
     def num(self) -> int:
         """How many seeds finished."""
         return len(self.samples)
+
+    @property
+    def repeated(self) -> np.ndarray:
+        """The scores that are repeated independently: all of them."""
+        return np.array(self.samples)
 
     @property
     def mean(self) -> float:

@@ -100,6 +100,12 @@ class Score(Strict):
     folder: Path | None = Field(default=None, exclude=True)
     """Where score.json, losses.json and the predictions (validation.jsonl, test.jsonl) are; None when not kept."""
 
+    @property
+    def settings(self) -> dict[str, str]:
+        """What decides it apart from model, task, rate and seed, as text."""
+        data = UNKNOWN_DATA if self.data_hash == self.trained_on else self.data_hash[:8]
+        return as_text(self.config) | {"protocol": str(self.protocol), "metric": self.metric, "data": data}
+
     def headline(self) -> str:
         name = f"{self.task} · {self.model} · lr {self.config.learning_rate:g} · seed {self.config.seed}"
         if self.diverged:
@@ -248,7 +254,7 @@ def name_models(scores: Sequence[Score]) -> list[str]:
 
     # The settings that vary among the scores of a name on a task tell its models apart on this task. Those that do not
     # belong to the task itself tell them apart on every other task, too: `m [weights=random]` is called so everywhere.
-    settings = [settings_of(score) for score in scores]
+    settings = [score.settings for score in scores]
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for number, score in enumerate(scores):
         groups[names[number], score.task].append(number)
@@ -263,13 +269,6 @@ def name_models(scores: Sequence[Score]) -> list[str]:
             shown = [f"{key}={settings[number][key]}" for key in keys if settings[number][key] != DEFAULTS.get(key)]
             names[number] += f" [{', '.join(shown)}]" if shown else ""
     return names
-
-
-def settings_of(score: Score) -> dict[str, str]:
-    """List as text what decides a score apart from model, task, rate and seed."""
-    data = UNKNOWN_DATA if score.data_hash == score.trained_on else score.data_hash[:8]
-    own = {"protocol": str(score.protocol), "metric": score.metric, "data": data}
-    return as_text(score.config) | own
 
 
 @cache

@@ -15,9 +15,9 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from biphase.report.contrasts import Contrast, Noise, is_significant, what_decides
+from biphase.report.contrasts import Contrast, Noise, holm, is_significant, what_decides
 from biphase.report.formats import show_list, show_noise
-from biphase.report.statistics import SIGNIFICANCE, Interval, holm
+from biphase.report.statistics import SIGNIFICANCE, Interval
 
 ClaimVerdict = Literal["supported", "contradicted", "undecided"]
 

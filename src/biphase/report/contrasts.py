@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import special
 
 from biphase.finetuning.choosing import Selection
@@ -161,10 +162,7 @@ def over_seeds(terms: Terms, groups: list[Terms] | None) -> tuple[list[tuple[flo
     if groups is None:  # means and spreads alone, as published
         parts = [((weight * score.std) ** 2 / score.num, score.num - 1) for weight, score in terms]
         return parts, min(score.num for _, score in terms), sum(weight * score.mean for weight, score in terms)
-    rows = [
-        np.sum([weight * repetitions(score.samples, score.pretraining_seeds) for weight, score in group], axis=0)
-        for group in groups
-    ]
+    rows = [np.sum([weight * score.repeated for weight, score in group], axis=0) for group in groups]
     parts = [(variance(rows_R) / len(rows_R), len(rows_R) - 1) for rows_R in rows]
     return parts, min(len(rows_R) for rows_R in rows), sum(float(rows_R.mean()) for rows_R in rows)
 
@@ -306,6 +304,21 @@ def jackknife(
     variance_of_mean = variance(num_left_out * estimate - (num_left_out - 1) * without_R) / num_left_out
     error, degrees, nums = math.sqrt(variance_of_mean), num_left_out - 1, (num_left_out, num_pretrainings)
     return Contrast(estimate, error, degrees, size, "jackknife t", *nums, seed_variance=variance_of_mean)
+
+
+def holm(p_values: ArrayLike) -> np.ndarray:
+    """Adjust p-values for having asked all these questions (Holm 1979), in the same order.
+
+    At a threshold t, whoever calls adjusted values below t significant calls anything wrongly with probability below t.
+    A nan stays nan and is not counted: it asked nothing.
+    """
+    p_N = np.asarray(p_values, dtype=np.float64)
+    adjusted_N = np.full(len(p_N), np.nan)
+    numbers = np.flatnonzero(~np.isnan(p_N))
+    order = numbers[np.argsort(p_N[numbers], kind="stable")]
+    factors = len(order) - np.arange(len(order))
+    adjusted_N[order] = np.minimum(np.maximum.accumulate(p_N[order] * factors), 1)
+    return adjusted_N
 
 
 def is_significant(p_value: float) -> bool:

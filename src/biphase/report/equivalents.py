@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Literal
 
 import numpy as np
@@ -20,7 +20,7 @@ from biphase.errors import InputError
 from biphase.report.contrasts import Contrast, Noise, Terms, average, combine, contrast
 from biphase.report.figures import Panel, mark_interval, round_ticks
 from biphase.report.formats import MISSING, show_noise, show_share
-from biphase.report.results import ReportArm, Result, ResultSet, read_words, reference_mask, short_steps, sizes_of
+from biphase.report.results import FAMILY_NAMES, ReportArm, Result, ResultSet, read_words, reference_mask, short_steps
 from biphase.report.tables import Cell, Row, Table
 from biphase.style import LOOKS, SERIES
 
@@ -44,9 +44,17 @@ class Rung:
     """An arm by its compute and its mean score over data sets; of a baseline, one for each budget, least first."""
 
     compute: float
-    score: Result
-    terms: Terms
-    """The score as a weighted sum of those on each data set."""
+    scores: tuple[Result, ...]
+    """Those on each data set."""
+
+    @cached_property
+    def score(self) -> Result:
+        return average(self.scores)
+
+    @property
+    def terms(self) -> Terms:
+        """The mean score as a weighted sum."""
+        return [(1 / len(self.scores), score) for score in self.scores]
 
 
 @dataclass(frozen=True)
@@ -130,8 +138,8 @@ def contrast_at_share(
 def shared_datasets(results: ResultSet, arms: Sequence[ReportArm], required: Sequence[str] | None) -> tuple[str, ...]:
     """Return the data sets that all arms have, or those `required`. Raises `InputError` where a required one is
     missing, or none is shared."""
-    by_arm = [results.scores_of(arm) for arm in arms]
-    shared = set.intersection(*map(set, by_arm))
+    by_arm = [results.scores.get(arm.name, {}) for arm in arms]
+    shared = set.intersection(*map(set, by_arm)) - FAMILY_NAMES.keys()
     if required is not None and (lost := sorted(set(required) - shared)):
         raise InputError(f"no scores of {', '.join(arm.name for arm in arms)} on {', '.join(lost)}; finish their cells")
     names = tuple(name for name in by_arm[0] if name in shared and (required is None or name in required))
@@ -151,10 +159,10 @@ def make_ladder(
         compute: float | None = getattr(member, axis)
         if not compute:
             raise InputError(f"the {AXES[axis]} of {member.name} are not known; choose another axis")
-        scores = [score for name, score in results.scores_of(member).items() if name in names]
-        rungs.append(Rung(compute, average(scores), [(1 / len(scores), score) for score in scores]))
+        scores = results.scores[member.name].items()
+        rungs.append(Rung(compute, tuple(score for name, score in scores if name in names)))
     *ladder, rung = rungs
-    refuse_gaps([(step.compute, step.score.arm.name) for step in ladder])
+    refuse_gaps([(step.compute, step.scores[0].arm.name) for step in ladder])
     if len({step.compute for step in ladder}) < max(2, len(ladder)):
         raise InputError("a ladder needs two budgets of the baseline or more, each once")
     return rung, sorted(ladder, key=lambda step: step.compute), names
@@ -305,7 +313,7 @@ def list_prices(
     trained = [arm for arm in results.models if arm.setup != "efficiency" and arm.objective != "none"]
     trained = [arm for arm in trained if not arm.cpt_steps]
     lists, lacking = [], []
-    for size in sizes_of(trained):
+    for size in results.sizes:
         arms = [arm for arm in trained if arm.size == size]
         baseline = choose_baseline(arms)
         priced = [arm for arm in arms if arm not in baseline]
@@ -356,7 +364,7 @@ def price_arms(
         if all(before < after for before, after in itertools.pairwise(spent)):  # known of all, and more for more steps
             axes.append(axis)
     parts: dict[str, list[str]] = {}  # what shares are looked at in parts → its data sets
-    scores = results.scores_of(baseline[0])
+    scores = results.scores[baseline[0].name]
     for family in dict.fromkeys(scores[name].family for name in datasets):
         names = [name for name in datasets if scores[name].family == family]
         if 1 < len(names) < len(datasets):
@@ -365,7 +373,7 @@ def price_arms(
     prices: list[Price] = []
     for arm in priced:
         known_axes = [axis for axis in axes if getattr(arm, axis)]
-        if known_axes and results.scores_of(arm).keys() >= set(datasets):
+        if known_axes and results.scores.get(arm.name, {}).keys() >= set(datasets):
             price_on = partial(compute_equivalent, results, arm, baseline)
             mean = {"mean": [price_on(axis, datasets) for axis in known_axes]}
             prices.append(mean | {part: [price_on(known_axes[0], names)] for part, names in parts.items()})

@@ -30,7 +30,6 @@ from biphase.report.results import (
     num_parameters,
     objective_pairs,
     read_words,
-    reference_mask,
     short_steps,
     sizes_of,
     stability_rates,
@@ -129,30 +128,30 @@ def choose_objectives(results: ResultSet) -> list[Arms]:
 
 def choose_arms(results: ResultSet, **where: str) -> list[Arms]:
     """Choose the arms of a comparison: first CLM, then MLM, each from small to large."""
-    arms = sorted(results.arms(**where), key=lambda arm: (arm.objective, num_parameters(arm.size)))
+    arms = sorted(results.select(**where).arms, key=lambda arm: (arm.objective, num_parameters(arm.size)))
     return [(arm,) for arm in arms]
 
 
 def choose_masks_after_clm(results: ResultSet) -> list[Arms]:
-    after = results.arms(setup="adapted")
+    after = results.select(setup="adapted").arms
     budgets = {(arm.size, arm.pretrain_steps) for arm in after}
-    alone = results.arms(setup="objective", objective="mlm")
+    alone = results.select(setup="objective", objective="mlm").arms
     return [(arm,) for arm in [*(arm for arm in alone if (arm.size, arm.pretrain_steps) in budgets), *after]]
 
 
 def choose_gaps(results: ResultSet, setup: str, objective: str, steps: str) -> list[Arms]:
     """Pair the arms of an objective in a comparison, from little CLM to much, with MLM of their size and steps."""
     budget_of = attrgetter("size", steps)
-    arms = sorted(results.arms(setup=setup), key=lambda arm: (clm_percent(arm), num_parameters(arm.size)))
+    arms = sorted(results.select(setup=setup).arms, key=lambda arm: (clm_percent(arm), num_parameters(arm.size)))
     mlm = {budget_of(arm): arm for arm in arms if arm.objective == "mlm"}
     return [(arm, mlm[budget_of(arm)]) for arm in arms if arm.objective == objective and budget_of(arm) in mlm]
 
 
 def choose_priced(results: ResultSet) -> list[Arms]:
     """Decayed arms whose FLOPs are known, with MLM at the reference ratio."""
-    mask = reference_mask(results.arms())
+    mask = results.usual_mask
     arms: dict[str, ReportArm] = {}
-    for arm in results.arms():
+    for arm in results.arms:
         if arm.flops and arm.setup not in ("efficiency", "control", "other") and arm.mask_percent in (None, mask):
             arms[arm.name] = arm
     chosen: list[Arms] = []
@@ -307,7 +306,7 @@ def mark_interval(x: float, interval: Interval, size: float = 5.0) -> Mark:
 
 def measure_score(results: ResultSet, family: str, arms: Arms) -> Interval | None:
     """Measure an arm's score on a family, or the difference of two arms; None where a score is missing."""
-    scores = [score for arm in arms if (score := results.score(arm, family))]
+    scores = [score for arm in arms if (score := results.scores.get(arm.name, {}).get(family))]
     if len(scores) < len(arms):
         return None
     return scores[0].interval if len(scores) == 1 else difference(*scores).against()

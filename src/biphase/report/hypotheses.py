@@ -137,7 +137,7 @@ def read_line(
     are of one pretraining."""
     line: dict[float, tuple[Sequence[float], tuple[int, ...]]] = {}
     for value, arm in line_up(arms, "" if axis == RATE else axis).items():
-        score = results.score(arm, dataset)
+        score = results.scores.get(arm.name, {}).get(dataset)
         if score is not None:
             seeds = tuple(score.pretraining_seeds) if score.num_pretrainings > 1 else ()
             by_value = {value: score.samples} if axis != RATE else score.by_rate or {}
@@ -337,7 +337,7 @@ def make_line(groups: Sequence[Sequence[AskedInequality]], results: ResultSet) -
     "The sum lies below the bound" becomes "minus the sum lies above minus the bound"; "a compute equivalent, in FLOPs,
     is below 0.6" becomes "the arm is above the baseline's line at 1 / 0.6 of the arm's compute".
     """
-    line, arms = groups[0][0], {arm.name: arm for arm in results.arms()}
+    line, arms = groups[0][0], {arm.name: arm for arm in results.arms}
     inequalities, untested = [], []
     for rivals in groups:
         measured, lacks = [], []
@@ -358,12 +358,8 @@ def make_line(groups: Sequence[Sequence[AskedInequality]], results: ResultSet) -
 
 def measure(line: AskedInequality, results: ResultSet, arms: Mapping[str, ReportArm]) -> Inequality:
     """Measure the sum that is to lie above the bound. Raises `InputError` that says which scores are lacking."""
+    refuse_lacking(line, results)
     first, sign = line.operands[0], line.sign
-    for term in line.operands:
-        for name in (*term.arms, *line.ladder):
-            if name not in arms:
-                raise InputError("no scores")
-            results.refuse_lacking(arms[name], term.task)
     label = line.label if sign > 0 else f"−({line.label})"
     measured: Contrast | None = None
     if line.is_equivalent:
@@ -384,13 +380,27 @@ def measure(line: AskedInequality, results: ResultSet, arms: Mapping[str, Report
         sides = [(sign * weight, arm, task) for weight, arm, task in weigh_arms(line.operands, arms)]
     weighted: list[tuple[float, Result]] = []
     for weight, arm, task in sides:
-        parts = [results.score(arm, part) for part in (results.families if task == MEAN_OF_FAMILIES else [task])]
+        parts = [
+            results.scores[arm.name].get(part) for part in (results.families if task == MEAN_OF_FAMILIES else [task])
+        ]
         scores = [score for score in parts if score is not None]
         if not scores or len(scores) < len(parts):
             raise InputError("no scores")
         weighted += [(weight / len(scores), score) for score in scores]
     bound = 0.0 if line.is_equivalent or not line.bound else sign * line.bound
     return Inequality(label, measured or contrast(weighted), bound, *find_lacks(weighted, results.planned_runs))
+
+
+def refuse_lacking(line: AskedInequality, results: ResultSet) -> None:
+    """Raises `InputError` where an arm lacks a score that is planned on a task, in a family, or on average."""
+    for term in line.operands:
+        tasks = results.planned_tasks.items()
+        due = [name for name, family in tasks if term.task in (name, family, MEAN_OF_FAMILIES)]
+        for arm in (*term.arms, *line.ladder):
+            if arm not in results.scores:
+                raise InputError("no scores")
+            if lost := [name for name in due if name not in results.scores[arm]]:
+                raise InputError(f"no scores of {arm} on {', '.join(lost)}")
 
 
 def find_lacks(

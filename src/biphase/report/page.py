@@ -7,7 +7,6 @@ colours; where the page is narrow, its panels stack.
 
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
@@ -30,19 +29,16 @@ from biphase.report import contrasts, formats, tables
 from biphase.report.claims import Claim, Finding, Verdicts, count_tested, group_verdicts, tell_verdict
 from biphase.report.equivalents import PriceList, ladder_panel, list_prices, price_sentence, price_tables
 from biphase.report.figures import figure_pool, list_figures, plot_panel, save_figure
-from biphase.report.formats import show_count, show_p_value, show_share, tell_measures
+from biphase.report.formats import show_count, show_p_value, show_share
 from biphase.report.results import (
     ALL_TASKS,
-    AVERAGE,
     FAMILY_NAMES,
-    ReportArm,
     Result,
     ResultSet,
     check_averages,
     missing_cells,
     missing_examples,
     read_words,
-    short_steps,
 )
 from biphase.report.statistics import SIGNIFICANCE
 from biphase.style import GRID, INK
@@ -140,51 +136,6 @@ def dissolve_groups(node: Element) -> None:
     node[:] = [inner for child in node for inner in (child if child.tag == "g" and not child.attrib else [child])]
 
 
-MOST_COLUMNS = 5
-"""A page shows as many columns of scores at once; where there are more, it shows datasets of families when asked."""
-
-
-def rivals(arm: ReportArm) -> tuple[str | int, ...]:
-    """Return a key that is equal for models to compare: one network, trained as long, decayed or not."""
-    return arm.size, arm.pretrain_steps + arm.cpt_steps, "undecayed" if arm.setup == "efficiency" else ""
-
-
-def wide_table(results: ResultSet, metric: str) -> tables.Table:
-    """Make a table with a row for every model; columns are the mean over all tasks, then for each family its mean
-    (where there are several families) and its tasks."""
-    results = results.select(metric=metric)
-    scores = results.by_model
-    names_of = {family: results.datasets(family, metric) for family in results.families}
-    num_tasks = sum(map(len, names_of.values()))
-    has_all = num_tasks > 1 and any(("", ALL_TASKS) in by_task for by_task in scores.values())
-    columns = [("", ALL_TASKS)] if has_all else []  # family and dataset; no family: all tasks
-    for family, names in names_of.items():
-        is_mean_of_all = has_all and len(names) == num_tasks
-        has_mean = len(names) > 1 and not is_mean_of_all
-        columns += [(family, name) for name in ([AVERAGE, *names] if has_mean else names)]
-
-    stubs = {}
-    for arm in results.models:
-        stub = {"model": arm.name, "network": arm.size, "steps": short_steps(arm.pretrain_steps + arm.cpt_steps)}
-        objective = {"objective": tables.OBJECTIVE_NAMES[arm.whole_objective]}
-        stubs[arm] = stub | objective | {"masked": tables.percent(arm.mask_percent)}
-    blocks = {arm: rivals(arm) for arm in stubs}
-    # How far tasks tell models apart is a question about models that are compared: those of the largest block.
-    ((largest, _),) = Counter(blocks.values()).most_common(1)
-    compared = [arm for arm in stubs if blocks[arm] == largest]
-    by_column = {(name, column): score for name, cells in scores.items() for column, score in cells.items()}
-    # A dataset may have the name of another family's: `uner` of two families becomes `uner (TC)`.
-    heads = [f"{code} mean" if name == AVERAGE else name for code, name in columns]
-    heads = [f"{head} ({columns[at][0]})" if heads.count(head) > 1 else head for at, head in enumerate(heads)]
-    about = "; ".join(f"{FAMILY_NAMES[code]}: {tell_measures(results, code, metric)}" for code in results.families)
-    of_means = [code for code, name in columns if name in (AVERAGE, ALL_TASKS)]
-    is_long = len(columns) > MOST_COLUMNS
-    details = tuple(is_long and name not in (AVERAGE, ALL_TASKS) and code in of_means for code, name in columns)
-    title = f"All models and tasks, {'standard' if metric == 'standard' else 'the paper’s own'} metrics ({about})"
-    by_head = dict(zip(heads, columns, strict=True))
-    return tables.make_score_table(f"all-{metric}", title, stubs, blocks, by_head, by_column, compared, details)
-
-
 def answer_sentences(results: ResultSet) -> Iterator[str]:
     """Compare the best model with the best of any other objective (else the runner-up), and with random weights; or say
     why there is none."""
@@ -192,7 +143,7 @@ def answer_sentences(results: ResultSet) -> Iterator[str]:
     groups: dict[object, list[Result]] = {}
     for result in means:
         if result.arm.objective != "none":
-            groups.setdefault(rivals(result.arm), []).append(result)
+            groups.setdefault(tables.rivals(result.arm), []).append(result)
     if not groups:
         yield "No answer yet: no model that was trained has a score on every task."
         return
@@ -207,14 +158,13 @@ def answer_sentences(results: ResultSet) -> Iterator[str]:
     names = [name for family in results.families for name in results.datasets(family, best.metric)]
     where = f"on average over {len(names)} tasks" if len(names) > 1 else f"on {names[0]}"
     runners_up = [result for result in group if result is not best]
-    if runners_up:
-        unlike = [rival for rival in runners_up if rival.arm.whole_objective != best.arm.whole_objective]
-        yield compare_in_words(best, max(unlike or runners_up, key=lambda result: result.mean), where, len(group))
-    else:
+    unlike = [rival for rival in runners_up if rival.arm.whole_objective != best.arm.whole_objective]
+    rivals = [max(unlike or runners_up, key=lambda result: result.mean)] if runners_up else []
+    if not rivals:
         yield f"{best.arm.name} reaches {show_share(best.mean)} % {where}."
     control = [result for result in means if result.arm.objective == "none" and result.arm.size == best.arm.size]
-    if control:
-        yield compare_in_words(best, control[0], where, len(group))
+    for rival in (*rivals, *control[:1]):
+        yield compare_in_words(best, rival, where, len(group))
 
 
 def compare_in_words(best: Result, rival: Result, where: str, num_models: int) -> str:
@@ -280,22 +230,23 @@ def write_report(results: ResultSet, out: Path, page_text: PageText, pool: Execu
     if not results.results:
         raise InputError("there is no finished score to report on yet")
     with own_folder(out, "report") as folder, pool or figure_pool() as drawing:
-        results = contrasts.with_averages(results)
         prices, unpriced = list_prices(results, page_text.declared)
+        priced = [price_tables(listed) for listed in prices]
+        ladders = [partial(plot_panel, ladder_panel(listed)) for listed in prices]
         plots, lacking = list_figures(results, page_text.losses)
         figures = {name: words for name, words in read_words()["figures"].items() if name in plots}
-        if prices:
-            plots["compute-equivalents"] = [partial(plot_panel, ladder_panel(price_list)) for price_list in prices]
+        if ladders:
+            plots["compute-equivalents"] = ladders
         save = partial(save_figure, folder=folder / "figures")
         drawn = drawing.map(save, plots.keys(), plots.values())  # beside the tables
-        wide, printed = [wide_table(results, metric) for metric in results.metrics], tables.make_tables(results)
-        priced = [price_tables(price_list) for price_list in prices]
+        printed, wide = tables.make_tables(results), [tables.wide_table(results, name) for name in results.metrics]
         texts = {**page_text.files, **tables.table_files([*wide, *printed, *chain(*priced)])}
         lacks = [*missing_cells(results), *missing_examples(results), *(f"No figure: {line}" for line in lacking)]
+        checks = check_averages(results)
         html = render(
-            sentences=[page_text.answer] if page_text.answer else list(tell_answer(results, prices, page_text)),
             facts=describe_results(results),
-            checks=check_averages(results),
+            sentences=[page_text.answer] if page_text.answer else list(tell_answer(results, prices, page_text)),
+            checks=checks,
             wide=wide,
             prices=[*zip(prices, priced, strict=True)],
             figures=figures,
@@ -355,7 +306,7 @@ def describe_results(results: ResultSet) -> list[str]:
     num_datasets = sum(len(results.datasets(family, metric)) for family in results.families)
     span = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     return [
-        f"{len({arm.name for arm in results.arms()})} models",
+        f"{len({arm.name for arm in results.arms})} models",
         show_count(num_datasets, "dataset"),
         *([f"{num_pretrainings} pretraining seeds"] if num_pretrainings > 1 else []),
         f"{span} fine-tuning seeds" if span != "1" else "1 fine-tuning seed",
@@ -396,6 +347,6 @@ def scale(ends: Sequence[float], width: float) -> Callable[[float], float | None
 def print_results(results: ResultSet) -> None:
     """Print the table of all models and tasks and the answer to the study's question, as on its page."""
     title = "Test scores in %, mean over seeds ± half of the 95 % interval"
-    tables.print_table(replace(wide_table(results, results.primary_metric), title=title, signals=()))
+    tables.print_table(replace(tables.wide_table(results, results.primary_metric), title=title, signals=()))
     for sentence in answer_sentences(results):
         terminal.print(sentence, markup=False)

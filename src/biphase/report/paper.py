@@ -25,7 +25,7 @@ from biphase.report.formats import show_count, show_list
 from biphase.report.grammar import parse_inequality
 from biphase.report.hypotheses import Ladder, Spot, bind, make_line
 from biphase.report.page import PageText, write_report
-from biphase.report.results import ReportArm, Result, ResultSet, reference_mask, short_steps, sizes_of
+from biphase.report.results import ReportArm, Result, ResultSet, reference_mask, short_steps
 from biphase.report.statistics import Interval, is_stability_rate
 
 PUBLISHED_FAMILIES = ("SC", "TC", "QA", "IR")
@@ -107,20 +107,20 @@ def read_findings() -> dict[str, Any]:
     return parse_yaml(text)
 
 
-def stand_for(definition: Mapping[str, Any], arms: Sequence[ReportArm]) -> Ladder:
+def stand_for(definition: Mapping[str, Any], results: ResultSet) -> Ladder:
     """Find the arms that a name of the findings' file, given its definition, stands for."""
-    usual, longest = reference_mask(arms), dict[tuple[str, bool], int]()
-    for arm in arms:
+    longest = dict[tuple[str, bool], int]()
+    for arm in results.arms:
         kind_of_training = arm.size, arm.cpt_steps > 0
         longest[kind_of_training] = max(longest.get(kind_of_training, 0), arm.budget)
     low, high = definition.get("share", (0, 1))
     least, most = definition.get("reached", (0, 1))
     ladder: dict[Spot, dict[str, str]] = {}
-    for arm in arms:
+    for arm in results.arms:
         is_chosen = (
             arm.setup == definition["setup"]
             and definition.get("objective", arm.objective) == arm.objective
-            and ("mask" not in definition or arm.mask_percent == usual)
+            and ("mask" not in definition or arm.mask_percent == results.usual_mask)
             and bool(arm.cpt_steps) >= definition.get("continued", False)
             and low <= arm.clm_share <= high
             and least <= arm.budget / longest[arm.size, arm.cpt_steps > 0] <= most
@@ -135,9 +135,12 @@ def stand_for(definition: Mapping[str, Any], arms: Sequence[ReportArm]) -> Ladde
     return ladder
 
 
-def make_claims(key: str, results: ResultSet) -> list[claims.Claim]:
-    """Make claims of the lines of a finding, at the paper's fine-tuning rates; a line about arms that are not there is
-    untested."""
+def measure_findings(results: ResultSet) -> tuple[claims.Finding, ...]:
+    """Measure every finding, not judged yet, by the primary metric at the paper's fine-tuning rates; a line about arms
+    that are not there is untested. `results` have their averages."""
+    results = results.select(metric=results.primary_metric)
+    is_published = {size.lower() for size in results.sizes} <= PUBLISHED_SIZES
+    scope = "" if is_published else f"here, at {show_list(results.sizes)}"
     families = {family: family for family in PUBLISHED_FAMILIES}
     planned_tasks = {task: family for task, family in results.planned_tasks.items() if family in families}
     selected = []
@@ -146,34 +149,25 @@ def make_claims(key: str, results: ResultSet) -> list[claims.Claim]:
             by_rate = {rate: scores for rate, scores in (result.by_rate or {}).items() if is_stability_rate(rate)}
             selected.append(replace(result, by_rate=by_rate))
     results = replace(results, results=selected, planned_tasks=planned_tasks)
-    arms = results.arms()
-    ladders = {name: stand_for(chosen, arms) for name, chosen in read_findings()["names"].items()}
-    lines = []
-    for line in read_findings()["findings"][key]["holds"]:
-        try:
-            lines.append(make_line(bind(parse_inequality(line), ladders, families), results))
-        except InputError as error:
-            lines.append(claims.Claim(line, (), (str(error).removeprefix(f"'{clipped(line)}': ").partition(";")[0],)))
-    return lines
-
-
-def judge_paper(results: ResultSet) -> claims.Verdicts:
-    """Judge results in the paper's terms: every finding, the answer, and a note on the tests."""
-    findings = judge_findings(results)
-    over = claims.name_noise(findings)
-    return findings, answer(findings), f"{NOTE} Tests are over {over}." if over else NOTE
-
-
-def judge_findings(results: ResultSet) -> tuple[claims.Finding, ...]:
-    """Judge every finding (see `judge_claims`), on the standard metrics where there are any, else on the paper's."""
-    results = with_averages(results.select(metric=results.primary_metric))
-    sizes = sizes_of(results.arms())
-    scope = "" if {size.lower() for size in sizes} <= PUBLISHED_SIZES else f"here, at {show_list(sizes)}"
+    ladders = {name: stand_for(definition, results) for name, definition in read_findings()["names"].items()}
     findings = []
     for key, finding in read_findings()["findings"].items():
-        lines = make_claims(key, results)
+        lines = []
+        for line in finding["holds"]:
+            try:
+                lines.append(make_line(bind(parse_inequality(line), ladders, families), results))
+            except InputError as error:
+                reason = str(error).removeprefix(f"'{clipped(line)}': ").partition(";")[0]
+                lines.append(claims.Claim(line, (), (reason,)))
         findings.append(claims.Finding(key, finding["says"], finding.get("judged", ""), tuple(lines), scope))
-    return claims.judge_claims(findings)
+    return tuple(findings)
+
+
+def judge_paper(measured: Sequence[claims.Finding]) -> claims.Verdicts:
+    """Judge what `measure_findings` gave in the paper's terms: every finding, the answer, and a note on the tests."""
+    findings = claims.judge_claims(measured)
+    over = claims.name_noise(findings)
+    return findings, answer(findings), f"{NOTE} Tests are over {over}." if over else NOTE
 
 
 def answer(findings: Sequence[claims.Finding]) -> str:
@@ -211,8 +205,8 @@ COMMANDS = ("pip install .", "biphase report paper --out paper-report")
 
 def report_paper(out: Path) -> Path:
     """Write `tables/`, `figures/` and `index.html` into the folder `out`, and return the page."""
-    results = read_reference()
-    verdicts = judge_paper(results)
+    results = with_averages(read_reference())
+    verdicts = judge_paper(measure_findings(results))
     title_and_question = read_findings()["report"]
     page_text = PageText(**title_and_question, verdicts=verdicts, commands=COMMANDS, answer=verdicts[1])
     return write_report(results, out, page_text)

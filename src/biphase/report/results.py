@@ -132,7 +132,12 @@ class Result:
     def interval(self) -> Interval:
         """The mean and its 95 % interval: Student's t over `samples`, or over their means by pretraining seed where
         there are several."""
-        return self.summary or mean_interval(repetitions(self.samples, self.pretraining_seeds))
+        return self.summary or mean_interval(self.repeated)
+
+    @cached_property
+    def repeated(self) -> np.ndarray:
+        """The scores that are repeated independently: `samples`, or their means by pretraining seed."""
+        return repetitions(self.samples, self.pretraining_seeds)
 
     @property
     def mean(self) -> float:
@@ -203,6 +208,34 @@ class ResultSet:
         return [next(iter(scores.values())).arm for scores in self.by_model.values()]
 
     @cached_property
+    def scores(self) -> dict[str, dict[str, Result]]:
+        """Name of a model → a dataset, or the code of a family for its average → its score by the primary metric,
+        whichever of its comparisons it is from."""
+        scores: dict[str, dict[str, Result]] = {}
+        for name, results in self.by_model.items():
+            datasets = {
+                dataset: score for (_, dataset), score in results.items() if dataset not in (AVERAGE, ALL_TASKS)
+            }
+            averages = {family: score for (family, dataset), score in results.items() if dataset == AVERAGE}
+            scores[name] = datasets | averages
+        return scores
+
+    @cached_property
+    def arms(self) -> list[ReportArm]:
+        """Every arm, in the order in which they come."""
+        return list(dict.fromkeys(result.arm for result in self.results))
+
+    @cached_property
+    def sizes(self) -> list[str]:
+        """The sizes of the arms, smallest first; those whose names are no number of parameters come last."""
+        return sizes_of(self.arms)
+
+    @cached_property
+    def usual_mask(self) -> int | None:
+        """The masking ratio (percent) at which objectives are compared: that of most models; None without MLM."""
+        return reference_mask(self.arms)
+
+    @cached_property
     def dataset_names(self) -> dict[tuple[str, str], list[str]]:
         """The datasets of each (family, metric), in the order in which they come; the average is none of them."""
         names: dict[tuple[str, str], dict[str, None]] = {}
@@ -218,7 +251,7 @@ class ResultSet:
     @property
     def primary_metric(self) -> Metric:
         """The metric of figures and verdicts: standard where there are such scores, else the paper's."""
-        return self.metrics[0]
+        return next(iter(self.metrics), "standard")
 
     @cached_property
     def families(self) -> list[Family]:
@@ -241,31 +274,8 @@ class ResultSet:
                 chosen.append(result)
         return replace(self, results=tuple(chosen))
 
-    def arms(self, **arm: Any) -> list[ReportArm]:
-        """Return the arms with these values in their fields, where given, in the order in which they come."""
-        return list(dict.fromkeys(result.arm for result in self.select(**arm).results))
-
     def find(self, arm: ReportArm, family: str, dataset: str, metric: str) -> Result | None:
         return self.cells.get((arm.setup, arm.name, family, dataset, metric))
-
-    def scores_of(self, arm: ReportArm) -> dict[str, Result]:
-        """Return the scores of an arm on each dataset by the primary metric, whichever of its comparisons they are
-        from."""
-        scores = self.by_model.get(arm.name, {})
-        return {dataset: result for (_, dataset), result in scores.items() if dataset not in (AVERAGE, ALL_TASKS)}
-
-    def score(self, arm: ReportArm, task: str) -> Result | None:
-        """Return the score of an arm on a dataset, or its average over a family."""
-        if task in FAMILY_NAMES:
-            return self.by_model.get(arm.name, {}).get((task, AVERAGE))
-        return self.scores_of(arm).get(task)
-
-    def refuse_lacking(self, arm: ReportArm, task: str) -> None:
-        """Raises `InputError` where an arm lacks a score that is planned on a task, in a family, or on average."""
-        due = [name for name, family in self.planned_tasks.items() if task in (name, family, MEAN_OF_FAMILIES)]
-        scores = self.scores_of(arm)
-        if lost := [name for name in due if name not in scores]:
-            raise InputError(f"no scores of {arm.name} on {', '.join(lost)}")
 
 
 def pool(results: Sequence[Result]) -> Result:
@@ -309,7 +319,7 @@ def missing_cells(results: ResultSet) -> list[str]:
     lines, comparisons = [], read_words()["comparisons"]
     for metric, setup in itertools.product(results.metrics, comparisons):
         part = results.select(metric=metric, setup=setup)
-        for family, arm in itertools.product(part.families, part.arms()):
+        for family, arm in itertools.product(part.families, part.arms):
             lost = [name for name in part.datasets(family, metric) if part.find(arm, family, name, metric) is None]
             if lost:
                 where = f"{comparisons[setup]['name']} · {arm.name} · {family}"
@@ -376,8 +386,8 @@ def objective_pairs(results: ResultSet) -> list[tuple[ReportArm, ReportArm]]:
 
     Of several with recipes of their own, it is the one with the recipe of most arms; without such a one, none.
     """
-    mask = reference_mask(results.arms())
-    arms = [arm for arm in results.arms(setup="objective") if arm.mask_percent in (None, mask)]
+    mask = results.usual_mask
+    arms = [arm for arm in results.select(setup="objective").arms if arm.mask_percent in (None, mask)]
     pairs: list[tuple[ReportArm, ReportArm]] = []
     for size in sizes_of(arms):
         budgets: dict[tuple[int, int], dict[str, list[ReportArm]]] = {}

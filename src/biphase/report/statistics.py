@@ -72,21 +72,6 @@ def repetitions(samples: ArrayLike, pretraining_seeds: Sequence[int]) -> np.ndar
     return np.asarray(is_of_RS / is_of_RS.sum(axis=1, keepdims=True) @ samples_S)
 
 
-def holm(p_values: ArrayLike) -> np.ndarray:
-    """Adjust p-values for having asked all these questions (Holm 1979), in the same order.
-
-    At a threshold t, whoever calls adjusted values below t significant calls anything wrongly with probability below t.
-    A nan stays nan and is not counted: it asked nothing.
-    """
-    p_N = np.asarray(p_values, dtype=np.float64)
-    adjusted_N = np.full(len(p_N), np.nan)
-    numbers = np.flatnonzero(~np.isnan(p_N))
-    order = numbers[np.argsort(p_N[numbers], kind="stable")]
-    factors = len(order) - np.arange(len(order))
-    adjusted_N[order] = np.minimum(np.maximum.accumulate(p_N[order] * factors), 1)
-    return adjusted_N
-
-
 def is_stability_rate(rate: float) -> bool:
     """Tell whether a fine-tuning rate lies within `STABILITY_RATES`, up to rounding."""
     low, high = STABILITY_RATES

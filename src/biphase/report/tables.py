@@ -4,6 +4,7 @@ One table for each comparison, family and metric: arms in rows, datasets and the
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -18,7 +19,16 @@ from rich.text import Text
 from biphase.console import out, printable
 from biphase.report.contrasts import Signal, difference, measure_signal
 from biphase.report.formats import MISSING, csv_text, show_share, tell_measures
-from biphase.report.results import AVERAGE, FAMILY_NAMES, ReportArm, Result, ResultSet, read_words
+from biphase.report.results import (
+    ALL_TASKS,
+    AVERAGE,
+    FAMILY_NAMES,
+    ReportArm,
+    Result,
+    ResultSet,
+    read_words,
+    short_steps,
+)
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -93,7 +103,7 @@ def make_tables(results: ResultSet) -> list[Table]:
     tables = []
     for metric, (setup, words) in itertools.product(results.metrics, read_words()["comparisons"].items()):
         part = results.select(metric=metric, setup=setup)
-        stubs = {arm: {head: STUBS[head](arm) for head in words["stub"]} for arm in part.arms()}
+        stubs = {arm: {head: STUBS[head](arm) for head in words["stub"]} for arm in part.arms}
         blocks = {arm: tuple(stub.values())[: words["block"]] for arm, stub in stubs.items()}
         trained = [arm for arm in stubs if arm.objective != "none"]
         for family in part.families:
@@ -110,6 +120,51 @@ def make_tables(results: ResultSet) -> list[Table]:
                 make_score_table(name, title, stubs, blocks, {name: name for name in columns}, scores, trained)
             )
     return tables
+
+
+MOST_COLUMNS = 5
+"""A page shows as many columns of scores at once; where there are more, it shows datasets of families when asked."""
+
+
+def rivals(arm: ReportArm) -> tuple[str | int, ...]:
+    """Return a key that is equal for models to compare: one network, trained as long, decayed or not."""
+    return arm.size, arm.pretrain_steps + arm.cpt_steps, "undecayed" if arm.setup == "efficiency" else ""
+
+
+def wide_table(results: ResultSet, metric: str) -> Table:
+    """Make a table with a row for every model; columns are the mean over all tasks, then for each family its mean
+    (where there are several families) and its tasks."""
+    results = results.select(metric=metric)
+    scores = results.by_model
+    names_of = {family: results.datasets(family, metric) for family in results.families}
+    num_tasks = sum(map(len, names_of.values()))
+    has_all = num_tasks > 1 and any(("", ALL_TASKS) in by_task for by_task in scores.values())
+    columns = [("", ALL_TASKS)] if has_all else []  # family and dataset; no family: all tasks
+    for family, names in names_of.items():
+        is_mean_of_all = has_all and len(names) == num_tasks
+        has_mean = len(names) > 1 and not is_mean_of_all
+        columns += [(family, name) for name in ([AVERAGE, *names] if has_mean else names)]
+
+    stubs = {}
+    for arm in results.models:
+        stub = {"model": arm.name, "network": arm.size, "steps": short_steps(arm.pretrain_steps + arm.cpt_steps)}
+        objective = {"objective": OBJECTIVE_NAMES[arm.whole_objective]}
+        stubs[arm] = stub | objective | {"masked": percent(arm.mask_percent)}
+    blocks = {arm: rivals(arm) for arm in stubs}
+    # How far tasks tell models apart is a question about models that are compared: those of the largest block.
+    ((largest, _),) = Counter(blocks.values()).most_common(1)
+    compared = [arm for arm in stubs if blocks[arm] == largest]
+    by_column = {(name, column): score for name, cells in scores.items() for column, score in cells.items()}
+    # A dataset may have the name of another family's: `uner` of two families becomes `uner (TC)`.
+    heads = [f"{code} mean" if name == AVERAGE else name for code, name in columns]
+    heads = [f"{head} ({columns[at][0]})" if heads.count(head) > 1 else head for at, head in enumerate(heads)]
+    about = "; ".join(f"{FAMILY_NAMES[code]}: {tell_measures(results, code, metric)}" for code in results.families)
+    of_means = [code for code, name in columns if name in (AVERAGE, ALL_TASKS)]
+    is_long = len(columns) > MOST_COLUMNS
+    details = tuple(is_long and name not in (AVERAGE, ALL_TASKS) and code in of_means for code, name in columns)
+    title = f"All models and tasks, {'standard' if metric == 'standard' else 'the paper’s own'} metrics ({about})"
+    by_head = dict(zip(heads, columns, strict=True))
+    return make_score_table(f"all-{metric}", title, stubs, blocks, by_head, by_column, compared, details)
 
 
 def mark_column(scores: Sequence[Result | None]) -> list[Cell]:

@@ -14,20 +14,11 @@ import numpy as np
 from biphase.console import out
 from biphase.errors import InputError
 from biphase.finetuning.choosing import Selection, find_missing, find_scored_model, select_rate
-from biphase.finetuning.scores import (
-    TASK_SETTINGS,
-    GridPoint,
-    ScoreSet,
-    base_name,
-    differing,
-    settings_of,
-    short_name,
-    show_rate,
-)
+from biphase.finetuning.scores import TASK_SETTINGS, GridPoint, ScoreSet, base_name, differing, short_name, show_rate
 from biphase.report import contrasts
 from biphase.report.formats import MISSING, show_count, show_noise, show_p_value, show_share, show_spread
 from biphase.report.results import read_words
-from biphase.report.statistics import STABILITY_RATES, Interval, holm, is_stability_rate, mean_interval, rate_spread
+from biphase.report.statistics import STABILITY_RATES, Interval, is_stability_rate, mean_interval, rate_spread
 from biphase.report.tables import Cell, Row, Table, print_table, show_signal
 
 ComparisonVerdict = Literal["A better", "B better", "within noise", "cannot be told"]
@@ -153,7 +144,7 @@ def compare(scores: ScoreSet, a: str, b: str) -> list[TaskComparison]:
     if not tasks[model_a] & tasks[model_b]:
         raise InputError(f"{model_a} and {model_b} have no task in common; fine-tune both on the same")
     measured = [measure_task(scores, model_a, model_b, task) for task in sorted(tasks[model_a] | tasks[model_b])]
-    p_values = holm([pair.contrast.against().p_value if pair.contrast else math.nan for pair in measured])
+    p_values = contrasts.holm([pair.contrast.against().p_value if pair.contrast else math.nan for pair in measured])
     num_tasks = int((~np.isnan(p_values)).sum())
     return [
         judge(replace(pair, p_value=float(p_value), num_tasks=num_tasks))
@@ -176,7 +167,7 @@ def measure_task(scores: ScoreSet, model_a: str, model_b: str, task: str) -> Tas
     comparison = TaskComparison(model_a, model_b, task, side.metric if side else "", a, b, notes=tuple(notes))
     if a is None or b is None:
         return comparison
-    settings_a, settings_b = settings_of(a.scores[0]), settings_of(b.scores[0])
+    settings_a, settings_b = a.scores[0].settings, b.scores[0].settings
     changed = differing((settings_a, settings_b))
     if clash := [key for key in changed if key in TASK_SETTINGS]:
         return replace(comparison, notes=(f"they were scored with different {' and '.join(clash)}",))

@@ -160,6 +160,7 @@ def list_combinations(study: Study) -> Iterator[UnresolvedArm]:
         if model.preset is not None and model.preset not in PRESETS:
             raise InputError(f"model '{model.name}': unknown preset '{model.preset}'{nearest(model.preset, PRESETS)}")
         models[model.name] = model
+    refuse_doubles("hypotheses:", [hypothesis.name for hypothesis in study.hypotheses])
     refuse_doubles("curricula:", [curriculum.name for curriculum in study.curricula])
     named = {curriculum.name: curriculum for curriculum in study.curricula}
     for group in study.arms:

@@ -139,7 +139,8 @@ def find_lengths(data: Data, planning: Planning) -> SampleLengths:
         squares = 2 * ((high / 2) ** 2 + variance)
         return SampleLengths(high / 2, squares / high, "of a token stream cut at random")
     places = (data.shards, *(part.path for part in data.mixture or ()))
-    if all((Path(place) / "manifest.json").exists() for place in places):
+    absent = [place for place in places if not (Path(place) / "manifest.json").exists()]
+    if not absent:
         from biphase.corpus.packing import make_samples, open_text
 
         text, samples_per_token, mean_keys = open_text(data), 0.0, 0.0
@@ -152,8 +153,7 @@ def find_lengths(data: Data, planning: Planning) -> SampleLengths:
             mean_keys += share * float((lengths**2).sum() / lengths.sum())
         return SampleLengths(1 / samples_per_token, mean_keys, f"measured in {', '.join(places[1:] or places)}")
     mean = float(planning.mean_sample_tokens or high / 2)
-    absent = next(place for place in places if not (Path(place) / "manifest.json").exists())
-    return SampleLengths(mean, mean, f"assumed: {absent} is not here; all samples as long as the mean")
+    return SampleLengths(mean, mean, f"assumed: {absent[0]} is not here; all samples as long as the mean")
 
 
 def find_vocab_size(data: Data, planning: Planning) -> int:
@@ -204,14 +204,17 @@ class Sizes:
 
 def measure_sizes(plan: Plan) -> Sizes:
     """The sizes of all runs; each set of shards is looked into once."""
-    planning, shapes = plan.study.planning, {}
+    planning, shapes = plan.study.planning, dict[str, Shape | None]()
     texts: dict[Data, SampleLengths] = {}
     vocabularies: dict[str, int] = {}
     for name, run in plan.runs.items():
         data = run.recipe.data
         if data not in texts:
             vocabularies[data.shards], texts[data] = find_vocab_size(data, planning), find_lengths(data, planning)
-        shapes[name] = model_shape(plan.lineage(name)[0].recipe.init, vocabularies[data.shards])
+        if run.parent:  # runs stand behind those that they start from
+            shapes[name] = shapes[run.parent]
+        else:
+            shapes[name] = model_shape(run.recipe.init, vocabularies[data.shards])
     return Sizes(shapes, {name: texts[run.recipe.data] for name, run in plan.runs.items()})
 
 

@@ -17,7 +17,7 @@ import yaml
 from biphase.config import read_yaml
 from biphase.corpus.shards import read_shard_manifest
 from biphase.errors import BusyError, InputError
-from biphase.files import content_hash, is_locked, read_json_as, remove_folder, write_text
+from biphase.files import is_locked, read_json_as, remove_folder, write_text
 from biphase.finetuning.cells import identify
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
 from biphase.finetuning.scores import Score, ScoreSet, read_scores
@@ -236,9 +236,9 @@ def read_state(plan: Plan, folder: StudyFolder) -> StudyState:
 
 @cache
 def score_key(task: str, settled: FinetuneConfig) -> str:
-    """Hash a task and all that decides a result on it. Cached, because all models of a study are evaluated with the
+    """Name a task and all that decides a result on it. Cached, because all models of a study are evaluated with the
     same few hundred settings."""
-    return content_hash([task, settled.model_dump(mode="json", exclude=PLACEMENT)])
+    return f"{task} {settled.model_dump_json(exclude=PLACEMENT)}"
 
 
 def keys_of_cell(trained_on: str, evaluates: Sequence[str], config: FinetuneConfig, max_length: int) -> set[str]:

@@ -11,16 +11,16 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from biphase.errors import InputError, refuse_doubles
+from biphase.errors import InputError
 from biphase.files import content_hash, read_json, write_json
-from biphase.report.claims import Claim, Finding, judge_claims
+from biphase.report.claims import Claim, Finding, Verdicts, judge_claims
 from biphase.report.formats import show_count
 from biphase.report.grammar import AskedInequality, parse_inequality
 from biphase.report.hypotheses import Ladder, Spot, bind, make_line
-from biphase.report.paper import make_claims, read_findings
+from biphase.report.paper import judge_paper, measure_findings, read_findings
 from biphase.report.results import MEAN_OF_FAMILIES, ResultSet
 from biphase.study.plan import Plan
-from biphase.study.spec import Hypothesis, task_families, write_steps
+from biphase.study.spec import Hypothesis, write_steps
 
 CITED = re.compile(r"(F[0-9]+) of the paper")
 """A line that is one of the paper's findings as a whole."""
@@ -104,10 +104,9 @@ def ask(plan: Plan) -> AskedHypotheses:
     """Bind the lines of every hypothesis to arms of the plan. Raises `InputError` for a line that is not in the
     grammar, or asks for what the study does not have."""
     study = plan.study
-    refuse_doubles("hypotheses:", [hypothesis.name for hypothesis in study.hypotheses])
     if study.hypotheses and study.evaluation is None:
         raise InputError("hypotheses are about scores: the study needs an evaluation")
-    families, ladders, findings = task_families(study.evaluation), list_ladders(plan), read_findings()["findings"]
+    ladders, findings = list_ladders(plan), read_findings()["findings"]
     asked = list[list[AskedLine]]()
     for hypothesis in study.hypotheses:
         lines: list[AskedLine] = []
@@ -115,7 +114,7 @@ def ask(plan: Plan) -> AskedHypotheses:
             for line in hypothesis.holds:
                 cited = CITED.fullmatch(line.strip())
                 if cited is None:
-                    lines.append(bind(parse_inequality(line), ladders, families))
+                    lines.append(bind(parse_inequality(line), ladders, plan.families))
                 elif cited[1] in findings:
                     lines.append(cited[1])
                 else:
@@ -123,31 +122,33 @@ def ask(plan: Plan) -> AskedHypotheses:
         except InputError as error:
             raise InputError(f"hypothesis '{hypothesis.name}': {error}") from None
         asked.append(lines)
-    return AskedHypotheses(study.hypotheses, asked, list(plan.of_first_seed.arms), families)
+    return AskedHypotheses(study.hypotheses, asked, list(plan.of_first_seed.arms), plan.families)
 
 
 def list_equivalents(asked: AskedHypotheses) -> dict[str, tuple[str, ...]]:
     """Arms whose compute-equivalent a hypothesis is about → the arms of the baseline."""
     ladders = {}
     for line in chain(*asked.lines):
-        for inequality in () if isinstance(line, str) else chain(*line):
+        inequalities = [] if isinstance(line, str) else [*chain(*line)]
+        for inequality in inequalities:
             if inequality.ladder:
                 ladders[inequality.operands[0].arms[0]] = inequality.ladder
     return ladders
 
 
-def judge_hypotheses(asked: AskedHypotheses, results: ResultSet) -> tuple[Finding, ...]:
-    """Judge every hypothesis, corrected together, by the standard metrics; on all tasks of the plan that it
-    is about, or not at all; and not by scores that are unfinished or lost seeds. `results` have their averages, and
-    what the plan expects."""
-    results = results.select(metric=results.primary_metric) if results.results else results
-    findings = []
+def judge_results(asked: AskedHypotheses, results: ResultSet) -> tuple[tuple[Finding, ...], Verdicts]:
+    """Judge every hypothesis, corrected together, by the standard metrics; on all tasks of the plan that it is about,
+    or not at all; and not by scores that are unfinished or lost seeds. And judge the paper's findings by the same
+    scores. `results` have their averages, and what the plan expects."""
+    results = results.select(metric=results.primary_metric)
+    measured = measure_findings(results)
+    cited, findings = {finding.key: finding.claims for finding in measured}, []
     for hypothesis, lines in zip(asked.hypotheses, asked.lines, strict=True):
         claims: list[Claim] = []
         for line in lines:
-            claims += make_claims(line, results) if isinstance(line, str) else [make_line(line, results)]
+            claims += cited[line] if isinstance(line, str) else [make_line(line, results)]
         findings.append(Finding(hypothesis.name, hypothesis.says, HOW_JUDGED, tuple(claims)))
-    return judge_claims(findings)
+    return judge_claims(findings), judge_paper(measured)
 
 
 # What was declared, and when

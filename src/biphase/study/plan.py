@@ -35,7 +35,7 @@ from biphase.files import content_hash
 from biphase.finetuning.config import FinetuneConfig
 from biphase.recipe import Init, Phase, Recipe, cut_phases, join_phases, phases_between
 from biphase.study.arms import Arm, expand_arms, seeded_name
-from biphase.study.spec import Study, check_evaluation, finetune_config, scored_as, trainings
+from biphase.study.spec import Study, check_evaluation, finetune_config, scored_as, task_families, trainings
 
 SchedulePart = Literal["warm-up", "constant", "decay"]
 
@@ -169,6 +169,8 @@ class Plan:
     models: tuple[EvaluatedModel, ...]
     checkpoints: tuple[Checkpoint, ...]
     cells: tuple[StudyCell, ...]
+    families: dict[str, str]
+    """The names under which scores stand → the codes of their families."""
 
     @property
     def num_seeds(self) -> int:
@@ -250,7 +252,8 @@ def plan_study(study: Study) -> Plan:
     models = list_models(study, trunks)
     runs = make_runs(trunks.paths, models)
     checkpoints, cells = tuple(list_checkpoints(runs, models)), tuple(list_cells(study, models))
-    return Plan(study, arms, runs, tuple(cut_segments(runs)), models, checkpoints, cells)
+    segments, families = tuple(cut_segments(runs)), task_families(study.evaluation)
+    return Plan(study, arms, runs, segments, models, checkpoints, cells, families)
 
 
 def list_models(study: Study, trunks: "TrunkIndex") -> tuple[EvaluatedModel, ...]:

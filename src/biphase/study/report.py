@@ -15,21 +15,21 @@ from biphase.errors import InputError, first_of
 from biphase.files import read_json_as
 from biphase.finetuning.choosing import select_rate
 from biphase.finetuning.metrics import BM25
-from biphase.finetuning.scores import TASK_SETTINGS, UNKNOWN_DATA, Score, ScoreSet, measure_trainings, settings_of
+from biphase.finetuning.scores import TASK_SETTINGS, UNKNOWN_DATA, Score, ScoreSet, measure_trainings
 from biphase.recipe import join_phases
 from biphase.report.contrasts import Terms, combine, contrast, seed_interval, with_averages
 from biphase.report.figures import figure_pool
 from biphase.report.formats import csv_text, show_count
 from biphase.report.page import PageText, write_report
-from biphase.report.paper import judge_paper, place_arms
+from biphase.report.paper import place_arms
 from biphase.report.results import ReportArm, Result, ResultSet, pool
 from biphase.run import Run, read_metrics, read_recipe
 from biphase.study.advise import Evidence
 from biphase.study.cost import Sizes, measure_sizes
 from biphase.study.folder import TRAINING, StudyFolder, StudyState, read_state
-from biphase.study.hypotheses import ask, hypotheses_json, judge_hypotheses, list_equivalents, tell_declaration
+from biphase.study.hypotheses import ask, hypotheses_json, judge_results, list_equivalents, tell_declaration
 from biphase.study.plan import EvaluatedModel, Plan, history, plan_study
-from biphase.study.spec import load_study, task_families
+from biphase.study.spec import load_study
 
 PAPER_METRICS = {"SC": "accuracy", "TC": "paper_f1", "QA": "paper_f1", "IR": "paper_ndcg_at_10"}
 
@@ -38,7 +38,7 @@ def expect_results(plan: Plan) -> ResultSet:
     """No results, but how many fine-tunings a plan makes, by the names that arms and tasks have there."""
     arms = {model.name: model.pooled_name for model in plan.models}
     points = Counter((arms[cell.model], task) for cell in plan.cells for task in cell.evaluates)
-    return ResultSet((), planned_tasks=task_families(plan.study.evaluation), planned_runs=points)
+    return ResultSet((), planned_tasks=plan.families, planned_runs=points)
 
 
 def collect_results(plan: Plan, scores: dict[str, ScoreSet]) -> ResultSet:
@@ -90,7 +90,7 @@ def refuse_mixtures(scores: Mapping[str, ScoreSet]) -> None:
 def refuse_differing(scores: Sequence[Score], keys: Container[str] | None = None) -> None:
     """Raises `InputError` where settings, or those of some `keys`, have changed among scores; it names a cell for each
     value of the first."""
-    for key, cells in list_unlike((str(score.folder), settings_of(score)) for score in scores):
+    for key, cells in list_unlike((str(score.folder), score.settings) for score in scores):
         if keys is None or key in keys:
             shown = " and ".join(f"{value} ({folders[0]})" for value, folders in cells.items())
             pinned = " or pin it with evaluation.finetune.precision" if key == "precision" else ""
@@ -251,7 +251,7 @@ def list_notes(state: StudyState) -> Iterator[str]:
     by_task: dict[str, list[tuple[str, dict[str, str]]]] = {}
     for model, scores in state.scores.items():
         for score in scores.scores:
-            facts = settings_of(score) | {"device": str(score.machine.get("device", ""))}
+            facts = score.settings | {"device": str(score.machine.get("device", ""))}
             for key in (*TASK_SETTINGS, "weights"):
                 facts.pop(key, None)
             by_task.setdefault(score.task, []).append((model, facts))
@@ -281,7 +281,7 @@ def report_study(
         state = read_state(plan, place)
         results = with_averages(collect_results(plan, state.scores))
         asked = ask(plan)
-        hypotheses = judge_hypotheses(asked, results)
+        hypotheses, verdicts = judge_results(asked, results)
         declared = tell_declaration(asked, place.path) if hypotheses else ""
         files = {"hypotheses.json": hypotheses_json(asked, declared, hypotheses)} if hypotheses else {}
         equivalents = list_equivalents(asked)
@@ -293,7 +293,7 @@ def report_study(
         told = PageText(
             title=plan.study.title or f"The study {plan.study.name}",
             question=plan.study.question,
-            verdicts=judge_paper(results) if results.results else None,
+            verdicts=verdicts,
             hypotheses=(hypotheses, declared) if hypotheses else None,
             declared=equivalents,
             notes=list(list_notes(state)),
