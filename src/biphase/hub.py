@@ -194,7 +194,7 @@ def model_name(source: str | Path) -> str:
 
 
 def load_model_config(source: str | Path) -> "PretrainedConfig":
-    """The configuration of the network of text in a model folder or hub model.
+    """Load the configuration of the network of text in a model folder or hub model.
 
     Raises:
         InputError: none that can be read, that of an encoder-decoder, which is two networks in one, of a network of
@@ -217,8 +217,8 @@ def load_model_config(source: str | Path) -> "PretrainedConfig":
 
 
 def load_whole_config(source: str | Path) -> "PretrainedConfig":
-    """The configuration of all parts of a model. Raises `InputError` as `load_model_config` does, whatever the parts
-    are."""
+    """Load the configuration of all parts of a model. Raises `InputError` as `load_model_config` does, whatever the
+    parts are."""
     if str(source).startswith((".", "/")) and not Path(source).is_dir():
         raise InputError(f"{source} is not a folder")
     if (Path(source) / "adapter_config.json").exists():  # transformers would follow it elsewhere, or pass over it
@@ -238,7 +238,7 @@ def load_whole_config(source: str | Path) -> "PretrainedConfig":
 
 
 def has_other_parts(published: "PretrainedConfig") -> bool:
-    """Whether a network of text stands among others, for images or sound, in a model that writes text."""
+    """Tell whether a model that writes text has parts for images or sound beside its network of text."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING
 
     is_alone = published.get_text_config() is published
