@@ -28,7 +28,8 @@ class Impatient(subprocess.Popen):
     def wait(self, timeout: float | None = None) -> int:
         if timeout is None or timeout > TOO_SHORT:
             return super().wait(timeout)
-        while not Path(self.args[-1]).exists():
+        answer = Path(self.args[-1])
+        while not answer.exists() or not answer.stat().st_size:  # it is there before anything is written into it
             time.sleep(0.01)
         raise subprocess.TimeoutExpired(self.args, timeout)
 

@@ -43,7 +43,7 @@ def test_a_classification_token_opens_inputs(encoder: Encoder) -> None:
         cls_token_id, sep_token_id, eos_token_id = 7, 8, 9
         backend_tokenizer = encoder.tokenizer.pretrained.backend_tokenizer
 
-    texts = HashedTokenizer("", Bert()).encode_texts(["the dog", ""], 100)
+    texts = HashedTokenizer(Bert()).encode_texts(["the dog", ""], 100)
     plain = encoder.tokenizer.encode_texts(["the dog", ""], 100)
     first = texts.tokens_T[: texts.bounds_S1[1]]
     assert first[0] == 7 and first[-1] == 8
