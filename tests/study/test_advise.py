@@ -261,7 +261,7 @@ def test_what_is_said_of_the_paper_is_in_its_scores() -> None:
 
 def test_what_is_said_of_small_networks_is_in_our_scores() -> None:
     """Means over tasks, budgets and seeds."""
-    results = Path(__file__).parents[2] / "studies" / "results" / "price"
+    results = Path(__file__).parents[2] / "studies" / "results" / "price_stack"
     reason = apply_rule("curriculum", "small network", curriculum="25/75").reason
     scores: dict[tuple[str, int], list[float]] = {}
     with open(results / "scores.csv", encoding="utf-8") as file:

@@ -100,6 +100,9 @@ FILES = {
         for split in ("train", "dev", "test")
     },
     "prescriptions": {f"{split}.conll": "ten NN B-dose\nmg NN E-dose\n\n" * 4 for split in ("train", "test")},
+    "pos_ewt": {
+        f"en_ewt-ud-{split}.conllu": "1\tYes\tyes\tINTJ\tUH\t_\t0\troot\t_\t_\n\n" * 30 for split in ("dev", "test")
+    },
     "manuals": {
         f"{split}.json": json.dumps(
             {
