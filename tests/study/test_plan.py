@@ -15,7 +15,7 @@ from biphase.errors import InputError
 from biphase.pretraining.optimizer import learning_rate
 from biphase.recipe import Phase, Recipe, are_alike, cut_phases, phases_between
 from biphase.study.arms import expand_arms
-from biphase.study.plan import ArmPath, Plan, TrunkIndex, history, plan_study, stored_steps, trunk_key
+from biphase.study.plan import ArmPath, Plan, find_paths, history, plan_study, run_that_trains
 from biphase.study.spec import Study, load_study
 
 STUDIES = BUNDLED / "studies"
@@ -127,28 +127,25 @@ def test_a_trunk_is_shared_until_objective_or_decay_differ() -> None:
 def test_the_drawing_of_trunks_is_of_these_arms() -> None:
     """What the docstring of `study.plan` says in numbers."""
     arms = [{"curricula": ["clm"], "budgets": [200, 100]}, {"curricula": ["60+100"]}]
-    index = TrunkIndex()
-    for arm in expand_arms(make_study(arms)).values():
-        index.place(arm)
-    paths = index.paths
+    paths = find_paths(expand_arms(make_study(arms)))
     assert [(path.origin, path.parent, path.first, path.last) for path in paths.values()] == [
         (0, None, 0, 200),
         (0, "1m-clm-200", 80, 100),
         (0, "1m-clm-200", 60, 160),
     ]
-    assert index.run_that_trains(60, "1m-60-100-160") == "1m-clm-200"
-    assert index.run_that_trains(61, "1m-60-100-160") == "1m-60-100-160"
+    assert run_that_trains(paths, 60, "1m-60-100-160") == "1m-clm-200"
+    assert run_that_trains(paths, 61, "1m-60-100-160") == "1m-60-100-160"
 
 
 def shared_steps(path: ArmPath, other: ArmPath) -> int:
-    """How many steps two arms with one `trunk_key` have in common: the slow twin of `TrunkIndex.longest_beginning`."""
+    """How many steps two arms that differ in the curriculum alone have in common: the slow twin of `find_paths`."""
     recipe, common = path.arm.recipe, 0
     for mine, theirs in zip(recipe.curriculum, other.arm.recipe.curriculum, strict=False):
         if are_alike(mine, theirs):
             common += min(mine.steps, theirs.steps)
         if mine != theirs:
             break
-    common = min(common, path.flat_end - path.origin, other.flat_end - other.origin)
+    common = min(common, recipe.decay_start, other.arm.recipe.decay_start)
     return common if common >= recipe.schedule.warmup_steps else 0
 
 
@@ -163,16 +160,20 @@ def test_trunks_are_found_as_by_comparing_each_with_each() -> None:
             texts.add(" + ".join(parts))
         arms = [{"group": f"g{n}", "name": f"a{n}", "curricula": [text]} for n, text in enumerate(sorted(texts))]
         schedule = {"warmup_steps": draw.randint(0, 5), "decay_steps": draw.randint(0, 5)}
-        index = TrunkIndex()
-        for arm in expand_arms(make_study(arms, schedule=schedule)).values():
-            alone = ArmPath(arm, 0, None, 0, arm.recipe.num_steps, trunk_key(arm.recipe))
-            trunk, longest = None, 0
-            for name, other in index.paths.items():
-                if shared_steps(alone, other) > longest:
-                    trunk, longest = name, shared_steps(alone, other)
-            assert index.longest_beginning(alone) == (trunk, longest)
-            found += trunk is not None
-            index.add(alone)
+        expanded = expand_arms(make_study(arms, schedule=schedule))
+        # 10 clm + 20 clm is 20 clm + 10 clm.
+        unlike = {arm.recipe.curriculum: name for name, arm in expanded.items()}
+        paths = find_paths({name: expanded[name] for name in unlike.values()})
+        earlier: dict[str, ArmPath] = {}
+        for name, path in paths.items():
+            trunk, longest = "", 0
+            for other_name, other in earlier.items():
+                if shared_steps(path, other) > longest:
+                    trunk, longest = other_name, shared_steps(path, other)
+            parent = run_that_trains(paths, longest, trunk) if trunk else None
+            assert (path.first, path.parent) == (longest, parent)
+            found += parent is not None
+            earlier[name] = path
     assert found > 100
 
 
@@ -285,7 +286,7 @@ def test_a_run_stores_what_the_plan_says() -> None:
         {"curricula": ["mlm"], "budgets": [40]},
     ]
     for run in plan_study(make_study(arms)).runs.values():
-        stored = {*stored_steps(run)}
+        stored = {*run.stored_steps}
         assert {*run.kept, run.last, run.last - run.recipe.schedule.decay_steps} - {run.first} <= stored
         assert stored == {run.first + step for step in run.recipe.kept_steps}
 

@@ -22,7 +22,7 @@ from biphase.finetuning.cells import identify
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
 from biphase.finetuning.scores import Score, ScoreSet, read_scores
 from biphase.run import Run, open_run, read_metrics, whole_steps
-from biphase.study.plan import Plan, PlannedRun, StudyCell, stored_steps, train_name
+from biphase.study.plan import Plan, PlannedRun, StudyCell, train_name
 from biphase.study.spec import EMBED, PretrainingSeeds, Study, scored_as
 from biphase.tasks.spec import find_task
 
@@ -103,7 +103,7 @@ class StudyFolder:
             return
         state = read_runs(plan, self)
         for name, record in state.records.items():
-            for step in {*stored_steps(plan.runs[name])} - state.needed[name]:
+            for step in {*plan.runs[name].stored_steps} - state.needed[name]:
                 remove_folder(open_run(self.runs / record.folder).steps / str(step))
 
 

@@ -51,12 +51,6 @@ class ArmPath:
     """The run that has step `first`; None where the arm begins with random weights or a foreign model."""
     first: int
     last: int
-    trunk_key: str
-    """The arm's `trunk_key`: only arms with equal ones can share steps, and they begin at one origin."""
-
-    @property
-    def flat_end(self) -> int:
-        return self.last - self.arm.recipe.schedule.decay_steps
 
 
 @dataclass(frozen=True)
@@ -85,6 +79,12 @@ class PlannedRun:
     @property
     def tokens(self) -> int:
         return self.recipe.tokens_before(self.last) - self.recipe.tokens_before(self.first)
+
+    @property
+    def stored_steps(self) -> list[int]:
+        """Steps whose checkpoints are there when the run is done: kept ones, ends of phases, the last before the
+        decay."""
+        return sorted(self.first + step for step in self.recipe.kept_steps)
 
 
 @dataclass(frozen=True)
@@ -165,9 +165,7 @@ class Plan:
     study: Study
     arms: dict[str, Arm]
     runs: dict[str, PlannedRun]
-    segments: tuple[Segment, ...]
     models: tuple[EvaluatedModel, ...]
-    checkpoints: tuple[Checkpoint, ...]
     cells: tuple[StudyCell, ...]
     families: dict[str, str]
     """The names under which scores stand → the codes of their families."""
@@ -180,8 +178,10 @@ class Plan:
     @property
     def has_one_order(self) -> bool:
         """Whether an arm that is pretrained several times sees the data in one order each time."""
-        seen = {(arm.pooled_name, arm.recipe.data.order_seed) for arm in self.arms.values() if arm.seed}
-        return any((arm.pooled_name, arm.recipe.data.order_seed) in seen for arm in self.arms.values() if not arm.seed)
+        firsts, later = set[tuple[str, int]](), set[tuple[str, int]]()
+        for arm in self.arms.values():
+            (later if arm.seed else firsts).add((arm.pooled_name, arm.recipe.data.order_seed))
+        return not firsts.isdisjoint(later)
 
     @cached_property
     def usual_recipes(self) -> dict[tuple[str, bool], str]:
@@ -204,9 +204,7 @@ class Plan:
             self,
             arms={name: arm for name, arm in self.arms.items() if not arm.seed},
             runs=runs,
-            segments=tuple(segment for segment in self.segments if segment.run in runs),
             models=models,
-            checkpoints=tuple(checkpoint for checkpoint in self.checkpoints if checkpoint.run in runs),
             cells=tuple(cell for cell in self.cells if cell.model in names),
         )
 
@@ -235,6 +233,44 @@ class Plan:
             up_to[name] = run.steps + (up_to[run.parent] if run.parent else 0)
         return max(up_to.values())
 
+    @cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        """Every run, cut where its objective changes, where its rate stops to rise or begins to fall, and at kept
+        steps."""
+        segments: list[Segment] = []
+        ending_at: dict[tuple[str, int], str] = {}
+        for run in self.runs.values():
+            schedule = run.recipe.schedule
+            warm_end, decay_begin = run.first + schedule.warmup_steps, run.last - schedule.decay_steps
+            # It begins at a kept step of its parent, where a segment of that one ends; its own follow one another.
+            parent = ending_at[run.parent, run.first] if run.parent else None
+            cuts = [step - run.first for step in (warm_end, decay_begin, *run.kept)]
+            for begin, end, phase in cut_phases(run.recipe.curriculum, cuts):
+                first, last = run.first + begin, run.first + end
+                part: SchedulePart = "warm-up" if last <= warm_end else "decay" if first >= decay_begin else "constant"
+                name = f"{run.name}:{first}-{last}"
+                segments.append(Segment(name, run.name, parent, phase, part, first, last))
+                ending_at[run.name, last] = parent = name
+        return tuple(segments)
+
+    @cached_property
+    def checkpoints(self) -> tuple[Checkpoint, ...]:
+        """Every step that stays on disk when its run is done, in the order of the runs."""
+        branches: dict[tuple[str | None, int], list[PlannedRun]] = defaultdict(list)
+        for run in self.runs.values():
+            branches[run.parent, run.first].append(run)
+        evaluated: dict[tuple[str, int], list[str]] = defaultdict(list)
+        for model in self.models:
+            evaluated[model.run, model.step].append(model.name)
+        checkpoints = []
+        for run in self.runs.values():
+            for step in run.stored_steps:
+                children = branches[run.name, step]
+                begun = tuple(child.name for child in children)
+                resumed = tuple(child.name for child in children if child.recipe.init.carry_optimizer)
+                checkpoints.append(Checkpoint(run.name, step, begun, resumed, tuple(evaluated[run.name, step])))
+        return tuple(checkpoints)
+
 
 def plan_study(study: Study) -> Plan:
     """The plan of a study; nothing is read from disk but the table of tasks.
@@ -246,21 +282,17 @@ def plan_study(study: Study) -> Plan:
     arms = expand_arms(study)
     if study.evaluation is not None:
         check_evaluation(study.evaluation)
-    trunks = TrunkIndex()
-    for arm in arms.values():
-        trunks.place(arm)
-    models = list_models(study, trunks)
-    runs = make_runs(trunks.paths, models)
-    checkpoints, cells = tuple(list_checkpoints(runs, models)), tuple(list_cells(study, models))
-    segments, families = tuple(cut_segments(runs)), task_families(study.evaluation)
-    return Plan(study, arms, runs, segments, models, checkpoints, cells, families)
+    paths = find_paths(arms)
+    models = list_models(study, paths)
+    runs, cells = make_runs(paths, models), tuple(list_cells(study, models))
+    return Plan(study, arms, runs, models, cells, task_families(study.evaluation))
 
 
-def list_models(study: Study, trunks: "TrunkIndex") -> tuple[EvaluatedModel, ...]:
-    """Final models in the order of the file, then intermediate ones, then each network from random weights."""
-    paths, finals = trunks.paths, []
+def list_models(study: Study, paths: Mapping[str, ArmPath]) -> tuple[EvaluatedModel, ...]:
+    """List final models in the order of the file, then intermediate ones, then each network from random weights."""
+    finals = []
     for name, path in paths.items():
-        run = trunks.run_that_trains(path.last, name)
+        run = run_that_trains(paths, path.last, name)
         finals.append(EvaluatedModel(name, name, "final", run, path.last, path.arm.seed))
     # By name, for a checkpoint that is named twice is one model.
     before_decay: dict[str, EvaluatedModel] = {}
@@ -271,10 +303,10 @@ def list_models(study: Study, trunks: "TrunkIndex") -> tuple[EvaluatedModel, ...
                 hint = nearest(pooled, {path.arm.pooled_name for path in paths.values()})
                 raise InputError(f"intermediate: unknown arm '{pooled}'{hint}")
             for path, count in product(seeds, intermediate.steps):
-                arm, step, flat_end = path.arm.name, path.origin + count, path.flat_end - path.origin
+                arm, step, flat_end = path.arm.name, path.origin + count, path.arm.recipe.decay_start
                 if count > flat_end:
                     raise InputError(f"intermediate: arm '{arm}' decays from step {flat_end} on, before step {count}")
-                run, name, seed = trunks.run_that_trains(step, arm), f"{arm}@{count}", path.arm.seed
+                run, name, seed = run_that_trains(paths, step, arm), f"{arm}@{count}", path.arm.seed
                 before_decay[name] = EvaluatedModel(name, arm, "intermediate", run, step, seed)
     controls: dict[str, EvaluatedModel] = {}
     if study.evaluation is not None and study.evaluation.random_weights:
@@ -286,22 +318,6 @@ def list_models(study: Study, trunks: "TrunkIndex") -> tuple[EvaluatedModel, ...
                 raise InputError(f"arm '{name}' has the name of the control; give its group another name")
             controls.setdefault(network, replace(final, name=name, kind="random"))
     return (*finals, *before_decay.values(), *controls.values())
-
-
-def list_checkpoints(runs: Mapping[str, PlannedRun], models: tuple[EvaluatedModel, ...]) -> Iterator[Checkpoint]:
-    """List every step that stays on disk when its run is done, in the order of the runs."""
-    started: dict[tuple[str | None, int], list[PlannedRun]] = defaultdict(list)
-    for run in runs.values():
-        started[run.parent, run.first].append(run)
-    evaluated: dict[tuple[str, int], list[str]] = defaultdict(list)
-    for model in models:
-        evaluated[model.run, model.step].append(model.name)
-    for run in runs.values():
-        for step in stored_steps(run):
-            children = started[run.name, step]
-            begun = tuple(child.name for child in children)
-            resumed = tuple(child.name for child in children if child.recipe.init.carry_optimizer)
-            yield Checkpoint(run.name, step, begun, resumed, tuple(evaluated[run.name, step]))
 
 
 def list_cells(study: Study, models: tuple[EvaluatedModel, ...]) -> Iterator[StudyCell]:
@@ -343,114 +359,89 @@ def history(plan: Plan, model: EvaluatedModel) -> tuple[Phase, ...]:
     return join_phases([*before, *phases_between(arm.recipe.curriculum, 0, steps)])
 
 
-class TrunkIndex:
-    """The paths of arms, and how far each beginning of a curriculum has been trained.
+Beginning = tuple[str, tuple[Phase, ...], Phase]
+"""A hash of all that decides the weights of a step but the curriculum and the decay; whole phases; and the phase behind
+them, of one step where its length may be any."""
 
-    An arm is compared with the beginnings of all others at once: a plan of thousands of arms takes seconds.
+
+def find_paths(arms: Mapping[str, Arm]) -> dict[str, ArmPath]:
+    """Place every arm behind the longest beginning that it shares with one of the earlier arms. It is compared with the
+    beginnings of all of them at once: a plan of thousands of arms takes seconds.
+
+    Raises `InputError` when two arms are the same model.
     """
-
-    def __init__(self) -> None:
-        self.paths: dict[str, ArmPath] = {}
-        self.models: dict[tuple[str, tuple[Phase, ...], int], str] = {}
-        self.reached: dict[Beginning, list[tuple[int, int, str]]] = defaultdict(list)
-        """(how far its own rate does not fall, number, name) of each arm that goes farther than all before it."""
-
-    def place(self, arm: Arm) -> None:
-        """Add the path of an arm, behind the longest beginning that it shares with one of the earlier arms.
-
-        Raises `InputError` when an earlier arm is the same model.
-        """
-        # Alone, the arm would train all its steps, from random weights or from the end of the arm that it continues.
-        recipe, origin, parent = arm.recipe, 0, None
+    paths: dict[str, ArmPath] = {}
+    models: dict[tuple[str, tuple[Phase, ...], int], str] = {}
+    # (how far its own rate does not fall, number, name) of each arm that goes farther than all before it.
+    reached: dict[Beginning, list[tuple[int, int, str]]] = defaultdict(list)
+    for number, (name, arm) in enumerate(arms.items()):
+        # 1. Alone, the arm would train all its steps, from random weights or from the end of the arm that it continues.
+        recipe, first, parent = arm.recipe, 0, None
         if arm.parent is not None:
-            origin = self.paths[arm.parent].last
-            parent = self.run_that_trains(origin, arm.parent)
-        path = ArmPath(arm, origin, parent, origin, origin + recipe.num_steps, trunk_key(recipe))
-        model = (path.trunk_key, recipe.curriculum, recipe.schedule.decay_steps)
-        twin = self.models.setdefault(model, arm.name)
-        if twin != arm.name:
-            raise InputError(f"arms '{twin}' and '{arm.name}' are the same model under two names; remove one of them")
-        # The trunk's arm may itself be a branch of a third one, whose run then has the checkpoint.
-        trunk, longest = self.longest_beginning(path)
-        if trunk is not None:
-            first = origin + longest
-            path = replace(path, first=first, parent=self.run_that_trains(first, trunk))
-        self.add(path)
-
-    def add(self, path: ArmPath) -> None:
-        limit, number, name = path.flat_end - path.origin, len(self.paths), path.arm.name
-        self.paths[name] = path
-        for beginning, end in beginnings(path):
-            farthest = self.reached[beginning]
-            if not farthest or min(end, limit) > farthest[-1][0]:
-                farthest.append((min(end, limit), number, name))
-
-    def run_that_trains(self, step: int, arm: str) -> str:
-        """The run that trains an arm's path up to `step`, and so has that checkpoint: clm-200 for step 60 of 60-100."""
-        while step <= self.paths[arm].first:
-            parent = self.paths[arm].parent
-            assert parent is not None
-            arm = parent
-        return arm
-
-    def longest_beginning(self, path: ArmPath) -> tuple[str | None, int]:
-        """The arm with which a path has the most steps in common from their origin on, and how many.
-
-        Among equals it is the first in the file.
-        """
-        # Phase by phase, up to and into the first that differs:
+            first = paths[arm.parent].last
+            parent = run_that_trains(paths, first, arm.parent)
+        origin, tree = first, recipe.weights_tree
+        del tree["curriculum"], tree["schedule"]["decay_steps"]
+        key = content_hash(tree)
+        twin = models.setdefault((key, recipe.curriculum, recipe.schedule.decay_steps), name)
+        if twin != name:
+            raise InputError(f"arms '{twin}' and '{name}' are the same model under two names; remove one of them")
+        # 2. The most steps that it has in common with an earlier arm, of equals the first in the file. Phase by phase,
+        # up to and into the first that differs:
         #   clm 200           | 60 clm + 100 mlm   →  60: of the first phases, the shorter one
         #   60 clm + 100 mlm  | 60 clm + 80 mlm    → 140: equal first phases, and the shorter one of the second
         #   60 clm + 100 mlm  | 60 clm + 80 mlm20  →  60: the second phases have nothing in common
         # and not beyond the step where either's rate begins to fall, and not a part of the warm-up.
-        shared: list[tuple[int, int, str]] = []
-        for beginning, end in beginnings(path):
-            if beginning not in self.reached:
-                break
-            farthest, wanted = self.reached[beginning], min(end, path.flat_end - path.origin)
-            far_enough = bisect_left(farthest, (wanted, -1, ""))
-            reach, number, name = farthest[min(far_enough, len(farthest) - 1)]
-            shared.append((min(reach, wanted), -number, name))
-        common, _, name = max(shared, default=(0, 0, ""))
-        return (name, common) if common >= max(1, path.arm.recipe.schedule.warmup_steps) else (None, 0)
+        beginnings: list[tuple[Beginning, int]] = []
+        shared, end, is_shared = [(0, 0, "")], 0, True
+        for position, phase in enumerate(recipe.curriculum):
+            end += phase.steps
+            last_phase = phase if phase.is_ramped else phase.model_copy(update={"steps": 1})
+            beginning, wanted = (key, recipe.curriculum[:position], last_phase), min(end, recipe.decay_start)
+            beginnings.append((beginning, wanted))
+            is_shared = is_shared and beginning in reached
+            if is_shared:
+                farthest = reached[beginning]
+                far_enough = bisect_left(farthest, (wanted, -1, ""))
+                reach, earlier, trunk = farthest[min(far_enough, len(farthest) - 1)]
+                shared.append((min(reach, wanted), -earlier, trunk))
+        common, _, trunk = max(shared)
+        if common >= max(1, recipe.schedule.warmup_steps):
+            # The trunk's arm may itself be a branch of a third one, whose run then has the checkpoint.
+            first = origin + common
+            parent = run_that_trains(paths, first, trunk)
+        paths[name] = ArmPath(arm, origin, parent, first, origin + recipe.num_steps)
+        # 3. What later arms may share with it.
+        for beginning, wanted in beginnings:
+            farthest = reached[beginning]
+            if not farthest or wanted > farthest[-1][0]:
+                farthest.append((wanted, number, name))
+    return paths
 
 
-Beginning = tuple[str, tuple[Phase, ...], Phase]
-"""A trunk key, whole phases, and the phase behind them, of one step where its length may be any."""
-
-
-def beginnings(path: ArmPath) -> Iterator[tuple[Beginning, int]]:
-    """List each beginning of an arm's curriculum, up to and into a phase, and how many steps it has there."""
-    phases, end = path.arm.recipe.curriculum, 0
-    for number, phase in enumerate(phases):
-        end += phase.steps
-        yield (
-            (path.trunk_key, phases[:number], phase if phase.is_ramped else phase.model_copy(update={"steps": 1})),
-            end,
-        )
-
-
-def trunk_key(recipe: Recipe) -> str:
-    """A hash of everything that decides the weights of a step, but for the curriculum and the decay."""
-    tree = recipe.weights_tree
-    del tree["curriculum"], tree["schedule"]["decay_steps"]
-    return content_hash(tree)
+def run_that_trains(paths: Mapping[str, ArmPath], step: int, arm: str) -> str:
+    """Find the run that trains an arm's path up to `step`, and so has that checkpoint: of 60-100 at step 60 clm-200."""
+    while step <= paths[arm].first:
+        parent = paths[arm].parent
+        assert parent is not None
+        arm = parent
+    return arm
 
 
 def make_runs(paths: Mapping[str, ArmPath], models: Iterable[EvaluatedModel]) -> dict[str, PlannedRun]:
-    """A run for each arm that has steps of its own, which keeps what the models and other runs need."""
+    """Make a run for each arm that has steps of its own, which keeps what the models and other runs need."""
     # An arm whose every step another arm's run trains is a checkpoint of that run.
     trained = {name: path for name, path in paths.items() if path.first < path.last}
-    kept = {name: {path.last} for name, path in trained.items()}
+    kept_steps = {name: {path.last} for name, path in trained.items()}
     for path in trained.values():
         if path.parent is not None:
-            kept[path.parent].add(path.first)
+            kept_steps[path.parent].add(path.first)
     for model in models:
-        kept[model.run].add(model.step)
+        kept_steps[model.run].add(model.step)
     runs: dict[str, PlannedRun] = {}
     for name, path in trained.items():
         arm, recipe = path.arm, path.arm.recipe
-        init, schedule, steps = recipe.init, recipe.schedule, tuple(sorted(kept[name]))
+        init, schedule, steps = recipe.init, recipe.schedule, tuple(sorted(kept_steps[name]))
         if path.first > path.origin:
             # A branch: the warm-up lies behind it, and it goes on as if it had never left the trunk.
             init = Init(checkpoint=f"{path.parent}@{path.first}", carry_optimizer=True)
@@ -461,30 +452,8 @@ def make_runs(paths: Mapping[str, ArmPath], models: Iterable[EvaluatedModel]) ->
         checkpoints = recipe.checkpoints.model_copy(update={"keep": tuple(step - path.first for step in steps)})
         curriculum = phases_between(recipe.curriculum, path.first - path.origin, path.last - path.origin)
         changes = {"init": init, "schedule": schedule, "curriculum": curriculum, "checkpoints": checkpoints}
-        own_recipe = Recipe.model_validate(recipe.model_copy(update=changes).model_dump())
-        key = content_hash([own_recipe.weights_tree, runs[path.parent].key if path.parent else None])
-        place = (path.parent, path.first, path.last, steps)
-        runs[name] = PlannedRun(name, arm.group, arm.model, *place, own_recipe, key)
+        trained_recipe = Recipe.model_validate(recipe.model_copy(update=changes).model_dump())
+        key = content_hash([trained_recipe.weights_tree, runs[path.parent].key if path.parent else None])
+        ends = (path.first, path.last)
+        runs[name] = PlannedRun(name, arm.group, arm.model, path.parent, *ends, steps, trained_recipe, key)
     return runs
-
-
-def cut_segments(runs: Mapping[str, PlannedRun]) -> Iterator[Segment]:
-    """Cut every run where its objective changes, where its rate stops to rise or begins to fall, and at kept steps."""
-    ending_at: dict[tuple[str, int], str] = {}
-    for run in runs.values():
-        schedule = run.recipe.schedule
-        warm_end, decay_begin = run.first + schedule.warmup_steps, run.last - schedule.decay_steps
-        # The run begins at a kept step of its parent, where a segment of that one ends; its own follow one another.
-        parent = ending_at[run.parent, run.first] if run.parent else None
-        cuts = [step - run.first for step in (warm_end, decay_begin, *run.kept)]
-        for begin, end, phase in cut_phases(run.recipe.curriculum, cuts):
-            first, last = run.first + begin, run.first + end
-            part: SchedulePart = "warm-up" if last <= warm_end else "decay" if first >= decay_begin else "constant"
-            name = f"{run.name}:{first}-{last}"
-            yield Segment(name, run.name, parent, phase, part, first, last)
-            ending_at[run.name, last] = parent = name
-
-
-def stored_steps(run: PlannedRun) -> list[int]:
-    """Steps whose checkpoints are there when the run is done: kept ones, ends of phases, the last before the decay."""
-    return sorted(run.first + step for step in run.recipe.kept_steps)
