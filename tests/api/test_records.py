@@ -18,7 +18,6 @@ from biphase.finetuning.scores import ScoreSet
 from biphase.report.statistics import Interval
 from biphase.report.verdicts import SummaryRow, TaskComparison
 from biphase.study.advise import Advice, Choice
-from biphase.study.run import StatusLine
 
 DOCUMENTED = (Path(__file__).parents[2] / "docs" / "reference" / "command_line.md").read_text(encoding="utf-8")
 NONE = Interval(float("nan"))
@@ -31,10 +30,9 @@ ROW = SummaryRow("m", "t", "f1", None, NONE, NONE, (), 0, (), (), 0, None)
         list(summary_records([ROW])[0]),
         list(comparison_records([TaskComparison("a", "b", "t")])[0]),
         [field.name for field in fields(Failure)],
-        [field.name for field in fields(StatusLine)],
         [field.name for field in fields(Choice)],
     ],
-    ids=["evaluate", "compare", "failed", "status", "advise"],
+    ids=["evaluate", "compare", "failed", "advise"],
 )
 def test_records_are_as_documented(keys: list[str]) -> None:
     assert f"`{' '.join(keys)}`" in DOCUMENTED

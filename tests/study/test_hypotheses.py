@@ -11,13 +11,14 @@ import yaml
 
 from biphase.config import parse_config
 from biphase.errors import InputError
+from biphase.finetuning.scores import ScoreSet
 from biphase.report.claims import Finding, judge_claims
 from biphase.report.contrasts import with_averages
 from biphase.report.paper import measure_findings, read_findings, read_reference
 from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet
 from biphase.study.hypotheses import ask, declare, hypotheses_json, judge_results, list_ladders, tell_declaration
 from biphase.study.plan import Plan, plan_study
-from biphase.study.report import expect_results
+from biphase.study.report import collect_results
 from biphase.study.spec import Study, load_study
 
 
@@ -26,6 +27,7 @@ def make_plan(*holds: str) -> Plan:
     tree: dict[str, Any] = {
         "name": "small",
         "recipe": {"data": {"shards": "shards"}, "schedule": schedule},
+        "planning": {"vocab_size": 8192},
         "pretraining_seeds": 2,
         "arms": [
             {"group": "all", "models": ["1m"], "curricula": ["mlm40", "25/75"], "budgets": [400, 100]},
@@ -75,8 +77,9 @@ def test_an_unknown_name_is_refused_before_anything_trains() -> None:
 
 
 def judge(plan: Plan, results: Sequence[Result]) -> tuple[Finding, ...]:
-    hypotheses, _ = judge_results(ask(plan), with_averages(replace(expect_results(plan), results=tuple(results))))
-    return hypotheses
+    expected = collect_results(plan, {model.name: ScoreSet(()) for model in plan.models})
+    findings, _ = judge_results(ask(plan), with_averages(replace(expected, results=tuple(results))))
+    return findings
 
 
 def test_hypotheses_are_judged_together() -> None:

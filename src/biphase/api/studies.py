@@ -150,7 +150,7 @@ class OpenStudy:
         the time that one worker needs."""
         import pandas
 
-        return pandas.DataFrame([vars(line) for line in self.progress()["lines"]])
+        return pandas.DataFrame(self.progress()["lines"])
 
     def report(self, out: str | Path | None = None) -> Path:
         """Write tables, figures, verdicts and one HTML page from what is finished so far; returns the page.

@@ -387,7 +387,7 @@ def study_run(file: str, changes: Sequence[str], folder: Path | None, **options:
     studies.study(file, changes, folder).run(**options)
 
 
-@like(studies.study, arguments="file changes", hidden="data", shows=show.print_status, folder=OutFolder)
+@like(studies.study, arguments="file changes", hidden="data", shows=show.print_facts, folder=OutFolder)
 def study_status(file: str, changes: Sequence[str], folder: Path | None) -> dict[str, Any]:
     """Show what is done, begun and failed, and how long the rest takes.
 

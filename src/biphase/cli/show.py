@@ -83,11 +83,6 @@ def print_task(facts: dict[str, Any]) -> None:
         out.prose(f"inputs of {part} stand in train too: the scores on {part} may be too high{remedy}")
 
 
-def print_status(facts: dict[str, Any]) -> None:
-    """Print how far a study is: a row for the training runs and one for the cells of each task, and what failed."""
-    print_facts({**facts, "lines": [vars(line) for line in facts["lines"]]})
-
-
 def print_passages(passages: list[dict[str, Any]]) -> None:
     """Print the passages that the model finds, then those of BM25."""
     for name, group in groupby(passages, key=itemgetter("by")):

@@ -16,6 +16,7 @@ import yaml
 
 from biphase.config import read_yaml
 from biphase.corpus.shards import read_shard_manifest
+from biphase.engine.scheduler import Failure, read_failures
 from biphase.errors import BusyError, InputError
 from biphase.files import is_locked, read_json_as, remove_folder, write_text
 from biphase.finetuning.cells import identify
@@ -32,7 +33,7 @@ TRAINING = "train"
 
 @dataclass(frozen=True)
 class TrainedRecord:
-    """What `trained/RUN.json` says of a run."""
+    """The record of a trained run: `trained/RUN.json`."""
 
     folder: str
     """Its name below runs/."""
@@ -76,19 +77,15 @@ class StudyFolder:
         record = read_json_as(path, TrainedRecord) if path.exists() else None
         return record if record and record.key == run.key and Run(self.runs / record.folder).is_done else None
 
-    def find_step(self, run: PlannedRun, step: int) -> str | None:
-        """`FOLDER@STEP` of a run that was trained as the plan wants it; None where there is no such checkpoint."""
-        record = self.find_record(run)
-        path = self.runs / record.folder if record else None
-        return f"{path.resolve()}@{step}" if path and step in whole_steps(Run(path)) else None
-
     def reach_step(self, run: PlannedRun, step: int) -> str:
-        """Find a step as `find_step` does. Raises `BusyError` while another process is at the run, `InputError` where
-        none is."""
+        """Return `FOLDER@STEP` of a run that was trained as the plan wants it. Raises, where there is no such
+        checkpoint, `BusyError` while another process is at the run, else `InputError`."""
         is_busy = False
         for _ in range(2):  # what was finished while the locks were looked at is there
-            if reference := self.find_step(run, step):
-                return reference
+            record = self.find_record(run)
+            path = self.runs / record.folder if record else None
+            if path and step in whole_steps(Run(path)):
+                return f"{path.resolve()}@{step}"
             locks = [self.lock(run.name), *self.runs.glob(f"{run.name}-????????/.lock")]
             is_busy = is_busy or any(map(is_locked, locks))
         if is_busy:
@@ -108,7 +105,7 @@ class StudyFolder:
 
 
 def claim_study_folder(path: Path, study: Study) -> StudyFolder:
-    """The folder, with the study in it. Raises `InputError` when it is another study's."""
+    """Write the study into its folder. Raises `InputError` when that is another study's."""
     file = path / "study.yaml"
     if file.exists():
         name = read_yaml(file).get("name")
@@ -122,25 +119,25 @@ def claim_study_folder(path: Path, study: Study) -> StudyFolder:
 
 
 def keep_order(study: Study, path: Path) -> Study:
-    """The study as its folder `path` knows it: where the file does not say whether pretraining seeds differ in the
+    """Return the study as its folder `path` has it: where the file does not say whether pretraining seeds differ in the
     order of the data, several that were begun there go on as they began."""
     before = read_yaml(path / "study.yaml") if (path / "study.yaml").exists() else {}
     begun = {group["group"]: group.get("pretraining_seeds") for group in before.get("arms", ())}
 
-    def settle(part: Any, known: dict[str, Any] | None) -> Any:
-        """The study, or a group of its arms, whose seeds a folder knows."""
+    def settle(part: Any, seeds_before: dict[str, Any] | None) -> Any:
+        """Settle the seeds of the study, or of a group of its arms, by those that its folder has."""
         seeds = part.pretraining_seeds
-        if seeds is None or "order" in seeds.model_fields_set or not known or known["count"] < 2:
+        if seeds is None or "order" in seeds.model_fields_set or not seeds_before or seeds_before["count"] < 2:
             return part
-        kept = PretrainingSeeds(count=seeds.count, order=known["order"])
-        return part.model_copy(update={"pretraining_seeds": kept})
+        settled = PretrainingSeeds(count=seeds.count, order=seeds_before["order"])
+        return part.model_copy(update={"pretraining_seeds": settled})
 
     arms = tuple(settle(group, begun.get(group.group)) for group in study.arms)
     return settle(study, before.get("pretraining_seeds")).model_copy(update={"arms": arms})
 
 
 def study_text(study: Study) -> str:
-    """The text of `study.yaml` in a study's folder."""
+    """Write the text of `study.yaml` in a study's folder."""
     return yaml.safe_dump(study.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
@@ -179,14 +176,21 @@ class StudyState:
         kinds = {train_name(run): TRAINING for run in self.plan.runs}
         return kinds | {cell.name: scored_as(cell.task) for cell in self.plan.cells}
 
+    @property
+    def failures(self) -> list[Failure]:
+        """What failed last time and is still to be done: what failed as another version of the study file had it may be
+        done as this one has it, or not asked for."""
+        left = self.kinds.keys() - self.done
+        return [failure for failure in read_failures(self.folder.path) if failure.unit in left]
+
     def reference(self, run: str, step: int) -> str | None:
-        """`FOLDER@STEP` of a checkpoint; None where it is not there."""
+        """Return `FOLDER@STEP` of a checkpoint; None where it is not there."""
         is_there = step in self.steps.get(run, ())
         return f"{(self.folder.runs / self.records[run].folder).resolve()}@{step}" if is_there else None
 
 
 def read_runs(plan: Plan, folder: StudyFolder) -> StudyState:
-    """The state of a study's runs alone: which are trained, and which of their checkpoints are there and needed."""
+    """Read the state of a study's runs alone: which are trained, which of their checkpoints are there and needed."""
     records, steps = dict[str, TrainedRecord](), dict[str, set[int]]()
     for name, run in plan.runs.items():
         if record := folder.find_record(run):

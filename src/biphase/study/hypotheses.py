@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -20,7 +20,7 @@ from biphase.report.hypotheses import Ladder, Spot, bind, make_line
 from biphase.report.paper import judge_paper, measure_findings, read_findings
 from biphase.report.results import MEAN_OF_FAMILIES, ResultSet
 from biphase.study.plan import Plan
-from biphase.study.spec import Hypothesis, write_steps
+from biphase.study.spec import write_steps
 
 CITED = re.compile(r"(F[0-9]+) of the paper")
 """A line that is one of the paper's findings as a whole."""
@@ -62,26 +62,22 @@ inequalities over the plan's arms, of each of these lists one is enough."""
 
 @dataclass(frozen=True)
 class AskedHypotheses:
-    """The hypotheses of a study, bound to the arms of its plan."""
+    """The hypotheses of a plan's study, bound to its arms."""
 
-    hypotheses: Sequence[Hypothesis]
+    plan: Plan
     lines: Sequence[Sequence[AskedLine]]
     """Those of each hypothesis."""
-    arms: Sequence[str]
-    """All arms of the plan, of the first pretraining seed."""
-    families: Mapping[str, str]
-    """The tasks of the plan → the codes of their families."""
 
     @cached_property
     def text_hash(self) -> str:
         """Eight digits of what hypotheses say: what a folder of an earlier version recorded."""
-        return content_hash([hypothesis.model_dump(mode="json") for hypothesis in self.hypotheses])[:8]
+        return content_hash([hypothesis.model_dump(mode="json") for hypothesis in self.plan.study.hypotheses])[:8]
 
     @cached_property
     def hash(self) -> str:
         """Eight digits of what hypotheses say, and of what that is about in this plan: which arms, at which budgets, on
         which tasks. A line of the paper is about all of them."""
-        everything, about = [list(self.arms), list(self.families)], list[list[Any]]()
+        everything, about = [list(self.plan.of_first_seed.arms), list(self.plan.families)], list[list[Any]]()
         for lines in self.lines:
             about.append([everything if isinstance(line, str) else self.list_subjects(line) for line in lines])
         return content_hash([self.text_hash, about])[:8]
@@ -93,8 +89,8 @@ class AskedHypotheses:
         for first, *rivals in line:
             terms = []
             for term in first.operands:
-                scopes = self.families.items()
-                tasks = [name for name, family in scopes if term.task in (name, family, MEAN_OF_FAMILIES)]
+                families = self.plan.families.items()
+                tasks = [name for name, family in families if term.task in (name, family, MEAN_OF_FAMILIES)]
                 terms.append((term.arms, tasks))
             subjects.append([first.label, terms, first.ladder, self.list_subjects([[rival] for rival in rivals])])
         return subjects
@@ -107,7 +103,7 @@ def ask(plan: Plan) -> AskedHypotheses:
     if study.hypotheses and study.evaluation is None:
         raise InputError("hypotheses are about scores: the study needs an evaluation")
     ladders, findings = list_ladders(plan), read_findings()["findings"]
-    asked = list[list[AskedLine]]()
+    bound = list[list[AskedLine]]()
     for hypothesis in study.hypotheses:
         lines: list[AskedLine] = []
         try:
@@ -121,14 +117,14 @@ def ask(plan: Plan) -> AskedHypotheses:
                     raise InputError(f"'{line}': the paper's findings are {', '.join(findings)}")
         except InputError as error:
             raise InputError(f"hypothesis '{hypothesis.name}': {error}") from None
-        asked.append(lines)
-    return AskedHypotheses(study.hypotheses, asked, list(plan.of_first_seed.arms), plan.families)
+        bound.append(lines)
+    return AskedHypotheses(plan, bound)
 
 
-def list_equivalents(asked: AskedHypotheses) -> dict[str, tuple[str, ...]]:
-    """Arms whose compute-equivalent a hypothesis is about → the arms of the baseline."""
+def list_equivalents(hypotheses: AskedHypotheses) -> dict[str, tuple[str, ...]]:
+    """Map each arm whose compute-equivalent a hypothesis is about to the arms of the baseline."""
     ladders = {}
-    for line in chain(*asked.lines):
+    for line in chain(*hypotheses.lines):
         inequalities = [] if isinstance(line, str) else [*chain(*line)]
         for inequality in inequalities:
             if inequality.ladder:
@@ -136,14 +132,14 @@ def list_equivalents(asked: AskedHypotheses) -> dict[str, tuple[str, ...]]:
     return ladders
 
 
-def judge_results(asked: AskedHypotheses, results: ResultSet) -> tuple[tuple[Finding, ...], Verdicts]:
+def judge_results(hypotheses: AskedHypotheses, results: ResultSet) -> tuple[tuple[Finding, ...], Verdicts]:
     """Judge every hypothesis, corrected together, by the standard metrics; on all tasks of the plan that it is about,
     or not at all; and not by scores that are unfinished or lost seeds. And judge the paper's findings by the same
     scores. `results` have their averages, and what the plan expects."""
     results = results.select(metric=results.primary_metric)
     measured = measure_findings(results)
     cited, findings = {finding.key: finding.claims for finding in measured}, []
-    for hypothesis, lines in zip(asked.hypotheses, asked.lines, strict=True):
+    for hypothesis, lines in zip(hypotheses.plan.study.hypotheses, hypotheses.lines, strict=True):
         claims: list[Claim] = []
         for line in lines:
             claims += cited[line] if isinstance(line, str) else [make_line(line, results)]
@@ -154,15 +150,13 @@ def judge_results(asked: AskedHypotheses, results: ResultSet) -> tuple[tuple[Fin
 # What was declared, and when
 
 
-def declare(asked: AskedHypotheses, folder: Path, units_done: int) -> None:
+def declare(hypotheses: AskedHypotheses, folder: Path, units_done: int) -> None:
     """Record in a study's folder what it declares, as it is about to run; a line for each change."""
-    path = folder / "hypotheses.json"
-    declared = read_declared(folder)
-    if (not asked.hypotheses and not declared) or (declared and declared[-1]["hash"] == asked.hash):
-        return
-    when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    entry = {"hash": asked.hash, "text": asked.text_hash, "when": when, "units_done": units_done}
-    write_json(path, [*declared, entry])
+    declared, current = read_declared(folder), hypotheses.hash
+    if not declared or declared[-1]["hash"] != current:
+        when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+        entry = {"hash": current, "text": hypotheses.text_hash, "when": when, "units_done": units_done}
+        write_json(folder / "hypotheses.json", [*declared, entry])
 
 
 def read_declared(folder: Path) -> list[dict[str, Any]]:
@@ -172,42 +166,42 @@ def read_declared(folder: Path) -> list[dict[str, Any]]:
     return read_json(path) if path.exists() else []
 
 
-def tell_declaration(asked: AskedHypotheses, folder: Path) -> str:
+def tell_declaration(hypotheses: AskedHypotheses, folder: Path) -> str:
     """Tell whether the hypotheses stood before the results did, in a sentence."""
-    declared, current = read_declared(folder), asked.hash
+    declared, current = read_declared(folder), hypotheses.hash
     if not declared:
         return f"Hypotheses {current}: not declared, for the study has not run with them."
     last, is_later = declared[-1], declared[-1]["units_done"]
     when = f"declared {last['when']}"
     when += f", when {is_later} units were done" if is_later else ", before anything was trained"
     worded = [entry for entry in declared if "text" not in entry]
-    if last["hash"] not in (current, asked.text_hash):
-        told = f"what they said or are about changed since the study last ran; it ran with {last['hash']}"
+    if last["hash"] not in (current, hypotheses.text_hash):
+        history = f"what they said or are about changed since the study last ran; it ran with {last['hash']}"
     elif last in worded:
-        told = f"the same words were {when}; which arms and tasks they were about is not recorded"
+        history = f"the same words were {when}; which arms and tasks they were about is not recorded"
     elif worded and {entry.get("text", entry["hash"]) for entry in declared} == {last["text"]}:
         since = f"the same words stood there since {worded[0]['when']}"
-        told = f"{when}; {since}, about arms and tasks that were not recorded"
+        history = f"{when}; {since}, about arms and tasks that were not recorded"
     elif len(declared) > 1:
-        told = f"changed {len(declared) - 1} times since the first run; these were {when}"
+        history = f"changed {len(declared) - 1} times since the first run; these were {when}"
     else:
-        told = f"{when}; unchanged since, in words, arms, budgets and tasks"
-    return f"Hypotheses {current}: {told}."
+        history = f"{when}; unchanged since, in words, arms, budgets and tasks"
+    return f"Hypotheses {current}: {history}."
 
 
 def tell_findings(findings: Sequence[Finding], declared: str) -> Iterator[str]:
     """The verdicts on a study's hypotheses, a line each, and whether these stood before the results did."""
     for finding in findings:
         verdicts = [inequality.verdict for inequality in finding.inequalities]
-        told = f"{verdicts.count('supported')} of {show_count(len(verdicts), 'inequality', 'inequalities')}"
-        yield f"{finding.verdict}: {finding.key}: {finding.statement} ({told})"
+        count = f"{verdicts.count('supported')} of {show_count(len(verdicts), 'inequality', 'inequalities')}"
+        yield f"{finding.verdict}: {finding.key}: {finding.statement} ({count})"
     yield declared
 
 
-def hypotheses_json(asked: AskedHypotheses, declared: str, findings: Sequence[Finding]) -> str:
+def hypotheses_json(hypotheses: AskedHypotheses, declared: str, findings: Sequence[Finding]) -> str:
     """Write the hypotheses with their verdicts; `declared` tells whether these stood before the results did."""
-    judged = []
-    for hypothesis, finding in zip(asked.hypotheses, findings, strict=True):
+    records = []
+    for hypothesis, finding in zip(hypotheses.plan.study.hypotheses, findings, strict=True):
         inequalities = []
         for claim in finding.inequalities:
             interval = claim.interval
@@ -215,7 +209,7 @@ def hypotheses_json(asked: AskedHypotheses, declared: str, findings: Sequence[Fi
             numbers |= {"p": claim.p_value, "adjusted_p": claim.adjusted}
             shown = {key: None if math.isnan(value) else value for key, value in numbers.items()}  # nan is no JSON
             inequalities.append({"label": claim.label, **shown, "verdict": claim.verdict})
-        said = hypothesis.model_dump(mode="json")
-        judged.append({**said, "verdict": finding.verdict, "inequalities": inequalities, "needs": finding.needs})
-    tree = {"hash": asked.hash, "declared": declared, "hypotheses": judged}
+        record = hypothesis.model_dump(mode="json") | {"verdict": finding.verdict, "inequalities": inequalities}
+        records.append(record | {"needs": finding.needs})
+    tree = {"hash": hypotheses.hash, "declared": declared, "hypotheses": records}
     return json.dumps(tree, indent=1, ensure_ascii=False) + "\n"

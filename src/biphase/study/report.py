@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,7 +10,6 @@ from typing import Any
 
 from biphase.console import duration
 from biphase.corpus.shards import read_shard_manifest
-from biphase.engine.scheduler import read_failures
 from biphase.errors import InputError, first_of
 from biphase.files import read_json_as
 from biphase.finetuning.choosing import select_rate
@@ -34,13 +33,6 @@ from biphase.study.spec import load_study
 PAPER_METRICS = {"SC": "accuracy", "TC": "paper_f1", "QA": "paper_f1", "IR": "paper_ndcg_at_10"}
 
 
-def expect_results(plan: Plan) -> ResultSet:
-    """No results, but how many fine-tunings a plan makes, by the names that arms and tasks have there."""
-    arms = {model.name: model.pooled_name for model in plan.models}
-    points = Counter((arms[cell.model], task) for cell in plan.cells for task in cell.evaluates)
-    return ResultSet((), planned_tasks=plan.families, planned_runs=points)
-
-
 def collect_results(plan: Plan, scores: dict[str, ScoreSet]) -> ResultSet:
     """Collect every arm on every task, by the standard metric and by the paper's, in each of its comparisons; beside
     them stands what the plan expects.
@@ -51,7 +43,8 @@ def collect_results(plan: Plan, scores: dict[str, ScoreSet]) -> ResultSet:
     Raises `InputError` as `refuse_mixtures` does.
     """
     refuse_mixtures(scores)
-    expected, sizes = expect_results(plan), measure_sizes(plan)
+    sizes, pooled_names = measure_sizes(plan), {model.name: model.pooled_name for model in plan.models}
+    points = Counter((pooled_names[cell.model], task) for cell in plan.cells for task in cell.evaluates)
     models: dict[str, list[EvaluatedModel]] = {}
     for model in plan.models:
         models.setdefault(model.pooled_name, []).append(model)
@@ -64,38 +57,31 @@ def collect_results(plan: Plan, scores: dict[str, ScoreSet]) -> ResultSet:
             is_drawn = model.kind == "random" and plan.num_seeds > 1
             seed = None if is_drawn else plan.arms[model.arm].recipe.seed
             peers = [score for other in seeded if other is not model for score in scores[other.name].scores]
-            for result in collect_model(arm, seed, scores[model.name], expected.planned_tasks, peers):
+            for result in collect_model(arm, seed, scores[model.name], plan.families, peers):
                 by_seed.setdefault((result.dataset, result.metric), []).append(result)
         arms.append(arm)
         pooled[arm.name] = [pool(results) for results in by_seed.values()]
     results = tuple(replace(result, arm=arm) for arm in place_arms(arms) for result in pooled[arm.name])
-    return replace(expected, results=results)
+    return ResultSet(results, planned_tasks=plan.families, planned_runs=points)
 
 
 def refuse_mixtures(scores: Mapping[str, ScoreSet]) -> None:
     """Raises `InputError` where a model's scores on a task were made with different settings, or those of all models
-    on different data: they are no samples of one thing, and no difference between them is one between models."""
-    by_task: dict[str, list[Score]] = defaultdict(list)
-    for model_scores in scores.values():
-        of_model: dict[str, list[Score]] = defaultdict(list)
+    on different data: they are no samples of one thing, and no difference between them is one between models. It names
+    a cell for each value of the first setting that differs."""
+    groups: dict[tuple[str | None, str], list[Score]] = defaultdict(list)
+    for model, model_scores in scores.items():
         for score in model_scores.scores:
-            of_model[score.task].append(score)
-            by_task[score.task].append(score)
-        for task_scores in of_model.values():
-            refuse_differing(task_scores)
-    for task_scores in by_task.values():
-        refuse_differing(task_scores, TASK_SETTINGS)
-
-
-def refuse_differing(scores: Sequence[Score], keys: Container[str] | None = None) -> None:
-    """Raises `InputError` where settings, or those of some `keys`, have changed among scores; it names a cell for each
-    value of the first."""
-    for key, cells in list_unlike((str(score.folder), score.settings) for score in scores):
-        if keys is None or key in keys:
+            groups[model, score.task].append(score)
+            groups[None, score.task].append(score)  # of all models
+    for (model, task), group in groups.items():
+        for key, cells in list_unlike((str(score.folder), score.settings) for score in group):
+            if model is None and key not in TASK_SETTINGS:
+                continue
             shown = " and ".join(f"{value} ({folders[0]})" for value, folders in cells.items())
             pinned = " or pin it with evaluation.finetune.precision" if key == "precision" else ""
             raise InputError(
-                f"scores on {scores[0].task} were made with different {key}, {shown}: delete the folders of all but one"
+                f"scores on {task} were made with different {key}, {shown}: delete the folders of all but one"
                 f"{pinned}, and run the study again"
             )
 
@@ -126,13 +112,13 @@ def collect_model(
     for task in sorted(scores.grids):
         name = next(model for model in scores.models if (model, task) in scores.cells)  # the only one
         family = families[task]
-        own = next(iter(scores.cells[name, task].values())).metric
-        for kind, metric in (("standard", own), ("paper", PAPER_METRICS.get(family))):
+        task_metric = next(iter(scores.cells[name, task].values())).metric
+        for kind, metric in (("standard", task_metric), ("paper", PAPER_METRICS.get(family))):
             if metric is None:
                 continue
             try:
-                own_peers = [score for score in peers if score.task == task]
-                chosen = select_rate(scores, name, task, metric, is_papers_way=kind == "paper", peers=own_peers)
+                rivals = [score for score in peers if score.task == task]
+                chosen = select_rate(scores, name, task, metric, is_papers_way=kind == "paper", peers=rivals)
             except InputError:
                 continue  # diverged everywhere: told as missing
             yield Result(
@@ -144,7 +130,7 @@ def collect_model(
                 chosen.by_rate,
                 seeds=chosen.seeds,
                 pretraining_seeds=[-1 - s if pretraining_seed is None else pretraining_seed for s in chosen.seeds],
-                examples=chosen.examples if metric == own else None,
+                examples=chosen.examples if metric == task_metric else None,
                 num_runs=len(scores.cells[name, task]),
                 num_diverged=chosen.num_diverged,
                 measure=metric,
@@ -269,7 +255,7 @@ CELL_COLUMNS = ("model", "task", "learning_rate", "seed", "metric", "steps", "se
 
 
 def report_study(
-    plan: Plan, place: StudyFolder, out: Path, commands: Sequence[str]
+    plan: Plan, folder: StudyFolder, out: Path, commands: Sequence[str]
 ) -> tuple[Path, PageText, ResultSet]:
     """Write tables, figures, verdicts and the page of what is finished into the folder `out`; returns the page, what it
     tells, and the results.
@@ -278,24 +264,23 @@ def report_study(
     """
     with figure_pool() as pool:
         picture = pool.submit(plan_svg, replace(plan, cells=()))  # beside the scores, which take longest to read
-        state = read_state(plan, place)
+        state = read_state(plan, folder)
         results = with_averages(collect_results(plan, state.scores))
-        asked = ask(plan)
-        hypotheses, verdicts = judge_results(asked, results)
-        declared = tell_declaration(asked, place.path) if hypotheses else ""
-        files = {"hypotheses.json": hypotheses_json(asked, declared, hypotheses)} if hypotheses else {}
-        equivalents = list_equivalents(asked)
+        hypotheses = ask(plan)
+        findings, verdicts = judge_results(hypotheses, results)
+        declared = tell_declaration(hypotheses, folder.path) if findings else ""
+        files = {"hypotheses.json": hypotheses_json(hypotheses, declared, findings)} if findings else {}
         files["scores.csv"] = cells_csv(state.scores)
         bm25 = {}
         for score in (score for scores in state.scores.values() for score in scores.scores):
             if BM25 in (tested := score.metrics.get("test", {})):
                 bm25[score.task] = tested[BM25]
-        told = PageText(
+        page_text = PageText(
             title=plan.study.title or f"The study {plan.study.name}",
             question=plan.study.question,
             verdicts=verdicts,
-            hypotheses=(hypotheses, declared) if hypotheses else None,
-            declared=equivalents,
+            hypotheses=(findings, declared) if findings else None,
+            declared=list_equivalents(hypotheses),
             notes=list(list_notes(state)),
             costs=list_costs(state),
             commands=[*tell_texts(state), *commands],
@@ -305,8 +290,8 @@ def report_study(
             files=files,
             missing=list(list_missing(state)),
         )
-        page = write_report(results, out, told, pool)
-    return page, told, results
+        page = write_report(results, out, page_text, pool)
+    return page, page_text, results
 
 
 def tell_texts(state: StudyState) -> Iterator[str]:
@@ -334,10 +319,10 @@ def plan_svg(plan: Plan) -> str:
 def read_losses(state: StudyState) -> dict[str, list[dict[str, Any]]]:
     """Read the losses that runs, finished or not, logged, at steps that count from random weights: a branch begins
     where it branches."""
-    losses = {}
+    losses, root = {}, state.folder.runs
     for name, planned in state.plan.runs.items():
-        record, place = state.records.get(name), state.folder.runs
-        folders = [place / record.folder] if record else place.glob(f"{name}-????????")
+        record = state.records.get(name)
+        folders = [root / record.folder] if record else root.glob(f"{name}-????????")
         runs = [Run(path) for path in folders if (path / "metrics.jsonl").exists()]
         logs = [[*read_metrics(run, "train"), *read_metrics(run, "validation")] for run in runs]
         if rows := max(logs, key=len, default=[]):
@@ -352,8 +337,8 @@ def cells_csv(scores: dict[str, ScoreSet]) -> str:
     for model, score_set in scores.items():
         for score in sorted(score_set.scores, key=lambda s: (s.task, s.config.learning_rate, s.config.seed)):
             config, seconds = score.config, round(sum(score.seconds.values()), 1)
-            own = (model, score.task, config.learning_rate, config.seed, score.metric, score.num_steps, seconds)
-            row: dict[str, object] = dict(zip(CELL_COLUMNS, own, strict=True))
+            facts = (model, score.task, config.learning_rate, config.seed, score.metric, score.num_steps, seconds)
+            row: dict[str, object] = dict(zip(CELL_COLUMNS, facts, strict=True))
             for split, values in score.metrics.items():
                 row |= {f"{split} {metric}": f"{value:.6f}" for metric, value in values.items()}
             rows.append(row)
@@ -387,9 +372,8 @@ def list_missing(state: StudyState) -> Iterator[str]:
         if left[kind]:
             what = "runs" if kind == TRAINING else f"cells of {kind}"
             yield f"{left[kind]} of {total} {what} are not finished."
-    for failure in read_failures(state.folder.path):
-        # What another version of the study file asked for counts no more.
-        if failure.unit in kinds and failure.unit not in done and not failure.is_blocked:
+    for failure in state.failures:
+        if not failure.is_blocked:
             yield f"Failed: {failure.unit}: {failure.reason}"
     for scores in state.scores.values():
         for path, reason in scores.broken.items():

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ import yaml
 from biphase.console import duration, err
 from biphase.corpus.shards import read_shard_manifest
 from biphase.engine.local import Engine, Unit
-from biphase.engine.scheduler import Failure, Forecast, read_failures, run_batch
+from biphase.engine.scheduler import Failure, Forecast, run_batch
 from biphase.errors import EXIT_BUSY, STOPPED, BusyError, InputError, StoppedError
 from biphase.files import locked, read_json_as, write_json, write_text
 from biphase.finetuning.grid import fit_unit, measure_cells
@@ -254,44 +254,34 @@ def measure_units(state: StudyState, units: Sequence[Unit]) -> dict[str, tuple[f
     return spent | measure_cells(scored, [score for scores in state.scores.values() for score in scores.scores])
 
 
-@dataclass(frozen=True)
-class StatusLine:
-    """One line of `study status`: the runs, or the cells of a task."""
-
-    name: str
-    done: int
-    running: int
-    """Begun and not done; whether a process is at it now is not looked for."""
-    failed: int
-    total: int
-    seconds_left: float | None
-    """How long one worker needs, as the bar of `study run` tells it; None before anything is done."""
-
-
 def status(state: StudyState) -> dict[str, Any]:
-    """Tell how far a study is (`OpenStudy.progress`)."""
-    plan, units, done = state.plan, study_units(state), state.done
-    left = {unit.name: unit for unit in units if unit.name not in done}
-    # What failed as another version of the study file had it may be done as this one has it, or not asked for.
-    failures = [failure for failure in read_failures(state.folder.path) if failure.unit in left]
-    failed = {failure.unit for failure in failures}
-    seconds_left = Forecast([*left.values()], measure_units(state, units)).seconds_by_kind
+    """Tell how far a study is (`OpenStudy.progress`). A line is of the runs, or of the cells of a task; `running` are
+    begun and not done, whether a process is at them now or not; `seconds_left` is what one worker needs, as the bar of
+    `study run` tells it, None before anything is done."""
+    plan, units, done, failures = state.plan, study_units(state), state.done, state.failures
+    left, failed = [unit for unit in units if unit.name not in done], {failure.unit for failure in failures}
+    seconds_left = Forecast(left, measure_units(state, units)).seconds_by_kind
     tasks = [find_task(task) for task in {cell.task for cell in plan.cells} if not task.startswith(EMBED)]
     guessed = {task.name for task in tasks if task.size is None}
     lines, notes = [], []
     for kind, total in Counter(unit.kind for unit in units).items():
-        names_left = {unit.name for unit in left.values() if unit.kind == kind}
-        num_left, num_failed = len(names_left), len(names_left & failed)
-        running = len(state.begun) if kind == TRAINING else 0
-        seconds = None if seconds_left is None else seconds_left.get(kind, 0.0)
-        lines.append(StatusLine(kind, total - num_left, running, num_failed, total, seconds))
-        if num_left == total and kind in guessed:
+        names_left = {unit.name for unit in left if unit.kind == kind}
+        line = {
+            "name": kind,
+            "done": total - len(names_left),
+            "running": len(state.begun) if kind == TRAINING else 0,
+            "failed": len(names_left & failed),
+            "total": total,
+            "seconds_left": None if seconds_left is None else seconds_left.get(kind, 0.0),
+        }
+        lines.append(line)
+        if len(names_left) == total and kind in guessed:
             notes.append(f"how long {kind} takes is a guess until its first cell is done")
     seeds = []
     for seed in range(plan.num_seeds) if plan.num_seeds > 1 else ():
         of_seed = {unit.name for unit in units if unit.wave == seed}
-        told = "done" if of_seed <= done else f"{len(of_seed & done)} of {len(of_seed)} units"
-        seeds.append(f"pretraining seed {seed}: {told}")
+        progress = "done" if of_seed <= done else f"{len(of_seed & done)} of {len(of_seed)} units"
+        seeds.append(f"pretraining seed {seed}: {progress}")
     causes = [failure for failure in failures if not failure.is_blocked]
     num_waiting = len(failures) - len(causes)
     return {"lines": lines, "seeds": seeds, "notes": sorted(notes), "failed": causes, "num_waiting": num_waiting}
