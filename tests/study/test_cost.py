@@ -25,7 +25,7 @@ from biphase.study.cost import (
     model_shape,
     study_machine,
 )
-from biphase.study.describe import compare_published
+from biphase.study.describe import cost_lines
 from biphase.study.plan import Plan, StudyCell, plan_study
 from biphase.study.spec import Planning, Study, finetune_config, load_study
 from biphase.tasks.spec import task_table
@@ -52,20 +52,31 @@ def test_the_stream_packers_lengths_are_those_of_its_samples() -> None:
 def test_lengths_and_vocabulary_are_read_from_shards_that_are_here(corpus: Any) -> None:
     from biphase.corpus.packing import DocumentSamples
     from biphase.corpus.shards import ShardSet
-    from biphase.study.cost import find_vocab_size
 
     data = Data(shards=str(corpus.shards), max_sample_tokens=64)
     text = find_lengths(data, Planning(mean_sample_tokens=3))
     samples = DocumentSamples(ShardSet.open(corpus.shards).document_ends, 12, 64)
     assert text.mean_tokens == pytest.approx(samples.num_tokens / samples.num_samples)
     assert text.mean_tokens < text.mean_keys <= 64
-    assert find_vocab_size(data, Planning(vocab_size=7)) == 384
-    elsewhere = Data(shards="nowhere", max_sample_tokens=64)
-    assert (
-        find_lengths(elsewhere, Planning()).mean_keys == 32 and find_vocab_size(elsewhere, Planning(vocab_size=7)) == 7
-    )
+    assert find_lengths(Data(shards="nowhere", max_sample_tokens=64), Planning()).mean_keys == 32
+    for shards, planning, vocab_size in (
+        (str(corpus.shards), {"vocab_size": 7}, 384),
+        ("nowhere", {"vocab_size": 7}, 7),
+    ):
+        [shape] = measure_sizes(small_plan(shards, planning)).shapes.values()
+        assert shape is not None and shape.vocab_size == vocab_size
     with pytest.raises(InputError, match=r"shards nowhere are not here yet: give planning\.vocab_size"):
-        find_vocab_size(elsewhere, Planning())
+        measure_sizes(small_plan("nowhere", {}))
+
+
+def small_plan(shards: str, planning: dict[str, Any]) -> Plan:
+    tree = {
+        "name": "small",
+        "recipe": {"data": {"shards": shards}, "schedule": {"warmup_steps": 0, "decay_steps": 0}},
+        "arms": [{"group": "a", "models": ["1m"], "curricula": ["mlm"], "budgets": [10]}],
+        "planning": planning,
+    }
+    return plan_study(parse_config(Study, tree, origin="small.yaml"))
 
 
 @pytest.mark.parametrize(
@@ -343,6 +354,11 @@ def test_a_plan_says_what_does_not_fit_and_what_would_help() -> None:
 
 def test_an_assumed_share_of_the_peak_is_held_against_published_hours() -> None:
     plan = plan_study(load_study(STUDIES / "paper.yaml"))
-    [warning] = compare_published(estimate(plan, find_machine("H100")))
+
+    def warn(efficiency: float | None = None) -> list[str]:
+        lines = cost_lines(estimate(plan, find_machine("H100", efficiency=efficiency)))
+        return [line for line in lines if line.startswith("the published hours")]
+
+    [warning] = warn()
     assert "10% of MI250X's peak" in warning and "up to 4.0 times these hours" in warning
-    assert not list(compare_published(estimate(plan, find_machine("H100", efficiency=0.4))))
+    assert not warn(0.4)

@@ -57,7 +57,7 @@ class Machine:
 
     @property
     def speed(self) -> str:
-        """What one device computes, for people."""
+        """Tell what one device computes."""
         if self.efficiency == 1:
             return f"{self.peak_flops / 1e9:,.3g} GFLOP/s, {self.source}"
         return f"{self.peak_flops / 1e12:,.3g} TFLOP/s, {self.efficiency:.0%} of them used, {self.source}"
@@ -70,11 +70,11 @@ class Machine:
         return DEVICES[key][1] * 2.0**30 if (key := known_device(self.name)) else 0.0
 
     def device_hours(self, flops: float) -> float:
-        """The hours that one device needs for so many FLOPs."""
+        """Count the hours that one device needs for so many FLOPs."""
         return flops / (self.peak_flops * self.efficiency) / 3600
 
     def flops_in(self, hours: float) -> float:
-        """What all its devices together do in some hours."""
+        """Count the FLOPs that all its devices together do in some hours."""
         return hours * 3600 * self.devices * self.peak_flops * self.efficiency
 
 
@@ -138,8 +138,8 @@ def find_lengths(data: Data, planning: Planning) -> SampleLengths:
         variance = ((high - 2 * low + 1) ** 2 - 1) / 12
         squares = 2 * ((high / 2) ** 2 + variance)
         return SampleLengths(high / 2, squares / high, "of a token stream cut at random")
-    places = (data.shards, *(part.path for part in data.mixture or ()))
-    absent = [place for place in places if not (Path(place) / "manifest.json").exists()]
+    folders = (data.shards, *(part.path for part in data.mixture or ()))
+    absent = [folder for folder in folders if not (Path(folder) / "manifest.json").exists()]
     if not absent:
         from biphase.corpus.packing import make_samples, open_text
 
@@ -151,23 +151,14 @@ def find_lengths(data: Data, planning: Planning) -> SampleLengths:
             lengths = (stops - starts).astype(np.float64)
             samples_per_token += share / float(lengths.mean())
             mean_keys += share * float((lengths**2).sum() / lengths.sum())
-        return SampleLengths(1 / samples_per_token, mean_keys, f"measured in {', '.join(places[1:] or places)}")
+        return SampleLengths(1 / samples_per_token, mean_keys, f"measured in {', '.join(folders[1:] or folders)}")
     mean = float(planning.mean_sample_tokens or high / 2)
     return SampleLengths(mean, mean, f"assumed: {absent[0]} is not here; all samples as long as the mean")
 
 
-def find_vocab_size(data: Data, planning: Planning) -> int:
-    """The vocabulary of the shards where they are here, else as the study says. Raises `InputError` without either."""
-    if (Path(data.shards) / "manifest.json").exists():
-        return read_shard_manifest(Path(data.shards)).vocab_size
-    if planning.vocab_size is None:
-        raise InputError(f"the shards {data.shards} are not here yet: give planning.vocab_size, such as 32768")
-    return planning.vocab_size
-
-
 def model_shape(model: Init, vocab_size: int) -> Shape | None:
-    """The shape of a preset or of a folder with a Llama-like config.json; None for other types and what only the hub
-    knows."""
+    """Find the shape of a preset or of a folder with a Llama-like config.json; None for other types and what only the
+    hub knows."""
     if model.preset is not None:
         return shape_of(model.preset, model.architecture, vocab_size)
     config = Path(model.model or "") / "config.json"
@@ -203,14 +194,21 @@ class Sizes:
 
 
 def measure_sizes(plan: Plan) -> Sizes:
-    """The sizes of all runs; each set of shards is looked into once."""
+    """Measure all runs; each set of shards is looked into once. Raises `InputError` where neither the shards are here
+    nor the study says how large the vocabulary is."""
     planning, shapes = plan.study.planning, dict[str, Shape | None]()
     texts: dict[Data, SampleLengths] = {}
     vocabularies: dict[str, int] = {}
     for name, run in plan.runs.items():
         data = run.recipe.data
         if data not in texts:
-            vocabularies[data.shards], texts[data] = find_vocab_size(data, planning), find_lengths(data, planning)
+            texts[data] = find_lengths(data, planning)
+            if (Path(data.shards) / "manifest.json").exists():
+                vocabularies[data.shards] = read_shard_manifest(Path(data.shards)).vocab_size
+            elif planning.vocab_size is not None:
+                vocabularies[data.shards] = planning.vocab_size
+            else:
+                raise InputError(f"the shards {data.shards} are not here yet: give planning.vocab_size, such as 32768")
         if run.parent:  # runs stand behind those that they start from
             shapes[name] = shapes[run.parent]
         else:
@@ -242,12 +240,12 @@ def list_assumptions(plan: Plan, sizes: Sizes, machine: Machine | None) -> Itera
     evaluation = plan.study.evaluation
     if evaluation is not None:
         names = {name for trained, tests in trainings(evaluation).items() for name in (trained, *tests)}
-        tasks, told = [find_task(name) for name in sorted(names)], []
+        tasks, sources = [find_task(name) for name in sorted(names)], []
         if published := [task.name for task in tasks if task.size]:
-            told.append(f"rounded sizes of the published data of {show_list(published)}")
+            sources.append(f"rounded sizes of the published data of {show_list(published)}")
         if typical := [task.name for task in tasks if not task.size]:
-            told.append(f"typical sizes, guessed, of {show_list(typical)}")
-        yield f"fine-tuning: {'; '.join(told) or 'the sizes of typical data'}, at the same efficiency"
+            sources.append(f"typical sizes, guessed, of {show_list(typical)}")
+        yield f"fine-tuning: {'; '.join(sources) or 'the sizes of typical data'}, at the same efficiency"
         if evaluation.embed is not None and count_embedded(evaluation.embed) is None:
             yield "embedding: 1,000 updates a stage, for want of its max_steps, or limit of its sources"
 
@@ -260,14 +258,14 @@ def tell_memory(model: str, shape: Shape, recipe: Recipe, is_on_cpu: bool) -> st
         return show_gib(plan_memory(shape, recipe, devices, parallel, is_on_cpu)["total"])
 
     if is_on_cpu:
-        told, here = f"at most {show()} of memory in each process on a CPU, Python's own aside", total_memory()
+        needed, here = f"at most {show()} of memory in each process on a CPU, Python's own aside", total_memory()
         if 0 < here < plan_memory(shape, recipe, on_cpu=True)["total"]:
-            told += f", which is more than the {show_gib(here)} of this machine"
+            needed += f", which is more than the {show_gib(here)} of this machine"
     else:
-        told = f"at most {show()} on one GPU, {show(8, 'ddp')} on each of 8 under DDP"
+        needed = f"at most {show()} on one GPU, {show(8, 'ddp')} on each of 8 under DDP"
         if recipe.optimizer.name != "muon":  # which needs whole matrices
-            told += f", {show(8, 'fsdp')} on each of 8 and {show(64, 'fsdp')} of 64 under FSDP"
-    return f"{model}: {told} (microbatches of {recipe.compute.microbatch_tokens:,} tokens)"
+            needed += f", {show(8, 'fsdp')} on each of 8 and {show(64, 'fsdp')} of 64 under FSDP"
+    return f"{model}: {needed} (microbatches of {recipe.compute.microbatch_tokens:,} tokens)"
 
 
 FULL = 0.9
@@ -281,8 +279,8 @@ def fits(shape: Shape, recipe: Recipe, machine: Machine, devices: int = 1) -> bo
 
 
 def fit_memory(shape: Shape, recipe: Recipe, machine: Machine) -> Recipe | None:
-    """The recipe as it fits into the memory of a machine's devices, with the first change that is enough: smaller
-    microbatches, activation checkpointing, FSDP over all devices. None where nothing is."""
+    """Return the recipe as it fits into the memory of a machine's devices, with the first change that is enough:
+    smaller microbatches, activation checkpointing, FSDP over all devices. None where nothing is."""
     first, smallest = recipe.compute, recipe.data.max_sample_tokens
     sizes = [size for step in range(8) if (size := first.microbatch_tokens >> step) >= smallest]
     over = [1] if recipe.optimizer.name == "muon" or machine.devices == 1 else [1, machine.devices]
@@ -313,8 +311,8 @@ def tell_misfit(model: str, shape: Shape, recipe: Recipe, machine: Machine) -> s
             ways.append(f"preset {name}, the largest that fits with the settings of the study")
             break
     needed = show_gib(plan_memory(shape, recipe)["total"])
-    told = f"{model} does not fit into the {show_gib(machine.memory)} of one {machine.name} (up to {needed} are needed)"
-    return f"{told}; what fits: {', or '.join(ways)}" if ways else told
+    lack = f"{model} does not fit into the {show_gib(machine.memory)} of one {machine.name} (up to {needed} are needed)"
+    return f"{lack}; what fits: {', or '.join(ways)}" if ways else lack
 
 
 def show_gib(num_bytes: float) -> str:
@@ -327,7 +325,7 @@ BYTES_PER_WEIGHT = 4
 
 @dataclass(frozen=True)
 class GroupCost:
-    """One row: a group of arms, or `evaluation`."""
+    """The cost of a group of arms, or of `evaluation`."""
 
     group: str
     models: int
@@ -344,7 +342,7 @@ class GroupCost:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a plan costs, and what that is based on."""
+    """The cost of a plan, and what that is based on."""
 
     machine: Machine | None
     flops: float

@@ -307,27 +307,20 @@ def cost_lines(estimate: Estimate) -> list[str]:
         f"disk: {disk['models']} for the models' weights, {disk['needed']} with what branches need, "
         f"{disk['everything']} when nothing is dropped"
     )
-    lines += [*estimate.misfits, *compare_published(estimate)]
+    lines += estimate.misfits
+    # A warning where less of the device's peak was reached than is assumed, by the hours that were published.
+    hours = {row.group: row.published.gpu_hours for row in estimate.groups if row.published and row.published.gpu_hours}
+    if machine and machine.source == "assumed" and hours and estimate.published_on:
+        flops = sum(row.flops for row in estimate.groups if row.group in hours)
+        share = flops / sum(hours.values()) / 3600 / PEAK_FLOPS[estimate.published_on]
+        if share < machine.efficiency:
+            remedy = f"expect up to {machine.efficiency / share:.1f} times these hours, or measure (--device RUN)"
+            reached = f"the published hours are {share:.0%} of {estimate.published_on}'s peak"
+            lines.append(f"{reached}, and {machine.efficiency:.0%} is assumed here: {remedy}")
     lines += [f"assumed: {line}" for line in estimate.assumptions]
     if estimate.not_counted:
         lines.append(f"not counted, for their shape is not known here: {', '.join(estimate.not_counted)}")
     return lines
-
-
-def compare_published(estimate: Estimate) -> Iterator[str]:
-    """A warning where less of the device's peak was reached than is assumed, by the hours that were published."""
-    machine, flops, hours = estimate.machine, 0.0, 0.0
-    for row in estimate.groups:
-        if row.published and row.published.gpu_hours:
-            flops, hours = flops + row.flops, hours + row.published.gpu_hours
-    if machine is None or not hours or estimate.published_on is None:
-        return
-    share = flops / hours / 3600 / PEAK_FLOPS[estimate.published_on]
-    if share < machine.efficiency and machine.source == "assumed":
-        yield (
-            f"the published hours are {share:.0%} of {estimate.published_on}'s peak, and {machine.efficiency:.0%} is "
-            f"assumed here: expect up to {machine.efficiency / share:.1f} times these hours, or measure (--device RUN)"
-        )
 
 
 def plan_json(plan: Plan, estimate: Estimate) -> dict[str, Any]:
