@@ -26,7 +26,7 @@ from biphase.study.spec import (
 
 @dataclass(frozen=True)
 class Arm:
-    """One final model of a study: an arm of the file, trained with one pretraining seed."""
+    """A final model of a study: an arm of the file, trained with one pretraining seed."""
 
     name: str
     """As `seeded_name` gives it."""
@@ -79,8 +79,8 @@ class UnresolvedArm:
 
 
 def expand_arms(study: Study) -> dict[str, Arm]:
-    """All arms by name, in the order of the file but parents before their children; all of the first pretraining seed
-    before those of the second.
+    """Write all arms by name, in the order of the file but parents before their children; all of the first pretraining
+    seed before those of the second.
 
     Raises:
         InputError: an unknown model, curriculum or parent; two arms with one name; a circle of parents; a split that
@@ -113,8 +113,8 @@ def expand_arms(study: Study) -> dict[str, Arm]:
 
 
 def find_lineage(arm: UnresolvedArm, unresolved: Mapping[str, UnresolvedArm]) -> list[UnresolvedArm]:
-    """All arms that an arm continues, the oldest first, and the arm itself. Raises `InputError` where one is not there,
-    has fewer pretraining seeds, or continues itself."""
+    """List all arms that an arm continues, the oldest first, and the arm itself. Raises `InputError` where one is not
+    there, has fewer pretraining seeds, or continues itself."""
     lineage = [arm]
     while arm.parent:
         if arm.parent not in unresolved:
@@ -135,7 +135,7 @@ def find_lineage(arm: UnresolvedArm, unresolved: Mapping[str, UnresolvedArm]) ->
 
 
 def sweep_architecture(group: ArmGroup, model: StartingModel) -> Iterator[StartingModel]:
-    """The networks that a group makes of one: itself, where nothing of it is swept."""
+    """List the networks that a group makes of one: itself, where nothing of it is swept."""
     keys = [key for key in group.sweep if key.startswith(ARCHITECTURE)]
     if keys and model.preset is None:
         raise InputError(f"arms '{group.group}': sweep: '{model.name}' is given whole; only presets have {keys[0]}")
@@ -147,7 +147,7 @@ def sweep_architecture(group: ArmGroup, model: StartingModel) -> Iterator[Starti
 
 
 def label_settings(settings: Iterable[tuple[str, Any]]) -> list[str]:
-    """Settings as parts of a name: `schedule.peak_lr` 0.003 → `peak_lr0.003`."""
+    """Write settings as parts of a name: `schedule.peak_lr` 0.003 → `peak_lr0.003`."""
     return [key.rpartition(".")[2] + re.sub(r"[^A-Za-z0-9.+_-]+", "-", str(value)) for key, value in settings]
 
 
@@ -182,7 +182,7 @@ def list_combinations(study: Study) -> Iterator[UnresolvedArm]:
 
 
 def name_arm(group: ArmGroup, source: str, curriculum: str, steps: int, swept: Sequence[tuple[str, Any]]) -> str:
-    """The group's template for names, filled in. Raises `InputError` for a template that cannot be."""
+    """Fill in the group's template for names. Raises `InputError` for a template that cannot be."""
     kind = "model" if group.models else "parent"
     values = {kind: source, "curriculum": curriculum_label(curriculum), "budget": write_steps(steps)}
     values |= {key.rpartition(".")[2]: str(value) for key, value in swept}
@@ -197,19 +197,33 @@ def name_arm(group: ArmGroup, source: str, curriculum: str, steps: int, swept: S
 
 
 def write_arm(study: Study, arm: UnresolvedArm, model: StartingModel, seed: int) -> Arm:
-    """The arm with its recipe: the study's, changed by that of the model and then by that of the group.
+    """Write the arm's recipe: that of the study, changed by its model, its group and its point of the sweep.
 
     The recipe's own seeds are those of the first pretraining seed; the others count on from there. Raises `InputError`
     where another seed would train the same model.
     """
-    name, settings = seeded_name(arm.name, seed), settle_recipe(study, arm, model)
+    # 1. What the study file says.
+    swept = []
+    for key, value in arm.swept:  # `schedule.peak_lr` and 0.003 → {schedule: {peak_lr: 0.003}}
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        swept.append(value)
+    settings: dict[str, Any] = {}
+    for changes in (study.recipe, model.recipe, arm.group.recipe, *swept):
+        taken = {"name", "init", "curriculum"} & changes.keys()
+        remedy, checkpoints = "leave it out", changes.get("checkpoints")
+        if isinstance(checkpoints, dict) and checkpoints.get("keep"):
+            taken, remedy = {"checkpoints.keep"}, "name checkpoints to evaluate under intermediate"
+        if taken:
+            raise InputError(f"study '{study.name}': recipe.{min(taken)} follows from the arm '{arm.name}'; {remedy}")
+        settings = merge_settings(settings, changes)
+    # 2. What follows from the arm.
+    name, init = seeded_name(arm.name, seed), model.model_dump(include={"preset", "architecture", "model", "revision"})
     if arm.parent:
-        parent = seeded_name(arm.parent, seed)
-        settings["init"] = {"checkpoint": parent, "carry_optimizer": arm.group.carry_optimizer}
-    else:
-        settings["init"] = model.model_dump(include={"preset", "architecture", "model", "revision"})
-    settings |= {"name": name, "curriculum": [phase.model_dump() for phase in arm.phases]}
+        init = {"checkpoint": seeded_name(arm.parent, seed), "carry_optimizer": arm.group.carry_optimizer}
+    settings |= {"name": name, "init": init, "curriculum": [phase.model_dump() for phase in arm.phases]}
     recipe = parse_config(Recipe, settings, origin=f"arm '{arm.name}'")
+    # 3. What is of its pretraining seed.
     if seed:
         draws = recipe.init.model is None or any(phase.objective != "clm" for phase in recipe.curriculum)
         if not draws and not arm.seeds.order:
@@ -225,31 +239,8 @@ def write_arm(study: Study, arm: UnresolvedArm, model: StartingModel, seed: int)
     return Arm(name, arm.group.group, model.name, recipe.init.checkpoint, arm.curriculum, recipe, seed, sweep)
 
 
-def settle_recipe(study: Study, arm: UnresolvedArm, model: StartingModel) -> dict[str, Any]:
-    """Join what the study file says of an arm's recipe: the study, its model, its group and its point of the sweep."""
-    swept = []
-    for key, value in arm.swept:  # `schedule.peak_lr` and 0.003 → {schedule: {peak_lr: 0.003}}
-        for part in reversed(key.split(".")):
-            value = {part: value}
-        swept.append(value)
-    settings: dict[str, Any] = {}
-    for changes in (study.recipe, model.recipe, arm.group.recipe, *swept):
-        taken = {"name", "init", "curriculum"} & changes.keys()
-        if taken:
-            raise InputError(
-                f"study '{study.name}': recipe.{min(taken)} follows from the arm '{arm.name}'; leave it out"
-            )
-        settings = merge_settings(settings, changes)
-    if (settings.get("checkpoints") or {}).get("keep"):
-        raise InputError(
-            f"study '{study.name}': recipe.checkpoints.keep follows from the arms; name checkpoints to evaluate under "
-            "intermediate"
-        )
-    return settings
-
-
 def merge_settings(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`tree` with single values, or whole lists, replaced by those of `changes`."""
+    """Replace single values, or whole lists, of `tree` by those of `changes`."""
     merged = dict(tree)
     for key, value in changes.items():
         old = merged.get(key)

@@ -289,12 +289,11 @@ class EmbedEvaluation(Strict):
         return {f"zero-shot:{set_name(path)}": path for path in self.data}
 
     def settle(self) -> EmbeddingRecipe:
-        """The recipe of any model. Raises `InputError` for a key that is wrong, or follows from the study."""
-        own = {"name": "embed", "model": "", "out": "", "weights": "pretrained", "seed": 0, "evaluation": ()}
-        given = next((key for key in own if key in self.recipe), None)
-        if given is not None:
-            raise InputError(f"evaluation.embed: '{given}' follows from the study; leave it out of recipe")
-        return parse_config(EmbeddingRecipe, {**self.recipe, **own}, origin="evaluation.embed")
+        """Return the recipe of any model. Raises `InputError` for a key that is wrong, or follows from the study."""
+        settled = {"name": "embed", "model": "", "out": "", "weights": "pretrained", "seed": 0, "evaluation": ()}
+        if taken := settled.keys() & self.recipe.keys():
+            raise InputError(f"evaluation.embed: '{min(taken)}' follows from the study; leave it out of recipe")
+        return parse_config(EmbeddingRecipe, {**self.recipe, **settled}, origin="evaluation.embed")
 
     def configs(self, seeds: Sequence[int]) -> list[FinetuneConfig]:
         """Write settings of cells, one for each seed: the last rate, and the steps of all stages as far as known."""
@@ -389,26 +388,26 @@ class Study(Strict):
     published: tuple[Published, ...] = ()
 
 
-def load_study(given: Path | dict[str, Any], overrides: Sequence[str] = ()) -> Study:
-    """A study from its file, or from a mapping of the file's keys, changed by `key.sub=value` overrides. Raises
+def load_study(source: Path | dict[str, Any], overrides: Sequence[str] = ()) -> Study:
+    """Read a study from its file, or from a mapping of the file's keys, changed by `key.sub=value` overrides. Raises
     `InputError` as `load_config` does.
 
     Its `hypotheses` may be the name of a file with a list of them, seen from the study's folder, or `paper`: all
     findings of the paper.
     """
-    path = find_yaml(given) if isinstance(given, Path) else Path("study")
-    tree = read_yaml(path) if isinstance(given, Path) else given
+    path = find_yaml(source) if isinstance(source, Path) else Path("study")
+    tree = read_yaml(path) if isinstance(source, Path) else source
     for override in overrides:
         tree = apply_override(tree, override)
-    source = tree.get("hypotheses")
-    if source == "paper":
+    hypotheses = tree.get("hypotheses")
+    if hypotheses == "paper":
         from biphase.report.paper import read_findings
 
         tree["hypotheses"] = []
         for key, finding in read_findings()["findings"].items():
             tree["hypotheses"].append({"name": key, "says": finding["says"], "holds": f"{key} of the paper"})
-    elif isinstance(source, str):
-        tree["hypotheses"] = read_yaml(path.parent / source).get("hypotheses")
+    elif isinstance(hypotheses, str):
+        tree["hypotheses"] = read_yaml(path.parent / hypotheses).get("hypotheses")
     return parse_config(Study, tree, origin=str(path))
 
 
@@ -417,8 +416,8 @@ def trainings(evaluation: Evaluation) -> dict[str, tuple[str, ...]]:
     on; the tests of one file share its training)."""
     trained: dict[str, tuple[str, ...]] = {}
     for task in evaluation.tasks:
-        known = find_task(task)
-        name = split_name(task)[0] if known.part_of else known.trained_on or task
+        description = find_task(task)
+        name = split_name(task)[0] if description.part_of else description.trained_on or task
         trained[name] = (*trained.get(name, ()), task)
     return trained
 
@@ -429,7 +428,7 @@ def scored_as(training: str) -> str:
 
 
 def task_families(evaluation: Evaluation | None) -> dict[str, str]:
-    """The names under which scores stand → the codes of their families."""
+    """Map the names under which scores stand to the codes of their families."""
     if evaluation is None:
         return {}
     embedded = () if evaluation.embed is None else evaluation.embed.tasks
@@ -440,13 +439,9 @@ def task_families(evaluation: Evaluation | None) -> dict[str, str]:
 def check_evaluation(evaluation: Evaluation) -> None:
     """Raises `InputError` for a task or a setting that fine-tuning does not know."""
     trained = trainings(evaluation)
-    for key, values in (("task", evaluation.tasks), ("rate", evaluation.learning_rates), ("seed", evaluation.seeds)):
+    names = [find_task(task).name for task in evaluation.tasks]
+    for key, values in (("task", names), ("rate", evaluation.learning_rates), ("seed", evaluation.seeds)):
         refuse_doubles(f"evaluation: {key}", values)
-    by_name: dict[str, str] = {}
-    for task in evaluation.tasks:
-        other = by_name.setdefault(find_task(task).name, task)
-        if other != task:
-            raise InputError(f"evaluation: {other} and {task} are both called {find_task(task).name}: rename one")
     for task in trained:
         finetune_config(evaluation, task, evaluation.learning_rates[0], evaluation.seeds[0])
     for task in evaluation.per_task:
@@ -464,10 +459,11 @@ def find_data_dirs(evaluation: Evaluation) -> dict[str, str]:
 
 
 def finetune_config(evaluation: Evaluation, task: str, learning_rate: float, seed: int) -> FinetuneConfig:
-    """The settings of the cells that train on `task` with this rate and seed."""
-    settings = {**evaluation.finetune, **evaluation.per_task.get(task, {})}
-    for key in ("learning_rate", "seed"):
-        if key in settings:
-            raise InputError(f"evaluation: '{key}' follows from {key}s; leave it out of finetune and per_task")
+    """Write the settings of the cells that train on `task` with this rate and seed."""
+    settings, axes = evaluation.finetune | evaluation.per_task.get(task, {}), {"learning_rate", "seed"}
+    if taken := axes & settings.keys():
+        raise InputError(
+            f"evaluation: '{min(taken)}' follows from {min(taken)}s; leave it out of finetune and per_task"
+        )
     tree = {**settings, "learning_rate": learning_rate, "seed": seed}
     return parse_config(FinetuneConfig, tree, origin=f"evaluation of '{task}'")
