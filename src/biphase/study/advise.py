@@ -133,8 +133,8 @@ def measure_text(text: Any, text_field: str = "text") -> TextAmount:
         shards = ShardSet.open(text, "train")
         indices = range(0, shards.num_documents, math.ceil(shards.num_documents / (SAMPLED_SOURCES * JUDGED_TEXTS)))
         tokenizer = shards.tokenizer
-        judged = (piece for index in indices for piece in spread(shards.document(index)))
-        language = find_language(str(tokenizer.decode(tokens, skip_special_tokens=True)) for tokens in judged)
+        pieces = (piece for index in indices for piece in spread(shards.document(index)))
+        language = find_language(str(tokenizer.decode(tokens, skip_special_tokens=True)) for tokens in pieces)
         return TextAmount(None, float(shards.num_tokens), shards.manifest.vocab_size, str(text), language)
     sources = find_text_sources(text)
     hub = next((source.name for source in sources if source.num_bytes is None and source.rows is None), None)
@@ -170,7 +170,7 @@ LEAST_CONTINUED = 1_000_000
 
 @dataclass(frozen=True)
 class Candidate:
-    """What the budget buys with one preset, or with a public encoder."""
+    """The training that the budget buys with a preset, or with a public encoder."""
 
     name: str
     """The preset, or the encoder's name on the hub."""
@@ -199,7 +199,7 @@ class Candidate:
 
     @property
     def is_guess(self) -> bool:
-        """Whether the law expects no more of it than of a network that has learned nothing."""
+        """Whether the law expects no more of it than of a network that knows nothing."""
         return self.loss >= math.log(self.shape.vocab_size)
 
     @property
@@ -234,10 +234,10 @@ def choose_candidate(candidates: Sequence[Candidate], budget: float) -> Candidat
     nothing of any, what differs is their vocabulary alone."""
     possible, smallest = [item for item in candidates if item.tokens >= LEAST_TOKENS], candidates[-1]
     if not possible:
-        given = f" and the text given, read {smallest.epochs:.2g} times," if smallest.epochs else ""
+        reading = f" and the text given, read {smallest.epochs:.2g} times," if smallest.epochs else ""
         least = smallest.flops / smallest.tokens * LEAST_TOKENS
         raise InputError(
-            f"{budget:.3g} FLOPs{given} are {smallest.tokens:,.0f} tokens for the smallest preset, too few to learn "
+            f"{budget:.3g} FLOPs{reading} are {smallest.tokens:,.0f} tokens for the smallest preset, too few to learn "
             f"from; {LEAST_TOKENS:,} are the least, which cost {least:.2g} FLOPs"
         )
     if all(item.is_guess for item in possible):
@@ -247,7 +247,7 @@ def choose_candidate(candidates: Sequence[Candidate], budget: float) -> Candidat
 
 
 def scale_curriculum(curriculum: str, mask: float, steps: int, epochs: float = 0) -> tuple[Phase, ...]:
-    """The phases of a curriculum within a number of steps, by their proportions where it is given in steps too.
+    """Scale the phases of a curriculum to a number of steps, by their proportions where it is given in steps too.
 
     Of a text that is read `epochs` times, CLM reads it `CLM_EPOCHS` times at most: the last phase has the rest.
     """
@@ -264,7 +264,7 @@ def scale_curriculum(curriculum: str, mask: float, steps: int, epochs: float = 0
 
 
 def mean_token_flops(shape: Shape, phases: Sequence[Phase], context: int) -> float:
-    """FLOPs of a token of training, averaged over the phases; the text is not looked into."""
+    """Count the FLOPs of a token of training, averaged over the phases; the text is not looked into."""
     samples = SampleLengths(context / 2, context / 2, "assumed")
     total = sum(phase.steps for phase in phases)
     return sum(phase.steps / total * flops_per_token(shape.flops, phase, samples) for phase in phases)
@@ -365,9 +365,9 @@ def advise(
         case = "unfit"
     else:
         chosen, recipe, candidates, unfit = continued, own_recipe, (), []
-    told = rules["languages"].get(language or "none", rules["languages"]["other"])
+    sentence = rules["languages"].get(language or "none", rules["languages"]["other"])
     facts = {"chosen": chosen, "encoder": encoder, "machine": machine, "least": LEAST_CONTINUED}
-    facts |= {"option": "--study" if evidence else "--from-scratch", "language": told.format(code=language)}
+    facts |= {"option": "--study" if evidence else "--from-scratch", "language": sentence.format(code=language)}
     shown = show_estimate(times) if times < 1000 else "over 1,000"
     facts |= {"times": shown, "tokens": show_estimate(continued.tokens)}
     tokens = recipe.tokens_before(recipe.num_steps)
@@ -413,9 +413,9 @@ def list_caveats(
     facts |= {"evidence": tested, "times": show_estimate(chosen.tokens / (tested or math.inf))}
     if text is not None:
         share, wanted = spent / budget, budget / spent * chosen.tokens / FRESH_EPOCHS
-        given = f"{text.tokens:.2g} tokens" if text.tokens else format_bytes(text.text_bytes or 0)
+        amount = f"{text.tokens:.2g} tokens" if text.tokens else format_bytes(text.text_bytes or 0)
         each = (text.text_bytes or 0) / text.unique_tokens(chosen.shape.vocab_size)
-        facts |= {"wanted": format_bytes(wanted * each) if each else f"{wanted:.2g} tokens", "given": given}
+        facts |= {"wanted": format_bytes(wanted * each) if each else f"{wanted:.2g} tokens", "given": amount}
         facts["used"] = f"{share:.0%}" if share >= 0.01 else "less than 1 %"
     for name, is_so in holds.items():
         if is_so:
@@ -429,8 +429,8 @@ def count_budget(flops: float | None, hours: float | None, machine: Machine | No
         raise InputError("hours need a device, such as H100")
     budget = machine.flops_in(hours) if machine and hours is not None else flops or 0.0
     if not 0 < budget <= MOST_FLOPS:
-        given = f"{hours:g} hours" if hours is not None else f"{flops:.3g} FLOPs"
-        raise InputError(f"{given} are no budget; it is above 0 and up to {MOST_FLOPS:.0e} FLOPs")
+        amount = f"{hours:g} hours" if hours is not None else f"{flops:.3g} FLOPs"
+        raise InputError(f"{amount} are no budget; it is above 0 and up to {MOST_FLOPS:.0e} FLOPs")
     return budget
 
 

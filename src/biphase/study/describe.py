@@ -66,9 +66,9 @@ def draw_plan(plan: Plan, path: Path) -> None:
         key.append(Line2D([], [], linestyle="none", label="height of a bar: learning rate"))
         axes.set_title(f"{plan.study.title or plan.study.name}\n", loc="left", fontsize=10)
         # Above the lanes, outside of the axes.
-        place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (-0.01, 1.0), "ncols": len(key)}
+        corner: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (-0.01, 1.0), "ncols": len(key)}
         sizes: dict[str, Any] = {"fontsize": 8, "handlelength": 1.6, "columnspacing": 1.4, "borderaxespad": 0.1}
-        axes.legend(handles=key, frameon=False, **place, **sizes)
+        axes.legend(handles=key, frameon=False, **corner, **sizes)
         figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
@@ -197,12 +197,13 @@ def describe_power(plan: Plan, evaluation: Evaluation) -> Iterator[str]:
     tests.sort(key=lambda test: test[0])
     ends = tests[:: max(len(tests) - 1, 1)]  # the first and the last
     for who, noise in USUAL_NOISE.items() if ends else ():
-        told = []
+        differences = []
         for num, name, examples in ends:
             points = 100 * smallest_difference(*seeds, num, noise)
-            told.append(f"{points:.1f} points on {name} ({examples})")
+            differences.append(f"{points:.1f} points on {name} ({examples})")
         moved = f"{100 * noise[0]:g} points between pretraining seeds and {100 * noise[1]:g} between fine-tuning seeds"
-        yield f"finds differences of about {show_list(told)} ({POWER:.0%} power) if scores vary by {moved}, as of {who}"
+        sizes = f"{show_list(differences)} ({POWER:.0%} power)"
+        yield f"finds differences of about {sizes} if scores vary by {moved}, as of {who}"
     if plan.num_seeds == 2:
         yield (
             "2 pretraining seeds find less than 1 seed does: take 3 or more, or 1, whose verdicts are about these "
@@ -218,8 +219,8 @@ def run_tree(plan: Plan) -> Tree:
     for name, run in plan.runs.items():
         trained = ", ".join(f"{phase.label} {write_steps(phase.steps)}" for phase in run.recipe.curriculum)
         passed = [write_steps(step) for step in run.kept if step != run.last]
-        kept = f"; keeps {', '.join(passed)}" if passed else ""
-        line = f"{name}: {write_steps(run.first)} → {write_steps(run.last)}, {trained}{kept}"
+        keeps = f"; keeps {', '.join(passed)}" if passed else ""
+        line = f"{name}: {write_steps(run.first)} → {write_steps(run.last)}, {trained}{keeps}"
         above = branches[run.parent] if run.parent else root
         branches[name] = above.add(Text(line, overflow="fold", no_wrap=False))
     if num_seeds > 1:
@@ -365,12 +366,12 @@ def plan_graph(plan: Plan) -> str:
     names: dict[tuple[str, int], str] = {}
     nodes, edges = list[str](), list[str]()
 
-    def node_at(place: tuple[str, int], text: str) -> str:
-        """The identifier of a node, which is made when it is first met."""
-        if place not in names:
-            names[place] = f"n{len(names)}"
-            nodes.append(f'  {names[place]}["{text}"]' if place in models else f'  {names[place]}("{text}")')
-        return names[place]
+    def node_at(step: tuple[str, int], text: str) -> str:
+        """Return the identifier of a node, which is made when it is first met."""
+        if step not in names:
+            names[step] = f"n{len(names)}"
+            nodes.append(f'  {names[step]}["{text}"]' if step in models else f'  {names[step]}("{text}")')
+        return names[step]
 
     for run in plan.runs.values():
         start = "random weights" if run.recipe.init.preset else "pretrained"
@@ -393,7 +394,7 @@ def describe_advice(advice: Advice) -> RenderableType:
         choices.add_column(name, overflow="fold")
     for choice in advice.choices:
         choices.add_row(choice.what, choice.value, choice.reason, choice.source)
-    told: list[RenderableType] = [Text(advice.best_use, style="bold"), "", choices, ""]
+    parts: list[RenderableType] = [Text(advice.best_use, style="bold"), "", choices, ""]
     if any(not item.is_guess for item in advice.candidates):
         sizes = Table(title="What the budget buys by size")
         for name in ("preset", "tokens", "per parameter", "epochs", "loss by the law"):
@@ -406,12 +407,12 @@ def describe_advice(advice: Advice) -> RenderableType:
             epochs = show_estimate(item.epochs) if advice.text else ""
             loss, each = "nothing learned" if item.is_guess else f"{item.loss:.2f}", item.tokens_per_parameter
             sizes.add_row(item.name + mark, f"{item.tokens:.2g}", show_estimate(each), epochs, loss)
-        told += [sizes, ""]
+        parts += [sizes, ""]
     cost = f"cost: {advice.flops:.3g} FLOPs"
     if machine := advice.machine:
         taken = describe_hours(machine, advice.flops)
         cost += f", {taken} on {machine.devices} × {machine.name} ({machine.speed})"
-    return Group(*told, cost, *(f"note: {caveat}" for caveat in advice.caveats))
+    return Group(*parts, cost, *(f"note: {caveat}" for caveat in advice.caveats))
 
 
 def recipe_yaml(advice: Advice, has_reasons: bool = True) -> str:
