@@ -128,7 +128,7 @@ class UnitQueue:
         self.num_ready += 1
 
     def take(self, last: str) -> Unit | None:
-        """The next unit of a worker whose last affinity was `last`; None when no unit is ready."""
+        """Return the next unit of a worker whose last affinity was `last`; None when no unit is ready."""
         self.readmit()
         if not self.groups:
             return None
@@ -188,7 +188,7 @@ EngineKind = Literal["local", "ray"]
 
 
 class Engine(Strict):
-    """Where units run."""
+    """The place where units run."""
 
     kind: EngineKind = "local"
     workers: Count | None = None
@@ -230,11 +230,11 @@ def report_progress(value: Any) -> None:
     listener.get(lambda _: None)(value)
 
 
-def attempt(call: Callable[[], Any], told: Callable[[Any], None]) -> Message:
-    """Do what a unit does; what it says of its progress goes to `told`. Only `StoppedError` and `KeyboardInterrupt`
+def attempt(call: Callable[[], Any], tell: Callable[[Any], None]) -> Message:
+    """Do what a unit does; what it says of its progress goes to `tell`. Only `StoppedError` and `KeyboardInterrupt`
     pass. Any error but one of input ends the worker."""
     started = time.perf_counter()
-    token = listener.set(told)
+    token = listener.set(tell)
     try:
         value = call()
     except StoppedError:
@@ -255,13 +255,13 @@ def describe_error(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, InputError):
         return text
-    told = type(error).__name__ + (f": {text}" if text else "")
+    problem = type(error).__name__ + (f": {text}" if text else "")
     frames = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     frames = [(path, line) for path, line in frames if path != Path(__file__)]
     ours = [(path.relative_to(SOURCE), line) for path, line in frames if path.is_relative_to(SOURCE)]
     if ours:
-        return f"{told} ({ours[-1][0]}:{ours[-1][1]})"
-    return f"{told} ({frames[-1][0].name}:{frames[-1][1]})" if frames else told
+        return f"{problem} ({ours[-1][0]}:{ours[-1][1]})"
+    return f"{problem} ({frames[-1][0].name}:{frames[-1][1]})" if frames else problem
 
 
 # Worker processes
@@ -309,7 +309,7 @@ class WorkerProcess:
             self.connection.send_bytes(payload)
 
     def receive(self) -> bytes:
-        """Its next message, pickled; how it ended, if it did. Waits."""
+        """Wait for its next message, pickled; where it has ended, return how."""
         # Its children may hold the pipe open after its end, so that the end of the pipe is not enough to know.
         with suppress(EOFError, OSError):
             while self.popen.poll() is None or self.connection.poll():
@@ -329,10 +329,10 @@ class WorkerProcess:
             os.killpg(self.popen.pid, number)
 
 
-def share_threads(share: int, given: str) -> str:
-    """A worker's number of threads: its share of the cores, or fewer, where so many were given to this process."""
+def share_threads(share: int, allowed: str) -> str:
+    """Return a worker's number of threads: its share of the cores, or fewer, where this process is allowed fewer."""
     share = max(1, share)
-    return str(min(share, int(given)) if given.isdecimal() and int(given) else share)
+    return str(min(share, int(allowed)) if allowed.isdecimal() and int(allowed) else share)
 
 
 def end_processes(processes: Sequence[WorkerProcess]) -> None:

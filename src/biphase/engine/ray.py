@@ -171,9 +171,9 @@ class Head:
 
     def gone(self, reason: str) -> InputError:
         self.is_there = False
-        place = f"the head of the Ray cluster at {self.address}" if self.address else "the Ray cluster"
+        lost = f"the head of the Ray cluster at {self.address}" if self.address else "the Ray cluster"
         remedy = "what was finished is kept: start a cluster and run the same command again"
-        return InputError(f"{place} is gone ({shorten(reason, 200)}); {remedy}")
+        return InputError(f"{lost} is gone ({shorten(reason, 200)}); {remedy}")
 
 
 SEEN_SECONDS = 10.0
@@ -189,14 +189,14 @@ class RayWorker(WorkerProcess):
     Where that node has not the code and the files of this command, it says so in place of starting.
     """
 
-    def __init__(self, threads: int, gpus: str | None, standing: str, code: str, seen: str | None) -> None:
+    def __init__(self, threads: int, gpus: str | None, standing: str, code: str, mark: str | None) -> None:
         """
         Args:
             standing: the current folder of the process that runs units.
             code: what `hash_code` says there.
-            seen: a file that is there while it runs.
+            mark: a file that is there while it runs.
         """
-        self.refusal = find_difference(standing, code, seen)
+        self.refusal = find_difference(standing, code, mark)
         if not self.refusal:
             os.chdir(standing)
             super().__init__(threads, gpus)
@@ -216,8 +216,8 @@ class RayWorker(WorkerProcess):
             end_processes([self])
 
 
-def find_difference(standing: str, code: str, seen: str | None) -> str:
-    """Why units would do something else on this node than where they come from; nothing where they would not.
+def find_difference(standing: str, code: str, mark: str | None) -> str:
+    """Tell why units would do something else on this node than where they come from; nothing where they would not.
 
     A file may take some seconds until all machines that share its file system see it.
     """
@@ -227,9 +227,9 @@ def find_difference(standing: str, code: str, seen: str | None) -> str:
     if not Path(standing).is_dir():
         return f"{node} has no folder {standing}, where this command stands: stand in one that all nodes see"
     deadline = time.monotonic() + SEEN_SECONDS
-    while seen is not None and not Path(seen).exists():
+    while mark is not None and not Path(mark).exists():
         if time.monotonic() > deadline:
-            return f"{node} does not see what is written into {Path(seen).parent}: choose a folder that all nodes share"
+            return f"{node} does not see what is written into {Path(mark).parent}: choose a folder that all nodes share"
         time.sleep(0.1)
     return ""
 
@@ -281,13 +281,13 @@ class RayPool:
                 connect_ray(engine.address)
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             self.limit, self.cpus, self.gpus = share_nodes(nodes, engine, num_units)
-            seen = None if folder is None else self.cleared.enter_context(visible_file(folder.resolve()))
+            mark = None if folder is None else self.cleared.enter_context(visible_file(folder.resolve()))
             is_client = ray.util.client.ray.is_connected()  # through `ray://`
             self.head = Head("" if is_client else ray.get_runtime_context().gcs_address)
         except BaseException:  # Ctrl-C too: a cluster that was started here must not stay behind
             self.cleared.close()
             raise
-        self.arguments = self.cpus, "" if engine.device == "cpu" else None, os.getcwd(), hash_code(), seen
+        self.arguments = self.cpus, "" if engine.device == "cpu" else None, os.getcwd(), hash_code(), mark
         options = {"num_cpus": self.cpus, "num_gpus": self.gpus, "max_restarts": 0, "max_concurrency": 2}
         self.actor = ray.remote(RayWorker).options(**options)
 
@@ -373,13 +373,13 @@ class RayPool:
             self.cleared.close()
 
 
-def describe_loss(error: Exception, place: "Future[str] | None") -> str:
+def describe_loss(error: Exception, address: "Future[str] | None") -> str:
     """Tell in one line that a worker was lost, and on which node."""
     import ray
 
     node = ""
-    if place is not None and place.done() and place.exception() is None:
-        node = f" on node {place.result()}"
+    if address is not None and address.done() and address.exception() is None:
+        node = f" on node {address.result()}"
     if isinstance(error, ray.exceptions.ActorUnavailableError):
         return f"worker was lost{node}: nothing answers there"
     *_, last = str(error).strip().splitlines() or [type(error).__name__]

@@ -45,7 +45,7 @@ def run_units(
     waits_for_busy: bool = False,
     on_progress: Listener = lambda name, value: None,
 ) -> Generator[Outcome, None, None]:
-    """The outcomes of all units, as they end. Closing the generator ends the workers.
+    """Yield the outcomes of all units, as they end. Closing the generator ends the workers.
 
     An exception in a unit, or the death of its worker, is an outcome with an `error`, and so is every unit that needs
     one of those (`blocked: NAME failed: ERROR`); all others go on. After any exception but an `InputError` the worker
@@ -89,7 +89,7 @@ def run_here(queue: UnitQueue, on_progress: Listener) -> Generator[Outcome, None
 
 @dataclass
 class Worker:
-    """What is known of a worker: what it is at, since when, and what it had last."""
+    """A worker: what it is at, since when, and what it had last."""
 
     is_ready: bool = False
     unit: Unit | None = None
@@ -173,7 +173,7 @@ class Failure:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether it did not begin, because something that it needs failed."""
+        """Whether it did not begin, for something that it needs failed."""
         return self.reason.startswith("blocked: ")
 
 
@@ -186,10 +186,10 @@ def failure_path(folder: Path, unit: Unit) -> Path:
     return folder.resolve() / "failed" / f"{plain}.json"
 
 
-def read_failure(path: Path, known: int | None = None) -> Failure | None:
-    """The record of a failure; None where there is none, or none that was written since the time `known`."""
+def read_failure(path: Path, mtime: int | None = None) -> Failure | None:
+    """Read the record of a failure; None where there is none, or none that was written since the time `mtime`."""
     try:
-        return None if path.stat().st_mtime_ns == known else read_json_as(path, Failure)
+        return None if path.stat().st_mtime_ns == mtime else read_json_as(path, Failure)
     except (FileNotFoundError, InputError):
         if path.exists():
             raise
@@ -202,28 +202,28 @@ def read_failures(folder: Path) -> list[Failure]:
     return [failure for failure in records if failure is not None]
 
 
-def unless_failed(function: Callable[..., Any], arguments: dict[str, Any], record: Path, known: int | None) -> Any:
-    """Do a unit, unless another process has failed at it since its record was `known`: that is told again.
+def unless_failed(function: Callable[..., Any], arguments: dict[str, Any], record: Path, mtime: int | None) -> Any:
+    """Do a unit, unless another process has failed at it since the time `mtime` of its record: that is told again.
 
     The processes that wait for a unit would else repeat it one by one, for hours and to the same end.
     """
-    failure = read_failure(record, known)
+    failure = read_failure(record, mtime)
     if failure is not None and failure.traceback:  # else it was blocked, or its worker died: here it may not
         raise InputError(failure.reason)
     return function(**arguments)
 
 
-def record_failure(path: Path, known: int | None, unit: Unit, outcome: Outcome) -> Failure | None:
+def record_failure(path: Path, mtime: int | None, unit: Unit, outcome: Outcome) -> Failure | None:
     """Write what became of a unit that failed; of one that did not, None, and what is recorded of it goes.
 
-    Another process' record of the same failure, written since it was `known`, stays: it has the traceback.
+    Another process' record of the same failure, written since `mtime`, stays: it has the traceback.
     """
     if outcome.error is None:
         path.unlink(missing_ok=True)
         return None
     failure = Failure(unit.name, outcome.error, outcome.traceback)
     with suppress(InputError):
-        theirs = read_failure(path, known)
+        theirs = read_failure(path, mtime)
         if theirs is not None and theirs.reason == failure.reason:
             return theirs
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -312,9 +312,9 @@ def run_batch(
     tried = []
     for unit in units:
         path = failure_path(folder, unit)
-        known = path.stat().st_mtime_ns if path.exists() else None
-        records[unit.name] = path, known
-        arguments = {"function": unit.function, "arguments": unit.arguments, "record": path, "known": known}
+        mtime = path.stat().st_mtime_ns if path.exists() else None
+        records[unit.name] = path, mtime
+        arguments = {"function": unit.function, "arguments": unit.arguments, "record": path, "mtime": mtime}
         tried.append(replace(unit, function=unless_failed, arguments=arguments) if waits_for_busy else unit)
     forecast, failures, told_busy = Forecast(units, spent), list[Failure](), set[str]()
 

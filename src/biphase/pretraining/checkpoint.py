@@ -84,7 +84,10 @@ def save_checkpoint(
         for parameter, state in optimizer.state.items():
             moments |= {f"{names[parameter]}/{key}": tensor for key, tensor in state.items()}
     moments = dict(sorted(moments.items()))  # one order in all processes
-    wholes = (gather(tensor) for tensor in (*parted, *moments.values()))
+    # Tensors with the parts of all processes, gathered one by one; a collective where they are parted.
+    wholes = (
+        tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for tensor in (*parted, *moments.values())
+    )
     with world.together(f"{target} could not be written; the first process says why"):
         try:
             if world.is_main:
@@ -97,8 +100,8 @@ def save_checkpoint(
         except InputError:
             raise
         except (SafetensorError, ValueError) as error:  # a full disk; settings that transformers does not save
-            told = f"cannot write {target}: {first_line(error)}; earlier checkpoints are kept, rerun to go on"
-            raise InputError(told) from error
+            problem = f"cannot write {target}: {first_line(error)}"
+            raise InputError(f"{problem}; earlier checkpoints are kept, rerun to go on") from error
         finally:
             for _ in wholes:  # every process takes part in gathering each, also where the first one could not write
                 pass
@@ -107,7 +110,7 @@ def save_checkpoint(
 def store_parted(
     weights: dict[str, Tensor], parted: dict[DTensor, str], file: Path, wholes: Iterator[Tensor]
 ) -> dict[str, Tensor]:
-    """All weights by name, the parted ones in a file that has no name any more, which is read while others are written.
+    """Return all weights by name, the parted ones in a file without a name any more, read while others are written.
 
     So transformers writes them with its own names and in its own order, and needs no memory for them.
     """
@@ -120,11 +123,6 @@ def store_parted(
     }
 
 
-def gather(tensor: Tensor) -> Tensor:
-    """A tensor with the parts of all processes; a collective where it is parted."""
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
-
-
 def write_tensors(path: Path, named: dict[str, Tensor], wholes: Iterator[Tensor]) -> None:
     """A safetensors file of fp32 tensors, which come whole from `wholes`, one in memory at a time.
 
@@ -134,13 +132,13 @@ def write_tensors(path: Path, named: dict[str, Tensor], wholes: Iterator[Tensor]
     for name, tensor in named.items():
         begin, end = end, end + 4 * tensor.numel()
         header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [begin, end]}
-    told = json.dumps(header, separators=(",", ":")).encode()
-    told += b" " * (-len(told) % 8)
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)
     with open(path, "wb") as file:
-        file.write(len(told).to_bytes(8, "little") + told)
+        file.write(len(encoded).to_bytes(8, "little") + encoded)
         for whole in itertools.islice(wholes, len(named)):
             assert whole.dtype == torch.float32
-            file.write(whole.reshape(-1).cpu().numpy().data)
+            file.write(whole.detach().reshape(-1).cpu().numpy().data)
 
 
 def load_optimizer(folder: Path, model: PackedModel, optimizers: list[torch.optim.Optimizer], world: World) -> None:

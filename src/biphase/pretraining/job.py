@@ -39,7 +39,7 @@ from biphase.pretraining.optimizer import (
     parallelize,
     unwrap,
 )
-from biphase.recipe import ComputeConfig, Phase, Recipe
+from biphase.recipe import Phase, Recipe
 from biphase.run import Run, claim_run, find_checkpoint, read_recipe, split_reference, whole_steps
 
 ORIGIN = "origin.json"
@@ -188,7 +188,12 @@ def find_branch(recipe: Recipe, text: TrainingText, root: Path, run_from: Callab
 def hold_run(job: Job) -> Iterator[None]:
     """Claim the run folder for all processes; every one of them raises `InputError` when it is taken, and tells what
     to do where memory runs out while it is held."""
-    world, run, remedy = job.world, job.run, memory_remedy(job.recipe.compute, job.world.size)
+    world, run, compute = job.world, job.run, job.recipe.compute
+    remedy = f"lower compute.microbatch_tokens ({compute.microbatch_tokens:,})"
+    if not compute.activation_checkpointing:
+        remedy += ", or say compute.activation_checkpointing=true"
+    if world.size > 1 and compute.parallel == "ddp":
+        remedy += ", or compute.parallel=fsdp"
     with ExitStack() as held:
         with world.together(f"{run.path} is in use by another process", BusyError):
             if world.is_main:
@@ -200,17 +205,8 @@ def hold_run(job: Job) -> Iterator[None]:
                     for key in ("model_folder", "optimizer_folder"):
                         origin[key] = origin[key] and str(Path(origin[key]).resolve())
                     write_json(run.path / ORIGIN, origin)
-        held.enter_context(memory_told(remedy))
+        held.enter_context(memory_told(f"{remedy}; the result stays the same"))
         yield
-
-
-def memory_remedy(compute: ComputeConfig, num_processes: int) -> str:
-    remedy = f"lower compute.microbatch_tokens ({compute.microbatch_tokens:,})"
-    if not compute.activation_checkpointing:
-        remedy += ", or say compute.activation_checkpointing=true"
-    if num_processes > 1 and compute.parallel == "ddp":
-        remedy += ", or compute.parallel=fsdp"
-    return f"{remedy}; the result stays the same"
 
 
 def work_between(job: Job, flops: FlopCount, lengths: SampleLengths, begin: int, stop: int) -> float:
@@ -259,7 +255,7 @@ def load_network(recipe: Recipe, start: Start, shards: ShardSet) -> PreTrainedMo
 
 @dataclass
 class State:
-    """What training changes, and what a step of it costs."""
+    """The state that training changes, and what a step of it costs."""
 
     model: nn.Module
     """A `PackedModel`, wrapped for its processes."""

@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
 
 from biphase.console import Send, Tracker, open_tracking, track
 from biphase.corpus.packing import Batches, PackedSet, TrainingText, make_batches, make_samples
@@ -32,7 +34,7 @@ from biphase.flops import FlopCount, SampleLengths
 from biphase.machine import stop_signals
 from biphase.pretraining.job import Job, State, hold_run, load_state, open_job, save_state, work_between
 from biphase.pretraining.objectives import Microbatch, make_microbatches, prefetch
-from biphase.pretraining.optimizer import autocast, gradient_sync, set_rate, unwrap
+from biphase.pretraining.optimizer import autocast, set_rate, unwrap
 from biphase.recipe import Phase, Recipe
 from biphase.run import Run, whole_steps
 
@@ -134,8 +136,8 @@ def train_steps(job: Job, begin: int, stop: int, *, is_logged: bool) -> int:
             if saves:
                 save_state(job, state, done, mixture)
             if is_stopping and done < stop:
-                told = f"stopped at step {done} of {stop}; run the same command to go on"
-                raise StoppedError(told, *world.asked[:1])
+                progress = f"stopped at step {done} of {stop}; run the same command to go on"
+                raise StoppedError(progress, *world.asked[:1])
             if validates or saves:  # whose time is no part of the next step's
                 since = time.perf_counter()
     return state.tokens_seen
@@ -149,7 +151,7 @@ def multiples(every: int, stop: int) -> set[int]:
 def update(
     job: Job, state: State, microbatches: list[Microbatch], step: int, flags: Callable[[], Sequence[bool]] = tuple
 ) -> tuple[dict[str, Any], float, list[bool]]:
-    """One update from all microbatches of all processes: the mean over targets is taken once, over the whole batch.
+    """Make an update from all microbatches of all processes: the mean over targets is taken once, over the whole batch.
 
     `flags` are asked for when the gradients are there.
 
@@ -163,12 +165,16 @@ def update(
         sum(state.flops.batch(m.lengths_S, len(m.targets_N), m.layout.causal) for m in microbatches),
     )
     sums = []
-    for i, m in enumerate(microbatches):
-        with gradient_sync(model, now=i == len(microbatches) - 1):
-            with autocast(world.device, job.dtype):
-                loss_sum, _, _ = model(m.inputs_T, m.positions_T, m.layout, m.target_positions_N, m.targets_N)
-            # DDP and FSDP average gradients over processes; the factor makes a sum of that.
-            (loss_sum * (world.size / max(targets, 1.0))).backward()
+    for number, m in enumerate(microbatches, 1):
+        # Gradients of all microbatches but the last stay on their process.
+        if isinstance(model, DistributedDataParallel):
+            model.require_backward_grad_sync = number == len(microbatches)
+        elif isinstance(model, FSDPModule):
+            model.set_requires_gradient_sync(number == len(microbatches))
+        with autocast(world.device, job.dtype):
+            loss_sum, _, _ = model(m.inputs_T, m.positions_T, m.layout, m.target_positions_N, m.targets_N)
+        # DDP and FSDP average gradients over processes; the factor makes a sum of that.
+        (loss_sum * (world.size / max(targets, 1.0))).backward()
         sums.append(loss_sum.detach())
     norm = nn.utils.clip_grad_norm_(model.parameters(), recipe.optimizer.max_grad_norm)
     # One wait for the device brings all numbers of this process, one collective those of the others.
@@ -180,9 +186,9 @@ def update(
         suspects = [m for m, value in zip(microbatches, local_sums, strict=True) if not math.isfinite(value)]
         samples = first_of([str(number) for m in suspects or microbatches for number in m.sample_ids_S], 8)
         last = state.last_checkpoint
-        kept = "no checkpoint was written yet" if last is None else f"the last checkpoint is @{last}"
-        told = f"{job.run.path.name}: loss {loss} and gradient norm {grad_norm} at step {step + 1}, samples {samples}"
-        raise InputError(f"{told}; {kept}; lower schedule.peak_lr or look at these samples")
+        checkpoint = "no checkpoint was written yet" if last is None else f"the last checkpoint is @{last}"
+        where = f"{job.run.path.name}: loss {loss} and gradient norm {grad_norm} at step {step + 1}, samples {samples}"
+        raise InputError(f"{where}; {checkpoint}; lower schedule.peak_lr or look at these samples")
     rate = set_rate(state.optimizers, recipe.schedule, step, recipe.num_steps)
     for optimizer in state.optimizers:
         optimizer.step()

@@ -52,7 +52,7 @@ def phase_of_step(curriculum: Sequence[Phase], run_step: int, origin_step: int) 
 
 @dataclass(frozen=True)
 class Microbatch:
-    """One forward and backward pass: the arguments of `PackedModel`, and what the accounts need."""
+    """The arguments of `PackedModel` for a forward and backward pass, and what the accounts need."""
 
     inputs_T: Tensor
     positions_T: Tensor

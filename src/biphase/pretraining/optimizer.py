@@ -1,5 +1,5 @@
-"""One network made ready for its processes: activation checkpointing → compile → DDP or FSDP2, in that order. And which
-parameter is updated how: AdamW with the paper's settings, or Muon for the matrices inside the blocks.
+"""A network is made ready for its processes: activation checkpointing → compile → DDP or FSDP2, in that order. Which
+parameter is updated how stands here too: AdamW with the paper's settings, or Muon for matrices inside the blocks.
 
 Muon (Jordan et al. 2024) is momentum, made orthogonal. PyTorch's own always orthogonalises in bf16, which a CPU without
 bf16 units emulates at a hundredth of its speed. This one takes the type as an argument and treats all matrices of one
@@ -7,14 +7,14 @@ shape in one batched product.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -108,7 +108,7 @@ def fill_parts(model: nn.Module, whole: PreTrainedModel | None, world: World) ->
 
 
 def decide_compile(compute: ComputeConfig, device: torch.device, dtype: torch.dtype, work: float) -> tuple[bool, str]:
-    """Whether the blocks are compiled in a run of `work` FLOPs on this device, and that with the reason in words.
+    """Decide whether the blocks are compiled in a run of `work` FLOPs on this device; with the reason in words.
 
     The FLOPs are those of the whole run, resumed or not, so that the choice never changes midway.
     """
@@ -140,18 +140,6 @@ def transformer_blocks(model: nn.Module) -> list[nn.Module]:
 def unwrap(model: nn.Module) -> Any:
     """The `PackedModel` inside."""
     return model.module if isinstance(model, DistributedDataParallel) else model
-
-
-@contextmanager
-def gradient_sync(model: nn.Module, *, now: bool) -> Iterator[None]:
-    """Gradients of all microbatches but the last stay on their process."""
-    if isinstance(model, DistributedDataParallel) and not now:
-        with model.no_sync():
-            yield
-        return
-    if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(now)
-    yield
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> Any:
