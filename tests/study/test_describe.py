@@ -80,8 +80,11 @@ def test_json_is_complete(plan: Plan) -> None:
 
 def test_mermaid_has_an_edge_for_each_phase_between_kept_steps(plan: Plan) -> None:
     text = plan_graph(plan)
-    ends = {(segment.run, segment.last) for segment in plan.segments if segment.last in plan.runs[segment.run].kept}
-    changes = {(one.run, one.last) for one, other in pairwise(plan.segments) if one.phase.label != other.phase.label}
+    ends = {(run.name, step) for run in plan.runs.values() for step in run.kept}
+    changes = set()
+    for segment, following in pairwise(plan.segments):
+        if segment["phase"].label != following["phase"].label:
+            changes.add((segment["run"], segment["last"]))
     assert text.count(" --> ") == text.count("linkStyle") == len(ends | changes)
     nodes = re.findall(r"^  (n\d+)[\[(]\"", text, re.MULTILINE)
     assert len(nodes) == len(set(nodes)) and {*re.findall(r"\bn\d+\b", text)} == set(nodes)

@@ -79,12 +79,12 @@ def check_plan(plan: Plan) -> None:
             prefixes.add(so_far)
     assert plan.steps == len(prefixes)
     for segment in plan.segments:
-        run = plan.runs[segment.run]
-        rates = [rate for _, _, rate in updates(run.recipe)][segment.first - run.first : segment.last - run.first]
+        run = plan.runs[segment["run"]]
+        rates = [rate for _, _, rate in updates(run.recipe)][segment["first"] - run.first : segment["last"] - run.first]
         peak = run.recipe.schedule.peak_lr
         is_flat = [rate == peak for rate in rates]
-        assert all(is_flat) if segment.part == "constant" else not any(is_flat[1:-1])
-    assert sum(segment.steps for segment in plan.segments) == plan.steps
+        assert all(is_flat) if segment["part"] == "constant" else not any(is_flat[1:-1])
+    assert sum(segment["last"] - segment["first"] for segment in plan.segments) == plan.steps
 
 
 def random_curriculum(rng: random.Random) -> str:

@@ -8,7 +8,7 @@ Masks are drawn from (seed, epoch, sample, position in the sample): the same for
 number of workers, and the same for every run with that seed. Targets are listed, not padded with -100, so the head
 computes logits for them alone.
 
-Letters: T tokens, N targets, S samples.
+Letters: T tokens, N targets, S samples, K streams of random numbers.
 """
 
 from bisect import bisect_right
@@ -148,7 +148,11 @@ def label_batch(
     if phase.objective == "mntp":
         may_T &= batch.positions_T > 0
     # Numbers of a token in [0, 1): one chooses it; two more say what hides it, where that is not always the mask token.
-    choice_T, *hiding_T = random_per_token(batch, seed, 1 if phase.mask_token_share == 1 else 3)
+    # They are drawn from (seed, stream, epoch, sample, position).
+    streams_K1 = np.arange(1 if phase.mask_token_share == 1 else 3)[:, None]
+    epochs_T = np.repeat(batch.epochs_S, batch.lengths_S)
+    samples_T = np.repeat(batch.sample_ids_S, batch.lengths_S)
+    choice_T, *hiding_T = uniform(seed, streams_K1, epochs_T, samples_T, batch.positions_T)
     # With a ratio of 0.4, pass 0 takes the tokens with a number in [0, 0.4), pass 1 those after it.
     ratio = phase.mask_at(0)
     passed_T = choice_T - mask_pass * ratio
@@ -167,10 +171,3 @@ def label_batch(
     inputs_T[masked_T] = shards.mask_id
     shift = 1 if phase.objective == "mntp" else 0
     return LabelledBatch(inputs_T, positions_N - shift, targets_N, causal=False)
-
-
-def random_per_token(batch: PackedBatch, seed: int, num_streams: int) -> np.ndarray:
-    """Independent numbers in [0, 1) for each token, [streams, T], from (seed, stream, epoch, sample, position)."""
-    epochs_T = np.repeat(batch.epochs_S, batch.lengths_S)
-    samples_T = np.repeat(batch.sample_ids_S, batch.lengths_S)
-    return uniform(seed, np.arange(num_streams)[:, None], epochs_T, samples_T, batch.positions_T)

@@ -5,7 +5,7 @@ In the picture steps go to the right; each run has a lane; objectives have colou
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from itertools import groupby, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ def draw_plan(plan: Plan, path: Path) -> None:
         figure = Figure(figsize=(10, 1.3 + LANE_INCHES * len(plan.runs)), layout="constrained")
         axes = figure.subplots()
         plot_runs(plan, axes)
-        used = dict.fromkeys(segment.phase.objective for segment in plan.segments)
+        used = dict.fromkeys(phase.objective for run in plan.runs.values() for phase in run.recipe.curriculum)
         key: list[Artist] = [Patch(label=NAMES[name], **look(name)) for name in used]
         marker: dict[str, Any] = {"marker": "o", "linestyle": "none", "markeredgecolor": "black", "markersize": 4}
         key.append(Line2D([], [], markerfacecolor="black", label="final model", **marker))
@@ -108,12 +108,12 @@ def order_lanes(plan: Plan, parent: str | None = None) -> Iterator[str]:
 
 
 def draw_run(plan: Plan, run: PlannedRun, lane: int, axes: Axes) -> None:
-    segments = [segment for segment in plan.segments if segment.run == run.name]
     marks = [model.step for model in plan.models if model.run == run.name]
-    for text, alike in groupby(segments, key=lambda segment: segment.phase.label):
-        stretch = list(alike)
-        objective = stretch[0].phase.objective
-        steps = [stretch[0].first, *(segment.last for segment in stretch)]
+    bends, begin = (run.first + run.recipe.schedule.warmup_steps, run.first + run.recipe.decay_start), run.first
+    for phase in run.recipe.curriculum:
+        text, objective, end = phase.label, phase.objective, begin + phase.steps
+        steps = [begin, *(step for step in bends if begin < step < end), end]
+        begin = end
         below = [(step, lane + half_height(run, step)) for step in steps]
         above = [(step, lane - half_height(run, step)) for step in reversed(steps)]
         axes.add_patch(Polygon([*below, *above], zorder=2, **look(objective)))

@@ -28,7 +28,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from typing import Literal
+from typing import Any, Literal
 
 from biphase.errors import InputError, nearest
 from biphase.files import content_hash
@@ -36,8 +36,6 @@ from biphase.finetuning.config import FinetuneConfig
 from biphase.recipe import Init, Phase, Recipe, cut_phases, join_phases, phases_between
 from biphase.study.arms import Arm, expand_arms, seeded_name
 from biphase.study.spec import Study, check_evaluation, finetune_config, scored_as, task_families, trainings
-
-SchedulePart = Literal["warm-up", "constant", "decay"]
 
 
 @dataclass(frozen=True)
@@ -85,24 +83,6 @@ class PlannedRun:
         """Steps whose checkpoints are there when the run is done: kept ones, ends of phases, the last before the
         decay."""
         return sorted(self.first + step for step in self.recipe.kept_steps)
-
-
-@dataclass(frozen=True)
-class Segment:
-    """A stretch of a run under one objective and one part of the schedule, between two kept steps."""
-
-    name: str
-    run: str
-    parent: str | None
-    """The segment at whose end it begins; None from random weights or a foreign model."""
-    phase: Phase
-    part: SchedulePart
-    first: int
-    last: int
-
-    @property
-    def steps(self) -> int:
-        return self.last - self.first
 
 
 @dataclass(frozen=True)
@@ -233,11 +213,11 @@ class Plan:
             up_to[name] = run.steps + (up_to[run.parent] if run.parent else 0)
         return max(up_to.values())
 
-    @cached_property
-    def segments(self) -> tuple[Segment, ...]:
+    @property
+    def segments(self) -> list[dict[str, Any]]:
         """Every run, cut where its objective changes, where its rate stops to rise or begins to fall, and at kept
-        steps."""
-        segments: list[Segment] = []
+        steps. The parent of a segment is the one at whose end it begins; None where no run of the plan does."""
+        segments: list[dict[str, Any]] = []
         ending_at: dict[tuple[str, int], str] = {}
         for run in self.runs.values():
             schedule = run.recipe.schedule
@@ -247,11 +227,11 @@ class Plan:
             cuts = [step - run.first for step in (warm_end, decay_begin, *run.kept)]
             for begin, end, phase in cut_phases(run.recipe.curriculum, cuts):
                 first, last = run.first + begin, run.first + end
-                part: SchedulePart = "warm-up" if last <= warm_end else "decay" if first >= decay_begin else "constant"
-                name = f"{run.name}:{first}-{last}"
-                segments.append(Segment(name, run.name, parent, phase, part, first, last))
+                part = "warm-up" if last <= warm_end else "decay" if first >= decay_begin else "constant"
+                name, ends = f"{run.name}:{first}-{last}", {"part": part, "first": first, "last": last}
+                segments.append({"name": name, "run": run.name, "parent": parent, "phase": phase, **ends})
                 ending_at[run.name, last] = parent = name
-        return tuple(segments)
+        return segments
 
     @cached_property
     def checkpoints(self) -> tuple[Checkpoint, ...]:

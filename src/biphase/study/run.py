@@ -333,7 +333,5 @@ def look_for_data(plan: Plan) -> None:
     for name in dict.fromkeys([*evaluation.tasks, *(find_task(task).trained_on or task for task in evaluation.tasks)]):
         task = find_task(name)
         folder = dir_of(task, folders)
-        if folder is not None and folder != str(HUB):
-            find_source(task, Path(folder))
-        elif task.hub is None:
-            find_source(task, None if folder is None else HUB)
+        if task.hub is None or folder not in (None, str(HUB)):
+            find_source(task, None if folder is None else Path(folder))
