@@ -388,8 +388,8 @@ def describe_loss(error: Exception, address: "Future[str] | None") -> str:
 
 @contextmanager
 def visible_file(folder: Path) -> Iterator[str]:
-    """A file in a folder while the block runs, for others to look whether they see it. What killed processes left of
-    theirs is removed."""
+    """Keep a file in a folder while the block runs, for others to look whether they see it. What killed processes left
+    of theirs is removed."""
     for left in folder.glob(".seen-*"):
         if not is_locked(left):
             left.unlink(missing_ok=True)

@@ -173,7 +173,7 @@ class Failure:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether it did not begin, for something that it needs failed."""
+        """It did not begin, because something that it needs failed."""
         return self.reason.startswith("blocked: ")
 
 
@@ -235,7 +235,7 @@ LEAST_SHARE = 0.1
 
 
 class Forecast:
-    """An estimate of how long the units that are left will take.
+    """A forecast of how long the units that are left will take.
 
     A unit takes as long for its cost as those of its kind took so far, the parts of those that run included, or, before
     there is one of its kind, as all. As many units run side by side as did when the last one ended.

@@ -124,7 +124,7 @@ def store_parted(
 
 
 def write_tensors(path: Path, named: dict[str, Tensor], wholes: Iterator[Tensor]) -> None:
-    """A safetensors file of fp32 tensors, which come whole from `wholes`, one in memory at a time.
+    """Write a safetensors file of fp32 tensors, which come whole from `wholes`, one in memory at a time.
 
     The format: the header's length in 8 bytes; the header, JSON with spaces behind it; then all numbers, row by row.
     """
@@ -162,7 +162,7 @@ def load_optimizer(folder: Path, model: PackedModel, optimizers: list[torch.opti
 
 
 def read_part(stored: Any, name: str, parameter: nn.Parameter) -> Tensor:
-    """A tensor that an optimizer keeps for a parameter, parted as that is: of its rows, those of this process alone.
+    """Read a tensor that an optimizer keeps for a parameter, parted as that is: of its rows those of this process.
 
     FSDP2 gives each process ceil(rows / processes) of them, as long as there are any:
 
@@ -183,8 +183,8 @@ def read_part(stored: Any, name: str, parameter: nn.Parameter) -> Tensor:
 
 
 def read_checkpoint_manifest(folder: Path, *, check_files: bool = True) -> CheckpointManifest:
-    """The manifest of a checkpoint, as it was written, and of files that are all there and unchanged; without
-    `check_files`, nobody looks at these."""
+    """Read the manifest of a checkpoint, as it was written, and check that its files are all there and unchanged;
+    without `check_files`, nobody looks at these."""
     remedy = "delete the folder and rerun"
     manifest = read_hashed(folder / "manifest.json", CheckpointManifest, remedy)
     if not manifest.files:

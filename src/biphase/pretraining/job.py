@@ -89,7 +89,7 @@ class Job:
 def open_job(
     recipe: Recipe, root: Path, world: World, text: TrainingText | None = None, model: Path | None = None
 ) -> Job:
-    """The recipe's run under `root`, named by what decides its weights. Writes nothing and loads no weights.
+    """Open the recipe's run under `root`, named by what decides its weights. Writes nothing and loads no weights.
 
     Args:
         text: what `data` names, where it is open already.
@@ -111,8 +111,8 @@ def open_job(
 
 
 def begin_with_model(recipe: Recipe, shards: ShardSet, folder: Path | None = None) -> tuple[Recipe, Start]:
-    """The beginning at the recipe's `init.model`, and the recipe; where that does not say how long samples are, with
-    those that the model has positions for.
+    """Begin at the recipe's `init.model`. The recipe, where it does not say how long samples are, gets those that the
+    model has positions for.
 
     Raises `InputError` where the model has another tokenizer than the shards. A folder without one is taken at its
     word, and that is said.
@@ -141,7 +141,7 @@ def begin_with_model(recipe: Recipe, shards: ShardSet, folder: Path | None = Non
 
 
 def find_branch(recipe: Recipe, text: TrainingText, root: Path, run_from: Callable[[Start], Run]) -> Start:
-    """The beginning at a checkpoint of another run; the text begins anew where the two have not the same order.
+    """Begin at a checkpoint of another run; the text begins anew where the two have not the same order.
 
     That run may have dropped it since: then by the own record of the recipe's run, where that has a checkpoint to go on
     from.
@@ -222,7 +222,7 @@ def work_between(job: Job, flops: FlopCount, lengths: SampleLengths, begin: int,
 
 
 def load_network(recipe: Recipe, start: Start, shards: ShardSet) -> PreTrainedModel:
-    """The network at `start`, in fp32 on the CPU, its head checked against ours."""
+    """Load the network at `start`, in fp32 on the CPU, its head checked against ours."""
     manifest, longest = shards.manifest, recipe.data.max_sample_tokens
     if start.model_folder is None:
         ids = TokenIds(manifest.vocab_size, manifest.mask_id, manifest.eos_id, manifest.pad_id, manifest.bos_id)
@@ -269,7 +269,7 @@ class State:
 
 
 def load_state(job: Job, run_step: int) -> State:
-    """The state after `run_step` updates, which are none or those of a checkpoint. Every process must call it."""
+    """Load the state after `run_step` updates, which are none or those of a checkpoint. Every process must call it."""
     recipe, world, start = job.recipe, job.world, job.origin
     if run_step:
         folder = job.run.steps / str(start.step + run_step)

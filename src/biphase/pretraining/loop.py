@@ -90,7 +90,7 @@ def train(
 
 
 def train_steps(job: Job, begin: int, stop: int, *, is_logged: bool) -> int:
-    """The updates after `begin` up to `stop`; returns the tokens seen in the end.
+    """Make the updates after `begin` up to `stop`; returns the tokens seen in the end.
 
     With `is_logged`, metrics.jsonl tells of it, validation included, and checkpoints are written when the recipe says;
     without it, at the end alone.
@@ -144,7 +144,7 @@ def train_steps(job: Job, begin: int, stop: int, *, is_logged: bool) -> int:
 
 
 def multiples(every: int, stop: int) -> set[int]:
-    """Each so many-th update up to `stop`; none for 0."""
+    """List each so many-th update up to `stop`; none for 0."""
     return {*range(every, stop + 1, every)} if every else set()
 
 
@@ -201,7 +201,7 @@ def update(
 
 
 def prove_causality(model: nn.Module, phase: Phase, job: Job) -> None:
-    """The probe, with the attention backend and the type of the arithmetic that train.
+    """Probe the network with the attention backend and the type of the arithmetic that train.
 
     Raises:
         FailedProofError: the network looks elsewhere than the phase's objective says.
@@ -214,8 +214,8 @@ def prove_causality(model: nn.Module, phase: Phase, job: Job) -> None:
 
 
 def open_batches(job: Job) -> tuple[Batches, Callable[[nn.Module, Phase], dict[str, float]] | None]:
-    """The batches of a run, and a function from (model, phase) to validation metrics, on the same tokens every time;
-    None without such text.
+    """Open the batches of a run, and make a function from (model, phase) to validation metrics, on the same tokens
+    every time; None without such text.
 
     Raises `InputError` where batches are too small for the processes.
     """
@@ -264,7 +264,7 @@ def validate(job: Job, batches: Batches, token_bytes_V: Tensor, model: nn.Module
 
 
 def describe_start(job: Job, state: State, batches: Batches) -> str:
-    """A line on what is about to be trained, and one on how it is computed, and why so."""
+    """Write a line on what is about to be trained, and one on how it is computed, and why so."""
     recipe, world, compute, carried = job.recipe, job.world, job.recipe.compute, job.origin.carried
     network: Any = unwrap(state.model).network
     millions = sum(parameter.numel() for parameter in network.parameters()) / 1e6
@@ -346,7 +346,7 @@ class MetricsLog:
 
 @contextmanager
 def open_log(job: Job, batches: Batches, flops: FlopCount, steps: range, *, is_logged: bool) -> Iterator[MetricsLog]:
-    """The log and the progress bar of these steps; without `is_logged`, the bar alone."""
+    """Open the log and the progress bar of these steps; without `is_logged`, the bar alone."""
     is_written = is_logged and job.world.is_main
     tracking = job.recipe.tracking if is_written else None
     settings = job.recipe.model_dump(mode="json")

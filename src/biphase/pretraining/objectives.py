@@ -32,8 +32,8 @@ from biphase.recipe import Phase
 
 
 def phase_of_step(curriculum: Sequence[Phase], run_step: int, origin_step: int) -> tuple[int, Phase]:
-    """The number of the mixture that update `run_step` (from 0) of a run belongs to, and its pure phase, whose masking
-    ratio is fixed.
+    """Find the number of the mixture that update `run_step` (from 0) of a run belongs to, and its pure phase, whose
+    masking ratio is fixed.
 
     A share of CLM counts the updates from 0 over all parents, `origin_step` before this run, so that branches of a
     trunk agree. A ratio that moves is, at step i of n, that of (i + ½) / n of the way: its mean is the mean of both
@@ -64,8 +64,8 @@ class Microbatch:
 
 
 def prefetch(job: Job, batches: Batches, steps: range) -> Iterator[tuple[int, int, Phase, list[Microbatch]]]:
-    """Each step, the number of its mixture, its pure phase and microbatches; those of the next step are made while the
-    current one computes."""
+    """Yield each step, the number of its mixture, its pure phase and microbatches; those of the next step are made
+    while the current one computes."""
 
     def make(step: int) -> tuple[int, int, Phase, list[Microbatch]]:
         number, phase = phase_of_step(job.recipe.curriculum, step, job.origin.step)
@@ -86,7 +86,7 @@ def prefetch(job: Job, batches: Batches, steps: range) -> Iterator[tuple[int, in
 
 
 def make_microbatches(job: Job, batches: Batches, phase: Phase, step: int, mask_pass: int = 0) -> list[Microbatch]:
-    """This process's parts of batch `step`: as many on every process, each about `microbatch_tokens` long."""
+    """Make this process's parts of batch `step`: as many on every process, each about `microbatch_tokens` long."""
     size, rank = job.world.size, job.world.rank
     num = -(-batches.batch_tokens(step) // (size * job.recipe.compute.microbatch_tokens))
     parts = [batches.batch(step, rank * num + i, size * num) for i in range(num)]
@@ -94,7 +94,7 @@ def make_microbatches(job: Job, batches: Batches, phase: Phase, step: int, mask_
 
 
 def make_microbatch(job: Job, batch: PackedBatch, phase: Phase, mask_pass: int = 0) -> Microbatch:
-    """Part of a batch, labelled for the phase and laid out on the device."""
+    """Label part of a batch for the phase and lay it out on the device."""
     device, manifest = job.world.device, job.text.main.manifest
     if len(batch.sample_ids_S) == 0:
         # A part of a small validation set may hold no sample, but its process must take part in every layer, and

@@ -76,7 +76,7 @@ def parallelize(
 def outline_network(
     load: Callable[[], PreTrainedModel], world: World
 ) -> tuple[PreTrainedModel, PreTrainedModel | None]:
-    """A network without values, to be wrapped in parts, and in the first process what `load` gives beside it.
+    """Make a network without values, to be wrapped in parts; in the first process what `load` gives is beside it.
 
     The first process alone has it whole, once and not on its device: there it is drawn, or read and proved, as by one
     process. Every process must call it.
@@ -130,8 +130,8 @@ def decide_compile(compute: ComputeConfig, device: torch.device, dtype: torch.dt
 
 
 def transformer_blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated layers of a transformers model: its longest module list, of layers that say that they are some where
-    there are any."""
+    """Find the repeated layers of a transformers model: its longest module list, of layers that say that they are some
+    where there are any."""
     lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList) and len(module)]
     layers = [members for members in lists if all(isinstance(each, GradientCheckpointingLayer) for each in members)]
     return max(layers or lists, key=len)
@@ -143,7 +143,7 @@ def unwrap(model: nn.Module) -> Any:
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> Any:
-    """A context in which products are formed in `dtype`."""
+    """Open a context in which products are formed in `dtype`."""
     return torch.autocast(device.type, dtype) if dtype != torch.float32 else nullcontext()
 
 
@@ -154,7 +154,7 @@ QUINTIC = (3.4445, -4.7750, 2.0315)
 def make_optimizers(
     settings: Optimizer, model: nn.Module, *, dtype: torch.dtype = torch.float32, sharded: bool = False
 ) -> list[torch.optim.Optimizer]:
-    """The optimizers of all trainable parameters, each parameter in exactly one.
+    """Make the optimizers of all trainable parameters, each parameter in exactly one.
 
     `dtype` is the type of the arithmetic. Every group carries `lr_scale`: its rate as a multiple of the schedule's.
     """
@@ -180,7 +180,7 @@ def make_optimizers(
 
 
 def block_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """The matrices of the repeated layers: no embedding and no output layer is among them."""
+    """List the matrices of the repeated layers: no embedding and no output layer is among them."""
     parameters = [parameter for block in transformer_blocks(model) for parameter in block.parameters()]
     return [parameter for parameter in parameters if parameter.ndim == 2 and parameter.requires_grad]
 
@@ -195,7 +195,7 @@ def set_rate(optimizers: list[torch.optim.Optimizer], schedule: Schedule, step: 
 
 
 def learning_rate(schedule: Schedule, step: int, num_steps: int) -> float:
-    """The rate of update `step` (from 0) of `num_steps`: warmup-stable-decay (Table 1; Hu et al. 2024).
+    """Return the rate of update `step` (from 0) of `num_steps`: warmup-stable-decay (Table 1; Hu et al. 2024).
 
     Warm-up climbs in equal steps from peak / warmup_steps to the peak; decay falls in equal steps from the peak to
     peak / decay_steps, so that 0 would come after the last update and no update is wasted on it.

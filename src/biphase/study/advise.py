@@ -51,7 +51,7 @@ def read_rules() -> dict[str, Any]:
 
 
 def apply_rule(what: str, case: str, **facts: Any) -> Choice:
-    """A row of the advice with the numbers filled in."""
+    """Write a row of the advice with the numbers filled in."""
     tree = read_rules()
     rule, limits = tree["rules"][what], {"fresh": FRESH_EPOCHS, "most": MOST_EPOCHS, "noise": WITHIN_NOISE}
     said = {"value": rule.get("value"), **rule[case]}
@@ -199,7 +199,7 @@ class Candidate:
 
     @property
     def is_guess(self) -> bool:
-        """Whether the law expects no more of it than of a network that knows nothing."""
+        """The law expects no more of it than of a network that knows nothing."""
         return self.loss >= math.log(self.shape.vocab_size)
 
     @property
@@ -230,8 +230,8 @@ def make_candidate(
 
 
 def choose_candidate(candidates: Sequence[Candidate], budget: float) -> Candidate:
-    """The smallest of those that the law cannot tell from the best; they stand from large to small. Where it expects
-    nothing of any, what differs is their vocabulary alone."""
+    """Choose the smallest of those that the law cannot tell from the best; they stand from large to small. Where it
+    expects nothing of any, what differs is their vocabulary alone."""
     possible, smallest = [item for item in candidates if item.tokens >= LEAST_TOKENS], candidates[-1]
     if not possible:
         reading = f" and the text given, read {smallest.epochs:.2g} times," if smallest.epochs else ""
@@ -335,8 +335,8 @@ def advise(
     evidence: Sequence[Evidence] = (),
     from_scratch: bool = False,
 ) -> Advice:
-    """A recipe for a budget: `flops`, or `hours` on all devices of `machine`. Without `text`, there is enough of it.
-    `from_scratch` asks for random weights, and so does `evidence`, which is about these.
+    """Find a recipe for a budget: `flops`, or `hours` on all devices of `machine`. Without `text`, there is enough of
+    it. `from_scratch` asks for random weights, and so does `evidence`, which is about these.
 
     Raises:
         InputError: no budget or two, hours without a machine, or a budget too small to train anything.
@@ -465,7 +465,7 @@ def choose_curriculum(evidence: Sequence[Evidence]) -> Choice | None:
 
 
 def write_recipe(chosen: Candidate, machine: Machine | None, text: TextAmount | None) -> Recipe | None:
-    """The recipe by the rules that `rules.yaml` tells of, for the shards that are there or those that are to be
+    """Write the recipe by the rules that `rules.yaml` tells of, for the shards that are there or those that are to be
     prepared. None where its network fits into no device in any way."""
     context, shape = chosen.context, chosen.shape
     is_small, is_continued = chosen.kind == "small network", chosen.kind == "continued"

@@ -79,8 +79,8 @@ class Machine:
 
 
 def find_machine(name: str, devices: int = 1, efficiency: float | None = None) -> Machine:
-    """A device of the table, by a name that it is part of, or the devices of the run in a folder, as fast as they were:
-    by the median of its steps, without the first few.
+    """Find a device of the table, by a name that it is part of, or the devices of the run in a folder, as fast as they
+    were: by the median of its steps, without the first few.
 
     Raises `InputError` for unknown ones, none of them, an efficiency that is no share, one beside a run, and a run that
     has logged no more than its first steps.
@@ -110,7 +110,7 @@ def find_machine(name: str, devices: int = 1, efficiency: float | None = None) -
 
 
 def study_machine(study: Study, device: str | None = None, efficiency: float | None = None) -> Machine | None:
-    """The device that is asked for, else that of the study file; None where neither names one.
+    """Find the device that is asked for, else that of the study file; None where neither names one.
 
     What the file says of the efficiency is said of its own device. Raises `InputError` for an efficiency of none.
     """
@@ -433,8 +433,8 @@ def cell_costs(plan: Plan, sizes: Sizes | None) -> Iterator[tuple[int, float, fl
 
 
 def count_embedded(embed: EmbedEvaluation) -> tuple[int, float] | None:
-    """The updates of all stages and the pairs that they go through, at most: by `max_steps`, or `limit` of the sources.
-    None where neither is given."""
+    """Count the updates of all stages and the pairs that they go through, at most: by `max_steps`, or `limit` of the
+    sources. None where neither is given."""
     updates, trained = 0, 0.0
     for stage in embed.settle().stages:
         num_pairs = sum(source.weight * (source.limit or math.inf) for source in stage.data)

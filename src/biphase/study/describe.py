@@ -230,7 +230,7 @@ def run_tree(plan: Plan) -> Tree:
 
 
 def describe_steps(estimate: Estimate) -> list[RenderableType]:
-    """A table of models, steps and tokens of each group of arms, and how they differ from published steps."""
+    """Make a table of models, steps and tokens of each group of arms, and how they differ from published steps."""
     rows = [row for row in estimate.groups if row.group != "evaluation"]
     columns = {"arms": ([row.group for row in rows], "all")}
     for header, field in (("models", "models"), ("steps\nalone", "steps_alone"), ("steps\nshared", "steps")):
@@ -250,7 +250,7 @@ def describe_steps(estimate: Estimate) -> list[RenderableType]:
 
 
 def number_table(title: str, columns: Mapping[str, tuple[list[str], str]]) -> Table:
-    """A table that fits into 60 columns: words wrap, numbers are whole. `columns`: header → cells, and the sum."""
+    """Make a table that fits into 60 columns: words wrap, numbers are whole. `columns`: header → cells, and the sum."""
     table = Table(title=title, show_footer=True, **PLAIN)
     for number, (header, (_, footer)) in enumerate(columns.items()):
         layout: dict[str, Any] = {"justify": "right", "no_wrap": True} if number else {"overflow": "fold"}
@@ -282,7 +282,7 @@ def cost_table(estimate: Estimate) -> Table:
 
 
 def describe_hours(machine: Machine, flops: float) -> str:
-    """The time that a machine takes, all devices busy: `12 hours`, and below two hours as people say it: `1m26s`."""
+    """Tell the time that a machine takes, all devices busy: `12 hours`, and below two hours as people say it: `1m26s`."""
     hours = machine.device_hours(flops) / machine.devices
     return f"{show_estimate(hours)} hours" if hours >= 2 else duration(3600 * hours)
 
@@ -325,7 +325,7 @@ def cost_lines(estimate: Estimate) -> list[str]:
 
 
 def plan_json(plan: Plan, estimate: Estimate) -> dict[str, Any]:
-    """The plan as plain data: runs with their recipes, segments, models, checkpoints, cells by name; and the cost."""
+    """Write the plan as plain data: runs with their recipes, segments, models, checkpoints, cells by name; and the cost."""
     models = []
     for model in plan.models:
         arm = plan.arms[model.arm]
@@ -354,8 +354,8 @@ def plan_json(plan: Plan, estimate: Estimate) -> dict[str, Any]:
 
 
 def plan_graph(plan: Plan) -> str:
-    """The tree of runs of the first pretraining seed for Mermaid, which Markdown pages draw: checkpoints, and what is
-    trained between them. A node is a model, another kept checkpoint, or a start: random weights or a foreign model."""
+    """Draw the tree of runs of the first pretraining seed for Mermaid, which Markdown pages show: checkpoints, and what
+    is trained between them. A node is a model, another kept checkpoint, or a start: random weights or a foreign model."""
     plan = plan.of_first_seed
     # The models at a (run, step); final ones come last and win, for they bear the names of arms.
     models = {
@@ -387,7 +387,7 @@ def plan_graph(plan: Plan) -> str:
 
 
 def describe_advice(advice: Advice) -> RenderableType:
-    """The best use of the budget, the choices with their reasons, what each preset would get, and what to keep in
+    """Tell the best use of the budget, the choices with their reasons, what each preset would get, and what to keep in
     mind."""
     choices = Table(title=f"The recipe: {advice.recipe.name}", show_lines=True)
     for name in ("what", "choice", "reason", "source"):
@@ -416,7 +416,7 @@ def describe_advice(advice: Advice) -> RenderableType:
 
 
 def recipe_yaml(advice: Advice, has_reasons: bool = True) -> str:
-    """The recipe for `biphase pretrain`, with the commands before it and its reasons as comments."""
+    """Write the recipe for `biphase pretrain`, with the commands before it and its reasons as comments."""
     recipe, lines = advice.recipe, [f"# {advice.best_use}"]
     lines += [f"# {choice.what}: {choice.value}. {choice.reason} [{choice.source}]" for choice in advice.choices]
     lines += [f"# note: {caveat}" for caveat in advice.caveats]

@@ -178,8 +178,8 @@ class StudyState:
 
     @property
     def failures(self) -> list[Failure]:
-        """What failed last time and is still to be done: what failed as another version of the study file had it may be
-        done as this one has it, or not asked for."""
+        """Units that failed last time and are still to be done: what failed as another version of the study file had it
+        may be done as this one has it, or not asked for."""
         left = self.kinds.keys() - self.done
         return [failure for failure in read_failures(self.folder.path) if failure.unit in left]
 

@@ -190,7 +190,7 @@ def tell_declaration(hypotheses: AskedHypotheses, folder: Path) -> str:
 
 
 def tell_findings(findings: Sequence[Finding], declared: str) -> Iterator[str]:
-    """The verdicts on a study's hypotheses, a line each, and whether these stood before the results did."""
+    """Tell the verdicts on a study's hypotheses, a line each, and whether these stood before the results did."""
     for finding in findings:
         verdicts = [inequality.verdict for inequality in finding.inequalities]
         count = f"{verdicts.count('supported')} of {show_count(len(verdicts), 'inequality', 'inequalities')}"

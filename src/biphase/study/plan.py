@@ -53,7 +53,7 @@ class ArmPath:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One `biphase pretrain`: what an arm needs beyond what earlier runs have trained."""
+    """A run of `biphase pretrain`: the steps that an arm needs beyond those that earlier runs have trained."""
 
     name: str
     """The name of its arm."""
@@ -124,7 +124,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class StudyCell:
-    """One fine-tuning: a model on a task's training data, evaluated on one task or several."""
+    """A fine-tuning: a model on a task's training data, evaluated on one task or several."""
 
     model: str
     task: str
@@ -140,7 +140,7 @@ class StudyCell:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a study does. Runs stand behind the runs that they start from."""
+    """The runs and cells of a study. Runs stand behind the runs that they start from."""
 
     study: Study
     arms: dict[str, Arm]
@@ -157,7 +157,7 @@ class Plan:
 
     @property
     def has_one_order(self) -> bool:
-        """Whether an arm that is pretrained several times sees the data in one order each time."""
+        """An arm that is pretrained several times sees the data in one order each time."""
         firsts, later = set[tuple[str, int]](), set[tuple[str, int]]()
         for arm in self.arms.values():
             (later if arm.seed else firsts).add((arm.pooled_name, arm.recipe.data.order_seed))
@@ -253,7 +253,7 @@ class Plan:
 
 
 def plan_study(study: Study) -> Plan:
-    """The plan of a study; nothing is read from disk but the table of tasks.
+    """Plan a study; nothing is read from disk but the table of tasks.
 
     Raises:
         InputError: as `expand_arms` and `check_evaluation`; an intermediate checkpoint that cannot exist; two arms that
@@ -332,7 +332,7 @@ def train_name(run: str) -> str:
 
 
 def history(plan: Plan, model: EvaluatedModel) -> tuple[Phase, ...]:
-    """The phases of a model from its beginning, over all parents; those of a foreign model are not known."""
+    """List the phases of a model from its beginning, over all parents; those of a foreign model are not known."""
     *earlier, arm = plan.lineage(model.arm)
     before = [phase for parent in earlier for phase in parent.recipe.curriculum]
     steps = model.step - sum(phase.steps for phase in before)

@@ -102,7 +102,7 @@ def list_unlike(facts: Iterable[tuple[str, Mapping[str, str]]]) -> Iterator[tupl
 def collect_model(
     arm: ReportArm, pretraining_seed: int | None, scores: ScoreSet, families: Mapping[str, str], peers: Sequence[Score]
 ) -> Iterator[Result]:
-    """A model's results on every task, by both metrics. Test examples are known for the metric that chose the rate.
+    """Collect a model's results on every task, by both metrics; test examples for the metric that chose the rate.
 
     `peers` are the scores of the arm's other pretraining seeds, which choose the rate for a single fine-tuning seed.
 
@@ -224,7 +224,7 @@ MOST_NAMES = 3
 
 
 def list_notes(state: StudyState) -> Iterator[str]:
-    """A sentence for each thing that was not the same for all arms."""
+    """Write a sentence for each thing that was not the same for all arms."""
     if state.plan.has_one_order:
         yield "All pretraining seeds saw the data in one order: what they show holds for that order of the data."
     trained = []
@@ -245,7 +245,7 @@ def list_notes(state: StudyState) -> Iterator[str]:
 
 
 def tell_unlike(how: str, facts: Iterable[tuple[str, Mapping[str, str]]]) -> Iterator[str]:
-    """A sentence for each fact of a run or a model that is known to differ."""
+    """Write a sentence for each fact of a run or a model that is known to differ."""
     for key, names_of in list_unlike(facts):
         shown = ", ".join(f"{value} ({first_of(names, MOST_NAMES)})" for value, names in sorted(names_of.items()))
         yield f"Not all {how} with the same {key}: {shown}; differences between these may come from it."
@@ -295,7 +295,7 @@ def report_study(
 
 
 def tell_texts(state: StudyState) -> Iterator[str]:
-    """A comment on each shard set that runs were trained on; its size, where the set is still there."""
+    """Write a comment on each shard set that runs were trained on; its size, where the set is still there."""
     texts: dict[tuple[str, str], None] = {}
     for name, record in state.records.items():
         texts |= dict.fromkeys(zip(state.plan.runs[name].recipe.data.sets, record.text or (), strict=False))

@@ -81,7 +81,7 @@ def write_steps(steps: int) -> str:
 
 
 def curriculum_label(text: str) -> str:
-    """A curriculum as part of a name: `25/75` → `25-75`."""
+    """Write a curriculum as part of a name: `25/75` → `25-75`."""
     return re.sub(r"[^A-Za-z0-9.]+", "-", text)
 
 
