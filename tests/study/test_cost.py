@@ -91,7 +91,7 @@ def test_a_device_is_a_known_one() -> None:
     with pytest.raises(InputError, match=r"unknown device or run 'H10O'; did you mean 'H100'\?$"):
         find_machine("H10O")
     machine = find_machine("H100", 4, efficiency=0.5)
-    assert machine.device_hours(machine.flops_in(1)) == 4 and machine.source == "stated"
+    assert machine.device_hours(machine.peak_flops * 1800) == 1 and machine.source == "stated"
     assert find_machine("cpu").source == "assumed"
 
 

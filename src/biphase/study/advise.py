@@ -427,7 +427,9 @@ def count_budget(flops: float | None, hours: float | None, machine: Machine | No
         raise InputError("give a budget, either in FLOPs or in hours on a device")
     if hours is not None and machine is None:
         raise InputError("hours need a device, such as H100")
-    budget = machine.flops_in(hours) if machine and hours is not None else flops or 0.0
+    budget = flops or 0.0
+    if machine is not None and hours is not None:
+        budget = hours * 3600 * machine.devices * machine.peak_flops * machine.efficiency
     if not 0 < budget <= MOST_FLOPS:
         amount = f"{hours:g} hours" if hours is not None else f"{flops:.3g} FLOPs"
         raise InputError(f"{amount} are no budget; it is above 0 and up to {MOST_FLOPS:.0e} FLOPs")

@@ -73,10 +73,6 @@ class Machine:
         """Count the hours that one device needs for so many FLOPs."""
         return flops / (self.peak_flops * self.efficiency) / 3600
 
-    def flops_in(self, hours: float) -> float:
-        """Count the FLOPs that all its devices together do in some hours."""
-        return hours * 3600 * self.devices * self.peak_flops * self.efficiency
-
 
 def find_machine(name: str, devices: int = 1, efficiency: float | None = None) -> Machine:
     """Find a device of the table, by a name that it is part of, or the devices of the run in a folder, as fast as they

@@ -282,7 +282,7 @@ def cost_table(estimate: Estimate) -> Table:
 
 
 def describe_hours(machine: Machine, flops: float) -> str:
-    """Tell the time that a machine takes, all devices busy: `12 hours`, and below two hours as people say it: `1m26s`."""
+    """Tell the time that a machine takes, all devices busy: `12 hours`, and below two hours as it is said: `1m26s`."""
     hours = machine.device_hours(flops) / machine.devices
     return f"{show_estimate(hours)} hours" if hours >= 2 else duration(3600 * hours)
 
@@ -325,7 +325,7 @@ def cost_lines(estimate: Estimate) -> list[str]:
 
 
 def plan_json(plan: Plan, estimate: Estimate) -> dict[str, Any]:
-    """Write the plan as plain data: runs with their recipes, segments, models, checkpoints, cells by name; and the cost."""
+    """Write the plan as plain data: runs with their recipes, segments, models, checkpoints, names of cells, the cost."""
     models = []
     for model in plan.models:
         arm = plan.arms[model.arm]
@@ -355,7 +355,8 @@ def plan_json(plan: Plan, estimate: Estimate) -> dict[str, Any]:
 
 def plan_graph(plan: Plan) -> str:
     """Draw the tree of runs of the first pretraining seed for Mermaid, which Markdown pages show: checkpoints, and what
-    is trained between them. A node is a model, another kept checkpoint, or a start: random weights or a foreign model."""
+    is trained between them. A node is a model, another kept checkpoint, or a start: random weights or a foreign
+    model."""
     plan = plan.of_first_seed
     # The models at a (run, step); final ones come last and win, for they bear the names of arms.
     models = {
