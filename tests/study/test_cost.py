@@ -66,7 +66,8 @@ def test_lengths_and_vocabulary_are_read_from_shards_that_are_here(corpus: Any) 
         [shape] = measure_sizes(small_plan(shards, planning)).shapes.values()
         assert shape is not None and shape.vocab_size == vocab_size
     with pytest.raises(InputError, match=r"shards nowhere are not here yet: give planning\.vocab_size"):
-        measure_sizes(small_plan("nowhere", {}))
+        estimate(small_plan("nowhere", {}))
+    assert [*measure_sizes(small_plan("nowhere", {})).shapes.values()] == [None], "a report does without"
 
 
 def small_plan(shards: str, planning: dict[str, Any]) -> Plan:

@@ -15,7 +15,7 @@ from biphase.config import parse_config
 from biphase.embedding.evaluation import read_judged_set, score_bm25
 from biphase.engine.local import Engine
 from biphase.errors import InputError
-from biphase.study.cost import cell_costs, count_embedded, estimate
+from biphase.study.cost import cell_costs, count_embedded, estimate, measure_sizes
 from biphase.study.folder import claim_study_folder, read_state
 from biphase.study.plan import plan_study
 from biphase.study.report import collect_results, report_study
@@ -108,7 +108,7 @@ def test_what_embedding_costs_is_counted_where_it_can_be(tree: dict[str, Any], t
         assert count_embedded(plan.study.evaluation.embed) == counted
         assert any("for want of its max_steps" in line for line in estimate(plan).assumptions) == (counted is None)
         if counted:
-            cell = cell_costs(plan, None)
+            cell = cell_costs(plan, measure_sizes(plan))
             assert next(cell)[:2] == (counted[0], counted[1] * 120)
 
 

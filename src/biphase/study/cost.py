@@ -4,7 +4,7 @@ What devices compute in an hour and hold in memory, and how large networks, samp
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -172,6 +172,8 @@ class Sizes:
 
     shapes: Mapping[str, Shape | None]
     texts: Mapping[str, SampleLengths]
+    absent: Sequence[str]
+    """Shards that are not here, of whose vocabulary the study says nothing: no network has a shape with them."""
 
     def flops(self, run: PlannedRun, until: int | None = None) -> dict[str, float]:
         """Count the FLOPs of a run by objective, up to a step of it; none for a network of unknown shape."""
@@ -190,26 +192,24 @@ class Sizes:
 
 
 def measure_sizes(plan: Plan) -> Sizes:
-    """Measure all runs; each set of shards is looked into once. Raises `InputError` where neither the shards are here
-    nor the study says how large the vocabulary is."""
+    """Measure all runs; each set of shards is looked into once."""
     planning, shapes = plan.study.planning, dict[str, Shape | None]()
     texts: dict[Data, SampleLengths] = {}
-    vocabularies: dict[str, int] = {}
+    vocabularies: dict[str, int | None] = {}
     for name, run in plan.runs.items():
         data = run.recipe.data
         if data not in texts:
             texts[data] = find_lengths(data, planning)
+            vocabularies[data.shards] = planning.vocab_size
             if (Path(data.shards) / "manifest.json").exists():
                 vocabularies[data.shards] = read_shard_manifest(Path(data.shards)).vocab_size
-            elif planning.vocab_size is not None:
-                vocabularies[data.shards] = planning.vocab_size
-            else:
-                raise InputError(f"the shards {data.shards} are not here yet: give planning.vocab_size, such as 32768")
+        vocab_size = vocabularies[data.shards]
         if run.parent:  # runs stand behind those that they start from
             shapes[name] = shapes[run.parent]
         else:
-            shapes[name] = model_shape(run.recipe.init, vocabularies[data.shards])
-    return Sizes(shapes, {name: texts[run.recipe.data] for name, run in plan.runs.items()})
+            shapes[name] = None if vocab_size is None else model_shape(run.recipe.init, vocab_size)
+    absent = [shards for shards, vocab_size in vocabularies.items() if vocab_size is None]
+    return Sizes(shapes, {name: texts[run.recipe.data] for name, run in plan.runs.items()}, absent)
 
 
 TYPICAL_SIZES: dict[Family, TaskSize] = {
@@ -363,6 +363,8 @@ class Estimate:
 def estimate(plan: Plan, machine: Machine | None = None) -> Estimate:
     """Estimate what a plan costs on a machine. Raises `InputError` where the vocabulary is not known."""
     sizes = measure_sizes(plan)
+    if sizes.absent:
+        raise InputError(f"the shards {sizes.absent[0]} are not here yet: give planning.vocab_size, such as 32768")
     spent = {name: sizes.flops(run) for name, run in plan.runs.items()}
     by_objective: dict[str, float] = {}
     for objectives in spent.values():
@@ -405,8 +407,9 @@ def estimate(plan: Plan, machine: Machine | None = None) -> Estimate:
     )
 
 
-def cell_costs(plan: Plan, sizes: Sizes | None) -> Iterator[tuple[int, float, float]]:
-    """Updates, tokens and FLOPs of every cell, in the order of the plan; no FLOPs without sizes of the networks."""
+def cell_costs(plan: Plan, sizes: Sizes) -> Iterator[tuple[int, float, float]]:
+    """Count updates, tokens and FLOPs of every cell, in the order of the plan; no FLOPs of a network of unknown
+    shape."""
     runs = {model.name: plan.runs[model.run] for model in plan.models}
     # Cells that differ in rate and seed alone cost the same: of the paper's 15,000, a few dozen differ.
     costs = dict[Any, tuple[int, float, float]]()
@@ -414,7 +417,7 @@ def cell_costs(plan: Plan, sizes: Sizes | None) -> Iterator[tuple[int, float, fl
     embedded = None if embed is None else count_embedded(embed)
     for cell in plan.cells:
         run = runs[cell.model]
-        shape, context = sizes.shapes[run.name] if sizes else None, run.recipe.data.max_sample_tokens
+        shape, context = sizes.shapes[run.name], run.recipe.data.max_sample_tokens
         key = (shape, cell.task, cell.evaluates, context)
         if key not in costs and cell.task.startswith(EMBED):
             size, config = TYPICAL_SIZES["retrieval"], cell.config

@@ -325,7 +325,7 @@ def cost_lines(estimate: Estimate) -> list[str]:
 
 
 def plan_json(plan: Plan, estimate: Estimate) -> dict[str, Any]:
-    """Write the plan as plain data: runs with their recipes, segments, models, checkpoints, names of cells, the cost."""
+    """Write the plan as plain data: runs with recipes, segments, models, checkpoints, names of cells, and the cost."""
     models = []
     for model in plan.models:
         arm = plan.arms[model.arm]

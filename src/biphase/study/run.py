@@ -295,15 +295,12 @@ def study_units(state: StudyState, processes: int = 1) -> list[Unit]:
     not known. Each pretraining seed is a wave: a study that is stopped has whole seeds, as far as it came.
     """
     plan, folder, evaluation = state.plan, state.folder, state.plan.study.evaluation
-    try:
-        sizes = measure_sizes(plan)
-    except InputError:  # cells do without the shards, which say how large the vocabulary is
-        sizes = None
-    has_flops = sizes is not None and None not in sizes.shapes.values()
+    sizes = measure_sizes(plan)
+    has_flops = None not in sizes.shapes.values()
     trained = replace(plan, cells=())
     units = []
     for run in plan.runs.values():
-        cost = sum(sizes.flops(run).values()) if sizes and has_flops else float(run.tokens)
+        cost = sum(sizes.flops(run).values()) if has_flops else float(run.tokens)
         cost *= max(run.steps - state.begun.get(run.name, 0), 1) / run.steps  # a step where a checkpoint is to be made
         needs = (train_name(run.parent),) if run.parent and run.parent not in state.trained else ()
         arguments = {"plan": trained, "run": run.name, "folder": folder, "processes": processes}
