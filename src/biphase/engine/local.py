@@ -16,9 +16,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from graphlib import TopologicalSorter
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from selectors import EVENT_READ, DefaultSelector
 from typing import Any, Literal
 
 from pydantic import model_validator
@@ -393,9 +392,6 @@ class LocalPool:
             raise InputError(f"{self.gpus_each} devices for each worker, but this machine has {len(self.gpus)} GPUs")
         self.limit = min(count_workers(engine), num_units)
         self.processes: dict[int, WorkerProcess] = {}
-        self.selector = DefaultSelector()
-        self.looked = 0.0
-        """When it was last seen which processes have ended."""
 
     def choose_gpus(self, number: int) -> str | None:
         """Choose what the worker in a place finds in `machine.gpu_variables`; None: the same as this process."""
@@ -406,7 +402,6 @@ class LocalPool:
 
     def start(self, number: int) -> None:
         self.processes[number] = WorkerProcess(num_cores() // self.limit, self.choose_gpus(number))
-        self.selector.register(self.processes[number].connection, EVENT_READ, number)
 
     def send(self, number: int, payload: bytes) -> None:
         """Hand a worker a unit: function and arguments, pickled."""
@@ -414,22 +409,18 @@ class LocalPool:
 
     def listen(self) -> Iterator[tuple[int, Message]]:
         """Yield what workers have said, or how they ended, after a second at most."""
-        heard = {key.data for key, _ in self.selector.select(timeout=1.0)}
-        if time.monotonic() > self.looked + 1.0:  # what a dead one has started may hold its pipe open
-            self.looked = time.monotonic()
-            heard |= {number for number, process in self.processes.items() if process.popen.poll() is not None}
-        for number in heard:
-            yield number, pickle.loads(self.processes[number].receive())
+        ready = wait([process.connection for process in self.processes.values()], timeout=1.0)
+        for number, process in list(self.processes.items()):
+            # What a dead one has started may hold its pipe open.
+            if process.connection in ready or process.popen.poll() is not None:
+                yield number, pickle.loads(process.receive())
 
     def end(self, numbers: list[int]) -> None:
         """Ask workers to end, give them time to save their state, then kill them."""
-        for number in numbers:
-            self.selector.unregister(self.processes[number].connection)
         end_processes([self.processes.pop(number) for number in numbers])
 
     def close(self) -> None:
         self.end(list(self.processes))
-        self.selector.close()
 
 
 # Inside a worker
