@@ -261,7 +261,7 @@ class RayPool:
         self.nodes: dict[int, Future[str]] = {}
         """The address of each worker's node, once it has one; not of a worker that was lost."""
         self.pending: dict[int, Future[bytes]] = {}
-        """The next message of each worker that has one to give."""
+        """The next message of each worker."""
         self.waiting_since, self.is_told = time.monotonic(), False
         """Since when no worker has a place, and whether that was said."""
         try:
@@ -293,15 +293,13 @@ class RayPool:
 
     def start(self, number: int) -> None:
         with self.head.needed():
-            actor: Any = self.actor.remote(*self.arguments)
-            self.actors[number] = actor
-            self.nodes[number] = actor.node.remote().future()
-            self.pending[number] = actor.receive.remote().future()
+            self.actors[number] = self.actor.remote(*self.arguments)
+            self.nodes[number] = self.actors[number].node.remote().future()
+            self.pending[number] = self.actors[number].receive.remote().future()
 
     def send(self, number: int, payload: bytes) -> None:
         with self.head.needed():
             self.actors[number].send.remote(payload)
-            self.pending[number] = self.actors[number].receive.remote().future()
 
     def listen(self) -> Iterator[tuple[int, Message]]:
         import ray
@@ -309,9 +307,6 @@ class RayPool:
         self.head.look()
         with self.head.needed():
             self.look_for_places()
-        if not self.pending:  # all are idle, until a postponed unit is tried again
-            time.sleep(1.0)
-            return
         # Not `ray.wait`, out of which no exception of a signal handler comes as it was raised.
         heard, _ = wait(self.pending.values(), timeout=1.0, return_when=FIRST_COMPLETED)
         for number in [number for number, call in self.pending.items() if call in heard]:
@@ -325,7 +320,7 @@ class RayPool:
             message = pickle.loads(said)  # from a worker that this run started
             if message[0] == "refused":
                 raise InputError(message[1])
-            if message[0] == "progress":
+            if message[0] != "ended":
                 with self.head.needed():
                     self.pending[number] = self.actors[number].receive.remote().future()
             yield number, message
