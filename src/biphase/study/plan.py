@@ -160,7 +160,8 @@ class Plan:
         """An arm that is pretrained several times sees the data in one order each time."""
         firsts, later = set[tuple[str, int]](), set[tuple[str, int]]()
         for arm in self.arms.values():
-            (later if arm.seed else firsts).add((arm.pooled_name, arm.recipe.data.order_seed))
+            orders = later if arm.seed else firsts
+            orders.add((arm.pooled_name, arm.recipe.data.order_seed))
         return not firsts.isdisjoint(later)
 
     @cached_property

@@ -74,9 +74,9 @@ def refuse_mixtures(scores: Mapping[str, ScoreSet]) -> None:
         for score in model_scores.scores:
             groups[model, score.task].append(score)
             groups[None, score.task].append(score)  # of all models
-    for (model, task), group in groups.items():
+    for (of_model, task), group in groups.items():
         for key, cells in list_unlike((str(score.folder), score.settings) for score in group):
-            if model is None and key not in TASK_SETTINGS:
+            if of_model is None and key not in TASK_SETTINGS:
                 continue
             shown = " and ".join(f"{value} ({folders[0]})" for value, folders in cells.items())
             pinned = " or pin it with evaluation.finetune.precision" if key == "precision" else ""
