@@ -177,15 +177,6 @@ class Failure:
         return self.reason.startswith("blocked: ")
 
 
-def failure_path(folder: Path, unit: Unit) -> Path:
-    """Name the file that records that a unit failed."""
-    name = unit.file or unit.name
-    plain = re.sub(r"[^\w.=@+-]+", "-", name)
-    if plain != name:  # two names may have the same plain one
-        plain = f"{plain[:150]}-{content_hash(name)[:8]}"
-    return folder.resolve() / "failed" / f"{plain}.json"
-
-
 def read_failure(path: Path, mtime: int | None = None) -> Failure | None:
     """Read the record of a failure; None where there is none, or none that was written since the time `mtime`."""
     try:
@@ -311,7 +302,11 @@ def run_batch(
     records: dict[str, tuple[Path, int | None]] = {}
     tried = []
     for unit in units:
-        path = failure_path(folder, unit)
+        name = unit.file or unit.name
+        plain = re.sub(r"[^\w.=@+-]+", "-", name)
+        if plain != name:  # two names may have the same plain one
+            plain = f"{plain[:150]}-{content_hash(name)[:8]}"
+        path = folder.resolve() / "failed" / f"{plain}.json"
         mtime = path.stat().st_mtime_ns if path.exists() else None
         records[unit.name] = path, mtime
         arguments = {"function": unit.function, "arguments": unit.arguments, "record": path, "mtime": mtime}

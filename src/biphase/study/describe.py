@@ -109,14 +109,21 @@ def order_lanes(plan: Plan, parent: str | None = None) -> Iterator[str]:
 
 def draw_run(plan: Plan, run: PlannedRun, lane: int, axes: Axes) -> None:
     marks = [model.step for model in plan.models if model.run == run.name]
-    bends, begin = (run.first + run.recipe.schedule.warmup_steps, run.first + run.recipe.decay_start), run.first
+    schedule, begin = run.recipe.schedule, run.first
+    bends = (begin + schedule.warmup_steps, run.last - schedule.decay_steps)
     for phase in run.recipe.curriculum:
         text, objective, end = phase.label, phase.objective, begin + phase.steps
         steps = [begin, *(step for step in bends if begin < step < end), end]
         begin = end
-        below = [(step, lane + half_height(run, step)) for step in steps]
-        above = [(step, lane - half_height(run, step)) for step in reversed(steps)]
-        axes.add_patch(Polygon([*below, *above], zorder=2, **look(objective)))
+        # The height is the learning rate as a share of its peak.
+        below, above = [], []
+        for step in steps:
+            climbing = (step - run.first) / schedule.warmup_steps if schedule.warmup_steps else 1.0
+            falling = (run.last - step) / schedule.decay_steps if schedule.decay_steps else 1.0
+            height = HEIGHT * min(climbing, falling, 1.0)
+            below.append((step, lane + height))
+            above.append((step, lane - height))
+        axes.add_patch(Polygon([*below, *reversed(above)], zorder=2, **look(objective)))
         # The name stands in the longest piece between two marks, where there is room for it.
         free = sorted({steps[0], *(mark for mark in marks if steps[0] < mark < steps[-1]), steps[-1]})
         first, last = max(pairwise(free), key=lambda piece: piece[1] - piece[0])
@@ -130,14 +137,6 @@ def look(objective: str) -> dict[str, Any]:
     """Colour, and for print without colours a hatch for what is masked."""
     hatch = {"clm": None, "mlm": "////", "mntp": "...."}[objective]
     return {"facecolor": COLORS[objective], "edgecolor": "white", "linewidth": 0, "hatch": hatch}
-
-
-def half_height(run: PlannedRun, step: int) -> float:
-    """Half the height of the bar at a step: the learning rate as a share of its peak."""
-    schedule = run.recipe.schedule
-    climbing = (step - run.first) / schedule.warmup_steps if schedule.warmup_steps else 1.0
-    falling = (run.last - step) / schedule.decay_steps if schedule.decay_steps else 1.0
-    return HEIGHT * min(climbing, falling, 1.0)
 
 
 def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
