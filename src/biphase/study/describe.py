@@ -223,8 +223,8 @@ def run_tree(plan: Plan) -> Tree:
         above = branches[run.parent] if run.parent else root
         branches[name] = above.add(Text(line, overflow="fold", no_wrap=False))
     if num_seeds > 1:
-        seeds = ", ".join(map(str, range(1, num_seeds)))
-        root.add(f"the same again for pretraining seed{'s' if num_seeds > 2 else ''} {seeds}, named …-seed1 and so on")
+        seeds = f"seeds 1 to {num_seeds - 1}" if num_seeds > 2 else "seed 1"
+        root.add(f"the same again for pretraining {seeds}, named …-seed1 and so on")
     return root
 
 
