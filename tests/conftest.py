@@ -85,7 +85,7 @@ def prepare_texts(folder: Path, **splits: list[str]) -> Corpus:
         [folder / "train.jsonl"],
         folder / "tokenizer",
         folder / "shards",
-        validation_sources=[folder / "validation.jsonl"],
+        validation=[folder / "validation.jsonl"],
         workers=1,
     )
     return Corpus(folder / "tokenizer", folder / "shards")

@@ -349,7 +349,7 @@ def test_rows_of_several_files_are_different_documents(hub: SimulatedHub) -> Non
     hub.commit("some/corpus", {f"train-{at}.jsonl": rows_file("a", "b") for at in range(2)}, kind="datasets")
     code = (
         "from biphase.corpus.text import find_text_sources, read_documents\n"
-        "print([d.id for one in find_text_sources(['some/corpus']) for d, _ in read_documents(one)])"
+        "print([d.id for one in find_text_sources(['some/corpus']) for d in read_documents(one)])"
     )
     assert ask(code) == str([f"hub:some/corpus::train#{file}/2: row {row}" for file in (1, 2) for row in (1, 2)])
 

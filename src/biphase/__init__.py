@@ -18,7 +18,8 @@ if TYPE_CHECKING:  # what loads `typing` would come before Ctrl-C is heard
     from biphase.api.folders import inspect
     from biphase.api.networks import embed, encode, export, load, pretrain, push, search
     from biphase.api.studies import study
-    from biphase.api.text import advise, prepare, train_tokenizer
+    from biphase.api.text import advise, train_tokenizer
+    from biphase.corpus.prepare import prepare
     from biphase.errors import InputError
 
 __all__ = ["InputError", "advise", "compare", "embed", "encode", "evaluate", "export", "finetune", "inspect", "load"]
@@ -26,7 +27,8 @@ __all__ += ["predict", "prepare", "pretrain", "push", "search", "silence", "stud
 __version__ = "0.1.0"
 
 OFFERED = {
-    **dict.fromkeys(("train_tokenizer", "prepare", "advise"), "api.text"),
+    **dict.fromkeys(("train_tokenizer", "advise"), "api.text"),
+    "prepare": "corpus.prepare",
     **dict.fromkeys(("pretrain", "export", "push", "load", "encode", "embed", "search"), "api.networks"),
     **dict.fromkeys(("finetune", "predict", "evaluate", "compare"), "api.finetuning"),
     "study": "api.studies",
@@ -40,7 +42,7 @@ OFFERED = {
 def __getattr__(name: str) -> "Any":
     if name not in OFFERED:
         raise AttributeError(f"module 'biphase' has no attribute '{name}'")
-    if OFFERED[name].startswith("api"):
+    if name != "InputError":
         from biphase.machine import prepare_process
 
         prepare_process()

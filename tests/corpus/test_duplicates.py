@@ -26,7 +26,7 @@ def made(corpus: Any, tmp_path: Path) -> Path:
         lines = [json.dumps({"text": " ".join(row)}) for row in rows]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
     held_out = [tmp_path / "held.jsonl"]
-    prepare([tmp_path / "train.jsonl"], corpus.tokenizer, tmp_path / "set", validation_sources=held_out, workers=1)
+    prepare([tmp_path / "train.jsonl"], corpus.tokenizer, tmp_path / "set", validation=held_out, workers=1)
     return tmp_path / "set"
 
 
@@ -42,9 +42,8 @@ def test_copies_are_dropped(made: Path, corpus: Any, tmp_path: Path) -> None:
     """Of equal texts the first stays, and the same call finds its set finished."""
     sources, held = [tmp_path / "train.jsonl"], [tmp_path / "held.jsonl"]
     for _ in range(2):
-        manifest = prepare(
-            sources, corpus.tokenizer, tmp_path / "once", validation_sources=held, workers=1, drop_copies=True
-        )
+        prepare(sources, corpus.tokenizer, tmp_path / "once", validation=held, workers=1, drop_copies=True)
+    manifest = read_shard_manifest(tmp_path / "once")
     assert manifest.duplicates == {"train": 0, "validation": 0, "in_both": 0}
     before = read_shard_manifest(made).splits
     assert [manifest.splits[name].documents for name in ("train", "validation")] == [
@@ -52,7 +51,7 @@ def test_copies_are_dropped(made: Path, corpus: Any, tmp_path: Path) -> None:
         before["validation"].documents - 2,
     ]
     with pytest.raises(InputError, match="holds a finished shard set of other options"):
-        prepare(sources, corpus.tokenizer, tmp_path / "once", validation_sources=held, workers=1)
+        prepare(sources, corpus.tokenizer, tmp_path / "once", validation=held, workers=1)
 
 
 def test_near_copies(made: Path) -> None:

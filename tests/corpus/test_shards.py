@@ -18,7 +18,7 @@ import biphase.corpus.prepare as prepare_module
 from biphase.api.folders import inspect
 from biphase.cli.show import print_facts
 from biphase.corpus.prepare import prepare
-from biphase.corpus.shards import ShardSet, check_tokenizer
+from biphase.corpus.shards import ShardSet, check_tokenizer, read_shard_manifest
 from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer, token_byte_lengths, tokenizer_hash, train_tokenizer
 from biphase.engine.local import Engine
 from biphase.errors import InputError
@@ -115,12 +115,13 @@ def test_any_stretch_of_the_stream_can_be_read(made: Path) -> None:
 
 def test_content_does_not_depend_on_workers_or_place(made: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
     shutil.copytree(made.parent / "corpus", tmp_path / "elsewhere")
-    manifest = prepare([tmp_path / "elsewhere"], tokenizer_folder, tmp_path / "out", validation_fraction=0.2, workers=2)
-    assert manifest.fingerprint == ShardSet.open(made).fingerprint
-    other = prepare(
-        [tmp_path / "elsewhere"], tokenizer_folder, tmp_path / "seed1", validation_fraction=0.2, seed=1, workers=1
+    manifest = read_shard_manifest(
+        prepare([tmp_path / "elsewhere"], tokenizer_folder, tmp_path / "out", validation_fraction=0.2, workers=2)
     )
-    assert other.fingerprint != manifest.fingerprint
+    assert manifest.fingerprint == ShardSet.open(made).fingerprint
+    seeded = tmp_path / "seed1"
+    prepare([tmp_path / "elsewhere"], tokenizer_folder, seeded, validation_fraction=0.2, seed=1, workers=1)
+    assert read_shard_manifest(seeded).fingerprint != manifest.fingerprint
 
 
 @pytest.mark.slow
@@ -128,12 +129,12 @@ def test_a_ray_cluster_makes_the_same_set(made: Path, tokenizer_folder: Path, tm
     """From paths that are relative here: its workers stand elsewhere."""
     pytest.importorskip("ray", reason="Ray is not installed")
     monkeypatch.chdir(made.parent)
-    out, engine = Path(os.path.relpath(tmp_path)) / "out", Engine(kind="ray")
-    manifest = prepare(["corpus"], tokenizer_folder, out, validation_fraction=0.2, engine=engine)
+    out = Path(os.path.relpath(tmp_path)) / "out"
+    manifest = read_shard_manifest(prepare(["corpus"], tokenizer_folder, out, validation_fraction=0.2, engine="ray"))
     assert manifest.fingerprint == ShardSet.open(made).fingerprint
     (Path("corpus") / "bad.jsonl").write_text("{")
     with pytest.raises(InputError, match=r"bad.jsonl:1: broken JSON"):
-        prepare(["corpus"], tokenizer_folder, tmp_path / "other", engine=engine)
+        prepare(["corpus"], tokenizer_folder, tmp_path / "other", engine="ray")
     (Path("corpus") / "bad.jsonl").unlink()
 
 
@@ -164,7 +165,7 @@ def test_a_set_is_not_made_in_the_folder_of_its_tokenizer(corpus: Path, tokenize
 def test_workers_are_few_and_large(monkeypatch) -> None:
     def num_workers(num_files: int, cores: int) -> int:
         monkeypatch.setattr(prepare_module, "num_cores", lambda: cores)
-        return prepare_module.choose_engine(None, None, num_files).workers or 1
+        return prepare_module.choose_engine(Engine(), num_files).workers or 1
 
     assert [num_workers(100, cores) for cores in (1, 2, 7, 8, 64)] == [1, 1, 1, 2, 16]
     assert num_workers(3, 64) == 3
@@ -178,7 +179,9 @@ def test_in_one_process_the_tokenizer_is_loaded_once(
     tokenizer = load_tokenizer(tokenizer_folder)
     monkeypatch.setattr(prepare_module, "load_tokenizer", lambda _: tokenizer)
     monkeypatch.setattr(tokenizers, "Tokenizer", lambda model: Tokenizer(model))  # one without `from_file`
-    manifest = prepare([made.parent / "corpus"], "t", tmp_path / "out", validation_fraction=0.2, workers=1)
+    manifest = read_shard_manifest(
+        prepare([made.parent / "corpus"], "t", tmp_path / "out", validation_fraction=0.2, workers=1)
+    )
     assert manifest.fingerprint == ShardSet.open(made).fingerprint
 
 
@@ -212,7 +215,7 @@ def test_a_set_grows_without_tokenizing_again(corpus: Path, tokenizer_folder: Pa
     before = stamps(out)
     write_jsonl(corpus / "3.jsonl", texts_of(3))
     (out / "manifest.json").unlink()
-    manifest = prepare([corpus], tokenizer_folder, out)
+    manifest = read_shard_manifest(prepare([corpus], tokenizer_folder, out))
     assert len(manifest.shards) == 4
     assert before.items() <= stamps(out).items()
 
@@ -291,7 +294,7 @@ def test_a_killed_worker_names_its_file_and_the_rest_is_kept(
     assert ".jsonl: worker was killed (signal 9, SIGKILL; out of memory?): finished files are kept" in str(failures[0])
     assert "\n" not in str(failures[0])
     assert not children()
-    manifest = prepare([corpus], tokenizer_folder, out, workers=2, validation_fraction=0)
+    manifest = read_shard_manifest(prepare([corpus], tokenizer_folder, out, workers=2, validation_fraction=0))
     assert manifest.splits["train"].documents == 3 * 40 + 2 * 10_000
 
 
@@ -321,7 +324,7 @@ def test_no_space_left(corpus: Path, tokenizer_folder: Path, tmp_path: Path, mon
         return write(self, *arguments)
 
     monkeypatch.setattr(prepare_module.SplitWriter, "write", fail_at_the_second)
-    with pytest.raises(InputError, match=r"no space left for .*out: finished files are kept"):
+    with pytest.raises(InputError, match=r"cannot be made \(No space left on device\); finished files are kept"):
         prepare([corpus], tokenizer_folder, out, workers=1, validation_fraction=0)
     before = stamps(out)
     assert len(list((out / "shards").iterdir())) == 1
@@ -400,7 +403,9 @@ def test_vocabulary_above_16_bits_takes_32(corpus: Path, tmp_path: Path) -> None
             state["added_tokens"].append({"id": number, "content": name} | plain)
         (tmp_path / "tokenizer.json").write_text(json.dumps(state))
         out = tmp_path / dtype
-        manifest = prepare([corpus], tmp_path / "tokenizer.json", out, workers=1, validation_fraction=0)
+        manifest = read_shard_manifest(
+            prepare([corpus], tmp_path / "tokenizer.json", out, workers=1, validation_fraction=0)
+        )
         assert (manifest.vocab_size, manifest.dtype) == (num_ids, dtype)
         assert ShardSet.open(out).dtype == np.dtype(dtype)
         assert decoded(out) == [text for file in range(3) for text in texts_of(file)]
@@ -408,24 +413,26 @@ def test_vocabulary_above_16_bits_takes_32(corpus: Path, tmp_path: Path) -> None
 
 def test_validation_by_sources(corpus: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
     train, held_out = [corpus / "0.jsonl", corpus / "1.jsonl"], [corpus / "2.jsonl"]
-    prepare(train, tokenizer_folder, tmp_path / "out", validation_sources=held_out, workers=1)
+    prepare(train, tokenizer_folder, tmp_path / "out", validation=held_out, workers=1)
     assert decoded(tmp_path / "out") == texts_of(0) + texts_of(1)
     assert decoded(tmp_path / "out", "validation") == texts_of(2)
     with pytest.raises(InputError, match="both for training and for validation"):
-        prepare([corpus], tokenizer_folder, tmp_path / "other", validation_sources=held_out)
+        prepare([corpus], tokenizer_folder, tmp_path / "other", validation=held_out)
     with pytest.raises(InputError, match="'txt_documents' is 'page': input should be 'file', 'paragraphs' or 'lines'"):
         prepare(train, tokenizer_folder, tmp_path / "o", txt_documents="page")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="choose one"):
-        prepare(train, tokenizer_folder, tmp_path / "o", validation_sources=held_out, validation_fraction=0.1)
+        prepare(train, tokenizer_folder, tmp_path / "o", validation=held_out, validation_fraction=0.1)
     (tmp_path / "blank.txt").write_text(" \n")
     with pytest.raises(InputError, match="the validation sources hold no text: name others, or leave them out"):
-        prepare(train, tokenizer_folder, tmp_path / "o", validation_sources=[tmp_path / "blank.txt"], workers=1)
+        prepare(train, tokenizer_folder, tmp_path / "o", validation=[tmp_path / "blank.txt"], workers=1)
 
 
 def test_a_file_without_documents_is_one_empty_text(tokenizer_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("some text")
     (tmp_path / "b.jsonl").write_text("\n")
-    manifest = prepare([tmp_path], tokenizer_folder, tmp_path / "out", workers=1, validation_fraction=0)
+    manifest = read_shard_manifest(
+        prepare([tmp_path], tokenizer_folder, tmp_path / "out", workers=1, validation_fraction=0)
+    )
     assert (manifest.splits["train"].documents, manifest.splits["train"].empty_texts) == (1, 1)
     assert decoded(tmp_path / "out") == ["some text"]
     with pytest.raises(InputError, match="every text is empty"):
@@ -449,7 +456,9 @@ def test_validation_is_drawn_by_document_id(tokenizer_folder: Path, tmp_path: Pa
 
 def test_empty_texts_are_counted(tokenizer_folder: Path, tmp_path: Path, capsys) -> None:
     write_jsonl(tmp_path / "d.jsonl", ["a", "", " \n", "b"])
-    manifest = prepare([tmp_path / "d.jsonl"], tokenizer_folder, tmp_path / "out", validation_fraction=0, workers=1)
+    manifest = read_shard_manifest(
+        prepare([tmp_path / "d.jsonl"], tokenizer_folder, tmp_path / "out", validation_fraction=0, workers=1)
+    )
     assert (manifest.splits["train"].documents, manifest.splits["train"].empty_texts) == (2, 2)
     write_jsonl(tmp_path / "e.jsonl", ["", " "])
     with pytest.raises(InputError, match="no document is left for training"):
@@ -463,7 +472,9 @@ def test_files_of_one_name_are_drawn_together(tokenizer_folder: Path, tmp_path: 
     for number in range(40):
         (tmp_path / "texts" / str(number)).mkdir(parents=True)
         (tmp_path / "texts" / str(number) / "body.txt").write_text(f"text {number}")
-    manifest = prepare([tmp_path / "texts"], tokenizer_folder, tmp_path / "set", validation_fraction=0.3, workers=1)
+    manifest = read_shard_manifest(
+        prepare([tmp_path / "texts"], tokenizer_folder, tmp_path / "set", validation_fraction=0.3, workers=1)
+    )
     assert manifest.splits["validation"].documents == 0
     told = " ".join(capsys.readouterr().err.split())
     assert "give files of one name names of their own" in told
@@ -492,7 +503,9 @@ def test_many_small_files_share_shards(tokenizer_folder: Path, tmp_path: Path, m
     monkeypatch.setattr(prepare_module, "MAX_SHARDS", 4)
     for number in range(10):
         (tmp_path / f"{number}.txt").write_text(f"text {number}")
-    manifest = prepare([f"{tmp_path}/*.txt"], tokenizer_folder, tmp_path / "out", validation_fraction=0, workers=1)
+    manifest = read_shard_manifest(
+        prepare([f"{tmp_path}/*.txt"], tokenizer_folder, tmp_path / "out", validation_fraction=0, workers=1)
+    )
     assert [len(shard.sources) for shard in manifest.shards] == [3, 3, 3, 1]
     assert decoded(tmp_path / "out") == [f"text {number}" for number in range(10)]
 

@@ -20,7 +20,7 @@ def jsonl(documents: Iterable[Document]) -> bytes:
 
 
 def read(path: Path | str, **options: str) -> list[Document]:
-    return [d for source in find_text_sources([path]) for d, _ in read_documents(source, **options)]  # type: ignore[arg-type]
+    return [d for source in find_text_sources([path]) for d in read_documents(source, **options)]  # type: ignore[arg-type]
 
 
 def fails(path: Path | str, *parts: str, **options: str) -> str:
@@ -54,7 +54,7 @@ def test_parquet(tmp_path: Path) -> None:
     pq.write_table(pa.table(columns), tmp_path / "d.parquet", row_group_size=2)
     assert read(tmp_path / "d.parquet") == DOCUMENTS
     found = list(read_documents(find_text_sources([tmp_path / "d.parquet"])[0]))
-    assert len(found) == 3 and found[-1][1] == (tmp_path / "d.parquet").stat().st_size
+    assert len(found) == 3 and found[-1].num_bytes == (tmp_path / "d.parquet").stat().st_size
 
 
 def test_what_datasets_saves_to_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,9 +65,9 @@ def test_what_datasets_saves_to_disk(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert len(list((tmp_path / "saved").glob("*.arrow"))) == 3
     sources = find_text_sources([tmp_path / "saved"])
     assert "cache-" in capsys.readouterr().err
-    found = [pair for source in sources for pair in read_documents(source, "meta.text")]
-    assert [document for document, _ in found] == DOCUMENTS
-    assert found[-1][1] <= sources[-1].path.stat().st_size
+    found = [document for source in sources for document in read_documents(source, "meta.text")]
+    assert found == DOCUMENTS
+    assert found[-1].num_bytes <= sources[-1].path.stat().st_size
     fails(tmp_path / "saved", "'text'", "id, meta, meta.text, other")
     whole = datasets.DatasetDict({"train": saved, "test": saved})
     whole.save_to_disk(tmp_path / "whole")
@@ -255,7 +255,7 @@ def test_hub_data_sets_are_pinned_and_split_into_their_files(tmp_path: Path, mon
     assert (asked["name"], asked["split"], asked["revision"]) == ("sample-10BT", "train", "0123abcd")
     assert asked["streaming"]
     assert sources[0].name == "hub:HuggingFaceFW/fineweb-edu:sample-10BT:train@0123abcd#1/3"
-    assert [d.text for source in sources for d, _ in read_documents(source)] == ["text 0", "text 1", "text 2"]
+    assert [d.text for source in sources for d in read_documents(source)] == ["text 0", "text 1", "text 2"]
     assert all(source.num_bytes is None for source in sources)
     with pytest.raises(ValueError, match="validation"):
         find_text_sources(["hub:a/b::validation@main"])

@@ -18,10 +18,10 @@ from pydantic_core import to_jsonable_python
 
 from biphase import console
 from biphase.api.networks import ZERO_SHOT, ZeroShot, run_zero_shot
-from biphase.api.own_task import keep_rows, listed_numbers, write_task
+from biphase.api.own_task import listed_numbers, write_task
 from biphase.config import parse_config
 from biphase.console import UNSEEN, err, track
-from biphase.corpus.rows import PlacedRow, Row, rows_in_memory
+from biphase.corpus.rows import PlacedRow, Row, keep_rows, rows_in_memory
 from biphase.engine.local import Engine, EngineKind
 from biphase.engine.scheduler import Failure
 from biphase.errors import InputError

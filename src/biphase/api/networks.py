@@ -6,11 +6,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from biphase.api.own_task import Changes, by_commas, name_sources, read_settings
+from biphase.api.own_task import Changes, by_commas, read_settings
 from biphase.console import out as console
 from biphase.console import print_rows
 from biphase.corpus.packing import open_text
-from biphase.corpus.text import are_names, check_place
+from biphase.corpus.text import are_names, check_place, name_sources
 from biphase.embedding.recipe import EmbeddingRecipe, refuse_equal_names
 from biphase.encoder.presets import find_preset
 from biphase.errors import InputError

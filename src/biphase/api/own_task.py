@@ -1,13 +1,9 @@
-"""What a program has in memory (texts, rows, a DataFrame, a `datasets.Dataset`; settings) becomes files and tasks.
-
-Files are named by what they hold, so that the same call finds what an earlier one made. A task is written once, with
-its data and a description, under a name that ends in a hash of what it holds.
-"""
+"""What a program has in memory becomes settings and tasks: a task is written once, with its data and a description,
+under a name that ends in a hash of what it holds."""
 
 import hashlib
 import json
 import math
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -23,18 +19,18 @@ from biphase.config import Strict, load_config, parse_config
 from biphase.console import err
 from biphase.corpus.rows import (
     PlacedRow,
-    Row,
-    check_text,
     field_names,
+    json_line,
     need_field,
     plain_path,
+    plain_value,
     rows_in_memory,
     rows_of_file,
     shown,
 )
-from biphase.corpus.text import are_names, is_running_text
+from biphase.corpus.text import is_running_text
 from biphase.errors import InputError, clipped
-from biphase.files import content_hash, file_hash, whole_file, whole_folder, write_text
+from biphase.files import content_hash, whole_folder, write_text
 from biphase.tasks.examples import is_missing, list_labels
 from biphase.tasks.spec import METRICS, TASK_SPLITS, Task, task_table
 
@@ -42,43 +38,6 @@ Settings = TypeVar("Settings", bound=Strict)
 
 Changes = Mapping[str, Any] | Sequence[str]
 """Changes to single keys: `{"schedule.peak_lr": 1e-3}`, or as on the command line `["schedule.peak_lr=1e-3"]`."""
-
-
-def name_sources(sources: Any, folder: Path, text_field: str) -> list[str | Path]:
-    """The names of sources, after what is in memory has become a file of the folder."""
-    if are_names(sources):
-        return [sources] if isinstance(sources, str | Path) else list(sources)
-    path = keep_rows(rows_in_memory(sources, text_field), folder, "texts")
-    err.print(f"texts in memory are kept as {path}")
-    return [path]
-
-
-def plain_value(value: Any) -> Any:
-    """Turn a value of NumPy, a range, a path or a date into what JSON and YAML can hold."""
-    if isinstance(value, range):
-        return list(value)
-    return value.tolist() if hasattr(value, "tolist") else str(value)
-
-
-def json_line(place: str, row: Row) -> str:
-    """A row as a line of JSON. Raises `InputError` for half of a surrogate pair."""
-    line = json.dumps(row, ensure_ascii=False, default=plain_value) + "\n"
-    return check_text(place, "row", line)
-
-
-def keep_rows(rows: Iterable[Row], folder: Path, stem: str) -> Path:
-    """The rows as `folder/STEM-HASH.jsonl`; a file that is there is the same one and stays as it is."""
-    folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f"{stem}.jsonl"
-    with whole_file(part) as file:
-        for number, row in enumerate(rows):
-            file.write(json_line(f"row {number}", row))
-    path = folder / f"{stem}-{file_hash(part)[:12]}.jsonl"
-    if path.exists():
-        part.unlink()
-    else:
-        os.replace(part, path)
-    return path
 
 
 def read_settings(kind: type[Settings], given: Any, changes: Changes) -> Settings:

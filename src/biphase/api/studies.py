@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import to_jsonable_python
 
 from biphase.api.finetuning import by_task, place_data, raise_failures
-from biphase.api.own_task import Changes, list_changes, plain_value
+from biphase.api.own_task import Changes, list_changes
 from biphase.config import parse_config
 from biphase.console import err
 from biphase.console import out as console
+from biphase.corpus.rows import plain_value
 from biphase.engine.local import Engine, EngineKind
 from biphase.errors import InputError
 

@@ -1,15 +1,12 @@
-"""Text → a tokenizer, and token shards; text and a budget → advice."""
+"""Text → a tokenizer; text and a budget → advice."""
 
 import math
 from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from biphase.api.own_task import name_sources
-from biphase.config import parse_config
 from biphase.console import out as console
 from biphase.corpus.text import TxtDocuments, are_names, find_text_sources, sample_texts
-from biphase.engine.local import Engine, EngineKind
 from biphase.errors import InputError
 from biphase.files import refuse_foreign
 
@@ -57,58 +54,6 @@ def check_numbers(kind: Any, **settings: Any) -> None:
     for name, value in settings.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, kind)):
             raise InputError(f"`{name}` is {value!r}: give a {'whole ' if kind is Integral else ''}number")
-
-
-def prepare(
-    sources: Any,
-    tokenizer: str | Path,
-    out: str | Path,
-    *,
-    validation: Any = None,
-    validation_fraction: float | None = None,
-    workers: int | None = None,
-    engine: EngineKind = "local",
-    address: str | None = None,
-    text_field: str = "text",
-    id_field: str = "id",
-    txt_documents: TxtDocuments = "file",
-    seed: int = 0,
-    drop_copies: bool = False,
-) -> Path:
-    """Tokenize text into memory-mapped shards; returns their folder. The same call goes on where it was stopped.
-
-    Args:
-        sources: files (.txt, .md, .jsonl, also .gz, .zst; .parquet, .arrow), folders, globs, hub data sets (ID:SUBSET);
-            in Python also a `datasets.Dataset`, a DataFrame, texts or rows in memory, of which a copy is kept in `out`.
-        tokenizer: a tokenizer folder, hub id or Llama 3 tokenizer.model.
-        out: the folder to write.
-        validation: sources whose documents are for validation.
-        validation_fraction: or this share of all documents; 0.01 unless given.
-        workers: number of processes; one for every four cores unless given.
-        engine: local: this machine; ray: several machines.
-        address: the address of a Ray cluster, such as `auto`.
-        text_field: the JSON field or the column with the text.
-        id_field: the JSON field or the column with the document's name.
-        txt_documents: what a document is in .txt and .md files: file, paragraphs or lines.
-        seed: the seed that draws the validation split.
-        drop_copies: leave out documents with exactly the text of an earlier one; sources are read twice.
-    """
-    from biphase.corpus.prepare import prepare as prepare_shards
-
-    engine_settings = parse_config(Engine, {"kind": engine, "address": address, "workers": workers}, origin="prepare")
-    options: dict[str, Any] = {"text_field": text_field, "id_field": id_field, "txt_documents": txt_documents}
-    options |= {"validation_fraction": validation_fraction, "seed": seed, "drop_copies": drop_copies}
-    options["validation_sources"] = () if validation is None else name_sources(validation, Path(out), text_field)
-    names = name_sources(sources, Path(out), text_field)
-    manifest = prepare_shards(names, tokenizer, Path(out), workers=workers, engine=engine_settings, **options)
-    for name, split in manifest.splits.items():
-        left_out = f", {split.empty_texts:,} empty texts left out" if split.empty_texts else ""
-        console.print(f"{out} {name}: {split.documents:,} documents, {split.tokens:,} tokens{left_out}")
-    if (copies := manifest.duplicates) and any(copies.values()):
-        number = f"{copies['train']:,} for training, {copies['validation']:,} for validation"
-        in_both = f"{copies['in_both']:,} documents for validation are also among those for training"
-        console.print(f"{out}: exact copies of an earlier document: {number}; {in_both}")
-    return Path(out)
 
 
 def advise(

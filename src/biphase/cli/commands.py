@@ -26,6 +26,7 @@ from biphase.cli import show
 from biphase.config import MOST_REPEATS, parse_config
 from biphase.console import err
 from biphase.console import out as console
+from biphase.corpus.prepare import prepare as prepare_text
 from biphase.errors import InputError
 from biphase.files import refuse_foreign, write_text
 from biphase.finetuning.config import FinetuneConfig
@@ -200,7 +201,7 @@ def tokenizer_from(source: str, /, *, out: Path) -> None:
     console.print(f"{out}: {len(tokenizer):,} tokens, {special}")
 
 
-@like(text.prepare, arguments="sources")
+@like(prepare_text, arguments="sources")
 def prepare() -> None:
     """Tokenize text into memory-mapped shards. Killed? The same command goes on where it stopped.
 

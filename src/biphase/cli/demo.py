@@ -13,9 +13,10 @@ from cyclopts import Parameter
 
 from biphase.api.networks import export
 from biphase.api.studies import study
-from biphase.api.text import prepare, train_tokenizer
+from biphase.api.text import train_tokenizer
 from biphase.config import BUNDLED
 from biphase.console import duration, err, out
+from biphase.corpus.prepare import prepare
 from biphase.study.folder import StudyFolder
 
 

@@ -5,14 +5,13 @@ sources, the tokenizer and the options alone. The manifest comes last.
 """
 
 import array
-import errno
 import hashlib
 import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -35,11 +34,11 @@ from biphase.corpus.shards import (
     read_shard_manifest,
     wrong_size,
 )
-from biphase.corpus.text import TextSource, find_text_sources, read_documents
+from biphase.corpus.text import TextSource, TxtDocuments, find_text_sources, name_sources, read_documents
 from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer, special_ids, token_byte_lengths, tokenizer_hash
-from biphase.engine.local import Engine, Unit, report_progress
+from biphase.engine.local import Engine, EngineKind, Unit, report_progress
 from biphase.engine.scheduler import run_units
-from biphase.errors import InputError
+from biphase.errors import InputError, told_as
 from biphase.files import (
     content_hash,
     file_hash,
@@ -102,77 +101,85 @@ class ShardPlan:
 
 
 def prepare(
-    sources: Sequence[str | Path],
-    tokenizer_source: str | Path,
-    out: Path,
+    sources: Any,
+    tokenizer: str | Path,
+    out: str | Path,
     *,
-    validation_sources: Sequence[str | Path] = (),
+    validation: Any = None,
+    validation_fraction: float | None = None,
     workers: int | None = None,
-    engine: Engine | None = None,
-    **options: Any,
-) -> ShardManifest:
-    """Tokenize `sources` (see `corpus.text.find_text_sources`) into the shard set `out`; returns its manifest.
+    engine: EngineKind = "local",
+    address: str | None = None,
+    text_field: str = "text",
+    id_field: str = "id",
+    txt_documents: TxtDocuments = "file",
+    seed: int = 0,
+    drop_copies: bool = False,
+) -> Path:
+    """Tokenize text into memory-mapped shards; returns their folder. The same call goes on where it was stopped.
 
-    `options` are keys of `Options`. A document is for validation when a hash of (seed, its id) falls below
-    `validation_fraction`, which is 0.01 unless that or `validation_sources` are given. Each source file is a unit of
-    work, of this machine or of a Ray cluster where `engine` is one; the content does not depend on how many work. With
-    `drop_copies`, only the first of several equal texts is taken. A finished set that lacks files gets them again by
-    the call that made it.
+    Args:
+        sources: files (.txt, .md, .jsonl, also .gz, .zst; .parquet, .arrow), folders, globs, hub data sets (ID:SUBSET);
+            in Python also a `datasets.Dataset`, a DataFrame, texts or rows in memory, of which a copy is kept in `out`.
+        tokenizer: a tokenizer folder, hub id or Llama 3 tokenizer.model.
+        out: the folder to write.
+        validation: sources whose documents are for validation.
+        validation_fraction: or this share of all documents; 0.01 unless given.
+        workers: number of processes; one for every four cores unless given.
+        engine: local: this machine; ray: several machines.
+        address: the address of a Ray cluster, such as `auto`.
+        text_field: the JSON field or the column with the text.
+        id_field: the JSON field or the column with the document's name.
+        txt_documents: what a document is in .txt and .md files: file, paragraphs or lines.
+        seed: the seed that draws the validation split.
+        drop_copies: leave out documents with exactly the text of an earlier one; sources are read twice.
 
-    Raises `InputError` for bad input, no space left, a killed worker, or an `out` that holds a set made from something
-    else; `BusyError` while another process makes it. What is finished stays.
+    Raises:
+        InputError: bad input, no space left, a killed worker, or an `out` that holds a set made from something else.
+            What is finished stays.
+        BusyError: another process makes the set.
     """
-    if options.get("validation_fraction") and validation_sources:
-        raise InputError("validation_fraction and validation_sources are both given: choose one")
-    if options.get("validation_fraction") is None:
-        options["validation_fraction"] = 0.0 if validation_sources else 0.01
-    chosen = parse_config(Options, options, origin="prepare")
-    grouped = find_both(sources, validation_sources, out)
-    if (out / "tokenizer.json").exists():
-        raise InputError(f"{out} is the folder of a tokenizer: give the shards another one")
-    tokenizer = load_tokenizer(tokenizer_source)
-    with tell_full_disk(out), locked(out / ".claim", busy=f"another process is preparing {out}: wait for it"):
-        inside = (out / "shards").iterdir() if (out / "shards").is_dir() else ()
-        refuse_links(out / "tokenizer", out / "token_bytes.npy", out / "shards", out / ".locks", *inside)
-        before = read_shard_manifest(out) if (out / "manifest.json").exists() else None
-        sources_hash = content_hash([[split, [source.fingerprint for source in group]] for split, group in grouped])
-        facts = known_facts(tokenizer) | {"sources_hash": sources_hash, "options": chosen}
-        names = ("sources_hash", "tokenizer_hash", "options")
-        if what := [name.removesuffix("_hash") for name in names if before and getattr(before, name) != facts[name]]:
-            remedy = f"choose another folder, or delete {out / 'manifest.json'} to make it anew (equal files stay)"
-            raise InputError(f"{out} holds a finished shard set of other {', '.join(what)}: {remedy}")
-        if before is None:
-            save_tokenizer(tokenizer, out / "tokenizer")
-        part = out / ".token_bytes.part.npy"
-        part.unlink(missing_ok=True)
-        np.save(part, token_byte_lengths(tokenizer))
-        facts["token_bytes_sha256"] = file_hash(part)
-        os.replace(part, out / "token_bytes.npy")
-        copies = find_copies((one for _, group in grouped for one in group), chosen) if chosen.drop_copies else {}
-        plans = [plan for split, group in grouped for plan in plan_shards(out, group, split, facts, copies)]
-        keep_encoder(facts["tokenizer_hash"], tokenizer.backend_tokenizer)
-        missing = [plan for plan in plans if not plan.is_done]
-        if before is not None:
-            known = {shard.name for shard in before.shards}  # others are of sources that were grouped in another way
-            missing = [plan for plan in missing if plan.folder.name in known]
-        tokenize_missing(plans, missing, workers, engine)
-        return finish_set(out, plans, facts) if before is None else mend_set(out, before, missing)
+    folder = Path(out)
+    chosen = {"kind": engine, "address": address, "workers": workers, "device": "cpu"}
+    where = parse_config(Engine, chosen, origin="prepare")
+    held_out = [] if validation is None else name_sources(validation, folder, text_field)
+    if validation_fraction and held_out:
+        raise InputError("validation_fraction and validation sources are both given: choose one")
+    if validation_fraction is None:
+        validation_fraction = 0.0 if held_out else 0.01
+    settings: dict[str, Any] = {"validation_fraction": validation_fraction, "seed": seed, "drop_copies": drop_copies}
+    settings |= {"text_field": text_field, "id_field": id_field, "txt_documents": txt_documents}
+    options = parse_config(Options, settings, origin="prepare")
+    grouped = find_both(name_sources(sources, folder, text_field), held_out, folder)
+    if (folder / "tokenizer.json").exists():
+        raise InputError(f"{folder} is the folder of a tokenizer: give the shards another one")
+    loaded = load_tokenizer(tokenizer)
+    with locked(folder / ".claim", busy=f"another process is preparing {folder}: wait for it"):
+        manifest = make_set(folder, grouped, loaded, options, where)
+    for name, split in manifest.splits.items():
+        left_out = f", {split.empty_texts:,} empty texts left out" if split.empty_texts else ""
+        console.out.print(f"{folder} {name}: {split.documents:,} documents, {split.tokens:,} tokens{left_out}")
+    if (copies := manifest.duplicates) and any(copies.values()):
+        number = f"{copies['train']:,} for training, {copies['validation']:,} for validation"
+        in_both = f"{copies['in_both']:,} documents for validation are also among those for training"
+        console.out.print(f"{folder}: exact copies of an earlier document: {number}; {in_both}")
+    return folder
 
 
 Grouped = list[tuple[ShardSplitName | None, list[TextSource]]]
 """The source files, by the split that they are for; None: drawn for each document."""
 
 
-def find_both(sources: Sequence[str | Path], validation_sources: Sequence[str | Path], out: Path) -> Grouped:
-    """The files of both splits. A hub data set of which shards are in `out`, be the set finished or not, is taken at
-    their commit. Raises `InputError` where a file is in both."""
-    known: set[str] = set()
+def find_both(sources: Sequence[str | Path], held_out: Sequence[str | Path], out: Path) -> Grouped:
+    """Find the files of both splits. A hub data set of which shards are in `out`, be the set finished or not, is taken
+    at their commit. Raises `InputError` where a file is in both."""
+    recorded: set[str] = set()
     for path in sorted(out.glob("shards/*/shard.json")):
         with suppress(InputError):  # a damaged one is told where it is used
-            known.update(read_json_as(path, Shard).sources)
-    if not validation_sources:
-        return [(None, find_text_sources(sources, known))]
-    train, validation = find_text_sources(sources, known), find_text_sources(validation_sources, known)
+            recorded.update(read_json_as(path, Shard).sources)
+    if not held_out:
+        return [(None, find_text_sources(sources, recorded))]
+    train, validation = find_text_sources(sources, recorded), find_text_sources(held_out, recorded)
     fingerprints = {source.fingerprint for source in validation}
     for source in train:
         if source.fingerprint in fingerprints:
@@ -180,10 +187,22 @@ def find_both(sources: Sequence[str | Path], validation_sources: Sequence[str | 
     return [("train", train), ("validation", validation)]
 
 
-def known_facts(tokenizer: "PreTrainedTokenizerFast") -> dict[str, Any]:
+def make_set(
+    out: Path, grouped: Grouped, tokenizer: "PreTrainedTokenizerFast", options: Options, engine: Engine
+) -> ShardManifest:
+    """Make the shards that are missing, and the manifest. A finished set that lacks files gets them again.
+
+    A document is for validation when a hash of (seed, its id) falls below `validation_fraction`. Each source file is a
+    unit of work; the content does not depend on how many work.
+    """
+    inside = (out / "shards").iterdir() if (out / "shards").is_dir() else ()
+    refuse_links(out / "tokenizer", out / "token_bytes.npy", out / "shards", out / ".locks", *inside)
+    before = read_shard_manifest(out) if (out / "manifest.json").exists() else None
     vocab_size = max(tokenizer.get_vocab().values()) + 1
-    return {
+    facts = {
         "format_version": FORMAT_VERSION,
+        "sources_hash": content_hash([[split, [source.fingerprint for source in group]] for split, group in grouped]),
+        "options": options,
         "tokenizer_hash": tokenizer_hash(tokenizer),
         "dtype": "uint16" if vocab_size <= 1 << 16 else "uint32",
         "vocab_size": vocab_size,
@@ -193,6 +212,26 @@ def known_facts(tokenizer: "PreTrainedTokenizerFast") -> dict[str, Any]:
         "bos_id": tokenizer.bos_token_id,
         "special_ids": tuple(special_ids(tokenizer)),
     }
+    names = ("sources_hash", "tokenizer_hash", "options")
+    if what := [name.removesuffix("_hash") for name in names if before and getattr(before, name) != facts[name]]:
+        remedy = f"choose another folder, or delete {out / 'manifest.json'} to make it anew (equal files stay)"
+        raise InputError(f"{out} holds a finished shard set of other {', '.join(what)}: {remedy}")
+    if before is None:
+        save_tokenizer(tokenizer, out / "tokenizer")
+    part = out / ".token_bytes.part.npy"
+    part.unlink(missing_ok=True)
+    np.save(part, token_byte_lengths(tokenizer))
+    facts["token_bytes_sha256"] = file_hash(part)
+    os.replace(part, out / "token_bytes.npy")
+    copies = find_copies((source for _, group in grouped for source in group), options) if options.drop_copies else {}
+    plans = [plan for split, group in grouped for plan in plan_shards(out, group, split, facts, copies)]
+    keep_encoder(facts["tokenizer_hash"], tokenizer.backend_tokenizer)
+    missing = [plan for plan in plans if not plan.is_done]
+    if before is not None:
+        recorded = {shard.name for shard in before.shards}  # others are of sources that were grouped in another way
+        missing = [plan for plan in missing if plan.folder.name in recorded]
+    tokenize_missing(plans, missing, engine)
+    return finish_set(out, plans, facts) if before is None else mend_set(out, before, missing)
 
 
 def mend_set(out: Path, before: ShardManifest, lost: list[ShardPlan]) -> ShardManifest:
@@ -224,8 +263,8 @@ def plan_shards(
             decides.append([sorted(numbers) for numbers in dropped])
         stem = re.sub(r"[^\w.-]+", "-", Path(group[0].name).name)[:40].lstrip(".")
         name = f"{stem}-{content_hash([*decides, NAMED_BY])[:12]}"
-        known = {key: facts[key] for key in ("tokenizer_hash", "dtype", "eos_id")}
-        yield ShardPlan(out.resolve() / "shards" / name, group, split, options, **known, copies=dropped)
+        encoding = {key: facts[key] for key in ("tokenizer_hash", "dtype", "eos_id")}
+        yield ShardPlan(out.resolve() / "shards" / name, group, split, options, **encoding, copies=dropped)
 
 
 def finish_set(out: Path, plans: list[ShardPlan], facts: dict[str, Any]) -> ShardManifest:
@@ -257,25 +296,23 @@ def finish_set(out: Path, plans: list[ShardPlan], facts: dict[str, Any]) -> Shar
         **facts,
     )
     write_hashed(out / "manifest.json", manifest.model_dump(mode="json"))
-    kept = {shard.name for shard in shards}
+    names = {shard.name for shard in shards}
     for folder in (out / "shards").iterdir():
         is_ours = (folder / "shard.json").exists() or folder.name.endswith(".part")
-        if folder.name not in kept and is_ours:
+        if folder.name not in names and is_ours:
             shutil.rmtree(folder)  # of an unfinished call with other sources or options
     shutil.rmtree(out / ".locks", ignore_errors=True)
     return manifest
 
 
-def tokenize_missing(
-    plans: list[ShardPlan], missing: list[ShardPlan], workers: int | None, engine: Engine | None
-) -> None:
+def tokenize_missing(plans: list[ShardPlan], missing: list[ShardPlan], engine: Engine) -> None:
     """Make the shard folders that are missing, large ones first where there are several workers. A failure stops all.
 
     The bar counts bytes on disk; its note tells how many tokens they make.
     """
     if not missing:
         return
-    where = choose_engine(engine, workers, len(missing))
+    where = choose_engine(engine, len(missing))
     if where.workers != 0:
         missing = sorted(missing, key=lambda plan: -plan.num_bytes)
     units = [Unit(plan.folder.name, tokenize_unit, {"plan": plan}, cost=plan.num_bytes) for plan in missing]
@@ -301,26 +338,15 @@ def tokenize_missing(
                     raise InputError(outcome.error)
 
 
-def choose_engine(engine: Engine | None, workers: int | None, num_shards: int) -> Engine:
+def choose_engine(engine: Engine, num_shards: int) -> Engine:
     """Choose where shards are made. Here a single worker is this process: its tokenizer is loaded already."""
     # Where TOKENIZERS_PARALLELISM turns the threads of `tokenizers` off, there is a worker for each core.
     switch = os.environ.get("TOKENIZERS_PARALLELISM", "true").lower()
     cores = 1 if switch in ("", "off", "false", "f", "no", "n", "0") else CORES_PER_WORKER
-    if engine is not None and engine.kind == "ray":
-        return engine.model_copy(update={"workers": workers, "device": "cpu", "devices_per_worker": cores})
-    number = min(num_shards, workers or num_cores() // cores)
-    return Engine(workers=number if number > 1 else 0, device="cpu")
-
-
-@contextmanager
-def tell_full_disk(out: Path) -> Iterator[None]:
-    """Raises `InputError` in place of the system's error when there is no space left."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise InputError(f"no space left for {out}: finished files are kept; make room and run it again") from None
+    if engine.kind == "ray":
+        return engine.model_copy(update={"devices_per_worker": cores})
+    number = min(num_shards, engine.workers or num_cores() // cores)
+    return engine.model_copy(update={"workers": number if number > 1 else 0})
 
 
 ENCODERS: dict[str, tuple["Tokenizer", bool]] = {}
@@ -347,7 +373,8 @@ def tokenize_unit(plan: ShardPlan) -> None:
     Its lock is waited for: where the process that started them was killed, workers may live for another moment.
     """
     out = plan.folder.parents[1]
-    with tell_full_disk(out), locked(out / ".locks" / plan.folder.name, wait=True):
+    remedy = "finished files are kept; mend this, and run it again"
+    with told_as(f"{plan.folder} cannot be made", remedy), locked(out / ".locks" / plan.folder.name, wait=True):
         if not plan.is_done:
             if plan.tokenizer_hash not in ENCODERS:
                 from tokenizers import Tokenizer
@@ -452,7 +479,8 @@ def read_batches(
     for source, copies in zip(plan.sources, plan.copies, strict=True):
         reported = bytes_read = 0
         documents = read_documents(source, options.text_field, options.id_field, options.txt_documents)
-        for number, (document, bytes_read) in enumerate(documents):
+        for number, document in enumerate(documents):
+            bytes_read = document.num_bytes
             if number in copies:
                 continue
             split = plan.split
@@ -475,16 +503,16 @@ def read_batches(
 
 def find_copies(sources: Iterable[TextSource], options: Options) -> dict[str, frozenset[int]]:
     """The numbers of the documents whose text stands earlier in the sources, by the fingerprint of their source."""
-    known: set[int] = set()
+    hashes: set[int] = set()
     copies = {}
     for source in sources:
         dropped = set()
         documents = read_documents(source, options.text_field, options.id_field, options.txt_documents)
-        for number, (document, _) in enumerate(documents):
+        for number, document in enumerate(documents):
             key = xxhash.xxh3_64_intdigest(document.text.encode("utf-8", "surrogatepass"))
-            if key in known and not document.text.isspace() and document.text:
+            if key in hashes and not document.text.isspace() and document.text:
                 dropped.add(number)
-            known.add(key)
+            hashes.add(key)
         copies[source.fingerprint] = frozenset(dropped)
     console.err.print(f"{sum(map(len, copies.values())):,} documents have the text of an earlier one and are left out")
     return copies

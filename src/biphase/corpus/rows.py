@@ -19,7 +19,7 @@ from pydantic import Field
 
 from biphase.config import Strict
 from biphase.errors import InputError, clipped
-from biphase.files import parse_json, reading
+from biphase.files import file_hash, parse_json, reading, whole_file
 from biphase.hub import load_rows, pin_commit
 
 Format = Literal["jsonl", "tsv", "csv", "json", "parquet", "columns", "conllu", "squad", "record", "trec", "mldr"]
@@ -133,7 +133,8 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any], int]]:
         try:
             row = parse_json(line)
         except json.JSONDecodeError as error:
-            raise broken_json(f"{path}:{number}", error, "one object a line") from None
+            reason = f"broken JSON ({error.msg}, column {error.colno}): one object a line"
+            raise InputError(f"{path}:{number}: {reason}") from None
         if not isinstance(row, dict):
             raise InputError(f"{path}:{number}: one JSON object per line is needed, here is {shown(row)}")
         yield number, row, num_bytes
@@ -145,57 +146,54 @@ def read_json_file(path: Path) -> Any:
     try:
         return parse_json(text)
     except json.JSONDecodeError as error:
-        raise broken_json(f"{path}:{error.lineno}", error) from None
+        raise InputError(f"{path}:{error.lineno}: broken JSON ({error.msg}, column {error.colno})") from None
 
 
-def broken_json(place: str, error: json.JSONDecodeError, needed: str = "") -> InputError:
-    remedy = f": {needed}" if needed else ""
-    return InputError(f"{place}: broken JSON ({error.msg}, column {error.colno}){remedy}")
-
-
-def need_field(place: str, row: Row, name: str, remedy: str) -> Any:
+def need_field(location: str, row: Row, name: str, remedy: str) -> Any:
     """The value of a field. Raises `InputError` with the names of all fields, and a remedy, where it is not there."""
     value = find_field(row, name, ABSENT)
     if value is ABSENT:
         columns = clipped(", ".join(field_names(row)))
-        raise InputError(f"{place}: there is no column '{name}'; the columns are: {columns}; {remedy}")
+        raise InputError(f"{location}: there is no column '{name}'; the columns are: {columns}; {remedy}")
     return value
 
 
-def check_text(place: str, name: str, value: Any) -> str:
+def check_text(location: str, name: str, value: Any) -> str:
     """The value of a field as a text. Raises `InputError` for another type and for half of a surrogate pair."""
     if not isinstance(value, str):
-        raise InputError(f"{place}: column '{name}' is {shown(value)}, not a text: mend the row or take it out")
+        raise InputError(f"{location}: column '{name}' is {shown(value)}, not a text: mend the row or take it out")
     try:
         value.encode()
     except UnicodeEncodeError as error:
         message = f"half of a surrogate pair at character {error.start}, which is no Unicode"
-        raise InputError(f"{place}: column '{name}' has {message}: take it out") from None
+        raise InputError(f"{location}: column '{name}' has {message}: take it out") from None
     return value
 
 
-def text_column(place: str, row: Row, name: str) -> str:
+def text_column(location: str, row: Row, name: str) -> str:
     """A column's text; a list of texts, as PubMedQA has them, becomes one."""
-    text = column(place, row, name)
+    text = column(location, row, name)
     if isinstance(text, list) and text and all(isinstance(part, str) for part in text):
         return " ".join(text)
-    text = check_text(place, name, text)
+    text = check_text(location, name, text)
     if len(text) > LONGEST_TEXT:
-        raise InputError(f"{place}: column '{name}' has {len(text):,} characters, more than {LONGEST_TEXT:,}: cut it")
+        raise InputError(
+            f"{location}: column '{name}' has {len(text):,} characters, more than {LONGEST_TEXT:,}: cut it"
+        )
     return text
 
 
-def column(place: str, row: Row, name: str) -> Any:
+def column(location: str, row: Row, name: str) -> Any:
     """The value of a column. Raises `InputError` where the row has none of this name."""
     remedy = f"rename: {{THEIRS: {name}}} in the task, or the column of the file; leave a split without labels out"
-    return need_field(place, row, name, remedy)
+    return need_field(location, row, name, remedy)
 
 
-def id_of(place: str, row: Row) -> str:
+def id_of(location: str, row: Row) -> str:
     """The row's own id, else its place: `train.tsv:12`. ReCoRD's is a mapping of two numbers."""
     row_id = row.get("id", row.get("idx"))
     if row_id is None:
-        return place.rpartition("/")[2]
+        return location.rpartition("/")[2]
     return "-".join(str(part) for part in row_id.values()) if isinstance(row_id, dict) else str(row_id)
 
 
@@ -204,10 +202,10 @@ def shown(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)[:40]
 
 
-def check_header(place: str, names: Sequence[str]) -> None:
+def check_header(location: str, names: Sequence[str]) -> None:
     """Raises `InputError` where a table has two columns of one name: only one of them would be read."""
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise InputError(f"{place}: the header names a column twice ('{twice[0]}'): rename one")
+        raise InputError(f"{location}: the header names a column twice ('{twice[0]}'): rename one")
 
 
 def find_field(row: Mapping[str, Any], name: str, default: Any = None) -> Any:
@@ -255,9 +253,9 @@ def read_table(path: Path, wanted: Sequence[str] = ()) -> Iterator[tuple[int, Ro
     with reading(path, DAMAGED):
         try:
             for batch, features, num_bytes in read_pieces(path, wanted):
-                for place, row in enumerate(name_classes(batch.to_pylist(), features), start=1):
+                for at, row in enumerate(name_classes(batch.to_pylist(), features), start=1):
                     number += 1
-                    yield number, row, before + (num_bytes - before) * place // len(batch)
+                    yield number, row, before + (num_bytes - before) * at // len(batch)
                 before = num_bytes
         except UnicodeDecodeError:
             raise InputError(f"{path}: a text after row {number} is not UTF-8") from None
@@ -379,6 +377,33 @@ def without_arrays(value: Any) -> Any:
     return [without_arrays(item) for item in value] if isinstance(value, list) else value
 
 
+def plain_value(value: Any) -> Any:
+    """Turn a value of NumPy, a range, a path or a date into what JSON and YAML can hold."""
+    if isinstance(value, range):
+        return list(value)
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+def json_line(location: str, row: Row) -> str:
+    """Write a row as a line of JSON. Raises `InputError` for half of a surrogate pair."""
+    return check_text(location, "row", json.dumps(row, ensure_ascii=False, default=plain_value) + "\n")
+
+
+def keep_rows(rows: Iterable[Row], folder: Path, stem: str) -> Path:
+    """Write rows as `folder/STEM-HASH.jsonl`; a file that is there is the same one and stays as it is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f"{stem}.jsonl"
+    with whole_file(part) as file:
+        for number, row in enumerate(rows):
+            file.write(json_line(f"row {number}", row))
+    path = folder / f"{stem}-{file_hash(part)[:12]}.jsonl"
+    if path.exists():
+        part.unlink()
+    else:
+        part.rename(path)
+    return path
+
+
 def read_hub_split(id: str, revision: str | None, config: str | None, split: str) -> Iterator[PlacedRow]:
     """The rows of a split of a hub data set, at the commit that the revision names."""
     table = load_rows(id, config, split, pin_commit(id, revision))
@@ -447,10 +472,10 @@ def read_separated(path: Path, layout: FileForm, *, is_csv: bool) -> Iterator[Pl
         rows = ((number, line.rstrip("\r\n").split(delimiter)) for number, line in enumerate(lines, start=1))
     header: list[str] = []
     for number, fields in rows:
-        place = f"{path}:{number}"
+        location = f"{path}:{number}"
         if not header:
             header = fields if layout.has_header else [str(at) for at in range(len(fields))]
-            check_header(place, header)
+            check_header(location, header)
             if layout.has_header:
                 continue
         fits = len(fields) == len(header)
@@ -458,15 +483,15 @@ def read_separated(path: Path, layout: FileForm, *, is_csv: bool) -> Iterator[Pl
         quoted = (field for field in fields if len(field) > 1 and field[0] == QUOTE)
         if is_guessed and any(field[-1] == QUOTE or not fits for field in quoted):
             raise InputError(
-                f"{place}: a field in quotes: say `quotes: true` beside its name if they only enclose it (as pandas "
+                f"{location}: a field in quotes: say `quotes: true` beside its name if they only enclose it (as pandas "
                 "and Excel write them), `quotes: false` if they belong to the text; rows to predict are better a .csv"
             )
         if not fits and not (layout.has_short_rows and len(fields) < len(header)):
             raise InputError(
-                f"{place}: {len(fields)} fields where the header names {len(header)}, parted by {delimiter!r} "
+                f"{location}: {len(fields)} fields where the header names {len(header)}, parted by {delimiter!r} "
                 "(`delimiter` or `format` in the entry of files)"
             )
-        yield place, dict(zip(header, fields, strict=True)) if fits else SHORT_ROW
+        yield location, dict(zip(header, fields, strict=True)) if fits else SHORT_ROW
 
 
 def quoted_fields(path: Path, lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
@@ -585,11 +610,11 @@ PUBLISHED: dict[str, tuple[Callable[[Any], Iterable[Row]], str]] = {
 """What one JSON value of a published form becomes, and what the form needs; MLDR has three kinds of rows."""
 
 
-def unfold(place: str, content: Any, form: str) -> Iterator[PlacedRow]:
+def unfold(location: str, content: Any, form: str) -> Iterator[PlacedRow]:
     """The rows of one JSON value of a published form. Raises `InputError` where it is of another form."""
     make_rows, needed = PUBLISHED[form]
     try:
         for row in make_rows(content):
-            yield place, row
+            yield location, row
     except (KeyError, TypeError):
-        raise InputError(f"{place}: not {needed}") from None
+        raise InputError(f"{location}: not {needed}") from None

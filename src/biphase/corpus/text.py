@@ -14,7 +14,7 @@ import string
 import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -26,6 +26,7 @@ from biphase.corpus.rows import (
     check_text,
     find_field,
     is_saved,
+    keep_rows,
     need_field,
     plain_path,
     read_json_lines,
@@ -67,8 +68,8 @@ def find_language(texts: Iterable[str]) -> str:
 
 def spread(text: Any) -> Iterator[Any]:
     """Pieces of a text, of characters or tokens, up to its end: a book may begin with a licence in another language."""
-    for place in range(0, len(text), max(PIECE, len(text) // MOST_PIECES)):
-        yield text[place : place + PIECE]
+    for start in range(0, len(text), max(PIECE, len(text) // MOST_PIECES)):
+        yield text[start : start + PIECE]
 
 
 def language_of(text: str) -> str:
@@ -82,8 +83,8 @@ def language_of(text: str) -> str:
     if signs > LEAST_SIGNS and indented > LEAST_INDENTED:
         return CODE
     (language, best), (_, second), *_ = rank(text)
-    is_told = language != "zxx" and best - second > LEAST_MARGIN * len(text)  # zxx: no language at all
-    return str(language) if is_told else UNKNOWN_LANGUAGE
+    is_clear = language != "zxx" and best - second > LEAST_MARGIN * len(text)  # zxx: no language at all
+    return str(language) if is_clear else UNKNOWN_LANGUAGE
 
 
 UNSPACED = (
@@ -149,10 +150,8 @@ class Document:
 
     id: str
     text: str
-
-
-Documents = Iterator[tuple[Document, int]]
-"""Documents, each with how many bytes of its file on disk (hub: of text) are read by then."""
+    num_bytes: int = field(default=0, compare=False)
+    """The bytes of its file on disk that are read by then; of the hub and of what is in memory, the characters."""
 
 
 @dataclass(frozen=True)
@@ -194,14 +193,23 @@ def is_running_text(text: str) -> bool:
     return len(text.split()) > 1 or any(unicodedata.category(letter) == "Lo" for letter in text)
 
 
-def find_text_sources(sources: Any, known: Collection[str] = ()) -> list[TextSource]:
+def name_sources(sources: Any, folder: Path, text_field: str) -> list[str | Path]:
+    """List the names of sources, after what is in memory has become a file of the folder."""
+    if are_names(sources):
+        return [sources] if isinstance(sources, str | Path) else list(sources)
+    path = keep_rows(rows_in_memory(sources, text_field), folder, "texts")
+    console.err.print(f"texts in memory are kept as {path}")
+    return [path]
+
+
+def find_text_sources(sources: Any, recorded: Collection[str] = ()) -> list[TextSource]:
     """Files, folders (recursive, sorted), globs and hub data sets → sources, in the order given; what is in memory
     (texts, rows, a DataFrame, a `datasets.Dataset`) is one source.
 
     A hub data set is `hub:owner/name[:config[:split]][@revision]`, for example
     `hub:HuggingFaceFW/fineweb-edu:sample-10BT`; the prefix may be left out where no local path is meant. It is pinned
     to the commit found now, and each of its data files becomes a source. The split is `train` unless given. Where it is
-    among the `known` record names, it is taken as these have it: at their commit, where no revision is given.
+    among the `recorded` names, it is taken as these have it: at their commit, where no revision is given.
 
     Files without a byte stay out, and are told. Raises `InputError` for what does not exist, matches nothing, has an
     unknown ending, or is given twice, and where all files are empty.
@@ -209,7 +217,7 @@ def find_text_sources(sources: Any, known: Collection[str] = ()) -> list[TextSou
     if not are_names(sources):
         return [TextSource("in memory", "", rows=sources)]
     names = [sources] if isinstance(sources, str | Path) else sources
-    named = [source for name in names for source in expand(str(name), known)]
+    named = [source for name in names for source in expand(str(name), recorded)]
     if not named:
         raise InputError("no source is given: name files, folders, globs or hub data sets")
     filled = [source for source in named if source.num_bytes != 0]
@@ -224,8 +232,8 @@ def find_text_sources(sources: Any, known: Collection[str] = ()) -> list[TextSou
     return filled
 
 
-def expand(source_name: str, known: Collection[str] = ()) -> list[TextSource]:
-    """The sources that one word stands for."""
+def expand(source_name: str, recorded: Collection[str] = ()) -> list[TextSource]:
+    """Find the sources that one word stands for."""
     if not source_name.strip():  # of a variable of the shell that is not set; as a path it would be the folder at hand
         raise InputError("a source without a name is given: name a file, a folder, a glob or a hub data set")
     path = Path(source_name).expanduser()
@@ -237,11 +245,11 @@ def expand(source_name: str, known: Collection[str] = ()) -> list[TextSource]:
         matches = sorted(glob.glob(str(path), recursive=True))
         if not matches:
             raise InputError(f"{source_name} matches no file")
-        return [source for match in matches for source in expand(match, known)]
+        return [source for match in matches for source in expand(match, recorded)]
     # A bare `owner/name` can be no mistyped path: no known ending, and no local folder of the owner's name.
     is_bare = not path.is_absolute() and path.parts[0] not in (".", "..") and HUB_ADDRESS.fullmatch(str(path))
     if source_name.startswith("hub:") or (is_bare and kind_of(path) is None and not Path(path.parts[0]).exists()):
-        return hub_sources(source_name, known)
+        return hub_sources(source_name, recorded)
     if not path.parent.is_dir():
         raise InputError(f"{source_name} does not exist: there is no folder {path.parent}")
     names = sorted(entry.name for entry in path.parent.iterdir() if entry.exists())
@@ -262,15 +270,15 @@ def kind_of(path: Path) -> TextKind | None:
 
 
 def folder_sources(folder: Path) -> list[TextSource]:
-    """All files of a folder that can be read, but for hidden ones. What else is there is told, and links to folders,
-    which are not gone into."""
+    """List all files of a folder that can be read, but for hidden ones. What else is there is told, and links to
+    folders, which are not gone into."""
     readable: list[Path] = []
     others: list[str] = []
     paths = sorted(folder.rglob("*"))
     cached: set[Path] = set()  # by `datasets`, beside what it saved
-    for place in (folder, *paths):
-        if is_saved(place) and (tables := saved_tables(place)):
-            cached |= set(place.glob("*.arrow")) - set(tables)
+    for path in (folder, *paths):
+        if is_saved(path) and (tables := saved_tables(path)):
+            cached |= set(path.glob("*.arrow")) - set(tables)
     for path in paths:
         if any(part.startswith(".") for part in path.relative_to(folder).parts):
             continue
@@ -293,18 +301,18 @@ def name_left_out(what: str, names: list[str], number: int) -> None:
 def file_source(path: Path) -> TextSource:
     if kind_of(path) is None:
         raise InputError(f"{path} has an unknown ending; can be read: {READABLE}")
-    status, place = path.stat(), path.resolve()
-    return TextSource(str(path), f"{place} {status.st_size} {status.st_mtime_ns}", status.st_size, place)
+    status, file = path.stat(), path.resolve()
+    return TextSource(str(path), f"{file} {status.st_size} {status.st_mtime_ns}", status.st_size, file)
 
 
-def hub_sources(source_name: str, known: Collection[str]) -> list[TextSource]:
-    """The files of a hub data set. Where all of it that is among the `known` names is from one commit, and no revision
-    is given, that commit is taken, and told."""
+def hub_sources(source_name: str, recorded: Collection[str]) -> list[TextSource]:
+    """List the files of a hub data set. Where all of it that is among the `recorded` names is from one commit, and no
+    revision is given, that commit is taken, and told."""
     match = HUB_ADDRESS.fullmatch(source_name)
     if match is None:
         raise InputError(f"{source_name} is no hub address; write hub:owner/name[:config[:split]][@revision]")
     dataset, config, split = match["dataset"], match["config"] or "", match["split"] or "train"
-    commits = {name.rpartition("@")[2].partition("#")[0] for name in known if name.startswith(f"hub:{dataset}:")}
+    commits = {name.rpartition("@")[2].partition("#")[0] for name in recorded if name.startswith(f"hub:{dataset}:")}
     try:
         if match["revision"] is None and len(commits) == 1:
             [commit] = commits
@@ -313,7 +321,7 @@ def hub_sources(source_name: str, known: Collection[str]) -> list[TextSource]:
         else:
             commit = pin_commit(dataset, match["revision"])
         address = f"hub:{dataset}:{config}:{split}@{commit}"
-        counts = [int(name.rpartition("/")[2]) for name in known if name.startswith(f"{address}#")]
+        counts = [int(name.rpartition("/")[2]) for name in recorded if name.startswith(f"{address}#")]
         count = max(counts) if counts else max(stream_rows(f"{address}#1/1").num_shards, 1)
     except InputError as error:
         raise InputError(f"{source_name} is no local path; {error}") from None
@@ -332,8 +340,8 @@ def stream_rows(name: str) -> Any:
 
 def read_documents(
     source: TextSource, text_field: str = "text", id_field: str = "id", txt_documents: TxtDocuments = "file"
-) -> Documents:
-    """The documents of one source, streamed in order, those with an empty text too (the caller counts them).
+) -> Iterator[Document]:
+    """Stream the documents of one source in order, those with an empty text too (the caller counts them).
 
     `text_field` and `id_field` name the JSON fields or columns, `meta.text` one that is inside another. A row without
     an id is named by file and line. A .txt or .md file is one document (`txt_documents="file"`), or split at
@@ -349,20 +357,18 @@ def read_documents(
         documents = read_txt(source.path, txt_documents)
     else:
         documents = read_fields(source, text_field, id_field)
-    is_empty = True
-    for document, bytes_read in documents:
-        yield document, bytes_read
-        is_empty = False
-    if is_empty:
-        yield Document(document_id(source), ""), 0
+    first = next(documents, Document(document_id(source), ""))
+    yield first
+    yield from documents
 
 
-def read_txt(path: Path, txt_documents: TxtDocuments) -> Documents:
+def read_txt(path: Path, txt_documents: TxtDocuments) -> Iterator[Document]:
+    """Stream the documents of a .txt or .md file."""
     lines: list[str] = []  # of the document that is being read
     first = num_bytes = num_chars = 0
     for number, line, num_bytes in read_text_lines(path):
         if txt_documents == "lines":
-            yield Document(f"{path.name}:{number}", line.rstrip("\r\n")), num_bytes
+            yield Document(f"{path.name}:{number}", line.rstrip("\r\n"), num_bytes)
         elif txt_documents == "file" or line.strip(string.whitespace):  # of ASCII: other spaces make no blank line
             first, num_chars = (first, num_chars + len(line)) if lines else (number, len(line))
             lines.append(line)
@@ -372,16 +378,16 @@ def read_txt(path: Path, txt_documents: TxtDocuments) -> Documents:
                     "have it split into paragraphs or lines by txt_documents (--txt-documents)"
                 )
         elif lines:
-            yield Document(f"{path.name}:{first}", "".join(lines).rstrip("\r\n")), num_bytes
+            yield Document(f"{path.name}:{first}", "".join(lines).rstrip("\r\n"), num_bytes)
             lines = []
     if lines and txt_documents == "file":
-        yield Document(path.name, "".join(lines)), num_bytes
+        yield Document(path.name, "".join(lines), num_bytes)
     elif lines:
-        yield Document(f"{path.name}:{first}", "".join(lines).rstrip("\r\n")), num_bytes
+        yield Document(f"{path.name}:{first}", "".join(lines).rstrip("\r\n"), num_bytes)
 
 
-def read_fields(source: TextSource, text_field: str, id_field: str) -> Documents:
-    """The documents in the rows of a source, each named by its id, or else by file and line (or row)."""
+def read_fields(source: TextSource, text_field: str, id_field: str) -> Iterator[Document]:
+    """Stream the documents in the rows of a source, each named by its id, or else by file and line (or row)."""
     mark = ": row "
     if source.path is None and source.rows is None:
         rows = read_hub_file(source.name)
@@ -393,17 +399,17 @@ def read_fields(source: TextSource, text_field: str, id_field: str) -> Documents
         rows, mark = read_json_lines(source.path), ":"
     num_chars = 0
     for number, row, num_bytes in rows:
-        place = f"{source.name}{mark}{number}"
-        field = need_field(place, row, text_field, "name one as text_field (--text-field)")
-        text = check_text(place, text_field, field)
+        location = f"{source.name}{mark}{number}"
+        value = need_field(location, row, text_field, "name one as text_field (--text-field)")
+        text = check_text(location, text_field, value)
         num_chars += len(text)
         id = find_field(row, id_field)
         name = document_id(source, f"{mark}{number}") if id is None else str(id)
-        yield Document(name, text), num_chars if source.path is None else num_bytes
+        yield Document(name, text, num_chars if source.path is None else num_bytes)
 
 
 def read_hub_file(name: str) -> Iterator[tuple[int, Row, int]]:
-    """The rows of a file of the hub, each with its number; how many bytes were read is not known."""
+    """Stream the rows of a file of the hub, each with its number; how many bytes were read is not known."""
     number = 0
     try:
         for number, row in enumerate(stream_rows(name), start=1):
@@ -413,16 +419,16 @@ def read_hub_file(name: str) -> Iterator[tuple[int, Row, int]]:
         raise InputError(f"{name}: cannot be read on after row {number} ({hub_says(error)}); {remedy}") from None
 
 
-def document_id(source: TextSource, place: str = "") -> str:
+def document_id(source: TextSource, location: str = "") -> str:
     """Name a document without an id. The commit of a data set is left out: where it changed nothing in a row,
     the row is the same document."""
-    return re.sub(r"@\w+(?=#\d+/\d+$)", "", source.record_name) + place
+    return re.sub(r"@\w+(?=#\d+/\d+$)", "", source.record_name) + location
 
 
 def read_all(sources: Sequence[TextSource], text_field: str) -> Iterator[Document]:
-    """The documents of all sources, in order."""
+    """Stream the documents of all sources, in order."""
     for source in sources:
-        yield from (document for document, _ in read_documents(source, text_field))
+        yield from read_documents(source, text_field)
 
 
 def sample_texts(
@@ -435,7 +441,7 @@ def sample_texts(
     limit = limit_mb / len(sources)
     for source in sources:
         taken = 0
-        for document, _ in read_documents(source, text_field, txt_documents=txt_documents):
+        for document in read_documents(source, text_field, txt_documents=txt_documents):
             yield document.text
             taken += len(document.text.encode())
             if taken >= limit * 1e6:
