@@ -233,15 +233,14 @@ def test_a_model_whose_download_broke_off_is_fetched_again(hub: SimulatedHub) ->
     assert {path.name: path.read_bytes() for path in home.glob("*.safetensors")} == parts
 
 
-def test_a_commit_of_a_data_set_that_is_here_is_read_without_the_hub(hub: SimulatedHub) -> None:
+def test_without_the_hub_a_data_set_is_read_at_the_last_commit_or_not_at_all(hub: SimulatedHub) -> None:
     old, new, other = (hub.commit("some/myData", {"train.jsonl": rows_file(text)}, kind="datasets") for text in "abc")
     assert [ask(READ.format("some/myData", commit)) for commit in (old, new)] == ["a", "b"]
-    hub.asked.clear()
-    assert [ask(READ.format("some/myData", commit)) for commit in (old, new)] == ["a", "b"] and not hub.asked
     for gone in GONE:
-        assert [ask(READ.format("some/myData", commit), **gone) for commit in (old, new)] == ["a", "b"]
-    told = ask(READ.format("some/myData", other), HF_HUB_OFFLINE="1")
-    assert f"in the cache is commit {new}, not {other}" in told
+        assert ask(READ.format("some/myData", new), **gone) == "b"
+    for commit in (old, other):
+        told = ask(READ.format("some/myData", commit), HF_HUB_OFFLINE="1")
+        assert f"in the cache is configuration 'default' of commit {new}, not 'default' of {commit}" in told
 
 
 def test_a_configuration_without_a_name_is_never_another_one(hub: SimulatedHub) -> None:
@@ -257,9 +256,9 @@ def test_a_configuration_without_a_name_is_never_another_one(hub: SimulatedHub) 
     assert ask(read.format("some/named", None, named), **gone) == "a"
     assert ask(read.format("some/several", "one", several), **gone) == "a"
     told = ask(read.format("some/several", None, several), **gone)
-    assert "in the cache is of this commit configuration 'one'; name it" in told
+    assert f"in the cache is configuration 'one' of commit {several}, not 'two' of {several}" in told
     assert ask(read.format("some/several", None, several)) == "b"
-    assert ask(read.format("some/several", None, several), **gone) == "b"
+    assert ask(read.format("some/several", "two", several), **gone) == "b"
 
 
 def test_without_the_hub_a_revision_is_the_commit_that_it_was(hub: SimulatedHub) -> None:

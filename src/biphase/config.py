@@ -49,9 +49,14 @@ BUNDLED = SOURCE / "bundled"
 
 
 class Strict(BaseModel):
-    """A frozen model in which an unknown key is an error."""
+    """A frozen model in which an unknown key is an error.
+
+    Keys in `later` came after the first hashes of a model were written: they are left out of its tree where they stand
+    at their defaults, so that the hash of what does not use them stays.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    later: ClassVar[frozenset[str]] = frozenset()
 
     @field_validator("*", mode="before")
     @classmethod
@@ -62,13 +67,6 @@ class Strict(BaseModel):
             if kinds & {int, float} and bool not in kinds:
                 raise PydanticCustomError("number", "input should be a number")
         return value
-
-
-class Grown(Strict):
-    """A model that got keys after its first hashes were written: those in `later` are left out of its tree where they
-    stand at their defaults, so that the hash of what does not use them stays."""
-
-    later: ClassVar[frozenset[str]] = frozenset()
 
     @model_serializer(mode="wrap")
     def without_unused(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:

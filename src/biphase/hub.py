@@ -100,21 +100,23 @@ def pin_commit(id: str, revision: str | None) -> str:
 def load_rows(id: str, config: str | None, split: str, commit: str, streaming: bool = False) -> Any:
     """The rows of a data set's split at a commit, as `datasets` has them; code of its own is never run.
 
-    What `datasets` prepared of that commit is taken without a question to the hub. Where the hub does not answer, it
-    would take what it prepared last, of whatever commit and configuration, which is refused.
+    Where the hub does not answer, `datasets` takes what it prepared last, of whatever commit and configuration: another
+    one than was asked for is refused.
     """
     import datasets
     from datasets.packaged_modules.cache.cache import Cache
+    from datasets.utils.metadata import MetadataConfigs
+    from huggingface_hub import DatasetCard, try_to_load_from_cache
 
     try:
-        builder = None if streaming else open_prepared(id, config, commit)
-        if builder is None:
-            builder = datasets.load_dataset_builder(id, config, revision=commit)
-            if isinstance(builder, Cache):
-                other = f"commit {builder.hash}, not {commit}"
-                if builder.hash == commit:
-                    other = f"of this commit configuration '{builder.config.name}'; name it, if that is meant"
-                raise OSError(f"the hub did not answer, and in the cache is {other}")
+        builder = datasets.load_dataset_builder(id, config, revision=commit)
+        if isinstance(builder, Cache):
+            card = try_to_load_from_cache(id, "README.md", repo_type="dataset", revision=commit)
+            content = DatasetCard.load(card).data if isinstance(card, str) else {}
+            wanted = config or MetadataConfigs.from_dataset_card_data(content).get_default_config_name() or "default"
+            cached = f"configuration '{builder.config.name}' of commit {builder.hash}"
+            if cached != f"configuration '{wanted}' of commit {commit}":
+                raise OSError(f"the hub did not answer, and in the cache is {cached}, not '{wanted}' of {commit}")
         if streaming:
             return builder.as_streaming_dataset(split=split)
         builder.download_and_prepare()
@@ -125,31 +127,6 @@ def load_rows(id: str, config: str | None, split: str, commit: str, streaming: b
             reason = "it needs remote code, which is never run"
         told = f"{id}: split '{split}' cannot be read from the hub ({reason})"
         raise InputError(f"{told}; give a folder with a copy of the data, or try again") from None
-
-
-def open_prepared(id: str, config: str | None, commit: str) -> Any:
-    """The reader of the rows that `datasets` prepared of a data set at a commit; None where it prepared none."""
-    if Path(id).is_dir():
-        return None
-    import datasets
-    from datasets.naming import camelcase_to_snakecase
-    from datasets.packaged_modules.cache.cache import Cache
-    from datasets.utils.metadata import MetadataConfigs
-    from huggingface_hub import DatasetCard, try_to_load_from_cache
-
-    name = config or "default"  # unless the card in the cache has others, and says which of them is meant
-    card = try_to_load_from_cache(id, "README.md", repo_type="dataset", revision=commit)
-    configs = MetadataConfigs.from_dataset_card_data(DatasetCard.load(card).data) if isinstance(card, str) else None
-    if config is None and configs:
-        name = configs.get_default_config_name() or ""
-    owner, slash, bare_name = id.rpartition("/")
-    folder_name = owner + slash.replace("/", "___") + camelcase_to_snakecase(bare_name)
-    place = Path(datasets.config.HF_DATASETS_CACHE, folder_name)
-    for folder in place.glob(f"*/*/{commit}"):  # CONFIGURATION/VERSION/COMMIT
-        if folder.parts[-3] == name:
-            source = {"repo_id": id, "dataset_name": bare_name, "config_name": name}
-            return Cache(**source, version=folder.parts[-2], hash=commit)
-    return None
 
 
 def hub_says(error: BaseException) -> str:
@@ -272,7 +249,17 @@ def refuse_pickles(source: str | Path) -> None:
     folder = Path(source)
     if not folder.is_dir():
         return
-    check_index(folder / INDEX)
+    index = folder / INDEX
+    if index.exists():
+        content = read_json(index)
+        weight_map = content.get("weight_map") if isinstance(content, dict) else None
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise InputError(f"{index} is damaged (it has no weight_map); save the model anew")
+        for name in sorted({str(name) for name in weight_map.values()}):
+            if Path(name).name != name or not name.endswith(".safetensors"):
+                raise InputError(f"{index} names '{name}': only *.safetensors files in the same folder are opened")
+            if not (folder / name).is_file():
+                raise InputError(f"{index} names '{name}', which is missing; copy the whole model folder")
     if any(folder.glob("*.safetensors")):
         return
     pickled = next((path for pattern in PICKLED_WEIGHTS for path in folder.glob(pattern)), None)
@@ -282,18 +269,3 @@ def refuse_pickles(source: str | Path) -> None:
     # The hub's cache has no pickles, so it is not known whether there are any.
     remedy = "choose a folder or a revision that has them (refs/pr may), or save them so"
     raise InputError(f"{model_name(source)} has no weights (*.safetensors), and pickles are never opened: {remedy}")
-
-
-def check_index(path: Path) -> None:
-    """Refuse an index of sharded weights that names anything but safetensors files beside it."""
-    if not path.exists():
-        return
-    content = read_json(path)
-    weight_map = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise InputError(f"{path} is damaged (it has no weight_map); save the model anew")
-    for name in sorted({str(name) for name in weight_map.values()}):
-        if Path(name).name != name or not name.endswith(".safetensors"):
-            raise InputError(f"{path} names '{name}': only *.safetensors files in the same folder are opened")
-        if not (path.parent / name).is_file():
-            raise InputError(f"{path} names '{name}', which is missing; copy the whole model folder")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
-from biphase.config import Beta, Count, Grown, PositiveCount, Seed, Setting, Share, Strict
+from biphase.config import Beta, Count, PositiveCount, Seed, Setting, Share, Strict
 from biphase.console import TrackingName
 from biphase.files import content_hash
 
@@ -53,7 +53,7 @@ class MixturePart(Strict):
     """Its share of the tokens is its weight divided by the sum of all weights."""
 
 
-class Data(Grown):
+class Data(Strict):
     """Which tokens are trained on, how they are cut into samples, and in which order."""
 
     later: ClassVar[frozenset[str]] = frozenset({"mixture"})
@@ -131,7 +131,7 @@ NUMBER_OR_RAMP = Discriminator(lambda value: "ramp" if isinstance(value, dict | 
 """Which of the two a setting that may move is, so that an error is about the one that was meant."""
 
 
-class Phase(Grown):
+class Phase(Strict):
     """One stretch of training under one objective."""
 
     later: ClassVar[frozenset[str]] = frozenset({"mask_passes"})
@@ -268,7 +268,7 @@ class Schedule(Strict):
     decay_steps: Count = 2000
 
 
-class Optimizer(Grown):
+class Optimizer(Strict):
     """How gradients become updates; the defaults are the paper's AdamW."""
 
     later: ClassVar[frozenset[str]] = frozenset({"muon_weight_decay"})
@@ -307,7 +307,7 @@ class Checkpoints(Strict):
     is added to a finished run, the same command trains up to it again."""
 
 
-class ComputeConfig(Grown):
+class ComputeConfig(Strict):
     """How, not what: with fixed `precision`, nothing here changes a run's identity."""
 
     later: ClassVar[frozenset[str]] = frozenset({"silence_seconds"})

@@ -22,7 +22,7 @@ import numpy as np
 import xxhash
 from pydantic import Field
 
-from biphase.config import Count, Grown, PositiveCount, Strict
+from biphase.config import Count, PositiveCount, Strict
 from biphase.corpus.order import mix
 from biphase.corpus.text import TxtDocuments
 from biphase.corpus.tokenizer import find_tokenizer, token_byte_lengths, tokenizer_hash
@@ -68,7 +68,7 @@ class Shard(Strict):
     parts: dict[ShardSplitName, ShardPart]
 
 
-class Options(Grown):
+class Options(Strict):
     """What was asked for, besides the sources."""
 
     later: ClassVar[frozenset[str]] = frozenset({"drop_copies"})

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from biphase.config import Grown, PositiveCount, Strict
+from biphase.config import PositiveCount, Strict
 from biphase.console import TrackingName
 from biphase.corpus.rows import Delimiter
 from biphase.errors import InputError
@@ -23,7 +23,7 @@ LOSSES: dict[str, str] = {
 """The names of losses → classes of sentence-transformers. `auto`: cached_mnrl, and cosent for scored pairs."""
 
 
-class PairSource(Grown):
+class PairSource(Strict):
     """A source of texts that belong together: exactly one of `path` and `from_text`."""
 
     later: ClassVar[frozenset[str]] = frozenset({"quotes", "delimiter"})
@@ -68,7 +68,7 @@ class HardNegatives(Strict):
     last_rank: PositiveCount = 50
 
 
-class EmbeddingStage(Grown):
+class EmbeddingStage(Strict):
     """A training of the network, from where the stage before left it."""
 
     later: ClassVar[frozenset[str]] = frozenset({"orthogonal_weight"})
@@ -136,7 +136,7 @@ JudgedPaths = Annotated[tuple[str, ...], AfterValidator(refuse_equal_names)]
 """Folders in BEIR's layout and files of scored pairs."""
 
 
-class EmbeddingRecipe(Grown):
+class EmbeddingRecipe(Strict):
     """A recipe of an embedding model: a network, stages, the folder that it is written to."""
 
     later: ClassVar[frozenset[str]] = frozenset({"token_embedding_rms", "whiten_token_embeddings", "dense"})

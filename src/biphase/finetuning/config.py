@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from biphase.config import Beta, Count, Grown, PositiveCount, Share
+from biphase.config import Beta, Count, PositiveCount, Share, Strict
 from biphase.errors import InputError
 from biphase.tasks.spec import PAPER_TASKS, EvaluatedSplit, Family, Task, is_own_task, template_columns
 
@@ -34,7 +34,7 @@ PAPER_SEARCH = {"judged_only": True, "max_answer_tokens": 30}
 DEFAULT_MAX_LENGTH = 2028
 
 
-class FinetuneConfig(Grown):
+class FinetuneConfig(Strict):
     """All that a cell does, apart from which encoder and which task. Defaults are the paper's where it has a value."""
 
     later: ClassVar[frozenset[str]] = frozenset({"truncation", "frozen", "shots", "keep_texts", "ranking"})

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal, get_args
 import yaml
 from pydantic import Field, model_validator
 
-from biphase.config import Count, Grown, Strict, load_config, parse_config
+from biphase.config import Count, Strict, load_config, parse_config
 from biphase.corpus.rows import FileForm
 from biphase.errors import InputError, nearest
 
@@ -52,7 +52,7 @@ Name = Annotated[str, Field(coerce_numbers_to_str=True)]
 """A text that YAML may take for a number."""
 
 
-class Splits(Grown):
+class Splits(Strict):
     """Where each split is: file names in a folder, or split names on the hub; for retrieval, those of the judgements.
 
     What has no place is drawn with seed 42: test is 10 % of train, then validation 5 % of the rest; with
@@ -133,7 +133,7 @@ class TaskSize(Strict):
     """Tokens of validation and test together."""
 
 
-class Task(Grown):
+class Task(Strict):
     """A task, as `tasks.yaml` and a user's file describe it."""
 
     later: ClassVar[frozenset[str]] = frozenset({"problem_type", "choices", "multi_hot", "missing", "stratified"})
