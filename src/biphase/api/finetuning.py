@@ -9,7 +9,7 @@ import csv
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, TextIO
@@ -18,10 +18,10 @@ from pydantic_core import to_jsonable_python
 
 from biphase import console
 from biphase.api.networks import ZERO_SHOT, ZeroShot, run_zero_shot
-from biphase.api.own_task import listed_numbers, write_task
+from biphase.api.own_task import write_task
 from biphase.config import parse_config
 from biphase.console import UNSEEN, err, track
-from biphase.corpus.rows import PlacedRow, Row, keep_rows, rows_in_memory
+from biphase.corpus.rows import Row, keep_rows, rows_in_memory
 from biphase.engine.local import Engine, EngineKind
 from biphase.engine.scheduler import Failure
 from biphase.errors import InputError
@@ -29,11 +29,11 @@ from biphase.files import refuse_filled, whole_file
 from biphase.finetuning.cells import plan_cells
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.grid import PAPER_LEARNING_RATES, PAPER_SEEDS, Grid, plan_missing, resolve_for, run_grid
-from biphase.finetuning.kept import RECORD, KeptModel, find_kept, open_rows
+from biphase.finetuning.kept import RECORD, find_kept, open_rows
 from biphase.finetuning.scores import Score, ScoreSet, read_scores
 from biphase.report import verdicts
 from biphase.tasks.sources import name_data_dirs
-from biphase.tasks.spec import METRICS, PAPER_TASKS, find_task, name_tests
+from biphase.tasks.spec import PAPER_TASKS, find_task, name_tests
 
 if TYPE_CHECKING:
     import pandas
@@ -83,20 +83,20 @@ def finetune(
     if keep is not None:
         refuse_filled(Path(keep), "keep")
     [plan] = plan_cells(str(model), [task], config, {} if folder is None else {find_task(task).name: folder})
-    was_there = plan.is_finished(Path(scores))
+    is_old = plan.is_finished(Path(scores))
     from biphase.finetuning.fit import fit_cells
 
     [score] = fit_cells([plan], Path(scores), keep=None if keep is None else Path(keep))
-    console.out.print(score.headline() + (" · finished before" if was_there else ""), markup=False)
-    told = ""
+    console.out.print(score.headline() + (" · finished before" if is_old else ""), markup=False)
+    of_model = ""
     if keep is not None:
-        told = f"; {keep}: the model" if (Path(keep) / RECORD).exists() else "; it diverged, and no model is kept"
-    err.print(f"{score.folder}: scores and predictions{told}")
+        of_model = f"; {keep}: the model" if (Path(keep) / RECORD).exists() else "; it diverged, and no model is kept"
+    err.print(f"{score.folder}: scores and predictions{of_model}")
     return score
 
 
 def is_folder(data: Any) -> bool:
-    """Whether data is where a task's published files are (a folder, or `hub`), and not rows or a file of rows."""
+    """Tell whether data is where a task's published files are (a folder, or `hub`), and not rows or a file of rows."""
     return isinstance(data, str | Path) and not Path(data).is_file()
 
 
@@ -107,23 +107,24 @@ def raise_failures(failures: Sequence[Failure]) -> None:
     failed = [failure for failure in failures if not failure.is_blocked]
     first = (failed or failures)[0]
     waiting = f", {len(failures) - len(failed)} that need them were not run" if len(failed) < len(failures) else ""
-    told = f"{len(failed)} failed{waiting}; the first: {first.unit}: {first.reason}"
-    raise InputError(f"{told}; what is finished is kept, the same command runs the others again")
+    reason = f"{len(failed)} failed{waiting}; the first: {first.unit}: {first.reason}"
+    raise InputError(f"{reason}; what is finished is kept, the same command runs the others again")
 
 
 def by_task(data: Any) -> Mapping[str, Any]:
+    """Check that data is given by task; return an empty mapping for none."""
     if not isinstance(data, Mapping | None):
         raise InputError("`data` says it by task: give a mapping of names to folders or rows, such as {'mine': rows}")
     return data or {}
 
 
 def place_data(data: Mapping[str, Any], tasks: list[str], scores: Path) -> tuple[list[str], list[tuple[str, str]]]:
-    """The tasks, those that came as rows by their files, and the folders of data."""
+    """Return the tasks, those that came as rows by their files, and the folders of data."""
     folders = []
-    for name, given in data.items():
-        folder = str(given)
-        if not is_folder(given):
-            file, folder = write_task(given, scores / OWN_TASKS, name)
+    for name, rows in data.items():
+        folder = str(rows)
+        if not is_folder(rows):
+            file, folder = write_task(rows, scores / OWN_TASKS, name)
             tasks = [*(task for task in tasks if task != name), file]
         folders.append((name, folder))
     return tasks, folders
@@ -155,54 +156,50 @@ def predict(
         if out is not None:
             write_predictions(str(model), file, Path(out), template, device)
             return Path(out)
-        table = pandas.DataFrame(list(open_prediction(str(model), file, template, device)))
+        table = pandas.DataFrame(list(predict_rows(str(model), file, template, device)))
         return table.set_axis(data.index) if isinstance(data, pandas.DataFrame) else table
 
 
-def open_prediction(model: str, file: Path, template: str | None, device: str) -> Iterator[Row]:
-    """The rows of a file with what a model predicts. Raises `InputError` before the model is loaded."""
+def predict_rows(model: str, file: Path, template: str | None, device: str) -> Iterator[Row]:
+    """Yield each row of a file with what a model predicts, as it is read. Raises `InputError` before the model is
+    loaded."""
     if not file.exists():
         raise InputError(f"{file} does not exist")
     if device not in ("auto", "cpu", "cuda"):
         raise InputError(f"device {device}: give auto, cpu or cuda")
-    kept = find_kept(model, file, template)
-    return predict_rows(kept, open_rows(kept, file), file.name, device)
-
-
-def predict_rows(kept: KeptModel, rows: Iterator[PlacedRow], name: str, device: str) -> Iterator[Row]:
-    """Each row with its prediction, as it is read."""
+    network = find_kept(model, file, template)
+    rows = open_rows(network, file)
     from biphase.device import choose_device
     from biphase.finetuning.predict import predict_placed
 
-    with track(f"predict {name}", None, "rows") as progress:
+    with track(f"predict {file.name}", None, "rows") as progress:
         num_rows = 0
-        for row in predict_placed(kept, rows, name, choose_device(device)):
+        for row in predict_placed(network, rows, file.name, choose_device(device)):
             num_rows += 1
             progress.advance(1)
             yield row
-        progress.say(f"{name}: {num_rows:,} rows")
+        progress.say(f"{file.name}: {num_rows:,} rows")
 
 
 def write_predictions(model: str, file: Path, out: Path | TextIO, template: str | None, device: str) -> None:
-    """The rows of a file with predictions, into a .jsonl or .csv file that appears when it is whole, or as JSONL."""
+    """Write the rows of a file with predictions into a .jsonl or .csv file that appears when it is whole, or as
+    JSONL."""
     if isinstance(out, Path) and out.suffix not in OUT_ENDINGS:
         raise InputError(f"{out}: name a {' or '.join(OUT_ENDINGS)} file")
     if isinstance(out, Path) and out.exists():
         raise InputError(f"{out} is there already; choose another name, or delete it first")
-    rows = open_prediction(model, file, template, device)
+    rows = predict_rows(model, file, template, device)
     with whole_file(out) if isinstance(out, Path) else nullcontext(out) as sink:
-        write_csv(rows, sink) if isinstance(out, Path) and out.suffix == ".csv" else write_lines(rows, sink)
-
-
-def write_lines(rows: Iterable[Row], sink: TextIO) -> None:
-    """A JSON object a line; on a terminal with nothing in it that a terminal obeys."""
-    for row in rows:
-        sink.write(json.dumps(row, ensure_ascii=sink.isatty(), default=str) + "\n")
-    sink.flush()
+        if isinstance(out, Path) and out.suffix == ".csv":
+            write_csv(rows, sink)
+            return
+        for row in rows:  # on a terminal with nothing in it that a terminal obeys
+            sink.write(json.dumps(row, ensure_ascii=sink.isatty(), default=str) + "\n")
+        sink.flush()
 
 
 def write_csv(rows: Iterable[Row], sink: TextIO) -> None:
-    """A table with the columns of the first row: one for each label's probability, lists as JSON."""
+    """Write a table with the columns of the first row: one for each label's probability, lists as JSON."""
     table: Any = None
     for number, row in enumerate(rows, start=1):
         flat = dict(row)
@@ -221,12 +218,12 @@ def write_csv(rows: Iterable[Row], sink: TextIO) -> None:
 
 
 def fields_of(record: object, names: str) -> dict[str, Any]:
-    """Fields of a record as plain data."""
+    """Return fields of a record as plain data."""
     return {name: getattr(record, name) for name in names.split()}
 
 
 def summary_records(rows: Iterable[verdicts.SummaryRow]) -> list[dict[str, Any]]:
-    """A record for each model on each task, in the order of the table: the task's best mean first."""
+    """Make a record for each model on each task, in the order of the table: the task's best mean first."""
     records = []
     for row in rows:
         record = fields_of(row, "model task metric rate")
@@ -239,7 +236,7 @@ def summary_records(rows: Iterable[verdicts.SummaryRow]) -> list[dict[str, Any]]
 
 
 def comparison_records(comparisons: Iterable[verdicts.TaskComparison]) -> list[dict[str, Any]]:
-    """A record for each task; differences are A minus B."""
+    """Make a record for each task; differences are A minus B."""
     records = []
     for pair in comparisons:
         record = fields_of(pair, "task metric model_a model_b")
@@ -253,8 +250,8 @@ def comparison_records(comparisons: Iterable[verdicts.TaskComparison]) -> list[d
 
 
 def to_json(value: Any) -> str:
-    """The text of plain data and of records, as every `--format json` writes it: indented, in UTF-8, no NaN, nothing
-    that a terminal obeys."""
+    """Write plain data and records as every `--format json` does: indented, in UTF-8, no NaN, nothing that a terminal
+    obeys."""
     tree = to_jsonable_python(value, inf_nan_mode="null")
     text = json.dumps(tree, indent=2, ensure_ascii=False, allow_nan=False)
     return UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
@@ -300,14 +297,17 @@ def evaluate(
     """
     import pandas
 
-    own = by_task(data)
-    asked, folders = place_data(own, list_names(tasks or list(own) or "paper"), Path(scores))
+    rows = by_task(data)
+    names, folders = place_data(rows, list_names(tasks or list(rows) or "paper"), Path(scores))
+    for name, numbers in {"learning_rates": learning_rates, "seeds": seeds}.items():
+        if isinstance(numbers, str) or not isinstance(numbers, Iterable):
+            raise InputError(f"`{name}` is {numbers!r}: give a list of numbers")
     evaluation = run_evaluation(
         list_names(models),
-        asked,
+        names,
         settings=parse_config(FinetuneConfig, settings, origin="evaluate"),
-        learning_rates=listed_numbers(learning_rates, "learning_rates"),
-        seeds=listed_numbers(seeds, "seeds"),
+        learning_rates=tuple(learning_rates),
+        seeds=tuple(seeds),
         scores=scores,
         data_dirs=folders,
         part=part,
@@ -333,18 +333,18 @@ def compare(model_a: str | Path, model_b: str | Path, *, scores: str | Path = "s
     return pandas.DataFrame(comparison_records(verdicts.compare(read_scores(Path(scores)), str(model_a), str(model_b))))
 
 
-def list_names(given: str | Path | Iterable[str | Path] | None) -> list[str]:
-    """One name or several, as a list."""
-    return [str(one) for one in ([given] if isinstance(given, str | Path) else given or ())]
+def list_names(names: str | Path | Iterable[str | Path]) -> list[str]:
+    """Return one name or several as a list."""
+    return [str(name) for name in ([names] if isinstance(names, str | Path) else names)]
 
 
 @dataclass(frozen=True)
 class EvaluatedGrid:
-    """What a folder of scores holds after missing cells were run, or what would be run."""
+    """The scores in a folder after missing cells were run, or the plan of a dry run."""
 
-    scores: ScoreSet
-    rows: list[verdicts.SummaryRow]
-    failures: list[Failure]
+    scores: ScoreSet = field(default_factory=lambda: ScoreSet(()))
+    rows: Sequence[verdicts.SummaryRow] = ()
+    failures: Sequence[Failure] = ()
     planned: dict[str, Any] | None = None
     """In a dry run, which cells are missing, and how long they take."""
     compared: Sequence[verdicts.TaskComparison] | None = None
@@ -353,19 +353,12 @@ class EvaluatedGrid:
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        if self.zero_shot is not None:
-            return [
-                {"model": arm, "task": name, **values}
-                for name, arms in self.zero_shot.items()
-                for arm, values in arms.items()
-            ]
-        return self.planned["cells"] if self.planned else summary_records(self.rows)
-
-    @property
-    def easier_searches(self) -> list[str]:
-        """Tasks whose searches were among judged documents only, which scores higher than among all."""
-        easier = [one for one in self.scores.scores if one.metric in METRICS["retrieval"] and one.config.judged_only]
-        return sorted({score.task for score in easier})
+        if self.zero_shot is None:
+            return self.planned["cells"] if self.planned else summary_records(self.rows)
+        records = []
+        for name, arms in self.zero_shot.items():
+            records += [{"model": arm, "task": name, **values} for arm, values in arms.items()]
+        return records
 
 
 def run_evaluation(
@@ -390,18 +383,18 @@ def run_evaluation(
     if models and any(task.startswith(ZERO_SHOT) for task in tasks):
         refused: dict[str, Any] = {"dry_run": dry_run, "part": part, "compare": pair, "keep": keep}
         refused |= {"settings": settings.model_fields_set}
-        return EvaluatedGrid(ScoreSet(()), [], [], zero_shot=run_zero_shot(models, tasks, Path(scores), **refused))
+        return EvaluatedGrid(zero_shot=run_zero_shot(models, tasks, Path(scores), **refused))
     if keep is not None and (not models or part is not None):
         raise InputError("`keep` is for models that are fine-tuned on tasks, without `part`")
     failures: list[Failure] = []
     if models:
         names = tuple(name for task in tasks for name in (PAPER_TASKS if task == "paper" else name_tests(task)))
-        known = name_data_dirs(data_dirs, names, "`data`")
+        folders = name_data_dirs(data_dirs, names, "`data`")
         where = parse_config(Engine, {"kind": engine, "device": settings.device, **workers}, origin="evaluate")
-        folder = Path(scores)
-        grid = Grid(tuple(models), names, resolve_for(settings, where), folder, learning_rates, seeds, known)
+        config = resolve_for(settings, where)
+        grid = Grid(tuple(models), names, config, Path(scores), learning_rates, seeds, folders)
         if dry_run:
-            return EvaluatedGrid(ScoreSet(()), [], [], plan_missing(grid, where, part))
+            return EvaluatedGrid(planned=plan_missing(grid, where, part))
         failures = run_grid(grid, where, part, None if keep is None else Path(keep))
     score_set = read_scores(Path(scores))
     compared = verdicts.compare(score_set, *pair) if pair else None

@@ -67,20 +67,14 @@ def inspect(folder: str | Path, *, verify: bool = False, near_copies: bool = Fal
 
 
 def find_kind(path: Path) -> str:
-    """Return the kind that our mark in a folder says, else the first of `FOLDER_KINDS` whose files are there."""
+    """Return the kind that our mark in a folder says, else the first of `FOLDER_KINDS` of which a file is there."""
     if (path / MARK).exists():
         marked = str(read_json_as(path / MARK, dict[str, Any]).get("biphase"))
         if marked in FOLDER_KINDS:
             return marked
-    for kind, (names, _) in FOLDER_KINDS.items():
-        if names and all((path / name).exists() for name in names):
+    for kind, (patterns, _) in FOLDER_KINDS.items():
+        if any(next(path.glob(pattern), None) for pattern in patterns):
             return kind
-    if next(path.glob("*/score.json"), None) or next(path.glob("*/*/score.json"), None):
-        return "scores"
-    if next(path.glob("*/stages"), None) or next(path.glob("*/steps"), None):
-        return "runs"
-    if next(path.glob("encoded/*.safetensors"), None) or next(path.glob("encoded/*/hashes.json"), None):
-        return "cache"
     raise InputError(f"{path} holds nothing that biphase knows: no {', no '.join([*FOLDER_KINDS])}")
 
 
@@ -222,23 +216,26 @@ def tokenizer_facts(path: Path) -> Facts:
 
 FOLDER_KINDS: Mapping[str, tuple[tuple[str, ...], Callable[..., Facts]]] = {
     "run": (("config.yaml",), run_facts),
-    "checkpoint": (("manifest.json", "model"), checkpoint_facts),
+    "checkpoint": (("model/config.json",), checkpoint_facts),
     "shards": (("manifest.json",), shard_facts),
     "study": (("study.yaml",), study_facts),
-    "fine-tuned model": (("config.json", "biphase.json"), model_facts),
+    "fine-tuned model": ((RECORD,), model_facts),
     "model": (("config.json",), model_facts),
     "cell": (("score.json",), score_facts),
     "task": (("task.yaml",), task_facts),
-    "cache": (("hashes.json", "arrays.safetensors"), cache_facts),
+    "cache": (("hashes.json", "encoded/*.safetensors", "encoded/*/hashes.json"), cache_facts),
     "tokenizer": (("tokenizer.json",), tokenizer_facts),
     "embedding model": ((), model_facts),
     "converted model": ((), model_facts),
     "search index": ((), lambda path: read_json_as(path / "index.json", dict[str, Any])),
     "report": ((), report_facts),
-    "scores": ((), scores_facts),
-    "runs": ((), lambda path: {"runs": sorted(file.parent.name for file in path.glob("*/config.yaml"))}),
+    "scores": (("*/score.json", "*/*/score.json"), scores_facts),
+    "runs": (
+        ("*/stages", "*/steps"),
+        lambda path: {"runs": sorted(file.parent.name for file in path.glob("*/config.yaml"))},
+    ),
 }
-"""Each kind of folder: the files by which it is known where it has no mark of ours, if there are such; its facts."""
+"""Each kind of folder: the files of which one tells it where it has no mark of ours, if there are such; its facts."""
 
 
 def check_task(task: str, data_dir: Path | None = None) -> Facts:

@@ -5,10 +5,9 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
-from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -40,40 +39,31 @@ Changes = Mapping[str, Any] | Sequence[str]
 """Changes to single keys: `{"schedule.peak_lr": 1e-3}`, or as on the command line `["schedule.peak_lr=1e-3"]`."""
 
 
-def read_settings(kind: type[Settings], given: Any, changes: Changes) -> Settings:
-    """A checked configuration from a YAML file, a tree in memory or a configuration, after changes to single keys."""
+def read_settings(kind: type[Settings], source: Any, changes: Changes) -> Settings:
+    """Read a checked configuration from a YAML file, a tree in memory or a configuration, after changes to single
+    keys."""
     overrides = list_changes(changes)
-    if isinstance(given, kind):
-        given = given.model_dump(mode="json")
-    if isinstance(given, Mapping):
-        return parse_config(kind, dict(given), overrides, origin=kind.__name__)
-    if not isinstance(given, str | Path):
-        raise InputError(f"{given!r} is no {kind.__name__}: give a YAML file, a mapping of keys, or a {kind.__name__}")
-    return load_config(kind, Path(given), overrides)
+    if isinstance(source, kind):
+        source = source.model_dump(mode="json")
+    if isinstance(source, Mapping):
+        return parse_config(kind, dict(source), overrides, origin=kind.__name__)
+    if not isinstance(source, str | Path):
+        raise InputError(f"{source!r} is no {kind.__name__}: give a YAML file, a mapping of keys, or a {kind.__name__}")
+    return load_config(kind, Path(source), overrides)
 
 
 def list_changes(changes: Changes | None) -> list[str]:
-    """Changes as the command line takes them."""
-    if isinstance(changes, str):
-        return [changes]
-    if not isinstance(changes, Mapping):
-        return list(changes or ())
-    return [f"{key}={write_value(value)}" for key, value in changes.items()]
+    """List changes as the command line takes them."""
+    if isinstance(changes, Mapping):
+        return [f"{key}={write_value(value)}" for key, value in changes.items()]
+    return [changes] if isinstance(changes, str) else list(changes or ())
 
 
 def write_value(value: Any) -> str:
-    """A value as YAML in one line, with quotes where they are needed."""
+    """Write a value as YAML in one line, with quotes where they are needed."""
     value = to_jsonable_python(value, fallback=plain_value)
     text = yaml.safe_dump(value, default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False)
     return text.removesuffix("...\n").strip()
-
-
-def listed_numbers(given: Any, name: str) -> tuple[Any, ...]:
-    """Several numbers that are given as `name`."""
-    numbers = tuple(given) if isinstance(given, Iterable) else ()
-    if not numbers or not all(isinstance(number, Real) for number in numbers):
-        raise InputError(f"`{name}` is {given!r}: give a list of numbers")
-    return numbers
 
 
 def by_commas(text: str) -> list[str]:
@@ -111,7 +101,7 @@ MOST_CLASSES = 200
 
 
 def describe_data(data: Path, label: str | None, family: str | None = None) -> dict[str, Any]:
-    """Keys of a task as a file of rows, or a folder in BEIR's layout, shows them, of the family or problem type where
+    """Describe a file of rows, or a folder in BEIR's layout, by the keys of a task, of the family or problem type where
     one is named.
 
     Raises `InputError` where the data does not show them, naming what to say.
@@ -121,15 +111,15 @@ def describe_data(data: Path, label: str | None, family: str | None = None) -> d
         if "test" not in named:
             raise InputError(f"{data}: retrieval needs qrels/test.tsv, the judgements of its queries")
         return {"family": "retrieval", "files.0": named}
-    described, needed = describe_rows(list(rows_of_file(data)), str(data), label, family)
-    return described | {"files.0": find_splits(data, needed) | described["files.0"]}
+    keys, needed = describe_rows(list(rows_of_file(data)), str(data), label, family)
+    return keys | {"files.0": find_splits(data, needed) | keys["files.0"]}
 
 
 def describe_rows(
     placed: Sequence[PlacedRow], data: str, label: str | None, family: str | None = None, template: str | None = None
 ) -> tuple[dict[str, Any], str]:
-    """Keys of a task as its rows show them, with the template that is given, or one of all columns of texts; and the
-    column that every split needs.
+    """Describe rows by the keys of a task, with the template that is given, or one of all columns of texts; and name
+    the column that every split needs.
 
     Errors call a row by its place, and all of them `data`. `files.0` has what is to be said beside the names of files.
     """
@@ -141,9 +131,8 @@ def describe_rows(
     label = label or next((name for name in LABEL_NAMES if name in columns), None)
     if label is None:
         raise InputError(f"which column of {data} is the label? Name it as `label`: {', '.join(columns)}")
-    may_be_empty = family == "multi_label_classification"
     filled = [pair for pair in placed if not is_missing(need_field(*pair, label, "name one as `label`"))]
-    placed = placed if may_be_empty else filled
+    placed = placed if family == "multi_label_classification" else filled  # of which a row may have no label
     if not placed:
         raise InputError(f"{data}: no row has a label in '{label}': name another column as `label`")
     labels = values_of(placed, label)
@@ -151,11 +140,11 @@ def describe_rows(
     if words is None or not isinstance(labels[0], list):
         return {**describe_texts(placed, data, label, labels, family, template), "files.0": {}}, label
     renamed = {theirs: ours for theirs, ours in ((words, "tokens"), (label, "label")) if theirs != ours}
+    keys: dict[str, Any] = {"family": "token_classification", "files.0": {"rename": renamed} if renamed else {}}
     tags = {str(tag) for row in labels for tag in row}
-    described: dict[str, Any] = {"family": "token_classification", "files.0": {"rename": renamed} if renamed else {}}
     if types := sorted({tag[2:] for tag in tags if tag[1:2] == "-"}):
-        return described | {"classes": ["O", *(f"{mark}-{name}" for name in types for mark in "BI")]}, label
-    return described | {"classes": sorted(tags), "metric": "accuracy"}, label
+        return keys | {"classes": ["O", *(f"{mark}-{name}" for name in types for mark in "BI")]}, label
+    return keys | {"classes": sorted(tags), "metric": "accuracy"}, label
 
 
 IN_A_FILE = "in a task file (`biphase init task --family FAMILY` writes one)"
@@ -164,7 +153,8 @@ IN_A_FILE = "in a task file (`biphase init task --family FAMILY` writes one)"
 def describe_texts(
     placed: Sequence[PlacedRow], data: str, label: str, labels: list[Any], family: str | None, template: str | None
 ) -> dict[str, Any]:
-    """Keys of a task of texts or of multiple choice. Raises `InputError` for columns that look like one choice each."""
+    """Describe a task of texts or of multiple choice. Raises `InputError` for columns that look like one choice
+    each."""
     columns = placed[0][1]
     single = [name for name in columns if name != label and CHOICE_COLUMN.fullmatch(name)]
     may_choose = family in (None, "multiple_choice")
@@ -174,73 +164,75 @@ def describe_texts(
     texts = []
     for name in columns:
         values = [row.get(name) for _, row in placed]
-        if name not in (label, choices) and is_text(values) and not says_label(values, labels):
+        # A column that only says the label in other words ("1 star" for 1) must not be read by a model.
+        pairs = set(zip(map(str, values), map(str, labels), strict=True))
+        says_label = len({text for text, _ in pairs}) == len(set(map(str, labels))) == len(pairs) < len(values)
+        if name not in (label, choices) and is_text(values) and not says_label:
             texts.append(name)
     if choices:
         lists = [value.get("text", ()) if isinstance(value, dict) else value for value in values_of(placed, choices)]
-        described = {"template": " ".join(f"{{{name}}}" for name in [*texts, "choice"]), "label": label}
+        template = " ".join(f"{{{name}}}" for name in [*texts, "choice"])
         classes = list("ABCDEFGHIJ"[: max(map(len, lists))])
-        return {"family": "multiple_choice", **described, "choices": [choices], "classes": classes}
+        keys = {"family": "multiple_choice", "template": template, "label": label}
+        return keys | {"choices": [choices], "classes": classes}
     if not texts and not template:
         names = clipped(", ".join(field_names(columns)))
-        told = f"{data}: no column besides '{label}' has texts of several words, or they only say the label"
-        raise InputError(f"{told}; name them in a template; the columns are: {names}")
+        reason = f"{data}: no column besides '{label}' has texts of several words, or they only say the label"
+        raise InputError(f"{reason}; name them in a template; the columns are: {names}")
     if len(texts) > 2 and not template:
         err.print(f"template: {', '.join(texts)}: take out what says the answer, or is not known before it")
-    described = {"template": template or "\n".join(f"{{{name}}}" for name in texts), "label": label}
-    return {"family": "sequence_classification", **described, **describe_labels(data, label, labels, family, placed)}
+    keys = {"family": "sequence_classification", "template": template or "\n".join(f"{{{name}}}" for name in texts)}
+    return {**keys, "label": label, **describe_labels(data, label, labels, family, placed)}
 
 
 def values_of(placed: Sequence[PlacedRow], name: str) -> list[Any]:
-    """The values of a column. Raises `InputError` where a row has nothing there, or in a list there, or neither list
-    nor text where the first row has a list."""
-    values = [need_field(place, row, name, "give all rows the same columns") for place, row in placed]
-    for (place, _), value in zip(placed, values, strict=True):
+    """List the values of a column. Raises `InputError` where a row has nothing there, or in a list there, or neither
+    list nor text where the first row has a list."""
+    values = [need_field(location, row, name, "give all rows the same columns") for location, row in placed]
+    for (location, _), value in zip(placed, values, strict=True):
         is_other = isinstance(values[0], list) and not isinstance(value, list | str)
         if value is None or is_other or (isinstance(value, list) and None in value):
-            raise InputError(f"{place}: '{name}' is {shown(value)}, unlike the first row: mend it or take it out")
+            raise InputError(f"{location}: '{name}' is {shown(value)}, unlike the first row: mend it or take it out")
     return values
 
 
 def describe_labels(
     data: str, label: str, values: list[Any], family: str | None, placed: Sequence[PlacedRow]
 ) -> dict[str, Any]:
-    """Say, unless `family` does, whether labels of texts are numbers, sets of classes or classes; and which classes."""
-    family = family or guess_problem(data, label, values)
-    if family == "regression":
-        return {"problem_type": family}
+    """Say whether labels of texts are numbers, sets of classes or classes, by `family` or by what they are; and which
+    classes.
+
+    Raises `InputError` for texts that list several things: only a task file says what they are.
+    """
+    if family is None and isinstance(values[0], list):
+        family = "multi_label_classification"
+    numbers: list[float] = []
+    if family is None:
+        names = {plain_label(value) for value in values}
+        with suppress(ValueError):
+            numbers = [float(name) for name in names]
+        several = next((value for value in values if len(part_names(value)) > 1), None)
+        if several is not None and not numbers:
+            question = f"is '{several}' in '{label}' one class, several, or a number?"
+            raise InputError(f"{data}: {question} Say it by `problem_type`, `multi_hot` or `classes` {IN_A_FILE}")
+    if family == "regression" or len(numbers) > MOST_CLASSES or not all(map(float.is_integer, numbers)):
+        return {"problem_type": "regression"}
     is_several = family == "multi_label_classification"
     classes: set[str] = set()
-    for (place, _), value in zip(placed, values, strict=True):
-        names = part_names(value) if is_several else [plain_label(value)]
-        if len(set(names)) < len(names):
-            raise InputError(f"{place}: '{label}' has a class twice: name each once, or `multi_hot: true` {IN_A_FILE}")
-        classes.update(names)
+    for (location, _), value in zip(placed, values, strict=True):
+        names_here = part_names(value) if is_several else [plain_label(value)]
+        if len(set(names_here)) < len(names_here):
+            reason = f"'{label}' has a class twice: name each once, or `multi_hot: true` {IN_A_FILE}"
+            raise InputError(f"{location}: {reason}")
+        classes.update(names_here)
     if not 2 <= len(classes) <= MOST_CLASSES:
         raise InputError(f"{data}: '{label}' has {len(classes)} different values; name a column of classes as `label`")
     ordered = sorted(classes, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
     return {"problem_type": family, "classes": ordered} if is_several else {"classes": ordered, "stratified": True}
 
 
-def guess_problem(data: str, label: str, values: list[Any]) -> str | None:
-    """Regression of numbers that are no whole ones, or too many; several labels where they are lists; else None, which
-    is classes. Raises `InputError` for texts that list several things: only a task file says what they are."""
-    if isinstance(values[0], list):
-        return "multi_label_classification"
-    names = {plain_label(value) for value in values}
-    with suppress(ValueError):
-        numbers = [float(name) for name in names]
-        if len(names) > MOST_CLASSES or not all(map(float.is_integer, numbers)):
-            return "regression"
-    listed = next((value for value in values if len(part_names(value)) > 1), None)
-    if listed is not None:
-        question = f"is '{listed}' in '{label}' one class, several, or a number?"
-        raise InputError(f"{data}: {question} Say it by `problem_type`, `multi_hot` or `classes` {IN_A_FILE}")
-    return None
-
-
 def find_splits(train: Path, needed: str | None = None) -> dict[str, str]:
-    """The file and those beside it that are called as it is, with dev or test for train; `train.csv` for
+    """Find the file and those beside it that are called as it is, with dev or test for train; `train.csv` for
     `train.csv.gz`, as a task names files. One without the column that is needed, as benchmarks publish tests, is left
     out, and told."""
     splits = {"train": train.name} if train.exists() else {}
@@ -263,20 +255,14 @@ def is_text(values: list[Any]) -> bool:
     return sum(are_texts) > len(are_texts) / 2
 
 
-def says_label(texts: list[Any], labels: list[Any]) -> bool:
-    """Tell whether a column only says the label in other words ("1 star" for 1), and so must not be read by a model."""
-    pairs = set(zip(map(str, texts), map(str, labels), strict=True))
-    return len({text for text, _ in pairs}) == len({label for _, label in pairs}) == len(pairs) < len(texts)
-
-
 def part_names(value: Any) -> list[str]:
-    """The labels of a list, as `make_text` reads it; of another value its own."""
+    """List the labels of a list, as `make_text` reads it; of another value its own."""
     labels = list_labels(value)
     return [name for name in map(plain_label, [value] if labels is None else labels) if name]
 
 
 def plain_label(value: Any) -> str:
-    """A label as the text that names it: 1 for 1.0."""
+    """Turn a label into the text that names it: 1 for 1.0."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value).strip()
 
 
@@ -288,7 +274,8 @@ def write_task(
     label: str | None = None,
     missing: Literal["refuse", "drop"] = "refuse",
 ) -> tuple[str, str]:
-    """The YAML file and the data folder of a task that rows describe by their columns (`describe_rows`).
+    """Write the YAML file and the data folder of a task that rows describe by their columns (`describe_rows`); return
+    their names.
 
     Args:
         data: rows to train on, or a mapping of splits (`train`, `validation`, `test`) to rows: a DataFrame, a
@@ -309,20 +296,19 @@ def write_task(
         raise InputError(f"data has the splits {', '.join(map(repr, splits))}; name them train, validation and test")
     placed: dict[str, list[PlacedRow]] = {}
     contents: dict[str, str] = {}
-    for split, given in splits.items():
+    for split, rows in splits.items():
         placed[split], lines = [], list[str]()
-        for place, row in labelled_rows(given, split, label):
-            lines.append(json_line(place, row))
-            placed[split].append((place, json.loads(lines[-1])))
+        for location, row in labelled_rows(rows, split, label):
+            lines.append(json_line(location, row))
+            placed[split].append((location, json.loads(lines[-1])))
         contents[split] = "".join(lines)
-    described, needed = describe_rows(placed["train"], "train", label, template=template)
-    for split, rows in placed.items():
-        if not rows or needed not in rows[0][1]:
+    keys, needed = describe_rows(placed["train"], "train", label, template=template)
+    for split, written in placed.items():
+        if not written or needed not in written[0][1]:
             raise InputError(f"{split}: its rows have no label: leave it out, or predict them")
-    layout = {split: f"{split}.jsonl" for split in TASK_SPLITS if split in contents} | described.pop("files.0")
-    metric = METRICS[described.get("problem_type", described["family"])][0]
-    filled = template or described.get("template", "")
-    tree = {"name": name, "metric": metric, **described, "template": filled, "files": [layout]}
+    layout = {split: f"{split}.jsonl" for split in TASK_SPLITS if split in contents} | keys.pop("files.0")
+    metric = METRICS[keys.get("problem_type", keys["family"])][0]
+    tree = {"name": name, "metric": metric, **keys, "template": template or keys.get("template", ""), "files": [layout]}
     tree |= {} if missing == "refuse" else {"missing": missing}
     parse_config(Task, tree, origin=f"task {name}")
     hashes = {split: hashlib.sha256(content.encode()).hexdigest() for split, content in contents.items()}
@@ -336,18 +322,19 @@ def write_task(
 
 
 def labelled_rows(data: Any, split: str, label: str | None) -> Iterator[PlacedRow]:
-    """The rows of a split, each with its place; a label that is a number or a truth value as the text that names it."""
+    """Yield the rows of a split, each with its place; a label that is a number or a truth value as the text that names
+    it."""
     if isinstance(data, str | Path):
         if not Path(data).is_file():
             raise InputError(f"{split}: {data} is not a file of rows")
-        rows = rows_of_file(Path(data))
+        placed = rows_of_file(Path(data))
     else:
-        rows = ((f"{split}: row {number}", row) for number, row in enumerate(rows_in_memory(data)))
-    for place, row in rows:
+        placed = ((f"{split}: row {number}", row) for number, row in enumerate(rows_in_memory(data)))
+    for location, row in placed:
         column = label or next((name for name in LABEL_NAMES if name in row), "label")
         value = row.get(column, "none")
         if is_missing(value):
             row[column] = None
         elif isinstance(value, bool | int | float):
             row[column] = plain_label(value)
-        yield place, row
+        yield location, row

@@ -10,6 +10,7 @@ from biphase.api.networks import print_zero_shot
 from biphase.console import duration, out, print_rows
 from biphase.engine.scheduler import Failure
 from biphase.errors import InputError
+from biphase.tasks.spec import METRICS
 
 if TYPE_CHECKING:
     from biphase.api.finetuning import EvaluatedGrid
@@ -118,9 +119,9 @@ def print_evaluation(evaluation: "EvaluatedGrid") -> None:
             out.print("unknown trainings are of tasks without a finished cell to judge by: run one seed first")
         return
     print_summary(evaluation.rows, evaluation.scores.broken)
-    if evaluation.easier_searches:
-        searches = ", ".join(evaluation.easier_searches)
-        out.print(f"among judged documents only, which scores higher than among all: {searches}")
+    searches = [score for score in evaluation.scores.scores if score.metric in METRICS["retrieval"]]
+    if easier := sorted({score.task for score in searches if score.config.judged_only}):
+        out.print(f"among judged documents only, which scores higher than among all: {', '.join(easier)}")
     if evaluation.compared is not None:
         print_comparison(evaluation.compared)
 
