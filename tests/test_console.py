@@ -129,8 +129,8 @@ def test_a_silent_process_sends_how_far_it_is(monkeypatch: pytest.MonkeyPatch, c
     tracker = Tracker("pretrain", 20, "steps", every_seconds=0)
     tracker.advance(10, already_done=True)
     tracker.advance(5, "loss 3")
-    assert [advance.share for advance in sent] == [0, 0.5]
-    assert sent[1].line.startswith("pretrain: 15/20 steps") and sent[1].line.endswith("loss 3")
+    assert [share for share, _, _ in sent] == [0, 0.5]
+    assert sent[1][2].startswith("pretrain: 15/20 steps") and sent[1][2].endswith("loss 3")
     assert capsys.readouterr().err == ""
 
 

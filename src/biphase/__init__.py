@@ -16,11 +16,12 @@ if TYPE_CHECKING:  # what loads `typing` would come before Ctrl-C is heard
     from biphase.api import silence
     from biphase.api.finetuning import compare, evaluate, finetune, predict
     from biphase.api.folders import inspect
-    from biphase.api.networks import embed, encode, export, load, pretrain, push, search
+    from biphase.api.networks import embed, encode, export, load, pretrain, search
     from biphase.api.studies import study
     from biphase.api.text import advise, train_tokenizer
     from biphase.corpus.prepare import prepare
     from biphase.errors import InputError
+    from biphase.export.push import push
 
 __all__ = ["InputError", "advise", "compare", "embed", "encode", "evaluate", "export", "finetune", "inspect", "load"]
 __all__ += ["predict", "prepare", "pretrain", "push", "search", "silence", "study", "train_tokenizer"]
@@ -29,7 +30,8 @@ __version__ = "0.1.0"
 OFFERED = {
     **dict.fromkeys(("train_tokenizer", "advise"), "api.text"),
     "prepare": "corpus.prepare",
-    **dict.fromkeys(("pretrain", "export", "push", "load", "encode", "embed", "search"), "api.networks"),
+    "push": "export.push",
+    **dict.fromkeys(("pretrain", "export", "load", "encode", "embed", "search"), "api.networks"),
     **dict.fromkeys(("finetune", "predict", "evaluate", "compare"), "api.finetuning"),
     "study": "api.studies",
     "inspect": "api.folders",

@@ -91,10 +91,10 @@ def find_yaml(path: Path) -> Path:
     """
     if path.is_file() or len(path.parts) > 2 or (path.suffix and len(path.parts) == 1):
         return path
-    known = {str(file.relative_to(BUNDLED)): file for file in BUNDLED.glob("*/*.yaml")}
+    bundled = {str(file.relative_to(BUNDLED)): file for file in BUNDLED.glob("*/*.yaml")}
     if len(path.parts) == 2:
-        return known.get(str(path), path)
-    names = {file.stem: file for file in known.values()}
+        return bundled.get(str(path), path)
+    names = {file.stem: file for file in bundled.values()}
     if str(path) not in names:
         raise InputError(f"{path} is no file{nearest(str(path), names)}")
     return names[str(path)]
@@ -132,7 +132,7 @@ def parse_config(kind: type[Config], tree: dict[str, Any], overrides: Sequence[s
                 if f"{key}.".startswith(override.partition("=")[0] + "."):
                     giver = override
             mistakes.setdefault(giver, []).append(explain(kind, item))
-        raise InputError("; ".join(f"{giver}: {'; '.join(told)}" for giver, told in mistakes.items())) from None
+        raise InputError("; ".join(f"{giver}: {'; '.join(lines)}" for giver, lines in mistakes.items())) from None
 
 
 def apply_override(tree: Any, override: str) -> Any:
@@ -161,8 +161,16 @@ def apply_override(tree: Any, override: str) -> Any:
     return replaced(tree, key.split("."))
 
 
+def by_commas(text: str) -> list[str]:
+    """`snli, genre,` → ["snli", "genre"]."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise InputError(f"'{text}' has nothing beside commas; leave the option out, or name something")
+    return words
+
+
 def nested_types(annotation: Any) -> Iterator[type]:
-    """The classes inside an annotation such as `tuple[Phase, ...]` or `int | BatchRamp`."""
+    """Yield the classes inside an annotation such as `tuple[Phase, ...]` or `int | BatchRamp`."""
     if isinstance(annotation, type):
         yield annotation
     for inner in get_args(annotation):
@@ -170,7 +178,7 @@ def nested_types(annotation: Any) -> Iterator[type]:
 
 
 def keys_below(kind: type[Strict]) -> Iterator[str]:
-    """All keys of a tree: `seed`, `schedule.peak_lr`, `curriculum.0.steps`."""
+    """Yield all keys of a tree: `seed`, `schedule.peak_lr`, `curriculum.0.steps`."""
     for name, field in kind.model_fields.items():
         key = field.alias or name
         yield key
@@ -187,8 +195,8 @@ def words_of_key(key: str) -> set[str]:
 
 
 def nearest_key(word: str, kind: type[Strict]) -> str:
-    """A hint for a key that is not there: the key of this spelling, or the one that shares most words, here or further
-    below, as `schedule.peak_lr` for `learning_rate`."""
+    """Give a hint for a key that is not there: the key of this spelling, or the one that shares most words, here or
+    further below, as `schedule.peak_lr` for `learning_rate`."""
     keys, words = [field.alias or name for name, field in kind.model_fields.items()], words_of_key(word)
     alike = {key: len(words & words_of_key(key)) / len(words | words_of_key(key)) for key in keys_below(kind)}
     best = max(alike, key=lambda key: alike[key])
@@ -197,7 +205,7 @@ def nearest_key(word: str, kind: type[Strict]) -> str:
 
 
 def explain(kind: type[Strict], error: Any) -> str:
-    """One of pydantic's errors as `key: what is wrong, and what to write instead`."""
+    """Word one of pydantic's errors as `key: what is wrong, and what to write instead`."""
     location = [part for part in error["loc"] if part not in ("number", "ramp")]
     key = ".".join(str(part) for part in location)
     if error["type"] == "extra_forbidden":

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from importlib.util import find_spec
 from pathlib import Path
@@ -146,16 +145,8 @@ def print_rows(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str |
     out.print(table)
 
 
-@dataclass(frozen=True)
-class Advance:
-    """A silenced process reports its progress by this record."""
-
-    share: float | None
-    """The share of what was left when it began."""
-    seconds: float
-    """Since it began."""
-    line: str
-
+Advance = tuple[float | None, float, str]
+"""The progress of a silenced process: the share of what was left when it began, the seconds since then, and a line."""
 
 relay: Callable[[Advance], None] = lambda advance: None  # noqa: E731
 """The function by which a silenced process reports its progress."""
@@ -181,7 +172,7 @@ class FirstLine(MetaPathFinder):
 
 
 def is_one_of_several() -> bool:
-    """Whether a launcher started this process beside others of the same run."""
+    """Tell whether a launcher started this process beside others of the same run."""
     return launched_as("WORLD_SIZE", 1) > 1
 
 
@@ -330,7 +321,7 @@ class Tracker:
         self.last_line = time.monotonic()
         if err.quiet:
             share = (self.done - self.credited) / max(self.total - self.credited, 1e-9) if self.total else None
-            relay(Advance(share, self.last_line - self.started, f"{self.label}: {text}"))
+            relay((share, self.last_line - self.started, f"{self.label}: {text}"))
         elif self.live is not None:
             self.live.update({"text/plain": printable(f"{self.label}: {text}")}, raw=True)
         else:

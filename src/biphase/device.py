@@ -29,8 +29,8 @@ def choose_device(wanted: str, local_rank: int = 0) -> torch.device:
     if wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available()):
         number = torch.cuda.device_count()
         if local_rank >= number:
-            told = f"the process with the local rank {local_rank} sees {number} GPU{'s' * (number > 1)}"
-            raise InputError(f"{told}: start one process for each GPU of a machine, and let each of them see all")
+            reason = f"the process with the local rank {local_rank} sees {number} GPU{'s' * (number > 1)}"
+            raise InputError(f"{reason}: start one process for each GPU of a machine, and let each of them see all")
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
         return device
@@ -54,7 +54,7 @@ def explain_dtype(precision: str, device: torch.device) -> str:
 
 
 def has_bf16_units(device: torch.device) -> bool:
-    """Whether the device multiplies in bf16 itself, rather than by emulation."""
+    """Tell whether the device multiplies in bf16 itself, rather than by emulation."""
     return torch.cuda.is_bf16_supported(including_emulation=False) if device.type == "cuda" else has_bf16_cores()
 
 
@@ -75,9 +75,9 @@ def missing_for_compile(device: torch.device) -> str:
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
     """FLOP/s that the share of peak refers to: stated for known GPUs, else measured on a square product."""
     if device.type == "cuda" and dtype == torch.bfloat16:
-        known = known_device(torch.cuda.get_device_name(device))
-        if known is not None:
-            return PEAK_FLOPS[known]
+        name = known_device(torch.cuda.get_device_name(device))
+        if name is not None:
+            return PEAK_FLOPS[name]
     size = 8192 if device.type == "cuda" else 1536
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     seconds = []

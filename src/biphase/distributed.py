@@ -60,7 +60,7 @@ class World:
     rank: int
     size: int
     device: torch.device
-    asked: list[int] = field(default_factory=list)
+    signals: list[int] = field(default_factory=list)
     """The signals that asked this process to stop."""
 
     @property
@@ -68,7 +68,7 @@ class World:
         return self.rank == 0
 
     def sum(self, *values: float) -> list[float]:
-        """Each value summed over all processes, in double precision. A collective: every process must call it."""
+        """Sum each value over all processes, in double precision. A collective: every process must call it."""
         if self.size == 1:
             return [float(value) for value in values]
         total = torch.tensor(values, dtype=torch.float64, device=self.device)
@@ -76,7 +76,7 @@ class World:
         return total.tolist()
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is set in any process. A collective."""
+        """Tell whether the flag is set in any process. A collective."""
         return flag if self.size == 1 else self.sum(float(flag))[0] > 0
 
     def raise_any(self, failure: Exception | None, elsewhere: str, kind: type[InputError] = InputError) -> None:
@@ -213,7 +213,7 @@ class Heart(threading.Thread):
         return name
 
     def may_tell(self) -> bool:
-        """Whether this process is the first to say why the run ends."""
+        """Tell whether this process is the first to say why the run ends."""
         try:
             return bool(self.store.add("told", 1) == 1)
         except RuntimeError:
@@ -260,9 +260,9 @@ def join_world(device: str, silence_seconds: float | None = None) -> Iterator[Wo
         if gone is None:
             raise
         # One that was asked to stop meanwhile was so by its launcher, which tells who was killed.
-        err.quiet = bool(world.asked) or not heart.may_tell()
-        told = f"{heart.name_of(gone)} is gone: killed, out of memory, or ended by an error of its own"
-        raise InputError(f"{told}; {GO_ON}") from None
+        err.quiet = bool(world.signals) or not heart.may_tell()
+        reason = "killed, out of memory, or ended by an error of its own"
+        raise InputError(f"{heart.name_of(gone)} is gone: {reason}; {GO_ON}") from None
     else:
         heart.leave()
     finally:
@@ -288,12 +288,12 @@ def launch() -> int:
     os.environ[PARENT] = str(os.getpid())
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", f"{patience:.0f}")
-    asked = raise_signals()
+    stops = raise_signals()
     logging.disable(logging.ERROR)  # half a page about each process that fails
     try:
         torchrun()
     except SignalException as stop:
-        if asked and time.monotonic() - asked[0] >= patience:
+        if stops and time.monotonic() - stops[0] >= patience:
             line = f"biphase: processes that had not saved their state in {patience:.0f} s were killed"
             err.print(f"{line}; {GRACE} gives them longer; {GO_ON}")
         return 128 + stop.sigval
@@ -323,17 +323,17 @@ def raise_signals() -> list[float]:
     from torch.distributed.elastic.multiprocessing import SignalException
 
     os.environ.setdefault("PET_SIGNALS_TO_HANDLE", "SIGHUP,SIGQUIT")
-    asked: list[float] = []
+    stops: list[float] = []
 
     def end(number: int, _: Any) -> NoReturn:
-        asked.append(time.monotonic())
+        stops.append(time.monotonic())
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         raise SignalException("asked to end", sigval=signal.Signals(number))
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
-    return asked
+    return stops
 
 
 if __name__ == "__main__":

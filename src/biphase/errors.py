@@ -1,4 +1,4 @@
-"""What a user did or gave that cannot work. The command line prints it as one line and exits with code 2, or with
+"""Errors that a user can mend. The command line prints it as one line and exits with code 2, or with
 `EXIT_BUSY` where nothing is wrong and the same command may succeed later."""
 
 import signal
@@ -30,14 +30,14 @@ STOPPED = "stopped; run the same command to go on"
 class StoppedError(Exception):
     """The work was asked to stop and has saved its state; the same command goes on."""
 
-    def __init__(self, told: str = STOPPED, signum: int = signal.SIGTERM) -> None:
-        super().__init__(told)
+    def __init__(self, message: str = STOPPED, signum: int = signal.SIGTERM) -> None:
+        super().__init__(message)
         self.exit_code = 128 + signum
         """The code that shells use: 130 after Ctrl-C, 143 after SIGTERM."""
 
 
 def is_raised_here(error: BaseException) -> bool:
-    """Whether an error was raised by a line of biphase itself, and not by a library that it called.
+    """Tell whether an error was raised by a line of biphase itself, and not by a library that it called.
 
     Libraries written in Rust leave no line of theirs: they are known by a class of their own, or by a bare `Exception`.
     """
@@ -67,12 +67,10 @@ def told_as(what: str, remedy: str = "") -> Iterator[None]:
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether a GPU or this machine had no memory left: Python and NumPy, PyTorch on a GPU, and PyTorch on a CPU say so
-    in ways of their own."""
-    told = str(error)
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and ("out of memory" in told or "DefaultCPUAllocator" in told)
-    )
+    """Tell whether a GPU or this machine had no memory left: Python and NumPy, PyTorch on a GPU, and PyTorch on a CPU
+    say so in ways of their own."""
+    says_so = any(words in str(error) for words in ("out of memory", "DefaultCPUAllocator"))
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and says_so)
 
 
 @contextmanager
@@ -83,14 +81,14 @@ def memory_told(remedy: str) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not lacks_memory(error):
             raise
-        told = first_line(error).rpartition("DefaultCPUAllocator: ")[2]
-        wanted = ". ".join(told.split(". ")[:3]).rstrip(".")  # what follows are figures of the allocator
+        message = first_line(error).rpartition("DefaultCPUAllocator: ")[2]
+        wanted = ". ".join(message.split(". ")[:3]).rstrip(".")  # what follows are figures of the allocator
         raise InputError(f"no memory is left ({wanted}): {remedy}") from error
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text that is not blank, with those behind it where it ends in a colon; its type
-    where it has no text, or a key for its text."""
+    """Return the first line of an error's text that is not blank, with those behind it where it ends in a colon; its
+    type where it has no text, or a key for its text."""
     name = type(error).__name__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [name]
     text = clipped(" ".join(lines), 300) if lines[0].endswith(":") else lines[0]
@@ -98,7 +96,7 @@ def first_line(error: BaseException) -> str:
 
 
 def clipped(text: str, limit: int = 200) -> str:
-    """A text as an error may quote it: the beginning of a long one."""
+    """Return a text as an error may quote it: the beginning of a long one."""
     return text if len(text) <= limit else f"{text[:limit]}…"
 
 
@@ -115,8 +113,8 @@ def refuse_doubles(what: str, values: Sequence[object]) -> None:
             raise InputError(f"{what} {value} is named twice; drop or rename one of the two")
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint for a mistyped name: `"; did you mean 'x'?"`, or the list of what is known when nothing is near."""
-    known = sorted(known)
-    close = get_close_matches(word, known, n=1, cutoff=0.6)
-    return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(known)}"
+def nearest(word: str, names: Iterable[str]) -> str:
+    """Give a hint for a mistyped name: `"; did you mean 'x'?"`, or the list of what is known when nothing is near."""
+    names = sorted(names)
+    close = get_close_matches(word, names, n=1)
+    return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(names)}"

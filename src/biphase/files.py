@@ -68,7 +68,7 @@ READER = json.JSONDecoder(object_pairs_hook=make_object)
 
 
 def is_deep(value: Any) -> bool:
-    """Whether lists and mappings stand in one another further than `MAX_DEPTH`."""
+    """Tell whether lists and mappings stand in one another further than `MAX_DEPTH`."""
     level = [value]
     for _ in range(MAX_DEPTH):
         nested = [item for item in level if isinstance(item, list | dict)]
@@ -222,8 +222,8 @@ def validate_record(path: Path, record: Any, kind: type[Stored], remedy: str) ->
         return TypeAdapter(kind).validate_python(record)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        reason = f"{place}: {first['msg']}" if place else first["msg"]
+        key = ".".join(map(str, first["loc"]))
+        reason = f"{key}: {first['msg']}" if key else first["msg"]
         raise InputError(f"{path} is damaged ({reason}); {remedy}") from None
 
 
@@ -459,7 +459,7 @@ def locked(path: Path, *, wait: bool = False, busy: str = "") -> Iterator[None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock on the file at `path`."""
+    """Tell whether a process holds the lock on the file at `path`."""
     try:
         number = os.open(path, os.O_RDONLY)
     except FileNotFoundError:

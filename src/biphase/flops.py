@@ -128,12 +128,12 @@ class FlopCount:
     """The products that the optimizer adds to each update (`update_flops`)."""
 
     def batch(self, lengths_S: np.ndarray, num_targets: int, causal: bool) -> float:
-        """One packed batch of samples of these lengths."""
+        """Count those of one packed batch of samples of these lengths."""
         pairs = float((lengths_S.astype(np.float64) ** 2).sum()) / (2 if causal else 1)
         return self.per_token * lengths_S.sum() + self.per_token_and_key * pairs + self.per_target * num_targets
 
     def token(self, keys: float, targets: float) -> float:
-        """One token that meets `keys` others, with a loss in a share `targets` of all cases."""
+        """Count those of one token that meets `keys` others, with a loss in a share `targets` of all cases."""
         return self.per_token + self.per_token_and_key * keys + self.per_target * targets
 
 

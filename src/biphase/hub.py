@@ -68,8 +68,8 @@ def fetch_model(id: str, revision: str | None = None, kind: Literal["model", "to
             folder = Path(fetch(local_files_only=True))  # raises for one of which files are known to lack
     except Exception as error:  # the hub's, the network's and the disk's, each of a kind of its own
         named = f"{id} at revision {revision}" if revision else id
-        told = f"{kind} {named} is no folder here and cannot be had from the hub ({hub_says(error)})"
-        raise InputError(f"{told}; give a folder, or try again") from None
+        reason = f"is no folder here and cannot be had from the hub ({hub_says(error)})"
+        raise InputError(f"{kind} {named} {reason}; give a folder, or try again") from None
     if revision != folder.name:
         console.err.print(f"{kind} {id}: commit {folder.name}")
     return folder
@@ -93,12 +93,12 @@ def pin_commit(id: str, revision: str | None) -> str:
     try:
         return HfApi().resolve_revision(id, repo_type="dataset", revision=revision).resolved
     except Exception as error:  # the hub's and the network's, each of a kind of its own
-        told = f"the commit of its {revision or 'newest'} revision cannot be had from the hub ({hub_says(error)})"
-        raise InputError(f"{id}: {told}; give a folder with a copy of the data, or try again") from None
+        reason = f"the commit of its {revision or 'newest'} revision cannot be had from the hub ({hub_says(error)})"
+        raise InputError(f"{id}: {reason}; give a folder with a copy of the data, or try again") from None
 
 
 def load_rows(id: str, config: str | None, split: str, commit: str, streaming: bool = False) -> Any:
-    """The rows of a data set's split at a commit, as `datasets` has them; code of its own is never run.
+    """Load the rows of a data set's split at a commit, as `datasets` has them; code of its own is never run.
 
     Where the hub does not answer, `datasets` takes what it prepared last, of whatever commit and configuration: another
     one than was asked for is refused.
@@ -125,8 +125,8 @@ def load_rows(id: str, config: str | None, split: str, commit: str, streaming: b
         reason = hub_says(error)
         if "scripts are no longer supported" in reason or "trust_remote_code" in reason:
             reason = "it needs remote code, which is never run"
-        told = f"{id}: split '{split}' cannot be read from the hub ({reason})"
-        raise InputError(f"{told}; give a folder with a copy of the data, or try again") from None
+        remedy = "give a folder with a copy of the data, or try again"
+        raise InputError(f"{id}: split '{split}' cannot be read from the hub ({reason}); {remedy}") from None
 
 
 def hub_says(error: BaseException) -> str:
@@ -264,8 +264,8 @@ def refuse_pickles(source: str | Path) -> None:
         return
     pickled = next((path for pattern in PICKLED_WEIGHTS for path in folder.glob(pattern)), None)
     if pickled is not None:
-        told = f"{source} has its weights as a pickle only ({pickled.name}), which is never opened"
-        raise InputError(f"{told}; save them as safetensors: model.save_pretrained(folder)")
+        reason = f"has its weights as a pickle only ({pickled.name}), which is never opened"
+        raise InputError(f"{source} {reason}; save them as safetensors: model.save_pretrained(folder)")
     # The hub's cache has no pickles, so it is not known whether there are any.
     remedy = "choose a folder or a revision that has them (refs/pr may), or save them so"
     raise InputError(f"{model_name(source)} has no weights (*.safetensors), and pickles are never opened: {remedy}")

@@ -68,7 +68,7 @@ def cpu_quota(root: Path = Path("/")) -> float:
 
 
 def has_bf16_cores() -> bool:
-    """Whether the CPU has units for products in bf16."""
+    """Tell whether the CPU has units for products in bf16."""
     cpuinfo = Path("/proc/cpuinfo")
     return cpuinfo.exists() and not BF16_UNITS.isdisjoint(cpuinfo.read_text().split())
 
@@ -113,7 +113,7 @@ def count_gpus(allowed: str | None) -> int:
 
 
 def has_gpu_files() -> bool:
-    """Whether there may be a GPU; where the system is not Linux, one cannot tell without PyTorch."""
+    """Tell whether there may be a GPU; where the system is not Linux, one cannot tell without PyTorch."""
     if sys.platform != "linux":
         return True
     return any(any(Path("/dev").glob(name)) for name in GPU_FILES)

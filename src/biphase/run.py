@@ -45,8 +45,8 @@ class Run:
     def forget_after(self, step: int) -> None:
         """Drop what was logged past the step from which the run goes on: it will be logged again."""
         if self.metrics.exists():
-            kept = [line for line, record in read_records(self.metrics) if record["step"] <= step]
-            write_text(self.metrics, "".join(line + "\n" for line in kept))
+            lines = [line for line, record in read_records(self.metrics) if record["step"] <= step]
+            write_text(self.metrics, "".join(line + "\n" for line in lines))
 
     def mark_done(self, summary: dict[str, Any]) -> None:
         write_json(self.path / "done.json", summary)
@@ -165,9 +165,9 @@ def find_checkpoint(reference: str) -> Path:
     if not wanted:
         done = read_done(run)
         if done is not None and done.get("step") != steps[-1]:
-            told = f"{path} is done at step {done.get('step')}, whose checkpoint is damaged or was removed"
+            reason = f"{path} is done at step {done.get('step')}, whose checkpoint is damaged or was removed"
             remedy = f"say {path}@{steps[-1]} for that, or delete done.json and run the run's own command again"
-            raise InputError(f"{told}; the last whole one is @{steps[-1]}: {remedy}")
+            raise InputError(f"{reason}; the last whole one is @{steps[-1]}: {remedy}")
         return run.steps / str(steps[-1])
     if not wanted.isdecimal() or int(wanted) not in steps:
         raise InputError(f"{path} has no checkpoint '@{wanted}'; it has {', '.join(f'@{step}' for step in steps)}")

@@ -9,7 +9,7 @@ import pytest
 
 import biphase
 from biphase.errors import InputError
-from biphase.export.push import LOCAL_PATH, push_model
+from biphase.export.push import LOCAL_PATH, push
 from biphase.files import MARK
 from biphase.hub import fetch_model
 from biphase.pretraining.loop import train
@@ -102,45 +102,45 @@ def test_what_is_refused_before_anything_is_sent(hub: SimulatedHub, folder: Path
     with pytest.raises(
         InputError, match=r"README\.md says no license and no language: give `license` and `language`, or"
     ):
-        push_model(str(folder), "me/encoder")
+        push(folder, "me/encoder")
     with pytest.raises(InputError, match=r"README\.md says no language"):
-        push_model(str(folder), "me/encoder", license="mit")
+        push(folder, "me/encoder", license="mit")
     for repo in ("encoder", "a/b/c", "me/--x", "https://huggingface.co/me/x"):
         with pytest.raises(InputError, match="is no name of a repository"):
-            push_model(str(folder), repo, license="mit", languages=("en",))
+            push(folder, repo, license="mit", language="en")
     with pytest.raises(InputError, match="is no model folder"):
-        push_model(str(tmp_path), "me/encoder", license="mit", languages=("en",))
+        push(tmp_path, "me/encoder", license="mit", language="en")
     card = (folder / "README.md").read_text()
     (folder / "README.md").write_text(card.replace("---\n", "---\nlicense: mit\nlanguage: en\n", 1))
-    push_model(str(folder), "me/encoder", license="mit", languages=("en",), dry_run=True)
+    push(folder, "me/encoder", license="mit", language="en", dry_run=True)
     with pytest.raises(InputError, match=r"says license mit, not apache-2\.0: leave one out"):
-        push_model(str(folder), "me/encoder", license="apache-2.0")
+        push(folder, "me/encoder", license="apache-2.0")
     for place in ("file:///data", r"\\server\share"):
         (folder / "README.md").write_text(f"trained on {place}")
         with pytest.raises(InputError, match=r"places on this machine are named in .*README\.md"):
-            push_model(str(folder), "me/encoder", license="mit", languages=("en",))
+            push(folder, "me/encoder", license="mit", language="en")
     (folder / "README.md").write_text(f"with hf_{'aB3' * 11}")
     with pytest.raises(InputError, match=r"README\.md holds a token of the hub, hf_aB3…: take it out"):
-        push_model(str(folder), "me/encoder", license="mit", languages=("en",))
+        push(folder, "me/encoder", license="mit", language="en")
     (folder / "README.md").write_text("trained on /data/mine/corpus")
     with pytest.raises(InputError, match=r"places on this machine are named in .*README\.md \(/data/mine/corpus"):
-        push_model(str(folder), "me/encoder", license="mit", languages=("en",))
+        push(folder, "me/encoder", license="mit", language="en")
     assert hub.asked == []
 
 
 def test_a_public_repository_is_asked_for(hub: SimulatedHub, folder: Path) -> None:
     hub.commit("me/encoder", {})
     with pytest.raises(InputError, match="is there already, and public; say public"):
-        push_model(str(folder), "me/encoder", license="mit", languages=("en",))
+        push(folder, "me/encoder", license="mit", language="en")
     assert not sent_to(hub, "me/encoder")
-    push_model(str(folder), "me/new", license="mit", languages=("en",), public=True)
+    push(folder, "me/new", license="mit", language="en", public=True)
     assert hub.repositories["models", "me/new"].private is False
 
 
 def test_the_hub_says_why_nothing_was_sent(hub: SimulatedHub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_of_nobody")
     with pytest.raises(InputError, match="me/encoder: there is no token, or it is not valid: sign in by"):
-        push_model(str(folder), "me/encoder", license="mit", languages=("en",))
+        push(folder, "me/encoder", license="mit", language="en")
     assert not hub.repositories
 
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from biphase.api.own_task import Changes, by_commas, read_settings
+from biphase.api.own_task import Changes, read_settings
 from biphase.console import out as console
 from biphase.console import print_rows
 from biphase.corpus.packing import open_text
@@ -68,7 +68,7 @@ def export(
         license: such as apache-2.0, for a card that says none.
         language: such as en, or en,de, for a card that says none.
     """
-    from biphase.export.push import check_repository
+    from biphase.export.push import check_repository, push
 
     refuse_filled(Path(folder))
     run = name_run(str(run))
@@ -81,32 +81,6 @@ def export(
     if to_hub is not None:
         push(folder, to_hub, license=license, language=language)
     return Path(folder)
-
-
-def push(
-    source: str | Path,
-    repo: str,
-    *,
-    public: bool = False,
-    license: str | None = None,
-    language: str | Iterable[str] | None = None,
-    dry_run: bool = False,
-) -> None:
-    """Send a model folder to the Hugging Face hub, or a run: its end to `main`, other checkpoints to `step-N`.
-
-    Args:
-        source: a model folder, or RUN[@STEP].
-        repo: a repository on the Hugging Face hub, USER/NAME; a new one is private.
-        public: make it public, or send to one that is.
-        license: such as apache-2.0, for a card that says none.
-        language: such as en, or en,de, for a card that says none.
-        dry_run: say what would go; send nothing.
-    """
-    from biphase.export.push import push_model
-
-    source = name_run(str(source))
-    languages = tuple(by_commas(language) if isinstance(language, str) else language or ())
-    console.print(push_model(source, repo, public=public, license=license, languages=languages, dry_run=dry_run))
 
 
 def load(model: str | Path) -> Any:

@@ -66,14 +66,6 @@ def write_value(value: Any) -> str:
     return text.removesuffix("...\n").strip()
 
 
-def by_commas(text: str) -> list[str]:
-    """`snli, genre,` → ["snli", "genre"]."""
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if not words:
-        raise InputError(f"'{text}' has nothing beside commas; leave the option out, or name something")
-    return words
-
-
 EXAMPLES = {
     "sequence_classification": "reviews",
     "token_classification": "prescriptions",

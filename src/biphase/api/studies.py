@@ -166,9 +166,9 @@ class OpenStudy:
 
         commands = [self.command(verb) for verb in ("run", "report")]
         report_folder = self.folder / "report" if out is None else Path(out)
-        page, told, results = report_study(self.planned, StudyFolder(self.folder), report_folder, commands)
+        page, written, results = report_study(self.planned, StudyFolder(self.folder), report_folder, commands)
         print_results(results)
-        for line in tell_findings(*told.hypotheses) if told.hypotheses else ():
+        for line in tell_findings(*written.hypotheses) if written.hypotheses else ():
             console.prose(line)
         console.print(str(page))
         return page

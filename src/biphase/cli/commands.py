@@ -19,15 +19,15 @@ from rich.console import RenderableType
 
 from biphase.api import finetuning, folders, networks, studies, text
 from biphase.api.finetuning import to_json
-from biphase.api.own_task import by_commas
 from biphase.api.studies import OpenStudy
 from biphase.cli import doctor as machine
 from biphase.cli import show
-from biphase.config import MOST_REPEATS, parse_config
+from biphase.config import MOST_REPEATS, by_commas, parse_config
 from biphase.console import err
 from biphase.console import out as console
 from biphase.corpus.prepare import prepare as prepare_text
 from biphase.errors import InputError
+from biphase.export.push import push as push_model
 from biphase.files import refuse_foreign, write_text
 from biphase.finetuning.config import FinetuneConfig
 from biphase.hub import fetch_model
@@ -240,7 +240,7 @@ def export(**options: Any) -> dict[str, Any]:
     return folders.inspect(networks.export(**options))
 
 
-@like(networks.push, arguments="source repo")
+@like(push_model, arguments="source repo")
 def push() -> None:
     """Send a model to the Hugging Face hub: weights, configuration, tokenizer and card, nothing else.
 

@@ -10,9 +10,9 @@ import yaml
 from cyclopts import Parameter
 from rich.prompt import Prompt
 
-from biphase.api.own_task import EXAMPLES, by_commas, describe_data, write_value
+from biphase.api.own_task import EXAMPLES, describe_data, write_value
 from biphase.cli.show import parse_data_dirs
-from biphase.config import BUNDLED, parse_config
+from biphase.config import BUNDLED, by_commas, parse_config
 from biphase.console import err
 from biphase.console import out as console
 from biphase.embedding.recipe import EmbeddingRecipe

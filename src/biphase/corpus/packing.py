@@ -210,16 +210,16 @@ class Batches:
         tokens = sum(stop - start for start, stop in intervals)
         low, high = part * tokens // num_parts, (part + 1) * tokens // num_parts
         pieces: list[np.ndarray] = []
-        ids, epochs, place = [], [], 0
+        ids, epochs, offset = [], [], 0
         for number, (packed, (start, stop)) in enumerate(zip(self.sets, intervals, strict=True)):
-            begin, until = max(low - place, 0), min(high - place, stop - start)
+            begin, until = max(low - offset, 0), min(high - offset, stop - start)
             if begin < until or number == len(intervals) - 1:  # one at least, so that no part is nothing
                 ids_S, epochs_S = packed.samples_between(start + begin, start + max(begin, until))
                 spans = zip(*packed.samples.spans(ids_S), strict=True)
                 pieces += [packed.shards.read(first_token, last) for first_token, last in spans]
                 ids.append(ids_S + (number << 40))
                 epochs.append(epochs_S)
-            place += stop - start
+            offset += stop - start
         lengths_S = np.array([len(piece) for piece in pieces], dtype=np.int64)
         bounds_S1 = np.concatenate([[0], np.cumsum(lengths_S)])
         return PackedBatch(

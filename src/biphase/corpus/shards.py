@@ -230,8 +230,8 @@ class ShardSet:
             begin = int(ends_D[document - 1]) - origin if number > 0 else 0
             end = int(ends_D[document]) - origin
             if xxhash.xxh3_64_intdigest(tokens_T[begin:end].data) != int(hashes_D[number]):
-                told = f"document {number} (tokens {begin:,} to {end:,}) is not as its hash says"
-                raise InputError(f"{folder / self.split}.tokens is damaged: {told}: {self.remedy(shard)}")
+                reason = f"document {number} (tokens {begin:,} to {end:,}) is not as its hash says"
+                raise InputError(f"{folder / self.split}.tokens is damaged: {reason}: {self.remedy(shard)}")
             self.is_checked[document] = True
 
     def document(self, index: int) -> np.ndarray:

@@ -314,9 +314,10 @@ def run_batch(
     forecast, failures, told_busy = Forecast(units, spent), list[Failure](), set[str]()
 
     def note_advance(name: str, advance: console.Advance) -> None:
-        if advance.share is not None:
-            forecast.note_share(by_name[name], advance.share, advance.seconds)
-        progress.advance(0, f"{name}: {advance.line}", seconds_left=forecast.seconds_left)
+        share, seconds, line = advance
+        if share is not None:
+            forecast.note_share(by_name[name], share, seconds)
+        progress.advance(0, f"{name}: {line}", seconds_left=forecast.seconds_left)
 
     with console.track(label, num_done + sum(unit.size for unit in units), things) as progress:
         progress.advance(num_done, already_done=True)

@@ -6,19 +6,17 @@ load goes, with card and curves, and nothing before all of it was looked at: no 
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from huggingface_hub import CommitOperationAdd, HfApi, ModelCard
-from huggingface_hub.errors import HfHubHTTPError, HTTPError
-from huggingface_hub.utils import validate_repo_id
-
+from biphase.config import by_commas
+from biphase.console import out as console
 from biphase.errors import InputError, told_as
 from biphase.files import files_below
 from biphase.hub import hub_says
-from biphase.run import Run, split_reference, whole_steps
+from biphase.run import Run, name_run, split_reference, whole_steps
 
 CARD_NAME = "README.md"
 MODEL_FILES = re.compile(
@@ -38,26 +36,39 @@ HUB_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
 WORDS_OF_A_TOKENIZER = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt")
 
 
-def push_model(
-    source: str,
+def push(
+    source: str | Path,
     repo: str,
     *,
     public: bool = False,
     license: str | None = None,
-    languages: tuple[str, ...] = (),
+    language: str | Iterable[str] | None = None,
     dry_run: bool = False,
-) -> str:
-    """Send a model folder, or all whole checkpoints of a run, to the repository `repo` (USER/NAME); says what went.
+) -> None:
+    """Send a model folder to the Hugging Face hub, or a run: its end to `main`, other checkpoints to `step-N`.
 
-    Raises `InputError` before anything is sent, for a folder or card that should not go; or with what the hub says.
+    Args:
+        source: a model folder, or RUN[@STEP].
+        repo: a repository on the Hugging Face hub, USER/NAME; a new one is private.
+        public: make it public, or send to one that is.
+        license: such as apache-2.0, for a card that says none.
+        language: such as en, or en,de, for a card that says none.
+        dry_run: say what would go; send nothing.
+
+    Raises:
+        InputError: before anything is sent, for a folder or card that should not go; or with what the hub says.
     """
+    from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError
+
+    languages = by_commas(language) if isinstance(language, str) else list(language or ())
     check_repository(repo)
     report = [f"{repo}: {'public' if public else 'private'}, nothing sent (dry run)" if dry_run else f"{repo}:"]
     api = HfApi(library_name="biphase")
     with TemporaryDirectory() as scratch:
         uploads: dict[str, dict[str, Any]] = {}
         # The first is looked at before the next is exported.
-        for revision, folder in folders_to_send(source, repo, Path(scratch)):
+        for revision, folder in folders_to_send(name_run(str(source)), repo, Path(scratch)):
             paths = {path.relative_to(folder).as_posix(): path for path in files_below(folder) if not path.is_symlink()}
             files = {name: path for name, path in paths.items() if MODEL_FILES.fullmatch(name)}
             report.append(f"revision {revision}:")
@@ -82,11 +93,13 @@ def push_model(
             except (HfHubHTTPError, HTTPError, OSError) as error:
                 remedy = "is the name right, and are you signed in (`hf auth login`)?"
                 raise InputError(f"{repo}: {hub_says(error)}; {remedy}") from None
-    return "\n".join(report)
+    console.print("\n".join(report))
 
 
 def check_repository(repo: str) -> None:
     """Raise `InputError` for what is no USER/NAME."""
+    from huggingface_hub.utils import validate_repo_id
+
     with told_as(f"{repo} is no name of a repository", "give USER/NAME"):
         validate_repo_id(repo if "/" in repo else f"{repo}/")
 
@@ -129,11 +142,13 @@ def check_files(folder: Path, files: dict[str, Path]) -> None:
         raise InputError(f"places on this machine are named in {', '.join(local)}: write another word there")
 
 
-def complete_card(text: str, path: Path, license: str | None, languages: tuple[str, ...]) -> str:
+def complete_card(text: str, path: Path, license: str | None, languages: list[str]) -> str:
     """Complete a card with licence and languages where it lacks them. Raises `InputError` where the user does not give
     them either, or gives others."""
+    from huggingface_hub import ModelCard
+
     card = ModelCard(text, ignore_metadata_errors=True)
-    options_given = {"license": license, "language": list(languages)}
+    options_given = {"license": license, "language": languages}
     if lacking := [name for name, value in options_given.items() if not (value or getattr(card.data, name))]:
         options = " and ".join(f"`{name}`" for name in lacking)
         raise InputError(f"{path} says no {' and no '.join(lacking)}: give {options}, or write it at its top")

@@ -107,7 +107,7 @@ def train_steps(job: Job, begin: int, stop: int, *, is_logged: bool) -> int:
     world.tell(describe_start(job, state, batches))
     proved: set[tuple[int, str]] = set()
     steps = range(begin, stop)
-    with stop_signals(world.asked.append), open_log(job, batches, state.flops, steps, is_logged=is_logged) as log:
+    with stop_signals(world.signals.append), open_log(job, batches, state.flops, steps, is_logged=is_logged) as log:
         since = time.perf_counter()
         for step, number, phase, microbatches in prefetch(job, batches, steps):
             waited = time.perf_counter() - since
@@ -118,7 +118,7 @@ def train_steps(job: Job, begin: int, stop: int, *, is_logged: bool) -> int:
                 proved.add((number, phase.objective))
             # 6. One update. Whether any process is asked to stop, or could not log, travels with its loss.
             numbers, work, (is_stopping, could_not_log) = update(
-                job, state, microbatches, step, lambda: (bool(world.asked), log.failure is not None)
+                job, state, microbatches, step, lambda: (bool(world.signals), log.failure is not None)
             )
             state.tokens_seen += numbers["tokens"]
             seconds = time.perf_counter() - since
@@ -137,7 +137,7 @@ def train_steps(job: Job, begin: int, stop: int, *, is_logged: bool) -> int:
                 save_state(job, state, done, mixture)
             if is_stopping and done < stop:
                 progress = f"stopped at step {done} of {stop}; run the same command to go on"
-                raise StoppedError(progress, *world.asked[:1])
+                raise StoppedError(progress, *world.signals[:1])
             if validates or saves:  # whose time is no part of the next step's
                 since = time.perf_counter()
     return state.tokens_seen
