@@ -75,7 +75,7 @@ class Strict(BaseModel):
 
 
 def load_config(kind: type[Config], path: Path, overrides: Sequence[str] = ()) -> Config:
-    """The YAML file at `path` (see `find_yaml`), changed by `key.sub=value` overrides, checked against `kind`.
+    """Read the YAML file at `path` (see `find_yaml`), changed by `key.sub=value` overrides, checked against `kind`.
 
     Raises:
         InputError: missing file, broken YAML, unknown key (with the nearest valid one), wrong type or value.
@@ -84,7 +84,7 @@ def load_config(kind: type[Config], path: Path, overrides: Sequence[str] = ()) -
 
 
 def find_yaml(path: Path) -> Path:
-    """The user's file, or where there is none, the one that comes with biphase: `tiny` or `recipes/tiny.yaml`.
+    """Find the user's file, or where there is none, the one that comes with biphase: `tiny` or `recipes/tiny.yaml`.
 
     Raises:
         InputError: a bare name that is neither.
@@ -101,7 +101,7 @@ def find_yaml(path: Path) -> Path:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping that a YAML file holds. Raises `InputError` naming the file."""
+    """Read the mapping that a YAML file holds. Raises `InputError` naming the file."""
     with reading(path, "give a YAML file"):
         content = path.read_bytes()
     try:
@@ -136,7 +136,7 @@ def parse_config(kind: type[Config], tree: dict[str, Any], overrides: Sequence[s
 
 
 def apply_override(tree: Any, override: str) -> Any:
-    """`curriculum.0.steps=10` applied to a copy of `tree`; the value is read as YAML."""
+    """Apply `curriculum.0.steps=10` to a copy of `tree`; the value is read as YAML."""
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise InputError(f"'{override}' is not of the form key=value")

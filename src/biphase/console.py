@@ -111,7 +111,8 @@ UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud8
 
 
 def printable(text: str) -> str:
-    """A text in which what a terminal would obey is written out: `\\x1b` for an escape. Line ends and tabs stay."""
+    """Return a text in which what a terminal would obey is written out: `\\x1b` for an escape. Line ends and tabs
+    stay."""
     return UNSEEN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
@@ -135,7 +136,7 @@ out = PlainConsole()
 
 
 def print_rows(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
-    """A table for a person: what a row is of at the left, numbers at the right."""
+    """Print a table for a person: what a row is of at the left, numbers at the right."""
     table = Table(title=title)
     for head in heads:
         is_name = head in ("part", "model", "task", "name", "layer")
@@ -153,7 +154,7 @@ relay: Callable[[Advance], None] = lambda advance: None  # noqa: E731
 
 
 def silence(to: Callable[[Advance], None] = lambda advance: None) -> None:
-    """No bars and lines from this process: another one reports on its work, from what is sent `to` it."""
+    """End the bars and lines of this process: another one reports on its work, from what is sent `to` it."""
     global relay
     err.quiet = out.quiet = True
     relay = to
@@ -177,7 +178,7 @@ def is_one_of_several() -> bool:
 
 
 def describe_copies() -> str:
-    """The hint for a command that Slurm started several times over and that finds another process at its work."""
+    """Give the hint for a command that Slurm started several times over and that finds another process at its work."""
     copies = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
     if copies == "1" or is_one_of_several():
         return ""
@@ -185,7 +186,7 @@ def describe_copies() -> str:
 
 
 def launched_as(variable: str, least: int) -> int:
-    """The number that a launcher gives this process in an environment variable; `least` where it is not set."""
+    """Return the number that a launcher gives this process in an environment variable; `least` where it is not set."""
     value = os.environ.get(variable) or str(least)
     if not value.isdecimal() or int(value) < least:
         raise InputError(f"{variable}={value} in the environment is no whole number from {least} on: unset it")
@@ -221,7 +222,7 @@ QUICK_SECONDS = 3.0
 
 @contextmanager
 def told_if_slow(line: str) -> Iterator[None]:
-    """A line on what the block does, once that has taken `QUICK_SECONDS`."""
+    """Print a line on what the block does, once that has taken `QUICK_SECONDS`."""
     timer = threading.Timer(QUICK_SECONDS, err.print, [line])
     timer.daemon = True
     timer.start()
@@ -334,7 +335,7 @@ class Tracker:
                 self.print_line(f"{self.text} · {working}".lstrip(" ·"))
 
     def say(self, line: str) -> None:
-        """A line that stays, above the bar."""
+        """Print a line that stays, above the bar."""
         (self.bar.console if self.bar is not None else err).print(line)
 
     def close(self) -> None:

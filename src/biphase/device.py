@@ -20,7 +20,8 @@ from biphase.machine import has_bf16_cores
 
 
 def choose_device(wanted: str, local_rank: int = 0) -> torch.device:
-    """The device that `auto`, `cpu` or `cuda` means here; of several GPUs the one with this process's local rank.
+    """Return the device that `auto`, `cpu` or `cuda` means here; of several GPUs the one with this process's local
+    rank.
 
     Raises `InputError` where there is none.
     """
@@ -38,14 +39,14 @@ def choose_device(wanted: str, local_rank: int = 0) -> torch.device:
 
 
 def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """The type of the arithmetic: bf16 where the device has units for it, else fp32."""
+    """Return the type of the arithmetic: bf16 where the device has units for it, else fp32."""
     if precision != "auto":
         return {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
     return torch.bfloat16 if has_bf16_units(device) else torch.float32
 
 
 def explain_dtype(precision: str, device: torch.device) -> str:
-    """The type that `choose_dtype` chooses, with the reason, in words."""
+    """Name the type that `choose_dtype` chooses, with the reason, in words."""
     name = "bf16" if choose_dtype(precision, device) == torch.bfloat16 else "fp32"
     if choose_dtype("auto", device) != choose_dtype(precision, device):
         return f"{name} (as given)"
@@ -59,7 +60,7 @@ def has_bf16_units(device: torch.device) -> bool:
 
 
 def missing_for_compile(device: torch.device) -> str:
-    """The tool that torch.compile lacks on this device, with the remedy; "" where it works."""
+    """Name the tool that torch.compile lacks on this device, with the remedy; "" where it works."""
     if device.type == "cpu":
         has_compiler = any(shutil.which(name) for name in ("g++", "clang++", "c++"))
         return "" if has_compiler else "there is no C++ compiler; install g++"
@@ -91,8 +92,8 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """An array as a tensor on the device. A GPU fetches it by itself, from a pinned copy that PyTorch keeps until then,
-    while the CPU goes on."""
+    """Copy an array to a tensor on the device. A GPU fetches it by itself, from a pinned copy that PyTorch keeps until
+    then, while the CPU goes on."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
@@ -110,7 +111,8 @@ def processor_name() -> str:
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
-    """The versions, the processor and the number of threads, on which a result depends besides its configuration."""
+    """List the versions, the processor and the number of threads, on which a result depends besides its
+    configuration."""
     import transformers
 
     return {

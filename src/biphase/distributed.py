@@ -109,7 +109,7 @@ class World:
         return result
 
     def share(self, value: Result) -> Result:
-        """The first process' value, plain data, in all: others may see an older state of files. A collective."""
+        """Give the first process' value, plain data, to all: others may see an older state of files. A collective."""
         if self.size == 1:
             return value
         values = [value]
@@ -127,7 +127,7 @@ class World:
         dist.broadcast(tensor, 0)
 
     def tell(self, line: str) -> None:
-        """A line for the person who watches, from one process."""
+        """Print a line for the person who watches, from one process."""
         if self.is_main:
             err.print(line)
 
@@ -231,7 +231,7 @@ class Heart(threading.Thread):
 
 @contextmanager
 def join_world(device: str, silence_seconds: float | None = None) -> Iterator[World]:
-    """The processes that torchrun started (its environment variables tell), or this one alone.
+    """Join the processes that torchrun started (its environment variables tell), or this one alone.
 
     Raises `InputError` where another process has gone: in the one that is to tell it with its name.
     """

@@ -37,7 +37,7 @@ DEEP = f"nested more than {MAX_DEPTH} deep"
 
 
 def parse_json(text: str) -> Any:
-    """The value of a JSON text. Raises `json.JSONDecodeError`, also for what other tools could not read again."""
+    """Parse the value of a JSON text. Raises `json.JSONDecodeError`, also for what other tools could not read again."""
     try:
         value = READER.decode(text)
         if text.count("[") + text.count("{") > MAX_DEPTH and is_deep(value):
@@ -77,7 +77,7 @@ def is_deep(value: Any) -> bool:
 
 
 def parse_yaml(text: str) -> Any:
-    """The value of a YAML text of one document. Raises `yaml.YAMLError`."""
+    """Parse the value of a YAML text of one document. Raises `yaml.YAMLError`."""
     if len(text) > MAX_YAML_CHARACTERS:
         raise yaml.YAMLError(f"it has more than {MAX_YAML_CHARACTERS:,} characters")
     reader = YamlReader(text)
@@ -147,7 +147,7 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[TextIO]:
-    """A file to write that takes its name only when the block ends without an error.
+    """Open a file to write that takes its name only when the block ends without an error.
 
     What a killed process left of its writing is used up by the next one that writes the same file.
     """
@@ -184,7 +184,7 @@ def open_alone(path: Path, *, wait: bool = True) -> int:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """`write_text` of a value as JSON, indented for people."""
+    """Write a value as JSON (`write_text`), indented for people."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -199,7 +199,7 @@ def reading(path: Path, remedy: str = ANEW) -> Iterator[None]:
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file. Raises `InputError` naming the file when it is missing or not JSON."""
+    """Read the value in a JSON file. Raises `InputError` naming the file when it is missing or not JSON."""
     with reading(path):
         content = path.read_bytes()
     with told_as(f"{path} is not valid JSON", ANEW):
@@ -207,7 +207,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_json_as(path: Path, kind: type[Stored], remedy: str = ANEW) -> Stored:
-    """The value in a JSON file, as a dataclass, a pydantic model or a type such as `dict[str, int]`.
+    """Read the value in a JSON file, as a dataclass, a pydantic model or a type such as `dict[str, int]`.
 
     Raises:
         InputError: as `read_json`; and naming the file, the first key that is missing or of another type, and the
@@ -217,7 +217,7 @@ def read_json_as(path: Path, kind: type[Stored], remedy: str = ANEW) -> Stored:
 
 
 def validate_record(path: Path, record: Any, kind: type[Stored], remedy: str) -> Stored:
-    """A record that was read from a file, as `kind`; raises as `read_json_as` does."""
+    """Return a record that was read from a file, as `kind`; raises as `read_json_as` does."""
     try:
         return TypeAdapter(kind).validate_python(record)
     except ValidationError as error:
@@ -232,12 +232,12 @@ RECORD_HASH = "record_hash"
 
 
 def write_hashed(path: Path, tree: dict[str, Any]) -> None:
-    """`write_json` of a tree with its own hash, so that nothing in it can change unnoticed."""
+    """Write a tree as JSON with its own hash, so that nothing in it can change unnoticed."""
     write_json(path, tree | {RECORD_HASH: content_hash(tree)})
 
 
 def read_hashed(path: Path, kind: type[Stored], remedy: str) -> Stored:
-    """The record that `write_hashed` wrote, without the hash; reads as `read_json_as` does.
+    """Read the record that `write_hashed` wrote, without the hash; reads as `read_json_as` does.
 
     Raises:
         InputError: also where the record is not what was written, by its own hash.
@@ -250,7 +250,7 @@ def read_hashed(path: Path, kind: type[Stored], remedy: str) -> Stored:
 
 @contextmanager
 def whole_folder(path: Path, *, is_lasting: bool = False) -> Iterator[Path]:
-    """A folder to fill that takes its name only when the block ends without an error.
+    """Make a folder to fill that takes its name only when the block ends without an error.
 
     An existing folder at `path` is replaced. What a killed process left behind is cleared by the next call. One that
     `is_lasting` is on the disk, with all that is in it, before it takes its name: it is there after a power cut.
@@ -318,7 +318,7 @@ MARK = ".biphase.json"
 
 @contextmanager
 def own_folder(path: Path, kind: str) -> Iterator[Path]:
-    """A `whole_folder` where the user chose the place: it replaces nothing but what an earlier call wrote there.
+    """Make a `whole_folder` where the user chose the place: it replaces nothing but what an earlier call wrote there.
 
     Args:
         path: a folder that is not there, is empty, or holds only unchanged files of an earlier call.
@@ -347,7 +347,7 @@ def write_mark(folder: Path, kind: str) -> None:
 
 
 def hash_below(folder: Path) -> dict[str, str]:
-    """The hash of each file in a folder and the folders in it, by its path there."""
+    """Return the hash of each file in a folder and the folders in it, by its path there."""
     return {str(file.relative_to(folder)): file_hash(file) for file in files_below(folder)}
 
 
@@ -371,7 +371,7 @@ def refuse_changed(folder: Path, hashes: Mapping[str, str], remedy: str) -> None
 
 @lru_cache(maxsize=4096)
 def hash_stamped(path: Path, _size: int, _mtime_ns: int) -> str:
-    """The hash of a file, once for each size and time of change."""
+    """Return the hash of a file, once for each size and time of change."""
     return file_hash(path)
 
 

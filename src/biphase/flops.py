@@ -87,7 +87,7 @@ VARIANT = re.compile(r"\b(laptop|mobile|max-q|mig|super|ti|d)\b", re.IGNORECASE)
 
 
 def known_device(name: str) -> str | None:
-    """The key of `PEAK_FLOPS` that is a word, or words, of a device's name: `NVIDIA A100-SXM4-80GB` → `A100`."""
+    """Find the key of `PEAK_FLOPS` that is a word, or words, of a device's name: `NVIDIA A100-SXM4-80GB` → `A100`."""
     if VARIANT.search(name):
         return None
     for key in sorted(PEAK_FLOPS, key=len, reverse=True):  # an H100 NVL is no plain H100
@@ -138,12 +138,12 @@ class FlopCount:
 
 
 def training_flops(block_weights: float, attention_width: float, head_weights: float) -> FlopCount:
-    """The formula at the top of this file; `attention_width` is layers · heads · head width."""
+    """Apply the formula at the top of this file; `attention_width` is layers · heads · head width."""
     return FlopCount(6.0 * block_weights, 12.0 * attention_width, 6.0 * head_weights)
 
 
 def update_flops(optimizer: Optimizer, matrices: Iterable[Sequence[int]]) -> float:
-    """The products that one update forms, for matrices of these sizes in the blocks; AdamW forms none.
+    """Count the products that one update forms, for matrices of these sizes in the blocks; AdamW forms none.
 
     An iteration of Newton–Schulz on x [short, long] forms x·xᵀ, the square of that, and the product of both with x.
     """
@@ -195,7 +195,7 @@ class Shape:
 
 
 def read_shape(settings: Mapping[str, Any]) -> Shape:
-    """The shape that a Llama-like configuration describes, under transformers' names.
+    """Read the shape that a Llama-like configuration describes, under transformers' names.
 
     Raises `InputError` for a size that is no number, or below 1.
     """
@@ -216,7 +216,7 @@ AFTER_PADDING = {
 
 
 def longest_text(config: Any) -> int | None:
-    """The longest text that a network reads as it reads shorter ones, by its configuration; None for any length.
+    """Return the longest text that a network reads as it reads shorter ones, by its configuration; None for any length.
 
     Long-rope (Phi-3 128k) turns by other angles once a text is longer than those it was trained on, and a batch of
     transformers goes by its longest text: beyond that length one text would change the others.
@@ -232,7 +232,7 @@ def longest_text(config: Any) -> int | None:
 
 
 def count_positions(config: Any, first_position: int | None = None) -> int:
-    """The number of tokens that a network has positions for. Loading finds the first one; else its type tells."""
+    """Count the tokens that a network has positions for. Loading finds the first one; else its type tells."""
     positions = longest_text(config)
     if not positions:
         return 2**31
@@ -280,8 +280,8 @@ PART_LOGITS = {"cpu": 2**18, "cuda": 2**28}
 def plan_memory(
     shape: Shape, recipe: Recipe, devices: int = 1, parallel: str | None = None, on_cpu: bool = False
 ) -> dict[str, float]:
-    """The bytes that each of `devices` holds when they share a recipe's largest batch, by what they are for, and in
-    `total`.
+    """Estimate the bytes that each of `devices` holds when they share a recipe's largest batch, by what they are for,
+    and in `total`.
 
     Args:
         parallel: `ddp` or `fsdp`, in place of the recipe's.

@@ -37,8 +37,8 @@ PICKLED_WEIGHTS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def fetch_model(id: str, revision: str | None = None, kind: Literal["model", "tokenizer"] = "model") -> Path:
-    """A folder as it is, or that of a hub repository (`ID` or `ID@REVISION`), named by its commit; what is not in the
-    cache is downloaded, of a tokenizer no weights.
+    """Return a folder as it is, or that of a hub repository (`ID` or `ID@REVISION`), named by its commit; what is not
+    in the cache is downloaded, of a tokenizer no weights.
 
     Raises:
         InputError: no such repository or revision, or neither network nor cache has it; at once for a path, and for a
@@ -84,8 +84,8 @@ def refuse_missing(name: str, kind: str = "model") -> None:
 
 @lru_cache
 def pin_commit(id: str, revision: str | None) -> str:
-    """The commit that a revision of a data set names, the newest one for None. Where the hub does not answer, it is the
-    commit that the revision named when the hub was last asked."""
+    """Find the commit that a revision of a data set names, the newest one for None. Where the hub does not answer, it
+    is the commit that the revision named when the hub was last asked."""
     if revision is not None and COMMIT.fullmatch(revision):
         return revision
     from huggingface_hub import HfApi
@@ -130,8 +130,8 @@ def load_rows(id: str, config: str | None, split: str, commit: str, streaming: b
 
 
 def hub_says(error: BaseException) -> str:
-    """The reason why the hub did not give or take something, in one line, with the remedy. A mistake of ours is raised
-    again: it keeps its traceback."""
+    """Tell the reason why the hub did not give or take something, in one line, with the remedy. A mistake of ours is
+    raised again: it keeps its traceback."""
     if is_raised_here(error) and not isinstance(error, OSError):
         raise error
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
@@ -156,7 +156,7 @@ def hub_says(error: BaseException) -> str:
 
 
 def model_fingerprint(source: str, folder: Path) -> str:
-    """Names the weights of a model: on the hub by its commit (the folder's name), else by what is in its files."""
+    """Name the weights of a model: on the hub by its commit (the folder's name), else by what is in its files."""
     if not Path(source).is_dir():
         return content_hash({"model": source, "revision": folder.name})
     files = sorted([*folder.glob("*.safetensors"), *folder.glob(INDEX), *folder.glob("config.json")])
@@ -164,7 +164,7 @@ def model_fingerprint(source: str, folder: Path) -> str:
 
 
 def model_name(source: str | Path) -> str:
-    """The name by which a user knows a model: for a folder of the hub's cache, its id on the hub."""
+    """Return the name by which a user knows a model: for a folder of the hub's cache, its id on the hub."""
     *_, repository, inner, _ = ("", "", "", *Path(source).parts)
     is_cached = inner == "snapshots" and repository.startswith("models--")
     return repository.removeprefix("models--").replace("--", "/") if is_cached else str(source)

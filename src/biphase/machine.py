@@ -36,21 +36,23 @@ GRACE_SECONDS = 110.0
 
 
 def num_cores() -> int:
-    """Cores that this process may use: fewer than the machine has under taskset, Slurm (which does not bind processes
-    to what they were given at all sites), or a container's cpuset or quota, which counts up to the next whole one."""
+    """Count the cores that this process may use: fewer than the machine has under taskset, Slurm (which does not bind
+    processes to what they were given at all sites), or a container's cpuset or quota, which counts up to the next whole
+    one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     allotted = os.environ.get("SLURM_CPUS_PER_TASK", "")
     return math.ceil(min(cores, cpu_quota(), int(allotted) if allotted.isdecimal() and int(allotted) else math.inf))
 
 
 def total_memory() -> int:
-    """Bytes of memory that the machine has; 0 where the system does not say."""
+    """Count the bytes of memory that the machine has; 0 where the system does not say."""
     is_told = "SC_PHYS_PAGES" in getattr(os, "sysconf_names", ())
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if is_told else 0
 
 
 def cpu_quota(root: Path = Path("/")) -> float:
-    """The cores' time that the control groups of this process, version 2 or 1, allow it; infinite without a limit."""
+    """Read the cores' time that the control groups of this process, version 2 or 1, allow it; infinite without a
+    limit."""
     limits = [math.inf]
     with suppress(OSError, ValueError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
@@ -74,7 +76,7 @@ def has_bf16_cores() -> bool:
 
 
 def gpu_variables() -> list[str]:
-    """The environment variables by which a process is given its GPUs: those that are set, else NVIDIA's.
+    """Name the environment variables by which a process is given its GPUs: those that are set, else NVIDIA's.
 
     AMD's runtime heeds NVIDIA's too where its own is not set, and counts by either within what ROCR's leaves.
     """
@@ -83,7 +85,7 @@ def gpu_variables() -> list[str]:
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs that PyTorch would see here, each as a value of `gpu_variables`."""
+    """List the GPUs that PyTorch would see here, each as a value of `gpu_variables`."""
     allowed = os.environ.get(gpu_variables()[0])
     count = count_gpus(allowed)
     if not allowed:
@@ -95,7 +97,7 @@ def visible_gpus() -> list[str]:
 
 @cache
 def count_gpus(allowed: str | None) -> int:
-    """The number of GPUs that PyTorch sees under that value of `gpu_variables`.
+    """Count the GPUs that PyTorch sees under that value of `gpu_variables`.
 
     PyTorch itself is asked, where there may be a GPU: it is right on every platform. Where it is not loaded, it is
     asked in a process of its own (2 s).
@@ -165,7 +167,8 @@ def keep_heap() -> None:
 
 
 def grace() -> float:
-    """The seconds from asking a process to end until it is killed. Raises `InputError` where `GRACE` is no number."""
+    """Return the seconds from asking a process to end until it is killed. Raises `InputError` where `GRACE` is no
+    number."""
     text, seconds = os.environ.get(GRACE) or str(GRACE_SECONDS), math.nan
     with suppress(ValueError):
         seconds = float(text)
@@ -205,7 +208,7 @@ def stop_signals(note: Callable[[int], None]) -> AbstractContextManager[None]:
 
 
 def end_with_parent(parent: int, grace_seconds: float) -> None:
-    """No orphans: once the process `parent` is gone, this one ends, with its process group where it leads one.
+    """Leave no orphans: once the process `parent` is gone, this one ends, with its process group where it leads one.
 
     It is asked first, and killed when the grace is over.
     """

@@ -102,7 +102,7 @@ class MaskRamp(Strict):
     to: MaskShare
 
     def at(self, share: float) -> float:
-        """The ratio where this share of the phase is done."""
+        """Return the ratio where this share of the phase is done."""
         return self.start + (self.to - self.start) * share
 
 
@@ -119,7 +119,7 @@ class BatchRamp(Strict):
     steps: PositiveCount
 
     def tokens_before(self, step: int) -> int:
-        """The tokens of all updates before `step` together."""
+        """Count the tokens of all updates before `step` together."""
         # Update k of n has from + (to - from) · (k + ½) / n tokens. Summed up over k that is a square, rounded here in
         # whole numbers, and a batch is what lies between two of these sums: no rounding adds up.
         climbing = min(step, self.steps)
@@ -197,16 +197,17 @@ class Phase(Strict):
         return isinstance(self.mask_probability, MaskRamp)
 
     def with_mask_at(self, share: float) -> "Phase":
-        """The phase with the masking ratio that it has where this share of its steps is done."""
+        """Return the phase with the masking ratio that it has where this share of its steps is done."""
         return self.model_copy(update={"mask_probability": self.mask_at(share)}) if self.is_ramped else self
 
     def mask_at(self, share: float) -> float:
-        """The masking ratio where this share of its steps is done."""
+        """Return the masking ratio where this share of its steps is done."""
         ratio = self.mask_probability
         return ratio.at(share) if isinstance(ratio, MaskRamp) else ratio
 
     def between(self, begin: int, end: int) -> "Phase":
-        """Its steps from `begin` to `end` as a phase of their own, each with the masking ratio that it has here."""
+        """Return its steps from `begin` to `end` as a phase of their own, each with the masking ratio that it has
+        here."""
         changes: dict[str, Any] = {"steps": end - begin}
         if isinstance(ramp := self.mask_probability, MaskRamp) and (begin, end) != (0, self.steps):
             changes["mask_probability"] = MaskRamp(start=ramp.at(begin / self.steps), to=ramp.at(end / self.steps))
@@ -255,7 +256,7 @@ def cut_phases(phases: tuple[Phase, ...], steps: Collection[int]) -> Iterator[tu
 
 
 def phases_between(phases: tuple[Phase, ...], first: int, last: int) -> tuple[Phase, ...]:
-    """The part of a training between two of its steps: clm 60, mlm 100 between 20 and 150 → clm 40, mlm 90."""
+    """Return the part of a training between two of its steps: clm 60, mlm 100 between 20 and 150 → clm 40, mlm 90."""
     pieces = cut_phases(phases, (first, last))
     return tuple(phase for begin, end, phase in pieces if first <= begin and end <= last)
 
@@ -370,7 +371,7 @@ class Recipe(Strict):
         return self.num_steps - self.schedule.decay_steps
 
     def tokens_before(self, step: int) -> int:
-        """The tokens of all updates before `step`, which counts over all parents."""
+        """Count the tokens of all updates before `step`, which counts over all parents."""
         batch = self.batch_tokens
         return batch.tokens_before(step) if isinstance(batch, BatchRamp) else batch * step
 
@@ -403,7 +404,7 @@ class Recipe(Strict):
         return self.model_dump(mode="json", exclude=aside) | {"precision": self.compute.precision}
 
     def identity(self, data_fingerprint: str, parent: str | None, precision: str) -> str:
-        """A hash of everything that decides the weights. Paths are replaced by what they hold.
+        """Return a hash of everything that decides the weights. Paths are replaced by what they hold.
 
         Args:
             data_fingerprint: content hash of the text, with the shares of a mixture.

@@ -53,7 +53,7 @@ class Run:
 
 
 def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The lines of a log that are records of a step, and what they hold; what a killed process cut short is none.
+    """Yield the lines of a log that are records of a step, and what they hold; what a killed process cut short is none.
 
     Bytes that are no text, as a power cut may leave them, spoil their own line only.
     """
@@ -89,19 +89,19 @@ def claim_run(run: Run, config: dict[str, Any], environment: dict[str, Any]) -> 
 
 
 def open_run(path: Path) -> Run:
-    """An existing run, to read. Raises `InputError` when `path` is none."""
+    """Open an existing run, to read. Raises `InputError` when `path` is none."""
     if not (path / "config.yaml").exists():
         raise InputError(f"{path} is not a run folder (it has no config.yaml)")
     return Run(path)
 
 
 def read_metrics(run: Run, kind: str) -> list[dict[str, Any]]:
-    """The records of one kind (`train`, `validation`) of metrics.jsonl, in order."""
+    """Read the records of one kind (`train`, `validation`) of metrics.jsonl, in order."""
     return [record for _, record in read_records(run.metrics) if record.get("kind") == kind]
 
 
 def read_recipe(run: Run) -> Recipe:
-    """The resolved recipe of a run. Raises `InputError` naming config.yaml when it is damaged."""
+    """Read the resolved recipe of a run. Raises `InputError` naming config.yaml when it is damaged."""
     try:
         return load_config(Recipe, run.path / "config.yaml")
     except InputError as error:
@@ -109,7 +109,7 @@ def read_recipe(run: Run) -> Recipe:
 
 
 def read_done(run: Run) -> dict[str, int] | None:
-    """The record that the run wrote when it was done, None before that."""
+    """Read the record that the run wrote when it was done, None before that."""
     return read_json_as(run.path / "done.json", dict[str, int]) if run.is_done else None
 
 
@@ -130,8 +130,8 @@ def split_reference(reference: str) -> tuple[str, str]:
 
 
 def name_run(reference: str) -> str:
-    """The `RUN[@STEP]` that a name or the beginning of a folder's name stands for: `first` → `runs/first-c8c132fd`, of
-    several runs of one name the last that was trained. The folder of a run stands for itself.
+    """Return the `RUN[@STEP]` that a name or the beginning of a folder's name stands for: `first` →
+    `runs/first-c8c132fd`, of several runs of one name the last that was trained. The folder of a run stands for itself.
 
     Raises `InputError` where runs of several names begin so.
     """
@@ -153,7 +153,7 @@ def name_run(reference: str) -> str:
 
 
 def find_checkpoint(reference: str) -> Path:
-    """The folder behind `RUN` (its last step) or `RUN@STEP`.
+    """Find the folder behind `RUN` (its last step) or `RUN@STEP`.
 
     Raises `InputError` where there is none, and where a run is done but its last step is not there.
     """
@@ -175,7 +175,7 @@ def find_checkpoint(reference: str) -> Path:
 
 
 def find_model(reference: str) -> str:
-    """A model for transformers to load: the model folder of `RUN[@STEP]`, else the reference itself."""
+    """Find a model for transformers to load: the model folder of `RUN[@STEP]`, else the reference itself."""
     path = Path(split_reference(reference)[0])
     if (path / "config.yaml").exists():
         return str(find_checkpoint(reference) / "model")

@@ -5,5 +5,5 @@ from biphase import console
 
 
 def silence(is_silent: bool = True) -> None:
-    """No bars and no lines from any verb; with False again."""
+    """End the bars and lines of all verbs; with False, begin them again."""
     console.err.quiet = console.out.quiet = is_silent

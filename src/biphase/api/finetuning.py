@@ -21,7 +21,8 @@ from biphase.api.networks import ZERO_SHOT, ZeroShot, run_zero_shot
 from biphase.api.own_task import write_task
 from biphase.config import parse_config
 from biphase.console import UNSEEN, err, track
-from biphase.corpus.rows import Row, keep_rows, rows_in_memory
+from biphase.corpus.rows import Row, rows_in_memory
+from biphase.corpus.text import keep_rows
 from biphase.engine.local import Engine, EngineKind
 from biphase.engine.scheduler import Failure
 from biphase.errors import InputError
@@ -299,15 +300,12 @@ def evaluate(
 
     rows = by_task(data)
     names, folders = place_data(rows, list_names(tasks or list(rows) or "paper"), Path(scores))
-    for name, numbers in {"learning_rates": learning_rates, "seeds": seeds}.items():
-        if isinstance(numbers, str) or not isinstance(numbers, Iterable):
-            raise InputError(f"`{name}` is {numbers!r}: give a list of numbers")
     evaluation = run_evaluation(
         list_names(models),
         names,
         settings=parse_config(FinetuneConfig, settings, origin="evaluate"),
-        learning_rates=tuple(learning_rates),
-        seeds=tuple(seeds),
+        learning_rates=learning_rates,
+        seeds=seeds,
         scores=scores,
         data_dirs=folders,
         part=part,
@@ -323,7 +321,7 @@ def evaluate(
 
 
 def compare(model_a: str | Path, model_b: str | Path, *, scores: str | Path = "scores") -> "pandas.DataFrame":
-    """Two models that `evaluate` has scored, task by task: who wins where, and is it more than noise?
+    """Compare two models that `evaluate` has scored, task by task: who wins where, and is it more than noise?
 
     Returns: a row for each task: both means, their `difference` (A minus B) with its 95 % interval, the p-value
     adjusted over the tasks, the `verdict` and `notes` on it.
@@ -366,8 +364,8 @@ def run_evaluation(
     tasks: Sequence[str],
     *,
     settings: FinetuneConfig,
-    learning_rates: tuple[float, ...],
-    seeds: tuple[int, ...],
+    learning_rates: Iterable[float],
+    seeds: Iterable[int],
     scores: str | Path,
     data_dirs: Sequence[tuple[str, str]],
     part: str | None,
@@ -380,6 +378,9 @@ def run_evaluation(
     """Run what is missing of the grid, unless it is a dry run, read what `scores` holds then, and compare a pair."""
     for key in {"learning_rate", "seed"} & settings.model_fields_set:
         raise InputError(f"{key} is one of the axes of a grid: give `{key}s`")
+    for axis, numbers in {"learning_rates": learning_rates, "seeds": seeds}.items():
+        if isinstance(numbers, str) or not isinstance(numbers, Iterable):
+            raise InputError(f"`{axis}` is {numbers!r}: give a list of numbers")
     if models and any(task.startswith(ZERO_SHOT) for task in tasks):
         refused: dict[str, Any] = {"dry_run": dry_run, "part": part, "compare": pair, "keep": keep}
         refused |= {"settings": settings.model_fields_set}
@@ -391,8 +392,8 @@ def run_evaluation(
         names = tuple(name for task in tasks for name in (PAPER_TASKS if task == "paper" else name_tests(task)))
         folders = name_data_dirs(data_dirs, names, "`data`")
         where = parse_config(Engine, {"kind": engine, "device": settings.device, **workers}, origin="evaluate")
-        config = resolve_for(settings, where)
-        grid = Grid(tuple(models), names, config, Path(scores), learning_rates, seeds, folders)
+        config, axes = resolve_for(settings, where), (tuple(learning_rates), tuple(seeds))
+        grid = Grid(tuple(models), names, config, Path(scores), *axes, folders)
         if dry_run:
             return EvaluatedGrid(planned=plan_missing(grid, where, part))
         failures = run_grid(grid, where, part, None if keep is None else Path(keep))

@@ -19,15 +19,13 @@ from biphase.console import err
 from biphase.corpus.rows import (
     PlacedRow,
     field_names,
-    json_line,
     need_field,
     plain_path,
-    plain_value,
     rows_in_memory,
     rows_of_file,
     shown,
 )
-from biphase.corpus.text import is_running_text
+from biphase.corpus.text import is_running_text, json_line, plain_value
 from biphase.errors import InputError, clipped
 from biphase.files import content_hash, whole_folder, write_text
 from biphase.tasks.examples import is_missing, list_labels

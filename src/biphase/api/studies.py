@@ -13,7 +13,7 @@ from biphase.api.own_task import Changes, list_changes
 from biphase.config import parse_config
 from biphase.console import err
 from biphase.console import out as console
-from biphase.corpus.rows import plain_value
+from biphase.corpus.text import plain_value
 from biphase.engine.local import Engine, EngineKind
 from biphase.errors import InputError
 

@@ -6,7 +6,7 @@ import numpy as np
 
 
 def permute(places: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
-    """Which of n things stands at each place: a permutation of 0..n-1, computed for the asked places alone.
+    """Tell which of n things stands at each place: a permutation of 0..n-1, computed for the asked places alone.
 
     A four-round Feistel network on the smallest even number of bits that holds n; results past n walk on through the
     same network until they fall inside (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
@@ -34,7 +34,7 @@ def permute(places: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def uniform(seed: int, *words: np.ndarray | int) -> np.ndarray:
-    """A number in [0, 1) that depends on the seed and the words alone; words broadcast."""
+    """Draw a number in [0, 1) that depends on the seed and the words alone; words broadcast."""
     with np.errstate(over="ignore"):
         state = mix(np.uint64(seed % 2**64))
         for word in words:

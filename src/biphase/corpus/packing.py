@@ -132,7 +132,7 @@ class PackedSet:
         self.block_starts = lru_cache(maxsize=4)(self.sum_blocks)
 
     def samples_between(self, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and epochs of the samples that begin in [first, end) of the order."""
+        """Find the ids and epochs of the samples that begin in [first, end) of the order."""
         # With epochs of n = 700 tokens, the interval [600, 1500) is [600, 700) of epoch 0, all of epoch 1, and [0, 100)
         # of epoch 2. An empty interval is looked for in one epoch and finds nothing.
         epoch_tokens = self.samples.num_tokens
@@ -159,7 +159,8 @@ class PackedSet:
         return ids[(offsets >= first) & (offsets < end)]
 
     def sum_blocks(self, epoch: int) -> np.ndarray:
-        """Where each block of an epoch's order begins, and where the last one ends, in tokens. Reads lengths only."""
+        """Find where each block of an epoch's order begins, and where the last one ends, in tokens. Reads lengths
+        only."""
         totals = [np.zeros(1, np.int64)]
         for begin in range(0, self.samples.num_samples, 256 * BLOCK_SAMPLES):
             places = np.arange(begin, min(begin + 256 * BLOCK_SAMPLES, self.samples.num_samples))
@@ -190,7 +191,7 @@ class Batches:
         self.left_out_tokens = sum(each.samples.left_out_tokens for each in sets)
 
     def batch_tokens(self, step: int) -> int:
-        """How long batch `step` is, up to the rest of the last sample of each set."""
+        """Return how long batch `step` is, up to the rest of the last sample of each set."""
         return self.tokens_before(step + 1) - self.tokens_before(step)
 
     def batch(self, step: int, part: int = 0, num_parts: int = 1) -> PackedBatch:
@@ -264,14 +265,14 @@ def open_text(data: Data) -> TrainingText:
 
 
 def make_samples(data: Data, shards: ShardSet) -> Samples:
-    """How the shards' tokens are cut into samples, by `data.packing`."""
+    """Cut the shards' tokens into samples, as `data.packing` says."""
     if data.packing == "stream":
         return StreamSamples(shards.num_tokens, data.min_sample_tokens, data.max_sample_tokens, data.order_seed)
     return DocumentSamples(shards.document_ends, data.min_sample_tokens, data.max_sample_tokens)
 
 
 def make_batches(data: Data, text: TrainingText, tokens_before: Callable[[int], int], *, origin: int) -> Batches:
-    """The batches of a run that begins `origin` tokens into the data order."""
+    """Make the batches of a run that begins `origin` tokens into the data order."""
     sets = [
         PackedSet(shards, make_samples(data, shards), data.order_seed + number)
         for number, shards in enumerate(text.sets)

@@ -151,19 +151,22 @@ def prepare(
     settings |= {"text_field": text_field, "id_field": id_field, "txt_documents": txt_documents}
     options = parse_config(Options, settings, origin="prepare")
     grouped = find_both(name_sources(sources, folder, text_field), held_out, folder)
-    if (folder / "tokenizer.json").exists():
-        raise InputError(f"{folder} is the folder of a tokenizer: give the shards another one")
     loaded = load_tokenizer(tokenizer)
     with locked(folder / ".claim", busy=f"another process is preparing {folder}: wait for it"):
         manifest = make_set(folder, grouped, loaded, options, where)
+    print_totals(folder, manifest)
+    return folder
+
+
+def print_totals(out: Path, manifest: ShardManifest) -> None:
+    """Print how much a set holds, and how many of its documents are copies of others."""
     for name, split in manifest.splits.items():
         left_out = f", {split.empty_texts:,} empty texts left out" if split.empty_texts else ""
-        console.out.print(f"{folder} {name}: {split.documents:,} documents, {split.tokens:,} tokens{left_out}")
+        console.out.print(f"{out} {name}: {split.documents:,} documents, {split.tokens:,} tokens{left_out}")
     if (copies := manifest.duplicates) and any(copies.values()):
         number = f"{copies['train']:,} for training, {copies['validation']:,} for validation"
         in_both = f"{copies['in_both']:,} documents for validation are also among those for training"
-        console.out.print(f"{folder}: exact copies of an earlier document: {number}; {in_both}")
-    return folder
+        console.out.print(f"{out}: exact copies of an earlier document: {number}; {in_both}")
 
 
 Grouped = list[tuple[ShardSplitName | None, list[TextSource]]]
@@ -172,7 +175,9 @@ Grouped = list[tuple[ShardSplitName | None, list[TextSource]]]
 
 def find_both(sources: Sequence[str | Path], held_out: Sequence[str | Path], out: Path) -> Grouped:
     """Find the files of both splits. A hub data set of which shards are in `out`, be the set finished or not, is taken
-    at their commit. Raises `InputError` where a file is in both."""
+    at their commit. Raises `InputError` where a file is in both, and where `out` is a tokenizer's folder."""
+    if (out / "tokenizer.json").exists():
+        raise InputError(f"{out} is the folder of a tokenizer: give the shards another one")
     recorded: set[str] = set()
     for path in sorted(out.glob("shards/*/shard.json")):
         with suppress(InputError):  # a damaged one is told where it is used
@@ -502,7 +507,8 @@ def read_batches(
 
 
 def find_copies(sources: Iterable[TextSource], options: Options) -> dict[str, frozenset[int]]:
-    """The numbers of the documents whose text stands earlier in the sources, by the fingerprint of their source."""
+    """Find the numbers of the documents whose text stands earlier in the sources, by the fingerprint of their
+    source."""
     hashes: set[int] = set()
     copies = {}
     for source in sources:
@@ -522,7 +528,7 @@ LINE_START = re.compile(r"(?<=\n)(?=[^\W\d_])")
 
 
 def cut_text(text: str, cuts_at_lines: bool) -> Iterator[tuple[str, bool]]:
-    """The text in pieces of at least `PIECE_CHARS` (the last is smaller), each with whether it is the last."""
+    """Cut the text into pieces of at least `PIECE_CHARS` (the last is smaller), each with whether it is the last."""
     start = 0
     while cuts_at_lines and (cut := LINE_START.search(text, start + PIECE_CHARS)):
         yield text[start : cut.start()], False

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from biphase.config import Strict
 from biphase.errors import InputError, clipped
-from biphase.files import file_hash, parse_json, reading, whole_file
+from biphase.files import parse_json, reading
 from biphase.hub import load_rows, pin_commit
 
 Format = Literal["jsonl", "tsv", "csv", "json", "parquet", "columns", "conllu", "squad", "record", "trec", "mldr"]
@@ -39,7 +39,6 @@ ABSENT = object()
 MAX_LINE_BYTES = 1 << 28
 """A longer line is refused: a small compressed file may hold one of many gigabytes."""
 DAMAGED = "it is damaged, cut short or not what its ending says"
-
 
 SHORT_ROW: Row = {}
 """Stands for a row with too few fields, of a table that is known to have such."""
@@ -62,9 +61,6 @@ UD_COLUMNS = (1, 3)
 `FileLayout.columns` cannot be meant there: it stands for these, also where a tree of a layout names it."""
 
 QUOTE = '"'
-LONGEST_FIELD = 1 << 28
-"""Characters that a field in quotes may have: an open quote must not swallow a file of any size."""
-
 LONGEST_TEXT = 5_000_000
 """Characters of a text, more than long novels have: tokenizers need some hundred bytes for each."""
 
@@ -90,12 +86,13 @@ class FileForm(Strict):
 
 
 def plain_path(path: Path) -> Path:
-    """A path without the ending of its compression."""
+    """Return a path without the ending of its compression."""
     return path.with_suffix("") if path.suffix in CODECS else path
 
 
 def read_text_lines(path: Path) -> Iterator[tuple[int, str, int]]:
-    """Lines with their ends, each with its number (from 1) and how many bytes of the file on disk are read by then.
+    """Yield the lines with their ends, each with its number (from 1) and how many bytes of the file on disk are read by
+    then.
 
     A byte order mark is left out. Raises `InputError` for a file that does not exist, is damaged or cut short, and for
     a line that is not UTF-8.
@@ -123,7 +120,8 @@ def read_text_lines(path: Path) -> Iterator[tuple[int, str, int]]:
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any], int]]:
-    """The objects of a file that has one JSON object per line, with what `read_text_lines` says of the line of each.
+    """Yield the objects of a file that has one JSON object per line, with what `read_text_lines` says of the line of
+    each.
 
     Blank lines are skipped. Raises `InputError` as `read_text_lines` does, for broken JSON, and for what is no object.
     """
@@ -141,7 +139,8 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any], int]]:
 
 
 def read_json_file(path: Path) -> Any:
-    """The one JSON value that a file holds, over any number of lines. Raises `InputError` as `read_json_lines` does."""
+    """Read the one JSON value that a file holds, over any number of lines. Raises `InputError` as `read_json_lines`
+    does."""
     text = "".join(line for _, line, _ in read_text_lines(path))
     try:
         return parse_json(text)
@@ -150,7 +149,8 @@ def read_json_file(path: Path) -> Any:
 
 
 def need_field(location: str, row: Row, name: str, remedy: str) -> Any:
-    """The value of a field. Raises `InputError` with the names of all fields, and a remedy, where it is not there."""
+    """Return the value of a field. Raises `InputError` with the names of all fields, and a remedy, where it is not
+    there."""
     value = find_field(row, name, ABSENT)
     if value is ABSENT:
         columns = clipped(", ".join(field_names(row)))
@@ -159,7 +159,7 @@ def need_field(location: str, row: Row, name: str, remedy: str) -> Any:
 
 
 def check_text(location: str, name: str, value: Any) -> str:
-    """The value of a field as a text. Raises `InputError` for another type and for half of a surrogate pair."""
+    """Return the value of a field as a text. Raises `InputError` for another type and for half of a surrogate pair."""
     if not isinstance(value, str):
         raise InputError(f"{location}: column '{name}' is {shown(value)}, not a text: mend the row or take it out")
     try:
@@ -171,7 +171,7 @@ def check_text(location: str, name: str, value: Any) -> str:
 
 
 def text_column(location: str, row: Row, name: str) -> str:
-    """A column's text; a list of texts, as PubMedQA has them, becomes one."""
+    """Return a column's text; a list of texts, as PubMedQA has them, becomes one."""
     text = column(location, row, name)
     if isinstance(text, list) and text and all(isinstance(part, str) for part in text):
         return " ".join(text)
@@ -184,13 +184,13 @@ def text_column(location: str, row: Row, name: str) -> str:
 
 
 def column(location: str, row: Row, name: str) -> Any:
-    """The value of a column. Raises `InputError` where the row has none of this name."""
+    """Return the value of a column. Raises `InputError` where the row has none of this name."""
     remedy = f"rename: {{THEIRS: {name}}} in the task, or the column of the file; leave a split without labels out"
     return need_field(location, row, name, remedy)
 
 
 def id_of(location: str, row: Row) -> str:
-    """The row's own id, else its place: `train.tsv:12`. ReCoRD's is a mapping of two numbers."""
+    """Return the row's own id, else its place: `train.tsv:12`. ReCoRD's is a mapping of two numbers."""
     row_id = row.get("id", row.get("idx"))
     if row_id is None:
         return location.rpartition("/")[2]
@@ -198,7 +198,7 @@ def id_of(location: str, row: Row) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as an error may quote it: the beginning of its JSON."""
+    """Quote a value as an error may: the beginning of its JSON."""
     return json.dumps(value, ensure_ascii=False, default=str)[:40]
 
 
@@ -209,7 +209,7 @@ def check_header(location: str, names: Sequence[str]) -> None:
 
 
 def find_field(row: Mapping[str, Any], name: str, default: Any = None) -> Any:
-    """A field of a row; where none has that very name, `meta.text` is the field `text` of the object `meta`."""
+    """Find a field of a row; where none has that very name, `meta.text` is the field `text` of the object `meta`."""
     if name in row:
         return row[name]
     outer, dot, inner = name.partition(".")
@@ -217,7 +217,7 @@ def find_field(row: Mapping[str, Any], name: str, default: Any = None) -> Any:
 
 
 def field_names(row: Mapping[str, Any]) -> Iterator[str]:
-    """The names of a row's fields, and of the fields in its objects: `id`, `meta`, `meta.text`."""
+    """Yield the names of a row's fields, and of the fields in its objects: `id`, `meta`, `meta.text`."""
     for name, value in row.items():
         yield name
         if isinstance(value, Mapping):
@@ -225,7 +225,8 @@ def field_names(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def renamed(row: Row, names: Mapping[str, str]) -> Row:
-    """The columns of a row that its source has other names for, under the wanted names. `names`: theirs → ours."""
+    """Return the columns of a row that its source has other names for, under the wanted names. `names`: theirs →
+    ours."""
     values = {ours: find_field(row, theirs, ABSENT) for theirs, ours in names.items()}
     return {ours: value for ours, value in values.items() if value is not ABSENT}
 
@@ -240,7 +241,8 @@ SAVED_STATE = "state.json"
 
 
 def read_table(path: Path, wanted: Sequence[str] = ()) -> Iterator[tuple[int, Row, int]]:
-    """Rows of a .parquet or .arrow file, each with its number (from 1) and how many bytes of the file are read by then.
+    """Yield the rows of a .parquet or .arrow file, each with its number (from 1) and how many bytes of the file are
+    read by then.
 
     Args:
         wanted: the columns to read, as far as they are there; all columns where the first of them is not, or none is
@@ -287,7 +289,8 @@ def read_pieces(path: Path, wanted: Sequence[str]) -> Iterator[tuple[Any, dict[s
 
 
 def choose_columns(path: Path, schema: Any, wanted: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """The columns of a table that are read, and what `datasets`, where it wrote the table, says of them."""
+    """Choose the columns of a table that are read, and return with them what `datasets`, where it wrote the table, says
+    of them."""
     outer = [name if name in schema.names else name.partition(".")[0] for name in wanted]
     is_all = not outer or outer[0] not in schema.names
     columns = [name for name in schema.names if is_all or name in outer]
@@ -297,7 +300,8 @@ def choose_columns(path: Path, schema: Any, wanted: Sequence[str]) -> tuple[list
 
 
 def name_classes(rows: Iterable[Row], features: dict[str, Any]) -> Iterator[Row]:
-    """Rows of a data set, with the names of classes in place of their numbers wherever its features name classes."""
+    """Yield the rows of a data set, with the names of classes in place of their numbers wherever its features name
+    classes."""
     named = [name for name, feature in features.items() if "ClassLabel" in json.dumps(feature)]
     for row in rows:
         for name in named:
@@ -307,7 +311,7 @@ def name_classes(rows: Iterable[Row], features: dict[str, Any]) -> Iterator[Row]
 
 
 def with_names(value: Any, feature: Any) -> Any:
-    """A value with names of classes in place of numbers, by its feature, which may be of a list or an object."""
+    """Return a value with names of classes in place of numbers, by its feature, which may be of a list or an object."""
     if isinstance(feature, list):  # an older form of lists
         feature = {"feature": feature[0]}
     if isinstance(value, list):
@@ -319,14 +323,14 @@ def with_names(value: Any, feature: Any) -> Any:
 
 
 def read_dataset(table: Any) -> Iterator[Row]:
-    """The rows of a `datasets.Dataset`, with names of classes in place of their numbers."""
+    """Yield the rows of a `datasets.Dataset`, with names of classes in place of their numbers."""
     features = table.features.to_dict()
     for batch in table.with_format("arrow").iter(batch_size=1000):
         yield from name_classes(batch.to_pylist(), features)
 
 
 def saved_tables(folder: Path) -> list[Path]:
-    """The files of the data set that `datasets` saved in a folder, in order; none where it saved none there.
+    """List the files of the data set that `datasets` saved in a folder, in order; none where it saved none there.
 
     Raises `InputError` where it saved several splits.
     """
@@ -346,7 +350,8 @@ def is_saved(folder: Path) -> bool:
 
 
 def rows_in_memory(data: Any, text_field: str = "text") -> Iterator[Row]:
-    """The rows of a DataFrame, a `datasets.Dataset`, or of anything that can be gone through: dictionaries, or texts.
+    """Yield the rows of a DataFrame, a `datasets.Dataset`, or of anything that can be gone through: dictionaries, or
+    texts.
 
     What a DataFrame lacks is None; arrays, as pandas has the lists of a parquet file, come as lists.
     """
@@ -371,41 +376,14 @@ def rows_in_memory(data: Any, text_field: str = "text") -> Iterator[Row]:
 
 
 def without_arrays(value: Any) -> Any:
-    """A value with lists in place of the arrays in it."""
+    """Return a value with lists in place of the arrays in it."""
     if getattr(value, "ndim", 0) and hasattr(value, "tolist"):
         value = value.tolist()
     return [without_arrays(item) for item in value] if isinstance(value, list) else value
 
 
-def plain_value(value: Any) -> Any:
-    """Turn a value of NumPy, a range, a path or a date into what JSON and YAML can hold."""
-    if isinstance(value, range):
-        return list(value)
-    return value.tolist() if hasattr(value, "tolist") else str(value)
-
-
-def json_line(location: str, row: Row) -> str:
-    """Write a row as a line of JSON. Raises `InputError` for half of a surrogate pair."""
-    return check_text(location, "row", json.dumps(row, ensure_ascii=False, default=plain_value) + "\n")
-
-
-def keep_rows(rows: Iterable[Row], folder: Path, stem: str) -> Path:
-    """Write rows as `folder/STEM-HASH.jsonl`; a file that is there is the same one and stays as it is."""
-    folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f"{stem}.jsonl"
-    with whole_file(part) as file:
-        for number, row in enumerate(rows):
-            file.write(json_line(f"row {number}", row))
-    path = folder / f"{stem}-{file_hash(part)[:12]}.jsonl"
-    if path.exists():
-        part.unlink()
-    else:
-        part.rename(path)
-    return path
-
-
 def read_hub_split(id: str, revision: str | None, config: str | None, split: str) -> Iterator[PlacedRow]:
-    """The rows of a split of a hub data set, at the commit that the revision names."""
+    """Read the rows of a split of a hub data set, at the commit that the revision names."""
     table = load_rows(id, config, split, pin_commit(id, revision))
     return ((f"{id} {split}: row {number}", row) for number, row in enumerate(read_dataset(table)))
 
@@ -413,7 +391,7 @@ def read_hub_split(id: str, revision: str | None, config: str | None, split: str
 def rows_of_file(
     path: Path, layout: FileForm | None = None, words: str = "tokens", label: str | None = "label"
 ) -> Iterator[PlacedRow]:
-    """The rows of one file, or of a folder that `datasets` saved, in the form that the layout or the ending says.
+    """Yield the rows of one file, or of a folder that `datasets` saved, in the form that the layout or the ending says.
 
     Of words in columns, `words` and `label` name the lists of words and of tags; without a label there are no tags.
     """
@@ -447,12 +425,12 @@ def rows_of_file(
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Lines without their ends, each with its number (from 1)."""
+    """Yield the lines without their ends, each with its number (from 1)."""
     return ((number, line.rstrip("\r\n")) for number, line, _ in read_text_lines(path))
 
 
 def read_separated(path: Path, layout: FileForm, *, is_csv: bool) -> Iterator[PlacedRow]:
-    """The rows of a table whose fields are divided by commas, semicolons or tabs.
+    """Yield the rows of a table whose fields are divided by commas, semicolons or tabs.
 
     A .csv is read as pandas, Excel and most others write it: fields with delimiters or line ends stand in quotes, a
     quote in there is doubled. A .tsv has no quoting, as GLUE's and BEIR's, unless the layout says so. Where that says
@@ -495,8 +473,8 @@ def read_separated(path: Path, layout: FileForm, *, is_csv: bool) -> Iterator[Pl
 
 
 def quoted_fields(path: Path, lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """The fields of each row that is not empty, with the number of its first line."""
-    csv.field_size_limit(LONGEST_FIELD)
+    """Yield the fields of each row that is not empty, with the number of its first line."""
+    csv.field_size_limit(MAX_LINE_BYTES)  # else an open quote swallows a file of any size
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     before = 0  # lines that earlier rows took
     try:
@@ -556,7 +534,7 @@ def read_trec(path: Path) -> Iterator[PlacedRow]:
 
 
 def read_json_rows(path: Path) -> Iterator[PlacedRow]:
-    """A JSON file of rows: a list of objects, objects by their id, one object a line, or SQuAD's form."""
+    """Read a JSON file of rows: a list of objects, objects by their id, one object a line, or SQuAD's form."""
     lines = (line for _, line, _ in read_text_lines(path) if line.strip())
     first = next(lines, "")
     with suppress(json.JSONDecodeError):
@@ -583,7 +561,7 @@ def unfold_squad(document: Any) -> Iterator[Row]:
 
 
 def unfold_record(line: Any) -> Iterator[Row]:
-    """The questions about a passage, with its entities."""
+    """Yield the questions about a passage, with its entities."""
     text, entities = line["passage"]["text"], line["passage"]["entities"]
     spans = [(entity["start"], entity["end"] + 1) for entity in entities]  # ends are inclusive there
     named = {"text": [text[start:end] for start, end in spans], "start": [start for start, _ in spans]}
@@ -611,7 +589,7 @@ PUBLISHED: dict[str, tuple[Callable[[Any], Iterable[Row]], str]] = {
 
 
 def unfold(location: str, content: Any, form: str) -> Iterator[PlacedRow]:
-    """The rows of one JSON value of a published form. Raises `InputError` where it is of another form."""
+    """Yield the rows of one JSON value of a published form. Raises `InputError` where it is of another form."""
     make_rows, needed = PUBLISHED[form]
     try:
         for row in make_rows(content):

@@ -111,7 +111,7 @@ class ShardManifest(Strict):
 
 
 def read_shard_manifest(folder: Path) -> ShardManifest:
-    """The manifest of the set in a folder. Raises `InputError` where there is none, or one that is not as made."""
+    """Read the manifest of the set in a folder. Raises `InputError` where there is none, or one that is not as made."""
     path = folder / "manifest.json"
     if not path.exists():
         raise InputError(f"{folder} is no shard set, or not finished ({path.name} is missing): run biphase prepare")
@@ -198,7 +198,7 @@ class ShardSet:
         return InputError(f"{path} is damaged (its SHA-256 is not the manifest's): {self.remedy(shard)}")
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Token ids [start, stop) of the stream, read-only where they lie in one shard (a view of the file).
+        """Read the token ids [start, stop) of the stream, read-only where they lie in one shard (a view of the file).
 
         Raises `InputError` naming a file in which a document was changed that lies there.
         """
@@ -235,7 +235,7 @@ class ShardSet:
             self.is_checked[document] = True
 
     def document(self, index: int) -> np.ndarray:
-        """Token ids of one document, its end-of-text token included."""
+        """Read the token ids of one document, its end-of-text token included."""
         start = int(self.document_ends[index - 1]) if index > 0 else 0
         return self.read(start, int(self.document_ends[index]))
 
@@ -252,7 +252,8 @@ class ShardSet:
         return tokenizer
 
     def token_bytes(self) -> np.ndarray:
-        """`corpus.tokenizer.token_byte_lengths` of that tokenizer. Raises `InputError` when the file is not as made."""
+        """Read `corpus.tokenizer.token_byte_lengths` of that tokenizer. Raises `InputError` when the file is not as
+        made."""
         path = self.folder / "token_bytes.npy"
         data = path.read_bytes() if path.is_file() else b""
         if hashlib.sha256(data).hexdigest() != self.manifest.token_bytes_sha256:
@@ -315,7 +316,7 @@ estimated from 128 permutations (MinHash, Broder 1997; thresholds as in common c
 
 
 def count_near_copies(shards: ShardSet, limit: int = COMPARED_DOCUMENTS) -> str:
-    """A line on the documents that are like an earlier one, of all or of `limit` that are drawn.
+    """Count, in a line, the documents that are like an earlier one, of all or of `limit` that are drawn.
 
     In a part, pairs of which only one document is drawn are not found. Raises `InputError` where datasketch is missing.
     """
@@ -343,7 +344,8 @@ def count_near_copies(shards: ShardSet, limit: int = COMPARED_DOCUMENTS) -> str:
 
 
 def shingles(tokens_T: np.ndarray) -> np.ndarray:
-    """The stretches of `SHINGLE_TOKENS` tokens of a document, each as a number below 2³², once; a short text is one."""
+    """Return the stretches of `SHINGLE_TOKENS` tokens of a document, each as a number below 2³², once; a short text is
+    one."""
     size = min(SHINGLE_TOKENS, len(tokens_T))
     windows_NK = np.lib.stride_tricks.sliding_window_view(tokens_T.astype(np.uint64), size)
     hashed_N = mix(np.zeros(len(windows_NK), np.uint64))

@@ -7,6 +7,7 @@ language (139 of them, no download).
 """
 
 import glob
+import json
 import math
 import os
 import re
@@ -25,8 +26,6 @@ from biphase.corpus.rows import (
     Row,
     check_text,
     find_field,
-    is_saved,
-    keep_rows,
     need_field,
     plain_path,
     read_json_lines,
@@ -36,6 +35,7 @@ from biphase.corpus.rows import (
     saved_tables,
 )
 from biphase.errors import InputError, first_of, nearest
+from biphase.files import file_hash, whole_file
 from biphase.hub import hub_says, load_rows, pin_commit
 
 SEVERAL, CODE, UNKNOWN_LANGUAGE = "several", "code", "unknown"
@@ -53,7 +53,7 @@ LEAST_MARGIN = 0.02
 
 
 def find_language(texts: Iterable[str]) -> str:
-    """The language of most of the texts as ISO 639 has it, such as `de`; or `code`, `several`, `unknown`."""
+    """Tell the language of most of the texts as ISO 639 has it, such as `de`; or `code`, `several`, `unknown`."""
     votes, piece = Counter[str](), ""
     for text in (*(part for whole in texts for part in spread(whole)), None):
         piece += "" if text is None else f"{text}\n"
@@ -73,7 +73,7 @@ def spread(text: Any) -> Iterator[Any]:
 
 
 def language_of(text: str) -> str:
-    """The language of one piece of text."""
+    """Tell the language of one piece of text."""
     from py3langid import rank
 
     lines = [line for line in text.splitlines() if line.strip()]
@@ -98,12 +98,12 @@ SEARCHED = re.compile(rf"([{UNSPACED}]+)|([^\W{UNSPACED}]{{2,}})")
 
 
 def find_words(text: str) -> list[str]:
-    """The words of a text in its order, each with a blank where one follows: `BERT 模型は` → `BERT␣`, `模型`, `は`."""
+    """List the words of a text, each with a blank where one follows: `BERT 模型は` → `BERT␣`, `模型`, `は`."""
     return [piece[1] + (" " if piece[2] else "") for piece in PIECES.finditer(text)]
 
 
 def join_words(words: Sequence[str]) -> str:
-    """The text of neighbouring words of `find_words`."""
+    """Return the text of neighbouring words of `find_words`."""
     return "".join(words).rstrip()
 
 
@@ -193,6 +193,33 @@ def is_running_text(text: str) -> bool:
     return len(text.split()) > 1 or any(unicodedata.category(letter) == "Lo" for letter in text)
 
 
+def plain_value(value: Any) -> Any:
+    """Turn a value of NumPy, a range, a path or a date into what JSON and YAML can hold."""
+    if isinstance(value, range):
+        return list(value)
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+def json_line(location: str, row: Row) -> str:
+    """Write a row as a line of JSON. Raises `InputError` for half of a surrogate pair."""
+    return check_text(location, "row", json.dumps(row, ensure_ascii=False, default=plain_value) + "\n")
+
+
+def keep_rows(rows: Iterable[Row], folder: Path, stem: str) -> Path:
+    """Write rows as `folder/STEM-HASH.jsonl`; a file that is there is the same one and stays as it is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f"{stem}.jsonl"
+    with whole_file(part) as file:
+        for number, row in enumerate(rows):
+            file.write(json_line(f"row {number}", row))
+    path = folder / f"{stem}-{file_hash(part)[:12]}.jsonl"
+    if path.exists():
+        part.unlink()
+    else:
+        part.rename(path)
+    return path
+
+
 def name_sources(sources: Any, folder: Path, text_field: str) -> list[str | Path]:
     """List the names of sources, after what is in memory has become a file of the folder."""
     if are_names(sources):
@@ -277,7 +304,7 @@ def folder_sources(folder: Path) -> list[TextSource]:
     paths = sorted(folder.rglob("*"))
     cached: set[Path] = set()  # by `datasets`, beside what it saved
     for path in (folder, *paths):
-        if is_saved(path) and (tables := saved_tables(path)):
+        if tables := saved_tables(path):
             cached |= set(path.glob("*.arrow")) - set(tables)
     for path in paths:
         if any(part.startswith(".") for part in path.relative_to(folder).parts):
@@ -330,7 +357,7 @@ def hub_sources(source_name: str, recorded: Collection[str]) -> list[TextSource]
 
 
 def stream_rows(name: str) -> Any:
-    """The rows of one file of a hub data set, as they come, by the name that `hub_sources` gives it."""
+    """Stream the rows of one file of a hub data set, as they come, by the name that `hub_sources` gives it."""
     address, _, part = name.partition("#")
     number, count = map(int, part.split("/"))
     dataset, config, split, commit = HUB_ADDRESS.fullmatch(address).groups()  # type: ignore[union-attr]
@@ -437,7 +464,8 @@ def sample_texts(
     txt_documents: TxtDocuments = "file",
     limit_mb: float = math.inf,
 ) -> Iterator[str]:
-    """The texts of the sources, or the first texts of each until about `limit_mb` MB (10⁶ bytes), shared out evenly."""
+    """Yield the texts of the sources, or the first texts of each until about `limit_mb` MB (10⁶ bytes), shared out
+    evenly."""
     limit = limit_mb / len(sources)
     for source in sources:
         taken = 0

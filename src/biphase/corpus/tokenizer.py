@@ -128,7 +128,7 @@ def wrap_backend(backend: "Tokenizer", roles: dict[str, str]) -> "PreTrainedToke
 
 
 def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerFast":
-    """A tokenizer from a hub id, a folder, a `tokenizer.json`, or a Llama 3 `tokenizer.model` (tiktoken ranks).
+    """Load a tokenizer from a hub id, a folder, a `tokenizer.json`, or a Llama 3 `tokenizer.model` (tiktoken ranks).
 
     A missing end-of-text, mask or pad token is taken from a token of a well-known name, else from an unused reserved
     slot, which is renamed, else added as a new token (the vocabulary grows); what was done is printed. The Llama 3 file
@@ -154,7 +154,7 @@ def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerFast":
 
 
 def find_tokenizer(folder: Path, name: str) -> "PreTrainedTokenizerFast | None":
-    """The tokenizer in a folder, made fit as `load_tokenizer` says and called `name`; None where there is none."""
+    """Load the tokenizer in a folder, made fit as `load_tokenizer` says and called `name`; None where there is none."""
     if not any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
         return None
     if not (folder / "tokenizer.json").exists() and is_tiktoken_file(folder / "tokenizer.model"):
@@ -164,7 +164,7 @@ def find_tokenizer(folder: Path, name: str) -> "PreTrainedTokenizerFast | None":
 
 
 def load_pretrained_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
-    """`tokenizer.json` as it stands where there is one; otherwise the conversion that transformers knows."""
+    """Load `tokenizer.json` as it stands where there is one, otherwise the conversion that transformers knows."""
     from transformers import PreTrainedTokenizerFast
 
     with told_as(f"tokenizer {folder} cannot be loaded"):
@@ -181,7 +181,7 @@ def load_pretrained_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
 
 
 def with_all_roles(tokenizer: "PreTrainedTokenizerFast", name: str) -> "PreTrainedTokenizerFast":
-    """A tokenizer that has end-of-text, mask and pad too; its ids for text are unchanged."""
+    """Return a tokenizer that has end-of-text, mask and pad too; its ids for text are unchanged."""
     from tokenizers import AddedToken, Tokenizer
 
     backend = tokenizer.backend_tokenizer
@@ -259,7 +259,7 @@ def load_llama3(path: Path) -> "PreTrainedTokenizerFast":
 
 
 def read_ranks(path: Path) -> dict[bytes, int]:
-    """The tokens of a tiktoken file by rank, ascending."""
+    """Read the tokens of a tiktoken file by rank, ascending."""
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(path.read_bytes().splitlines()):
         try:
@@ -282,8 +282,8 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> None:
 
 
 def misreading_class(tokenizer: "PreTrainedTokenizerFast", config: Any) -> str:
-    """The class that `AutoTokenizer` takes beside a network of this configuration, where it gives texts other ids than
-    the tokenizer does; else "".
+    """Name the class that `AutoTokenizer` takes beside a network of this configuration, where it gives texts other ids
+    than the tokenizer does; else "".
 
     For some types (Qwen 2's) transformers distrusts what a folder says, and splits texts as their first models did.
     """
@@ -319,7 +319,8 @@ def special_ids(tokenizer: "PreTrainedTokenizerFast") -> list[int]:
 
 
 def token_byte_lengths(tokenizer: "PreTrainedTokenizerFast") -> np.ndarray:
-    """Bytes of UTF-8 text that each id stands for, uint16 [V]; 0 for special tokens and for ids without a token.
+    """Count the bytes of UTF-8 text that each id stands for, uint16 [V]; 0 for special tokens and for ids without a
+    token.
 
     Exact for byte-level BPE: over the ids of a text they sum up to `len(text.encode())`. For sentencepiece with byte
     fallback, up to a space that it puts before the text; for tokenizers that normalize (BERT's), an estimate.
