@@ -101,20 +101,16 @@ class YamlReader(yaml.SafeLoader):
     What aliases repeat is counted: a few lines of them may stand for more values than any memory holds.
     """
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.num_values = 0
-        self.sizes: dict[int, int] = {}
-        """The number of values that each whole node stands for, by `id`."""
+    num_values = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
         before, is_alias = self.num_values, self.check_event(yaml.AliasEvent)
         node: Any = super().compose_node(parent, index)
         if is_alias:
-            self.num_values += self.sizes.get(id(node), 1)  # a value inside of itself has no size yet
+            self.num_values += getattr(node, "num_values", 1)  # a value inside of itself has no number yet
         else:
             self.num_values += 1
-            self.sizes[id(node)] = self.num_values - before
+            node.num_values = self.num_values - before
         if self.num_values > MAX_YAML_VALUES:
             raise yaml.YAMLError(f"it stands for more than {MAX_YAML_VALUES:,} values")
         return node
@@ -443,6 +439,7 @@ def locked(path: Path, *, wait: bool = False, busy: str = "") -> Iterator[None]:
     The lock ends with its process, so a killed one blocks nothing. Another process that holds it is waited for with
     `wait`, and otherwise a `BusyError`, which says `busy`.
     """
+    refuse_links(path)
     if path.parent.name == ".locks":
         refuse_links(path.parent)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -450,10 +447,6 @@ def locked(path: Path, *, wait: bool = False, busy: str = "") -> Iterator[None]:
         number = open_alone(path, wait=wait)
     except (BlockingIOError, FileNotFoundError):  # the latter where that process removes the folder at this moment
         raise BusyError(busy or f"{path} is held by another process") from None
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise InputError(f"{path} is a link, through which nothing is written; remove it") from None
-        raise
     with open(number, "w"):
         yield
 

@@ -112,7 +112,7 @@ def load_rows(id: str, config: str | None, split: str, commit: str, streaming: b
         builder = datasets.load_dataset_builder(id, config, revision=commit)
         if isinstance(builder, Cache):
             card = try_to_load_from_cache(id, "README.md", repo_type="dataset", revision=commit)
-            content = DatasetCard.load(card).data if isinstance(card, str) else {}
+            content: Any = DatasetCard.load(card).data if isinstance(card, str) else {}
             wanted = config or MetadataConfigs.from_dataset_card_data(content).get_default_config_name() or "default"
             cached = f"configuration '{builder.config.name}' of commit {builder.hash}"
             if cached != f"configuration '{wanted}' of commit {commit}":

@@ -204,7 +204,7 @@ def make_set(
     refuse_links(out / "tokenizer", out / "token_bytes.npy", out / "shards", out / ".locks", *inside)
     before = read_shard_manifest(out) if (out / "manifest.json").exists() else None
     vocab_size = max(tokenizer.get_vocab().values()) + 1
-    facts = {
+    facts: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
         "sources_hash": content_hash([[split, [source.fingerprint for source in group]] for split, group in grouped]),
         "options": options,
