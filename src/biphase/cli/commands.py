@@ -34,10 +34,7 @@ from biphase.hub import fetch_model
 
 
 def parse_rates(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(word) for word in text.split(","))
-    except ValueError:
-        raise InputError(f"{text} must be numbers, separated by commas") from None
+    return tuple(float(word) for word in text.split(","))
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
