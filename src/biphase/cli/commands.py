@@ -392,7 +392,9 @@ def study_status(file: str, changes: Sequence[str], folder: Path | None) -> dict
     Example: `biphase study status mini`
     """
     study = studies.study(file, changes, folder)
-    return {"study": study.planned.study.name, "folder": str(study.folder), **study.progress()}
+    progress = study.progress()
+    progress["lines"] = [vars(line) for line in progress["lines"]]
+    return {"study": study.planned.study.name, "folder": str(study.folder), **progress}
 
 
 @like(studies.study, OpenStudy.report, arguments="file changes", hidden="data", folder=OutFolder, out=ReportFolder)

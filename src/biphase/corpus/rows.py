@@ -50,6 +50,7 @@ FORMATS: dict[str, Format] = {
     ".csv": "csv",
     ".json": "json",
     ".parquet": "parquet",
+    ".arrow": "parquet",
     ".conllu": "conllu",
     ".qrels": "trec",
     ".trec": "trec",

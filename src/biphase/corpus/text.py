@@ -22,6 +22,7 @@ from typing import Any, Literal, get_args
 from biphase import console
 from biphase.corpus.rows import (
     CODECS,
+    FORMATS,
     MAX_LINE_BYTES,
     Row,
     check_text,
@@ -125,17 +126,8 @@ def searched_words(text: str) -> list[str]:
     return words
 
 
-TextKind = Literal["text", "jsonl", "table"]
 TxtDocuments = Literal["file", "paragraphs", "lines"]
 
-KINDS: dict[str, TextKind] = {
-    ".txt": "text",
-    ".md": "text",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".parquet": "table",
-    ".arrow": "table",
-}
 READABLE = ".txt, .md, .jsonl, .ndjson (these also as .gz or .zst), .parquet and .arrow"
 NAMES_SHOWN = 3
 """Files that are named of those that stay out."""
@@ -291,9 +283,12 @@ def check_place(source_name: str) -> None:
         expand(source_name)
 
 
-def kind_of(path: Path) -> TextKind | None:
-    kind = KINDS.get(plain_path(path).suffix)
-    return None if kind == "table" and path.suffix in CODECS else kind
+def kind_of(path: Path) -> str | None:
+    """Tell by a file's ending how its documents are read: `text`, `jsonl` or `parquet`; None for no source of text."""
+    ending = plain_path(path).suffix
+    kind = "text" if ending in (".txt", ".md") else FORMATS.get(ending)
+    is_source = kind in ("text", "jsonl") or (kind == "parquet" and path.suffix not in CODECS)
+    return kind if is_source else None
 
 
 def folder_sources(folder: Path) -> list[TextSource]:
@@ -420,7 +415,7 @@ def read_fields(source: TextSource, text_field: str, id_field: str) -> Iterator[
         rows = read_hub_file(source.name)
     elif source.path is None:
         rows = ((number, row, 0) for number, row in enumerate(rows_in_memory(source.rows, text_field)))
-    elif kind_of(Path(source.name)) == "table":
+    elif kind_of(Path(source.name)) == "parquet":
         rows = read_table(source.path, (text_field, id_field))
     else:
         rows, mark = read_json_lines(source.path), ":"
