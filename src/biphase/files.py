@@ -383,6 +383,12 @@ def make_once(path: Path, make: Callable[[Path], None]) -> None:
         refuse_changed(path.parent, {path.name: read_json_as(note, str)}, ANEW)
 
 
+def refuse_existing(path: Path) -> None:
+    """Refuse to write over a file."""
+    if path.exists():
+        raise InputError(f"{path} is there already; choose another name, or delete it first")
+
+
 def refuse_filled(folder: Path, option: str = "") -> None:
     """Refuse to write into a folder that is not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

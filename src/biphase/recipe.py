@@ -179,12 +179,12 @@ class Phase(Strict):
     @property
     def words(self) -> str:
         """`CLM`, `MLM 40 %`, `MLM 40–15 % with 25 % CLM`: the label as a person reads it."""
-        kind, *share = self.label.replace("-", "–").split("+clm")
-        kind, *passes = kind.split("x")
-        name = kind[:3].upper() if self.objective != "mntp" else "MNTP"
-        masked = kind.removeprefix(self.objective)
-        mixed = f" with {share[0]} % CLM" if share else ""
-        return name + (f" {masked} %" if masked else "") + (f" in {passes[0]} passes" if passes else "") + mixed
+        if self.objective == "clm":
+            return "CLM"
+        masked, _, clm = self.label.removeprefix(self.objective).partition("+clm")
+        ratio, _, passes = masked.replace("-", "–").partition("x")
+        in_passes, mixed = passes and f" in {passes} passes", clm and f" with {clm} % CLM"
+        return f"{self.objective.upper()} {ratio} %{in_passes}{mixed}"
 
     @property
     def is_causal(self) -> bool:

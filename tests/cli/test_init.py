@@ -259,7 +259,7 @@ def test_lists_of_texts_are_texts(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_cannot_be_started_from_is_told() -> None:
     Path("mine.yaml").write_text("kept")
     for command in (init_recipe, init_study, init_task):
-        with pytest.raises(InputError, match=r"mine\.yaml is there already; give another --out"):
+        with pytest.raises(InputError, match=r"mine\.yaml is there already; choose another name"):
             command(out=Path("mine.yaml"))  # type: ignore[operator]
     assert Path("mine.yaml").read_text() == "kept"
     with pytest.raises(InputError, match="did you mean 'tiny'"):

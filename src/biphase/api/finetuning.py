@@ -26,7 +26,7 @@ from biphase.corpus.text import keep_rows
 from biphase.engine.local import Engine, EngineKind
 from biphase.engine.scheduler import Failure
 from biphase.errors import InputError
-from biphase.files import refuse_filled, whole_file
+from biphase.files import refuse_existing, refuse_filled, whole_file
 from biphase.finetuning.cells import plan_cells
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.grid import PAPER_LEARNING_RATES, PAPER_SEEDS, Grid, plan_missing, resolve_for, run_grid
@@ -185,10 +185,10 @@ def predict_rows(model: str, file: Path, template: str | None, device: str) -> I
 def write_predictions(model: str, file: Path, out: Path | TextIO, template: str | None, device: str) -> None:
     """Write the rows of a file with predictions into a .jsonl or .csv file that appears when it is whole, or as
     JSONL."""
-    if isinstance(out, Path) and out.suffix not in OUT_ENDINGS:
-        raise InputError(f"{out}: name a {' or '.join(OUT_ENDINGS)} file")
-    if isinstance(out, Path) and out.exists():
-        raise InputError(f"{out} is there already; choose another name, or delete it first")
+    if isinstance(out, Path):
+        if out.suffix not in OUT_ENDINGS:
+            raise InputError(f"{out}: name a {' or '.join(OUT_ENDINGS)} file")
+        refuse_existing(out)
     rows = predict_rows(model, file, template, device)
     with whole_file(out) if isinstance(out, Path) else nullcontext(out) as sink:
         if isinstance(out, Path) and out.suffix == ".csv":

@@ -18,7 +18,7 @@ from biphase.console import out as console
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.encoder.presets import PRESETS
 from biphase.errors import InputError, nearest
-from biphase.files import parse_yaml
+from biphase.files import parse_yaml, refuse_existing
 from biphase.recipe import Recipe
 from biphase.run import find_checkpoint, name_run, split_reference
 from biphase.tasks.sources import name_data_dirs
@@ -178,11 +178,6 @@ def ask_user(value: str | None, question: str, default: str | None) -> str | Non
     if value is not None or not (sys.stdin.isatty() and sys.stdout.isatty()):
         return default if value is None else value
     return Prompt.ask(question, default=default or "", console=err) or None
-
-
-def refuse_existing(path: Path) -> None:
-    if path.exists():
-        raise InputError(f"{path} is there already; give another --out")
 
 
 def starting_text(kind: str, name: str) -> str:

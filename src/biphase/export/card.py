@@ -114,9 +114,8 @@ def tell_history(run: Run, manifest: CheckpointManifest) -> tuple[str | None, li
     init = recipe.init
     phases, steps_left = [], manifest.run_step
     for phase in recipe.curriculum:
-        mixed = f" ({phase.clm_share:.0%} of them CLM)" if phase.clm_share else ""
         if steps_left > 0:
-            phases.append(f"{min(phase.steps, steps_left):,} steps of {phase.objective.upper()}{mixed}")
+            phases.append(f"{min(phase.steps, steps_left):,} steps of {phase.words}")
         steps_left -= phase.steps
     inherited = f", with the parent's {' and '.join(manifest.carried)}" if manifest.parent else ""
     settings = f"{recipe.batch_label} tokens a step, peak rate {recipe.schedule.peak_lr}"
