@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from biphase.cli import doctor
+from biphase import files
 from biphase.cli.doctor import describe_hub, describe_locks, file_system
 from biphase.cli.show import print_facts
 
@@ -40,13 +40,13 @@ def test_locks_by_file_system(folder: str, kind: str, told: str, tmp_path: Path)
 
 
 def test_locks_that_are_given_twice_and_locks_that_do_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor.fcntl, "flock", lambda file, how: None)
+    monkeypatch.setattr(files.fcntl, "flock", lambda file, how: None)
     assert describe_locks(tmp_path, "fuse", set()).startswith("! a lock that is held was given a second time")
 
     def refuse(file: object, how: int) -> None:
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr(doctor.fcntl, "flock", refuse)
+    monkeypatch.setattr(files.fcntl, "flock", refuse)
     assert describe_locks(tmp_path, "lustre", set()).startswith("! flock does not work here (Function not implemented)")
 
 

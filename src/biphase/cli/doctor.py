@@ -3,16 +3,16 @@
 In: this machine and a folder to work in. Out: facts by topic, each a line; what is wrong begins with `!`.
 """
 
-import fcntl
 import os
 import platform
 import shutil
 import sys
-import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from biphase.errors import first_line
+from biphase.files import is_locked, locked
 from biphase.machine import num_cores, total_memory
 
 PACKAGES = ("biphase", "torch", "transformers", "tokenizers", "datasets", "safetensors", "numpy", "ray")
@@ -123,13 +123,8 @@ def file_system(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> tuple
 def describe_locks(folder: Path, kind: str, options: set[str]) -> str:
     """Try whether a lock (flock) that is held is refused to the next process, as claims of runs and cells need it."""
     try:
-        with tempfile.NamedTemporaryFile(dir=folder) as first, open(first.name, "rb") as second:
-            fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            try:
-                fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                pass
-            else:
+        with TemporaryDirectory(dir=folder) as scratch, locked(Path(scratch) / "lock"):
+            if not is_locked(Path(scratch) / "lock"):
                 return "! a lock that is held was given a second time: two processes would train into one folder"
     except OSError as error:
         return f"! flock does not work here ({error.strerror}): runs cannot be claimed; use another file system"
