@@ -74,8 +74,7 @@ def make_folder(study: Path, folder: Path) -> dict[str, int]:
         write_run(path, run.last, steps, run.recipe.model_dump(mode="json"))
         write_json(place.record(run.name), {"folder": path.name, "key": run.key, "seconds": 3600.0})
     rng = random.Random(0)
-    references = {m.name: place.find_step(plan.runs[m.run], m.step) for m in plan.models}
-    fingerprints = {name: identify(reference) for name, reference in references.items() if reference is not None}
+    fingerprints = {m.name: identify(place.reach_step(plan.runs[m.run], m.step)) for m in plan.models}
     num_scores = sum(write_scores(plan, place, cell, fingerprints[cell.model], rng) for cell in plan.cells)
     return {"runs": len(plan.runs), "models": len(plan.models), "cells": len(plan.cells), "scores": num_scores}
 

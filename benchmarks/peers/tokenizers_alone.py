@@ -15,7 +15,7 @@ def run_tokenizers(sources: list[str], tokenizer: Path) -> dict[str, float]:
     """Loading and encoding. Reading the texts comes first, and is on no clock."""
     from biphase.corpus.text import find_text_sources, read_documents
 
-    texts = [document.text for source in find_text_sources(sources) for document, _ in read_documents(source)]
+    texts = [document.text for source in find_text_sources(sources) for document in read_documents(source)]
     wall, cpu = time.perf_counter(), time.process_time()
     from tokenizers import Tokenizer
 
