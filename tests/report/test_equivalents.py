@@ -42,8 +42,9 @@ def test_known_share() -> None:
     arm = make_arm("ours", 1.0)
     results = make_results({**ladder, arm: (0.65 + 0.1 * NOISE[::-1]).tolist()})
     found = compute_equivalent(results, arm, list(ladder))
-    assert found.share == pytest.approx(2**-1.5, rel=0.01) and found.matching == pytest.approx(2**1.5, rel=0.01)
-    assert 0.3 < found.low < found.share < found.high < 0.4 and found.beyond == "" and found.datasets == ("a",)
+    assert found.share == pytest.approx(2**-1.5, rel=0.01) and found.compute == 1
+    assert 0.3 < found.low < found.share < found.high < 0.4 and found.beyond == ""
+    assert [cell.dataset for cell in found.score.cells] == ["a"]
     assert found.noise == ("fine-tuning seeds",)
     assert show_multiple(found).startswith("0.35 [0.3") and show_noise(found.noise) == "fine-tuning seeds only"
     # The interval is where the test of a share turns: inside it, within noise; outside, above or below.
@@ -171,7 +172,7 @@ def test_published_shares(name: str, share: float, low: float | None, high: floa
     arms = {arm.name: arm for arm in reference.arms}
     ladder = [arms[f"610m-mlm40-{budget}"] for budget in ("12k", "22k", "42k")]
     found = compute_equivalent(reference, arms[name], ladder, "tokens")
-    assert found.share == pytest.approx(share, abs=0.005) and len(found.datasets) == 12
+    assert found.share == pytest.approx(share, abs=0.005) and len(found.score.cells) == 12
     assert found.noise == ("fine-tuning seeds",)
     if low is None or high is None:
         assert found.beyond == "above"
@@ -186,4 +187,4 @@ def test_a_model_has_one_score_on_a_page() -> None:
     ladder = [means[f"610m-mlm40-{budget}"].arm for budget in ("12k", "22k", "42k")]
     mean = means["610m-clm-32k-mlm40-42k"]
     found = compute_equivalent(results, mean.arm, ladder, is_tested=False)
-    assert (found.rung.score.mean, found.rung.score.half_width) == (mean.mean, mean.half_width)
+    assert (found.score.mean, found.score.half_width) == (mean.mean, mean.half_width)

@@ -62,7 +62,7 @@ def only(results: ResultSet) -> PriceList:
 
 
 def names_of(listed: PriceList) -> list[str]:
-    return [price["mean"][0].arm.name for price in listed.prices]
+    return [price["mean"][0].score.arm.name for price in listed.prices]
 
 
 def written(listed: PriceList, suffix: str) -> str:
@@ -110,7 +110,7 @@ def test_what_is_compared_with_what() -> None:
     assert listed.baseline == tuple(LADDER)
     assert set(names_of(listed)) == {arm.name for arm in others}
     # At 800 steps what is better lies beyond the ladder, so those of 400 are compared.
-    assert [one.arm.name for one in listed.compared] == ["falling-400", "hot-400", "mlm20-400", "clm-400"]
+    assert [one.score.arm.name for one in listed.compared] == ["falling-400", "hot-400", "mlm20-400", "clm-400"]
     assert names_of(listed)[0] == "falling-800" and listed.prices[0]["mean"][0].beyond == "above"
     assert list_prices(make_results({arm: LADDER[arm] for arm in list(LADDER)[:2]} | others)) == ([], []), "two budgets"
     assert list_prices(ResultSet(())) == list_prices(make_results(left_out)) == ([], [])
@@ -175,7 +175,7 @@ def test_what_lies_above_the_ladder_is_named_first_and_what_lies_below_last() ->
         make_arm("below", 400, objective="clm", mask_percent=None, flops=20.0): 0.4,
         make_arm("above", 400, objective="clm+mlm"): 0.9,
     }
-    assert [one.arm.name for one in only(make_results({**LADDER, **arms})).compared] == ["above", "on", "below"]
+    assert [one.score.arm.name for one in only(make_results({**LADDER, **arms})).compared] == ["above", "on", "below"]
 
 
 def test_unknown_compute_has_no_column() -> None:
@@ -195,7 +195,7 @@ def test_distances_end_on_the_line() -> None:
     panel = ladder_panel(listed)
     (_, _, line), (label, _, (point,)) = panel.series
     assert [round(mark.value) for mark in line] == [50, 65, 65, 80] and label.startswith("ours: 0.3")
-    reach = listed.compared[0].ladder[1].score.half_width
+    reach = [*listed.compared[0].ladder.values()][1].half_width
     assert line[1].value + line[1].up == pytest.approx(70 + 100 * reach, abs=0.1)
     logs = np.log([mark.x for mark in line])
     assert np.interp(math.log(point.until or 0), logs, [mark.value for mark in line]) == pytest.approx(point.value)
@@ -209,7 +209,8 @@ def test_distances_end_on_the_line() -> None:
 def test_published_prices_and_their_files() -> None:
     """The known shares by tokens, 0.79 and 0.78, and what the intervals are over."""
     listed = only(read_reference())
-    by_name = {price["mean"][0].arm.name: {found.axis: found for found in price["mean"]} for price in listed.prices}
+    means = [price["mean"] for price in listed.prices]
+    by_name = {first.score.arm.name: {found.axis: found for found in (first, *rest)} for first, *rest in means}
     assert [arm.pretrain_steps for arm in listed.baseline] == [12_000, 22_000, 42_000]
     assert by_name["610m-clm-11k-mlm40-22k"]["tokens"].share == pytest.approx(0.79, abs=0.005)
     assert by_name["610m-clm-3k-mlm40-12k"]["tokens"].share == pytest.approx(0.78, abs=0.005)

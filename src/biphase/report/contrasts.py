@@ -274,11 +274,6 @@ def interaction(values_RN: np.ndarray) -> float:
     return max(float(squares), 0.0) / ((num_rows - 1) * (num_columns - 1))
 
 
-def combine(*parts: tuple[float, Terms]) -> Terms:
-    """Write a weighted sum of weighted sums as one."""
-    return [(factor * weight, score) for factor, terms in parts for weight, score in terms]
-
-
 def difference(a: SeedScores, b: SeedScores) -> Contrast:
     """Mean of `a` minus mean of `b`."""
     return contrast([(1.0, a), (-1.0, b)])

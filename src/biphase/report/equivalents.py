@@ -10,18 +10,27 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Literal
 
 import numpy as np
 from scipy import optimize
 
 from biphase.errors import InputError
-from biphase.report.contrasts import Contrast, Noise, Terms, average, combine, contrast
+from biphase.report.contrasts import Contrast, Noise, average, contrast
 from biphase.report.figures import Panel, mark_interval, round_ticks
-from biphase.report.formats import MISSING, show_noise, show_share
-from biphase.report.results import FAMILY_NAMES, ReportArm, Result, ResultSet, read_words, reference_mask, short_steps
-from biphase.report.tables import Cell, Row, Table
+from biphase.report.formats import MISSING, show_noise
+from biphase.report.results import (
+    FAMILY_NAMES,
+    ReportArm,
+    Result,
+    ResultSet,
+    read_words,
+    reference_mask,
+    short_steps,
+    sizes_of,
+)
+from biphase.report.tables import Cell, Row, Table, interval_cell
 from biphase.style import LOOKS, SERIES
 
 Compute = Literal["flops", "tokens"]
@@ -39,31 +48,21 @@ POINTS_BETWEEN, HALVINGS = 10, 2
 is halved where the verdict changes."""
 
 
-@dataclass(frozen=True)
-class Rung:
-    """An arm by its compute and its mean score over data sets; of a baseline, one for each budget, least first."""
-
-    compute: float
-    scores: tuple[Result, ...]
-    """Those on each data set."""
-
-    @cached_property
-    def score(self) -> Result:
-        return average(self.scores)
-
-    @property
-    def terms(self) -> Terms:
-        """The mean score as a weighted sum."""
-        return [(1 / len(self.scores), score) for score in self.scores]
+Rungs = dict[float, Result]
+"""The compute of each budget of a baseline → its mean score over data sets, least compute first."""
 
 
 @dataclass(frozen=True)
 class Equivalent:
     """The share of the baseline's compute at which an arm reaches the baseline's score."""
 
-    arm: ReportArm
     axis: Compute
     """What compute is counted in."""
+    score: Result
+    """The arm's mean score over data sets, which are its `cells`."""
+    ladder: Rungs
+    heights: tuple[float, ...]
+    """The scores of the baseline, made monotone."""
     share: float
     """The arm's compute over the baseline's for the same score: 0.6 saves 40 %."""
     beyond: Literal["", "above", "below"]
@@ -73,18 +72,11 @@ class Equivalent:
     high: float
     noise: tuple[Noise, ...]
     """What the interval accounts for."""
-    rung: Rung
-    """The place of the arm itself."""
-    ladder: tuple[Rung, ...]
-    heights: tuple[float, ...]
-    """The scores of the baseline, made monotone."""
-    datasets: tuple[str, ...]
-    """The data sets whose mean the score is."""
 
     @property
-    def matching(self) -> float:
-        """The baseline's compute for the arm's score."""
-        return self.rung.compute / self.share
+    def compute(self) -> float:
+        """The compute of all the arm's training."""
+        return getattr(self.score.arm, self.axis)
 
 
 def compute_equivalent(
@@ -107,16 +99,15 @@ def compute_equivalent(
         InputError: fewer than two budgets, two that are too far apart, compute that is not known, or no data set in
             common.
     """
-    rung, ladder, names = make_ladder(results, arm, baseline, axis, datasets)
-    heights = optimize.isotonic_regression([step.score.mean for step in ladder]).x
-    mean = rung.score.mean
+    score, ladder = make_ladder(results, arm, baseline, axis, datasets)
+    heights = optimize.isotonic_regression([step.mean for step in ladder.values()]).x
+    mean, compute = score.mean, getattr(arm, axis)
     beyond: Literal["", "above", "below"] = "above" if mean > heights[-1] else "below" if mean < heights[0] else ""
     # The least compute at which the rising line reaches the score, or the end that it lies beyond: read from above, for
     # where the line is level `interp` takes what comes last.
-    log = np.interp(-mean, -heights[::-1], np.log([step.compute for step in ladder])[::-1])
-    interval = find_interval(rung, ladder) if is_tested else (math.nan, math.nan, ())
-    share = rung.compute / math.exp(log)
-    return Equivalent(arm, axis, share, beyond, *interval, rung, tuple(ladder), tuple(heights.tolist()), names)
+    log = np.interp(-mean, -heights[::-1], np.log([*ladder])[::-1])
+    interval = find_interval(score, compute, ladder) if is_tested else (math.nan, math.nan, ())
+    return Equivalent(axis, score, ladder, tuple(heights.tolist()), compute / math.exp(log), beyond, *interval)
 
 
 def contrast_at_share(
@@ -128,11 +119,11 @@ def contrast_at_share(
 ) -> Contrast:
     """Contrast the arm's score with the baseline's at the FLOPs of which the arm has this share: above zero if the
     arm's equivalent is less than `share`. Raises `InputError` where the ladder does not reach there."""
-    rung, ladder, _ = make_ladder(results, arm, baseline, "flops", datasets)
-    spent = rung.compute / share
-    if not ladder[0].compute <= spent <= ladder[-1].compute:
+    score, ladder = make_ladder(results, arm, baseline, "flops", datasets)
+    compute = (arm.flops or math.nan) / share
+    if not min(ladder) <= compute <= max(ladder):
         raise InputError(f"the baseline's ladder does not reach {1 / share:.2g} of its compute")
-    return contrast_at(rung, ladder, spent)
+    return contrast_at(score, ladder, compute)
 
 
 def shared_datasets(results: ResultSet, arms: Sequence[ReportArm], required: Sequence[str] | None) -> tuple[str, ...]:
@@ -150,22 +141,22 @@ def shared_datasets(results: ResultSet, arms: Sequence[ReportArm], required: Seq
 
 def make_ladder(
     results: ResultSet, arm: ReportArm, baseline: Sequence[ReportArm], axis: Compute, datasets: Sequence[str] | None
-) -> tuple[Rung, list[Rung], tuple[str, ...]]:
-    """Return the rung of an arm, the ladder of a baseline, least compute first, and the data sets over which scores are
-    averaged. Raises `InputError` as `compute_equivalent`."""
+) -> tuple[Result, Rungs]:
+    """Return the mean score of an arm over data sets, and the ladder of a baseline by the same mean. Raises
+    `InputError` as `compute_equivalent`."""
     names = shared_datasets(results, (arm, *baseline), datasets)
-    rungs = []
+    means = {}
     for member in (*baseline, arm):
-        compute: float | None = getattr(member, axis)
-        if not compute:
+        if not getattr(member, axis):
             raise InputError(f"the {AXES[axis]} of {member.name} are not known; choose another axis")
-        scores = results.scores[member.name].items()
-        rungs.append(Rung(compute, tuple(score for name, score in scores if name in names)))
-    *ladder, rung = rungs
-    refuse_gaps([(step.compute, step.scores[0].arm.name) for step in ladder])
-    if len({step.compute for step in ladder}) < max(2, len(ladder)):
+        cells = tuple(score for name, score in results.scores[member.name].items() if name in names)
+        means[member.name] = replace(average(cells), cells=cells)
+    budgets = sorted((getattr(member, axis), member.name) for member in baseline)
+    refuse_gaps(budgets)
+    ladder = {compute: means[name] for compute, name in budgets}
+    if len(ladder) < max(2, len(budgets)):
         raise InputError("a ladder needs two budgets of the baseline or more, each once")
-    return rung, sorted(ladder, key=lambda step: step.compute), names
+    return means[arm.name], ladder
 
 
 def refuse_gaps(rungs: Sequence[tuple[float, str]]) -> None:
@@ -178,16 +169,17 @@ def refuse_gaps(rungs: Sequence[tuple[float, str]]) -> None:
             )
 
 
-def find_interval(rung: Rung, ladder: Sequence[Rung]) -> tuple[float, float, tuple[Noise, ...]]:
-    """Find the ends of the interval: between the shares at which the arm is above the baseline and those at which it is
-    below, by the test of all verdicts. Return them with the noise that the test accounts for."""
-    compute, ends = rung.compute, [step.compute for step in ladder]
+def find_interval(score: Result, compute: float, ladder: Rungs) -> tuple[float, float, tuple[Noise, ...]]:
+    """Find the ends of the interval for an arm of this compute: between the shares at which it is above the baseline
+    and those at which it is below, by the test of all verdicts. Return them with the noise that the test accounts
+    for."""
+    ends = [*ladder]
     between = [np.linspace(*pair, POINTS_BETWEEN, endpoint=False) for pair in itertools.pairwise(np.log(ends))]
     inside = np.exp(np.concatenate(between)[1:])
     new = [ends[0], *map(float, inside), ends[-1]]  # exactly: the ladder's ends are on the ladder
     gaps = dict[float, Contrast]()
     for _ in range(1 + HALVINGS):
-        gaps |= {budget: contrast_at(rung, ladder, budget) for budget in new}
+        gaps |= {budget: contrast_at(score, ladder, budget) for budget in new}
         grid = sorted(gaps)
         new = [math.sqrt(less * more) for less, more in itertools.pairwise(grid) if gaps[less].side != gaps[more].side]
     sides, noise = [gaps[budget].side for budget in grid], gaps[grid[0]].noise
@@ -207,11 +199,11 @@ def find_interval(rung: Rung, ladder: Sequence[Rung]) -> tuple[float, float, tup
     return low, high, noise
 
 
-def contrast_at(rung: Rung, ladder: Sequence[Rung], compute: float) -> Contrast:
-    """Contrast the arm's score with the baseline's at a compute within its ladder: a weighted sum of two rungs."""
-    lower, upper = next(pair for pair in itertools.pairwise(ladder) if compute <= pair[1].compute)
-    part = math.log(compute / lower.compute) / math.log(upper.compute / lower.compute)
-    return contrast(combine((1, rung.terms), (part - 1, lower.terms), (-part, upper.terms)))
+def contrast_at(score: Result, ladder: Rungs, compute: float) -> Contrast:
+    """Contrast an arm's score with the baseline's at a compute within its ladder: a weighted sum of two budgets."""
+    (less, lower), (more, upper) = next(pair for pair in itertools.pairwise(ladder.items()) if compute <= pair[1][0])
+    part = math.log(compute / less) / math.log(more / less)
+    return contrast([(1.0, score), (part - 1, lower), (-part, upper)])
 
 
 def show_multiple(equivalent: Equivalent) -> str:
@@ -255,50 +247,18 @@ class PriceList:
     """Least compute first."""
     prices: tuple[Price, ...]
     """Most steps first, then the least share first: what is above all of the ladder before what lies on it."""
-    datasets: tuple[str, ...]
-    declared: tuple[str, ...] = ()
-    """Arms that the study's hypotheses hold against this baseline."""
+    compared: tuple[Equivalent, ...]
+    """The arms of the largest budget above which the baseline has another one, the least share first: what is better
+    than the baseline there still lies on the ladder. Without such a budget, those of the smallest."""
+    declared: tuple[Equivalent, ...] = ()
+    """Those that the study's hypotheses hold against this baseline: they are told, not those that are compared."""
     without: Mapping[str, Equivalent] = field(default_factory=dict)
-    """Each of several data sets → the share of the first of the headline by the mean without it, untested."""
-
-    @property
-    def size(self) -> str:
-        return self.baseline[0].size
-
-    @property
-    def name(self) -> str:
-        """The name of its files."""
-        return f"compute-equivalents-{self.size}"
+    """Each of several data sets → the share of the first arm that is told by the mean without it, untested."""
 
     @property
     def label(self) -> str:
         """`MLM 40 %`."""
         return f"MLM {self.baseline[0].mask_percent} %"
-
-    @property
-    def rule(self) -> str:
-        """A sentence on how to read its tables."""
-        noise = self.prices[0]["mean"][0].noise
-        over = f", over {show_noise(noise)}" if noise else ""
-        once = "" if "pretraining seeds" in noise else " Each model was pretrained once: this is about these models."
-        where = f"the mean over {len(self.datasets)} data sets" if len(self.datasets) > 1 else self.datasets[0]
-        return read_words()["prices_rule"].format(where=where, over=over) + once
-
-    @property
-    def compared(self) -> tuple[Equivalent, ...]:
-        """The arms of the largest budget above which the baseline has another one, the least share first: what is
-        better than the baseline there still lies on the ladder. Without such a budget, those of the smallest."""
-        means = [price["mean"][0] for price in self.prices]
-        budgets = sorted({mean.arm.pretrain_steps for mean in means})
-        below_top = [steps for steps in budgets if steps < self.baseline[-1].pretrain_steps]
-        chosen = max(below_top, default=budgets[0])
-        return tuple(mean for mean in means if mean.arm.pretrain_steps == chosen)
-
-    @property
-    def headline(self) -> tuple[Equivalent, ...]:
-        """The arms declared before there were scores; else all that are compared."""
-        names = self.declared or [equivalent.arm.name for equivalent in self.compared]
-        return tuple(price["mean"][0] for price in self.prices if price["mean"][0].arm.name in names)
 
 
 def list_prices(
@@ -313,29 +273,38 @@ def list_prices(
     trained = [arm for arm in results.models if arm.setup != "efficiency" and arm.objective != "none"]
     trained = [arm for arm in trained if not arm.cpt_steps]
     lists, lacking = [], []
-    for size in results.sizes:
+    for size in sizes_of(trained):
         arms = [arm for arm in trained if arm.size == size]
         baseline = choose_baseline(arms)
-        priced = [arm for arm in arms if arm not in baseline]
         if not baseline:
             continue
         try:
-            datasets = shared_datasets(results, baseline, None)
-            prices = price_arms(results, baseline, priced, datasets)
+            prices = price_arms(results, baseline, [arm for arm in arms if arm not in baseline])
         except InputError as error:
             lacking.append(f"No compute-equivalents of {size}: {error}")
             continue
         if prices:
-            rungs, names = {arm.name for arm in baseline}, [price["mean"][0].arm.name for price in prices]
-            chosen = [name for name, ladder in (declared or {}).items() if name in names and rungs.issuperset(ladder)]
-            price_list = PriceList(baseline, tuple(prices), datasets, tuple(chosen))
-            first = price_list.headline[0]
-            without: dict[str, Equivalent] = {}
-            for name in datasets if len(datasets) > 1 else ():
-                remaining = [dataset for dataset in datasets if dataset != name]
-                without[name] = compute_equivalent(results, first.arm, baseline, first.axis, remaining, is_tested=False)
-            lists.append(replace(price_list, without=without))
+            lists.append(head_prices(results, baseline, prices, declared or {}))
     return lists, lacking
+
+
+def head_prices(
+    results: ResultSet, baseline: tuple[ReportArm, ...], prices: list[Price], declared: Mapping[str, Sequence[str]]
+) -> PriceList:
+    """Choose which prices a headline is about, and see what the first of them is without each data set."""
+    means = [price["mean"][0] for price in prices]
+    budgets = sorted({mean.score.arm.pretrain_steps for mean in means})
+    steps = max((budget for budget in budgets if budget < baseline[-1].pretrain_steps), default=budgets[0])
+    compared = tuple(mean for mean in means if mean.score.arm.pretrain_steps == steps)
+    rungs, names = {arm.name for arm in baseline}, [mean.score.arm.name for mean in means]
+    chosen = [mean for name, mean in zip(names, means, strict=True) if rungs.issuperset(declared.get(name, [""]))]
+    first = (chosen or compared)[0]
+    datasets = [cell.dataset for cell in first.score.cells]
+    without: dict[str, Equivalent] = {}
+    for name in datasets if len(datasets) > 1 else ():
+        rest = [dataset for dataset in datasets if dataset != name]
+        without[name] = compute_equivalent(results, first.score.arm, baseline, first.axis, rest, is_tested=False)
+    return PriceList(baseline, tuple(prices), compared, tuple(chosen), without)
 
 
 def choose_baseline(arms: Sequence[ReportArm]) -> tuple[ReportArm, ...]:
@@ -353,11 +322,10 @@ def choose_baseline(arms: Sequence[ReportArm]) -> tuple[ReportArm, ...]:
     return () if best is None or len(ladders[best]) < LEAST_RUNGS else ladders[best]
 
 
-def price_arms(
-    results: ResultSet, baseline: Sequence[ReportArm], priced: Sequence[ReportArm], datasets: Sequence[str]
-) -> list[Price]:
+def price_arms(results: ResultSet, baseline: Sequence[ReportArm], priced: Sequence[ReportArm]) -> list[Price]:
     """Price those arms of a network that have compute and all of the baseline's data sets. Raises `InputError` where
     the baseline has a gap."""
+    datasets = shared_datasets(results, baseline, None)
     axes = []
     for axis in AXES:
         spent = [0.0, *(getattr(arm, axis) or 0.0 for arm in baseline)]
@@ -382,7 +350,7 @@ def price_arms(
         """Sort key: what lies above all of the ladder costs less than its share says, what lies below more."""
         mean = price["mean"][0]
         order = {"above": 0, "": 1, "below": 2}[mean.beyond]
-        return -mean.arm.pretrain_steps, order, mean.share, -mean.rung.score.mean
+        return -mean.score.arm.pretrain_steps, order, mean.share, -mean.score.mean
 
     return sorted(prices, key=rank)
 
@@ -394,22 +362,26 @@ def price_sentence(price_list: PriceList) -> str:
     the share of the first without the task that it rests on most, and whether more than half of it (by its logarithm)
     goes with that: ` Without genre, A has 0.93.`
     """
-    chosen, alone = price_list.headline, f"MLM alone ({price_list.baseline[0].mask_percent} % masked)"
+    chosen, alone = (
+        price_list.declared or price_list.compared,
+        f"MLM alone ({price_list.baseline[0].mask_percent} % masked)",
+    )
     first, last = chosen[0], chosen[-1]
+    name, cells = first.score.arm.name, first.score.cells
     unit, ends = f"of its {AXES[first.axis]}", show_ends(first)
-    where = f"on average over {len(first.datasets)} tasks" if len(first.datasets) > 1 else f"on {first.datasets[0]}"
+    where = f"on average over {len(cells)} tasks" if len(cells) > 1 else f"on {cells[0].dataset}"
     notes = ["declared in the study's hypotheses"] if price_list.declared else []
     notes.append(f"interval over {show_noise(first.noise)}" if first.noise else "no interval: one seed")
     if "pretraining seeds" not in first.noise:
         notes.append("each model was pretrained once")
     if len(chosen) > 1:
-        reach = f"{first.arm.name} {show_multiple(first)} to {last.arm.name} {show_multiple(last)}"
+        reach = f"{name} {show_multiple(first)} to {last.score.arm.name} {show_multiple(last)}"
         sentence = f"{len(chosen)} models reach the score of {alone} at different shares {unit}: from {reach}"
     elif first.beyond:
-        sentence = f"{first.arm.name} scores {first.beyond} {alone} at all of its budgets"
+        sentence = f"{name} scores {first.beyond} {alone} at all of its budgets"
         sentence += f": {ends} {unit}" if ends.startswith("at ") else ""
     else:
-        sentence = f"{first.arm.name} reaches the score of {alone} at {show_multiple(first)} {unit}"
+        sentence = f"{name} reaches the score of {alone} at {show_multiple(first)} {unit}"
     if len(chosen) == 1 and first.low <= 1 <= first.high:
         sentence += ", which is not shown to be cheaper" if first.share < 1 else ", which is not shown to cost more"
     sentence += f", {where} ({'; '.join(notes)})."
@@ -420,26 +392,27 @@ def price_sentence(price_list: PriceList) -> str:
     task, remaining = min(price_list.without.items(), key=lambda item: sign * math.log(item[1].share))
     has_one = abs(whole) > LEAST_SAVING and math.log(remaining.share) / whole < 0.5
     without = f"{'One task carries this: w' if has_one else 'W'}ithout {task}"
-    return f"{sentence} {without}, {first.arm.name} has {show_point(remaining)}."
+    return f"{sentence} {without}, {name} has {show_point(remaining)}."
 
 
 def ladder_panel(price_list: PriceList) -> Panel:
     """Draw the baseline's score against its compute as a line, and how far from it the compared arms lie."""
     compared = price_list.compared[: len(SERIES)]
     first, marks = compared[0], []
-    for rung, height in zip(first.ladder, first.heights, strict=True):
+    for (compute, score), height in zip(first.ladder.items(), first.heights, strict=True):
         # Where the line was made monotone, the interval stays that of the score.
-        marks.append(mark_interval(rung.compute, replace(rung.score.interval, value=height)))
+        marks.append(mark_interval(compute, replace(score.interval, value=height)))
     series = [(f"{price_list.label} alone", LOOKS["mlm"], marks)]
     for equivalent, look in zip(compared, SERIES, strict=False):
-        label = f"{equivalent.arm.name}: {show_point(equivalent)}"
-        mark = mark_interval(equivalent.rung.compute, equivalent.rung.score.interval)
-        series.append((label, look, [replace(mark, until=equivalent.matching)]))
-    rungs = [*first.ladder, *(equivalent.rung for equivalent in compared)]
-    ticks, labels, unit = round_ticks([rung.compute for rung in rungs])
+        label = f"{equivalent.score.arm.name}: {show_point(equivalent)}"
+        mark = mark_interval(equivalent.compute, equivalent.score.interval)
+        series.append((label, look, [replace(mark, until=equivalent.compute / equivalent.share)]))
+    ticks, labels, unit = round_ticks([*first.ladder, *(equivalent.compute for equivalent in compared)])
     x_label = f"{AXES[first.axis]} of training{unit}"
-    y_label = "mean over all tasks (%)" if len(price_list.datasets) > 1 else f"{price_list.datasets[0]} (%)"
-    return Panel("lines", series, price_list.size, x_label, y_label, ticks, labels, is_logarithmic=True)
+    cells = first.score.cells
+    y_label = "mean over all tasks (%)" if len(cells) > 1 else f"{cells[0].dataset} (%)"
+    size = price_list.baseline[0].size
+    return Panel("lines", series, size, x_label, y_label, ticks, labels, is_logarithmic=True)
 
 
 def price_tables(price_list: PriceList) -> list[Table]:
@@ -447,29 +420,35 @@ def price_tables(price_list: PriceList) -> list[Table]:
     counted = {equivalent.axis for price in price_list.prices for equivalent in price["mean"]}
     shared = [axis for axis in AXES if axis in counted]
     parts = [part for part in price_list.prices[0] if part != "mean"]
+    size = price_list.baseline[0].size
     rows, by_part = [], []
     records: list[Sequence[object]] = [PRICE_COLUMNS]
     for price in price_list.prices:
         first, shares = price["mean"][0], {mean.axis: show_multiple(mean) for mean in price["mean"]}
-        stub, steps = (first.arm.name,), Cell(f"{first.arm.pretrain_steps:,}")
-        score = Cell(show_share(first.rung.score.mean), show_share(first.rung.score.half_width))
-        rows.append(Row(stub, (steps, score, *(Cell(shares.get(axis, MISSING)) for axis in shared))))
-        by_part.append(Row(stub, (steps, *(Cell(show_multiple(price[part][0])) for part in parts))))
+        arm = first.score.arm
+        steps, score = Cell(f"{arm.pretrain_steps:,}"), interval_cell(first.score.interval)
+        rows.append(Row((arm.name,), (steps, score, *(Cell(shares.get(axis, MISSING)) for axis in shared))))
+        by_part.append(Row((arm.name,), (steps, *(Cell(show_multiple(price[part][0])) for part in parts))))
         for part, equivalents in price.items():
             for equivalent in equivalents:
-                rung = equivalent.rung
-                facts = (*stub, price_list.size, price_list.label, first.arm.pretrain_steps, part)
-                score_and_reach = (show_share(rung.score.mean), show_share(rung.score.half_width).replace(MISSING, ""))
-                share = (equivalent.axis, f"{rung.compute:.6g}", equivalent.beyond, f"{equivalent.share:.4f}")
+                facts = (arm.name, size, price_list.label, arm.pretrain_steps, part)
+                mean = interval_cell(equivalent.score.interval)
+                share = (equivalent.axis, f"{equivalent.compute:.6g}", equivalent.beyond, f"{equivalent.share:.4f}")
                 ends = [f"{end:.4f}" if 0 < end < math.inf else "" for end in (equivalent.low, equivalent.high)]
-                records.append((*facts, *score_and_reach, *share, *ends, "; ".join(equivalent.noise)))
-    heads = ("steps", "score (%)", *(f"share of {AXES[axis]}" for axis in shared))
+                noise = "; ".join(equivalent.noise)
+                records.append((*facts, mean.text, mean.reach.replace(MISSING, ""), *share, *ends, noise))
+    cells, noise = price_list.compared[0].score.cells, price_list.compared[0].noise
+    where = f"the mean over {len(cells)} data sets" if len(cells) > 1 else cells[0].dataset
+    over = f", over {show_noise(noise)}" if noise else ""
+    once = "" if "pretraining seeds" in noise else " Each model was pretrained once: this is about these models."
+    rule = read_words()["prices_rule"].format(where=where, over=over) + once
+    name, heads = f"compute-equivalents-{size}", ("steps", "score (%)", *(f"share of {AXES[axis]}" for axis in shared))
     budgets = ", ".join(short_steps(arm.pretrain_steps) for arm in price_list.baseline)
-    title = f"Compute-equivalents, {price_list.size}: baseline {price_list.label} alone with {budgets} steps"
-    tables = [Table(price_list.name, title, ("model",), heads, tuple(rows), (price_list.rule,), records)]
+    title = f"Compute-equivalents, {size}: baseline {price_list.label} alone with {budgets} steps"
+    tables = [Table(name, title, ("model",), heads, tuple(rows), (rule,), records)]
     if parts:
         title, heads = f"{title}. Share of {AXES[shared[0]]} by task", ("steps", *parts)
-        tables.append(Table(f"{price_list.name}-by-task", title, ("model",), heads, tuple(by_part), (price_list.rule,)))
+        tables.append(Table(f"{name}-by-task", title, ("model",), heads, tuple(by_part), (rule,)))
     return tables
 
 

@@ -30,6 +30,7 @@ from biphase.report.results import (
     num_parameters,
     objective_pairs,
     read_words,
+    reference_mask,
     short_steps,
     sizes_of,
     stability_rates,
@@ -149,7 +150,7 @@ def choose_gaps(results: ResultSet, setup: str, objective: str, steps: str) -> l
 
 def choose_priced(results: ResultSet) -> list[Arms]:
     """Decayed arms whose FLOPs are known, with MLM at the reference ratio."""
-    mask = results.usual_mask
+    mask = reference_mask(results.arms)
     arms: dict[str, ReportArm] = {}
     for arm in results.arms:
         if arm.flops and arm.setup not in ("efficiency", "control", "other") and arm.mask_percent in (None, mask):

@@ -27,7 +27,7 @@ from biphase.errors import InputError
 from biphase.files import own_folder
 from biphase.report import contrasts, formats, tables
 from biphase.report.claims import Claim, Finding, Verdicts, count_tested, group_verdicts, tell_verdict
-from biphase.report.equivalents import PriceList, ladder_panel, list_prices, price_sentence, price_tables
+from biphase.report.equivalents import ladder_panel, list_prices, price_sentence, price_tables
 from biphase.report.figures import figure_pool, list_figures, plot_panel, save_figure
 from biphase.report.formats import show_count, show_p_value, show_share
 from biphase.report.results import (
@@ -231,7 +231,7 @@ def write_report(results: ResultSet, out: Path, page_text: PageText, pool: Execu
         raise InputError("there is no finished score to report on yet")
     with own_folder(out, "report") as folder, pool or figure_pool() as drawing:
         prices, unpriced = list_prices(results, page_text.declared)
-        priced = [price_tables(listed) for listed in prices]
+        priced, price_sentences = [*map(price_tables, prices)], [*map(price_sentence, prices)]
         ladders = [partial(plot_panel, ladder_panel(listed)) for listed in prices]
         plots, lacking = list_figures(results, page_text.losses)
         figures = {name: words for name, words in read_words()["figures"].items() if name in plots}
@@ -245,10 +245,12 @@ def write_report(results: ResultSet, out: Path, page_text: PageText, pool: Execu
         checks = check_averages(results)
         html = render(
             facts=describe_results(results),
-            sentences=[page_text.answer] if page_text.answer else list(tell_answer(results, prices, page_text)),
+            sentences=[page_text.answer]
+            if page_text.answer
+            else list(tell_answer(results, price_sentences, page_text)),
             checks=checks,
             wide=wide,
-            prices=[*zip(prices, priced, strict=True)],
+            prices=[*zip(price_sentences, priced, strict=True)],
             figures=figures,
             tables=printed,
             svgs={file.stem: file.read_text("utf-8") for file in sorted(drawn)},
@@ -260,11 +262,14 @@ def write_report(results: ResultSet, out: Path, page_text: PageText, pool: Execu
     return out / "index.html"
 
 
-def tell_answer(results: ResultSet, prices: Iterable[PriceList], page_text: PageText) -> Iterator[str]:
-    """Answer a study's question in sentences: the best models, prices, and the verdicts on its hypotheses, or else on
-    the paper's findings."""
+def tell_answer(results: ResultSet, price_sentences: Iterable[str], page_text: PageText) -> Iterator[str]:
+    """Answer a study's question in sentences, if it has no answer already: the best models, prices, and the verdicts on
+    its hypotheses, or else on the paper's findings."""
+    if page_text.answer:
+        yield page_text.answer
+        return
     yield from answer_sentences(results)
-    yield from map(price_sentence, prices)
+    yield from price_sentences
     if page_text.hypotheses:
         declared, _ = page_text.hypotheses
         named = {line.key: line.key if line.verdict == "undecided" else line.statement for line in declared}
@@ -281,7 +286,7 @@ def render(svgs: Mapping[str, str], plan_svg: str, **parts: Any) -> str:
     pictures = {name: inline_svg(text, name, styles) for name, text in drawn.items()}
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.globals |= {name: show for name, show in vars(formats).items() if name.startswith("show_")}
-    for function in (count_tested, effect_ends, mean_ends, price_sentence, scale, tables.show_signal, tell_verdict):
+    for function in (count_tested, effect_ends, mean_ends, scale, tables.show_signal, tell_verdict):
         environment.globals[function.__name__] = function
     templates = resources.files("biphase.report")
     return environment.from_string((templates / "page.html.j2").read_text("utf-8")).render(

@@ -213,36 +213,16 @@ class ResultSet:
         whichever of its comparisons it is from."""
         scores: dict[str, dict[str, Result]] = {}
         for name, results in self.by_model.items():
-            datasets = {
-                dataset: score for (_, dataset), score in results.items() if dataset not in (AVERAGE, ALL_TASKS)
-            }
-            averages = {family: score for (family, dataset), score in results.items() if dataset == AVERAGE}
-            scores[name] = datasets | averages
+            by_name = scores.setdefault(name, {})
+            for (family, dataset), score in results.items():
+                if dataset != ALL_TASKS:
+                    by_name[family if dataset == AVERAGE else dataset] = score
         return scores
 
     @cached_property
     def arms(self) -> list[ReportArm]:
         """Every arm, in the order in which they come."""
         return list(dict.fromkeys(result.arm for result in self.results))
-
-    @cached_property
-    def sizes(self) -> list[str]:
-        """The sizes of the arms, smallest first; those whose names are no number of parameters come last."""
-        return sizes_of(self.arms)
-
-    @cached_property
-    def usual_mask(self) -> int | None:
-        """The masking ratio (percent) at which objectives are compared: that of most models; None without MLM."""
-        return reference_mask(self.arms)
-
-    @cached_property
-    def dataset_names(self) -> dict[tuple[str, str], list[str]]:
-        """The datasets of each (family, metric), in the order in which they come; the average is none of them."""
-        names: dict[tuple[str, str], dict[str, None]] = {}
-        for result in self.results:
-            if result.dataset not in (AVERAGE, ALL_TASKS):
-                names.setdefault((result.family, result.metric), {})[result.dataset] = None
-        return {key: list(datasets) for key, datasets in names.items()}
 
     @cached_property
     def metrics(self) -> list[Metric]:
@@ -259,7 +239,8 @@ class ResultSet:
 
     def datasets(self, family: str, metric: str) -> list[str]:
         """Return the names of a family's datasets in the order in which they come; the average is none of them."""
-        return self.dataset_names.get((family, metric), [])
+        of_family = [result.dataset for result in self.results if (result.family, result.metric) == (family, metric)]
+        return [name for name in dict.fromkeys(of_family) if name not in (AVERAGE, ALL_TASKS)]
 
     def select(
         self, family: str | None = None, dataset: str | None = None, metric: str | None = None, **arm: Any
@@ -386,20 +367,18 @@ def objective_pairs(results: ResultSet) -> list[tuple[ReportArm, ReportArm]]:
 
     Of several with recipes of their own, it is the one with the recipe of most arms; without such a one, none.
     """
-    mask = results.usual_mask
-    arms = [arm for arm in results.select(setup="objective").arms if arm.mask_percent in (None, mask)]
+    arms = results.select(setup="objective").arms
+    mask = reference_mask(results.arms)
     pairs: list[tuple[ReportArm, ReportArm]] = []
     for size in sizes_of(arms):
         budgets: dict[tuple[int, int], dict[str, list[ReportArm]]] = {}
-        for arm in (arm for arm in arms if arm.size == size):
-            budgets.setdefault((arm.pretrain_steps, arm.cpt_steps), {}).setdefault(arm.objective, []).append(arm)
+        for arm in arms:
+            if arm.size == size and arm.mask_percent in (None, mask):
+                budgets.setdefault((arm.pretrain_steps, arm.cpt_steps), {}).setdefault(arm.objective, []).append(arm)
         complete = [budget for budget, by_objective in budgets.items() if by_objective.keys() >= {"clm", "mlm"}]
-        largest = max(complete, default=None)
-        if largest is not None:
-            by_objective = budgets[largest]
-            pairs += zip(usual_arm(by_objective["clm"]), usual_arm(by_objective["mlm"]), strict=False)
+        chosen = []
+        for objective in ("clm", "mlm") if complete else ():
+            rivals = budgets[max(complete)][objective]
+            chosen.append([arm for arm in rivals if arm.is_plain][:1] or (rivals if len(rivals) == 1 else []))
+        pairs += zip(*chosen, strict=False)
     return pairs
-
-
-def usual_arm(arms: list[ReportArm]) -> list[ReportArm]:
-    return [arm for arm in arms if arm.is_plain][:1] or (arms if len(arms) == 1 else [])

@@ -29,6 +29,7 @@ from biphase.report.results import (
     read_words,
     short_steps,
 )
+from biphase.report.statistics import Interval
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -49,6 +50,11 @@ class Cell:
     mark: Literal["best", "tied", ""] = ""
     """How a score stands to the others of its block."""
     score: Result | None = None
+
+
+def interval_cell(interval: Interval) -> Cell:
+    """Show an interval as `81.20 ± 0.93`; with a single value as `81.20 ±    –`."""
+    return Cell(show_share(interval.value), show_share(interval.half_width) if interval.num else "")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from biphase.report import contrasts
 from biphase.report.formats import MISSING, show_count, show_noise, show_p_value, show_share, show_spread
 from biphase.report.results import read_words
 from biphase.report.statistics import STABILITY_RATES, Interval, is_stability_rate, mean_interval, rate_spread
-from biphase.report.tables import Cell, Row, Table, print_table, show_signal
+from biphase.report.tables import Cell, Row, Table, interval_cell, print_table, show_signal
 
 ComparisonVerdict = Literal["A better", "B better", "within noise", "cannot be told"]
 
@@ -274,11 +274,6 @@ def print_summary(rows: Sequence[SummaryRow], broken: Mapping[Path, str] | None 
         ]
     for line in (*lines, *(f"left out: {path} ({reason})" for path, reason in (broken or {}).items())):
         out.print(line, markup=False)
-
-
-def interval_cell(interval: Interval) -> Cell:
-    """Show an interval as `81.20 ± 0.93`; with a single value as `81.20 ±    –`."""
-    return Cell(show_share(interval.value), show_share(interval.half_width) if interval.num else "")
 
 
 def list_flaws(row: SummaryRow, where: str) -> Iterator[str]:

@@ -16,7 +16,7 @@ from biphase.finetuning.choosing import select_rate
 from biphase.finetuning.metrics import BM25
 from biphase.finetuning.scores import TASK_SETTINGS, UNKNOWN_DATA, Score, ScoreSet, measure_trainings
 from biphase.recipe import join_phases
-from biphase.report.contrasts import Terms, combine, contrast, seed_interval, with_averages
+from biphase.report.contrasts import Terms, contrast, seed_interval, with_averages
 from biphase.report.figures import figure_pool
 from biphase.report.formats import csv_text, show_count
 from biphase.report.page import PageText, write_report
@@ -168,10 +168,11 @@ def weigh_evidence(curricula: Mapping[str, Terms]) -> list[Evidence]:
     evidence = [Evidence(name, 100 * mean.value, 100 * mean.half_width) for name, mean in means.items()]
     encoders = [item for item in evidence if item.objectives[-1] != "clm"] or evidence
     best = curricula[max(encoders, key=lambda item: item.mean).curriculum]
-    return [
-        replace(item, is_behind=contrast(combine((1, best), (-1, curricula[item.curriculum]))).side == "above")
-        for item in evidence
-    ]
+    compared = []
+    for item in evidence:
+        minus = [(-weight, score) for weight, score in curricula[item.curriculum]]
+        compared.append(replace(item, is_behind=contrast([*best, *minus]).side == "above"))
+    return compared
 
 
 def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Sizes) -> ReportArm:
