@@ -147,7 +147,7 @@ def test_what_is_missing_is_said() -> None:
 
 def test_points_are_the_scores_with_their_intervals() -> None:
     """CLM at 210M, 610M, 1B on SC: 82.80 ± 0.02, 83.58 ± 0.17, 82.68 ± 0.30."""
-    axes = draw(fill_panels(FIGURES["objective-by-size"], read_reference())[0])
+    axes = draw(fill_panels("objective-by-size", read_reference())[0])
     clm = next(c for c in axes.containers if isinstance(c, ErrorbarContainer) and c.get_label() == "CLM")
     line, _, (reach,) = clm
     assert line.get_ydata() == pytest.approx([82.80, 83.58, 82.68])
@@ -158,7 +158,7 @@ def test_points_are_the_scores_with_their_intervals() -> None:
 def test_bars_are_differences_from_zero() -> None:
     """On QA with 42k steps, 25 % CLM is at 67.77 ± 0.53 against 62.77 ± 1.86."""
     reference = read_reference()
-    axes = draw(fill_panels(FIGURES["splits"], reference)[2])
+    axes = draw(fill_panels("splits", reference)[2])
     bars = next(c for c in axes.containers if isinstance(c, BarContainer) and c.get_label() == "25 % CLM, then MLM")
     assert [bar.get_height() for bar in bars] == pytest.approx([43.77 - 41.51, 54.43 - 51.44, 67.77 - 62.77])
     assert {bar.get_y() for bar in bars} == {0}
@@ -176,7 +176,7 @@ def test_one_seed_is_drawn_without_interval() -> None:
         Result(r.arm, r.family, r.dataset, r.metric, (r.mean,))
         for r in read_reference().select("SC", setup="ratio").results
     ]
-    axes = draw(fill_panels(FIGURES["splits"], ResultSet(tuple(results)))[0])
+    axes = draw(fill_panels("splits", ResultSet(tuple(results)))[0])
     bars = next(c for c in axes.containers if isinstance(c, BarContainer))
     assert [len({end for _, end in segment}) for segment in bars.errorbar[2][0].get_segments()] == [1, 1, 1]
 
@@ -185,9 +185,9 @@ def test_every_panel_is_drawn_with_a_cell_missing(study: ResultSet) -> None:
     """Any arm may be unfinished in a partial study."""
     for arm in study.arms[::8]:
         part = ResultSet(tuple(r for r in study.results if r.arm != arm or r.family != "SC"))
-        for name, row in FIGURES.items():
+        for name in FIGURES:
             if name not in ("masking-ratio", "rate-spread", "score-by-steps", "score-by-flops"):
-                for panel in fill_panels(row, part)[:1]:
+                for panel in fill_panels(name, part)[:1]:
                     draw(panel)
 
 
@@ -263,7 +263,7 @@ def test_a_network_of_unknown_size_is_not_drawn_as_the_largest() -> None:
     names = {one.arm.flops: one.arm.size for one in renamed}
     drawn = {
         names[mark.x]: mark.size
-        for panel in fill_panels(FIGURES["score-by-flops"], ResultSet(tuple(renamed)))
+        for panel in fill_panels("score-by-flops", ResultSet(tuple(renamed)))
         for _, _, marks in panel.series
         for mark in marks
     }

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from biphase.report.contrasts import with_averages
-from biphase.report.figures import FIGURES, fill_panels
+from biphase.report.figures import fill_panels
 from biphase.report.paper import read_reference
 from biphase.report.results import Family, ReportArm, Result, ResultSet
 from biphase.report.statistics import Interval
-from biphase.report.tables import CSV_COLUMNS, Table, make_tables, table_files, to_latex, to_markdown, wide_table
+from biphase.report.tables import CSV_COLUMNS, Table, make_tables, table_files, wide_table
 
 CLM = ReportArm("clm", "objective", "1m", "clm", None, 1000, 1000, 0)
 MLM = ReportArm("mlm", "objective", "1m", "mlm", 40, 1000, 0, 1000)
@@ -20,6 +20,14 @@ MLM = ReportArm("mlm", "objective", "1m", "mlm", 40, 1000, 0, 1000)
 def known_mean(arm: ReportArm, mean: float, half_width: float, num: int = 5) -> Result:
     """A score of which the mean ± is known."""
     return Result(arm, "SC", "a", "paper", summary=Interval(mean, mean - half_width, mean + half_width, num=num))
+
+
+def to_markdown(table: Table) -> str:
+    return table_files([table])[f"tables/{table.name}.md"]
+
+
+def to_latex(table: Table) -> str:
+    return table_files([table])[f"tables/{table.name}.tex"]
 
 
 def to_csv(table: Table) -> str:
@@ -141,7 +149,7 @@ def test_captions_say_what_was_Result() -> None:
         (table,) = make_tables(results)
         assert f", sequence classification ({told})" in table.title
         assert f"(sequence classification: {told})" in wide_table(results, "standard").title
-        labels = {panel.y_label for panel in fill_panels(FIGURES["objective-by-size"], results)}
+        labels = {panel.y_label for panel in fill_panels("objective-by-size", results)}
         assert labels == {"mean of accuracy and Matthews correlation (%)" if told is mixed else f"{told} (%)"}
     known, unknown = make("accuracy", "accuracy"), make("", "")
     assert make_tables(known)[0].title == make_tables(unknown)[0].title

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -83,43 +83,23 @@ Plots = Sequence[Callable[["Axes"], object]]
 
 
 @dataclass(frozen=True)
-class Axis:
-    """An x axis: its label, and the position of an arm on it."""
-
-    label: str
-    x: Callable[[ReportArm], Any]
-    """A number; or on an axis with `names`, a value that stands as one of several, at equal distances."""
-    has_names: bool = False
-    is_logarithmic: bool = False
-    dodge: float = 0.0
-    """How far neighbouring series stand apart, so that their intervals do not hide each other; on a logarithmic axis a
-    share of the value."""
-
-
-SIZES = Axis("parameters without the head", lambda arm: arm.size, has_names=True, dodge=0.12)
-MASKS = Axis("masked tokens (%)", lambda arm: arm.mask_percent, dodge=0.5)
-UNDECAYED = Axis("pretraining steps, no decay", lambda arm: arm.pretrain_steps, is_logarithmic=True, dodge=-0.04)
-BUDGETS = Axis("pretraining steps", lambda arm: arm.pretrain_steps, has_names=True)
-CONTINUED = Axis("steps of MLM continued", lambda arm: arm.cpt_steps)
-PARENTS = replace(CONTINUED, has_names=True)
-FLOPS = Axis("training FLOPs", lambda arm: arm.flops, is_logarithmic=True)
-
-
-@dataclass(frozen=True)
 class FigureRow:
-    """The arms, series and axis of a figure."""
+    """The arms, series and x axis of a figure."""
 
     choose: Callable[[ResultSet], Iterable[Arms]]
     """What it shows, in the order of the legend."""
     series: Callable[[ReportArm], str]
     """The name of the series of an arm, to which `by_size` adds the size where there are several."""
-    axis: Axis
+    x: str
+    """The field of an arm by which it stands on the axis: bars and names stand at equal distances."""
     kind: PanelKind = "lines"
-    y_label: str = ""
-    """By default it is what the family's score measures: `accuracy (%)`."""
-    by_size: bool = False
     look: str = "objective"
     """The field of an arm by which its series has the look of an objective; empty where looks take turns."""
+    by_size: bool = False
+    is_logarithmic: bool = False
+    dodge: float = 0.0
+    """How far neighbouring series stand apart, so that their intervals do not hide each other; on a logarithmic axis a
+    share of the value."""
 
 
 def choose_objectives(results: ResultSet) -> list[Arms]:
@@ -149,16 +129,13 @@ def choose_gaps(results: ResultSet, setup: str, objective: str, steps: str) -> l
 
 
 def choose_priced(results: ResultSet) -> list[Arms]:
-    """Decayed arms whose FLOPs are known, with MLM at the reference ratio."""
-    mask = reference_mask(results.arms)
+    """Decayed arms whose FLOPs are known, with MLM at the reference ratio: CLM, MLM, and one after the other."""
+    masks, objectives = (None, reference_mask(results.arms)), ("clm", "mlm", "clm+mlm")
     arms: dict[str, ReportArm] = {}
     for arm in results.arms:
-        if arm.flops and arm.setup not in ("efficiency", "control", "other") and arm.mask_percent in (None, mask):
+        if arm.flops and arm.setup not in ("efficiency", "control", "other") and arm.mask_percent in masks:
             arms[arm.name] = arm
-    chosen: list[Arms] = []
-    for objective in ("clm", "mlm", "clm+mlm"):
-        chosen += [(arm,) for arm in arms.values() if arm.whole_objective == objective]
-    return chosen
+    return [(arm,) for arm in sorted(arms.values(), key=lambda arm: objectives.index(arm.whole_objective))]
 
 
 def clm_percent(arm: ReportArm) -> int:
@@ -168,6 +145,10 @@ def clm_percent(arm: ReportArm) -> int:
 
 def name_objective(arm: ReportArm) -> str:
     return {"clm+mlm": "CLM, then MLM"}.get(arm.whole_objective, arm.whole_objective.upper())
+
+
+def name_mask(arm: ReportArm) -> str:
+    return f"MLM {arm.mask_percent} %" if arm.mask_percent else "CLM"
 
 
 def name_split(arm: ReportArm) -> str:
@@ -180,32 +161,21 @@ choose_splits = partial(choose_gaps, setup="ratio", objective="clm+mlm", steps="
 choose_continued = partial(choose_gaps, setup="cpt", objective="clm", steps="cpt_steps")
 
 FIGURES: dict[str, FigureRow] = {
-    "objective-by-size": FigureRow(
-        choose_objectives, lambda arm: f"MLM {arm.mask_percent} %" if arm.mask_percent else "CLM", SIZES
+    "objective-by-size": FigureRow(choose_objectives, name_mask, "size", dodge=0.12),
+    "masking-ratio": FigureRow(choose_ratios, attrgetter("size"), "mask_percent", look="", dodge=0.5),
+    "score-by-steps": FigureRow(
+        choose_undecayed, name_objective, "pretrain_steps", by_size=True, is_logarithmic=True, dodge=-0.04
     ),
-    "masking-ratio": FigureRow(choose_ratios, lambda arm: arm.size, MASKS, look=""),
-    "score-by-steps": FigureRow(choose_undecayed, name_objective, UNDECAYED, by_size=True),
-    "rate-spread": FigureRow(choose_objectives, name_objective, SIZES, "points", "spread (points)"),
+    "rate-spread": FigureRow(choose_objectives, name_objective, "size", "points", dodge=0.12),
     "splits": FigureRow(
-        choose_splits,
-        lambda arm: f"{clm_percent(arm)} % CLM, then MLM",
-        BUDGETS,
-        "bars",
-        "ahead of MLM alone (points)",
-        by_size=True,
-        look="",
+        choose_splits, lambda arm: f"{clm_percent(arm)} % CLM, then MLM", "pretrain_steps", "bars", "", by_size=True
     ),
-    "masking-after-clm": FigureRow(choose_masks_after_clm, name_split, MASKS, by_size=True),
-    "continued": FigureRow(
-        choose_continued,
-        lambda arm: f"{arm.size}, from CLM − from MLM",
-        PARENTS,
-        "bars",
-        "CLM parent ahead (points)",
-        look="",
+    "masking-after-clm": FigureRow(choose_masks_after_clm, name_split, "mask_percent", by_size=True, dodge=0.5),
+    "continued": FigureRow(choose_continued, lambda arm: f"{arm.size}, from CLM − from MLM", "cpt_steps", "bars", ""),
+    "continued-steps": FigureRow(choose_cpt, lambda arm: f"from {arm.objective.upper()}", "cpt_steps", by_size=True),
+    "score-by-flops": FigureRow(
+        choose_priced, name_objective, "flops", "rings", "whole_objective", is_logarithmic=True
     ),
-    "continued-steps": FigureRow(choose_cpt, lambda arm: f"from {arm.objective.upper()}", CONTINUED, by_size=True),
-    "score-by-flops": FigureRow(choose_priced, name_objective, FLOPS, "rings", look="whole_objective"),
 }
 """By the name of its files. Loss curves are no results, and drawn by themselves."""
 
@@ -234,51 +204,49 @@ def list_figures(
     `losses`: run → records as in metrics.jsonl.
     """
     plots: dict[str, Plots] = {}
-    for name, row in FIGURES.items():
-        plots[name] = [partial(plot_panel, panel) for panel in fill_panels(row, results)]
+    for name in FIGURES:
+        plots[name] = [partial(plot_panel, panel) for panel in fill_panels(name, results)]
     plots["losses"] = list(share_out_curves(losses or {}))
     words = read_words()["figures"]
     lacking = [f"{words[name]['title']}: needs {words[name]['needs']}" for name, drawn in plots.items() if not drawn]
     return {name: drawn for name, drawn in plots.items() if drawn}, lacking
 
 
-def fill_panels(row: FigureRow, results: ResultSet) -> list[Panel]:
-    """Make a panel for each family, with the marks of those arms that have a score there; none where the figure lacks
-    arms or scores."""
-    axis, rows = row.axis, list(row.choose(results))
+def fill_panels(name: str, results: ResultSet) -> list[Panel]:
+    """Make a panel of a figure for each family, with the marks of those arms that have a score there; none where the
+    figure lacks arms or scores."""
+    row, words = FIGURES[name], read_words()["figures"][name]
+    rows = list(row.choose(results))
     arms = [arm for arm, *_ in rows]
-    values = sorted(dict.fromkeys(map(axis.x, arms)), key=lambda x: num_parameters(x) if isinstance(x, str) else x)
-    if len(values) < (1 if axis.has_names else 2):
+    values: list[Any] = list(dict.fromkeys(getattr(arm, row.x) for arm in arms))
+    values.sort(key=lambda x: num_parameters(x) if isinstance(x, str) else x)
+    has_names = row.kind == "bars" or isinstance(values[0] if values else None, str)
+    if len(values) < (1 if has_names else 2):
         return []
-    ticks, unit = values, ""
+    ticks, unit = [*range(len(values))] if has_names else values, ""
     labels = [short_steps(value) if isinstance(value, int) else str(value) for value in values]
-    if axis.has_names:
-        ticks = [*range(len(values))]
-    elif row.kind == "rings":
+    if row.kind == "rings":
         ticks, labels, unit = round_ticks(values)
-    margin = (0.6 if row.kind == "bars" else 0.4) if axis.has_names else None
+    margin = (0.6 if row.kind == "bars" else 0.4) if has_names else None
     sizes = [size for size in sizes_of(arms) if row.kind == "rings" and num_parameters(size) < math.inf]
     series = list_series(row, rows)
     panels = []
     for family in results.families:
         marked = []
-        for number, (name, look, group) in enumerate(series):
-            aside, marks = axis.dodge * (number - (len(series) - 1) / 2), list[Mark]()
-            for arm, *baseline in group:
-                x = values.index(axis.x(arm)) if axis.has_names else axis.x(arm)
-                x = x * (1 + aside) if axis.is_logarithmic else x + aside
+        for number, (label, look, group) in enumerate(series):
+            aside, marks = row.dodge * (number - (len(series) - 1) / 2), list[Mark]()
+            for compared in group:
+                arm, interval = compared[0], measure_arms(row, results, family, compared)
+                x = values.index(getattr(arm, row.x)) if has_names else getattr(arm, row.x)
+                x = x * (1 + aside) if row.is_logarithmic else x + aside
                 size = 3.5 + 2 * sizes.index(arm.size) if arm.size in sizes else 5.0  # no other name says a size
-                if row.kind == "points":
-                    interval = measure_spread(results, family, arm)
-                else:
-                    interval = measure_score(results, family, (arm, *baseline))
                 if interval:
                     marks.append(mark_interval(x, interval, size))
-            marked.append((name, look, sorted(marks, key=lambda mark: mark.x)))
-        measures = [words.partition(",")[0] for words in group_measures(results, family, results.primary_metric)]
-        y_label = row.y_label or f"{'mean of ' if len(measures) > 1 else ''}{show_list(measures)} (%)"
-        names = f"{family} · {FAMILY_NAMES[family]}", axis.label + unit, y_label
-        panels.append(Panel(row.kind, marked, *names, ticks, labels, axis.is_logarithmic, margin))
+            marked.append((label, look, sorted(marks, key=lambda mark: mark.x)))
+        measures = [measure.partition(",")[0] for measure in group_measures(results, family, results.primary_metric)]
+        y_label = words.get("y") or f"{'mean of ' if len(measures) > 1 else ''}{show_list(measures)} (%)"
+        names = f"{family} · {FAMILY_NAMES[family]}", words["x"] + unit, y_label
+        panels.append(Panel(row.kind, marked, *names, ticks, labels, row.is_logarithmic, margin))
     return panels if any(marks for panel in panels for _, _, marks in panel.series) else []
 
 
@@ -305,8 +273,11 @@ def mark_interval(x: float, interval: Interval, size: float = 5.0) -> Mark:
     return Mark(x, 100 * interval.value, 100 * down, 100 * up, size)
 
 
-def measure_score(results: ResultSet, family: str, arms: Arms) -> Interval | None:
-    """Measure an arm's score on a family, or the difference of two arms; None where a score is missing."""
+def measure_arms(row: FigureRow, results: ResultSet, family: str, arms: Arms) -> Interval | None:
+    """Measure an arm's score on a family or its spread, or the difference of two arms; None where a score is
+    missing."""
+    if row.kind == "points":
+        return measure_spread(results, family, arms[0])
     scores = [score for arm in arms if (score := results.scores.get(arm.name, {}).get(family))]
     if len(scores) < len(arms):
         return None

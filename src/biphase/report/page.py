@@ -352,6 +352,6 @@ def scale(ends: Sequence[float], width: float) -> Callable[[float], float | None
 def print_results(results: ResultSet) -> None:
     """Print the table of all models and tasks and the answer to the study's question, as on its page."""
     title = "Test scores in %, mean over seeds ± half of the 95 % interval"
-    tables.print_table(replace(tables.wide_table(results, results.primary_metric), title=title, signals=()))
+    tables.print_table(replace(tables.wide_table(results, results.primary_metric), title=title))
     for sentence in answer_sentences(results):
         terminal.print(sentence, markup=False)

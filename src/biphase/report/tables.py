@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich import box
 from rich.measure import Measurement
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 OBJECTIVE_NAMES = {"clm": "CLM", "mlm": "MLM", "clm+mlm": "CLM → MLM", "none": "random"}
-
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -85,14 +82,10 @@ class Table:
     """Which columns a page shows only when asked: datasets beside the mean of their family."""
 
 
-def percent(mask: int | None) -> str:
-    return MISSING if mask is None else f"{mask} %"
-
-
 STUBS: dict[str, Callable[[ReportArm], str]] = {
     "size": lambda arm: arm.size,
     "objective": lambda arm: OBJECTIVE_NAMES[arm.objective],
-    "masked": lambda arm: percent(arm.mask_percent),
+    "masked": lambda arm: MISSING if arm.mask_percent is None else f"{arm.mask_percent} %",
     "steps": lambda arm: f"{arm.pretrain_steps:,}",
     "CLM steps": lambda arm: f"{arm.clm_steps:,}",
     "MLM steps": lambda arm: f"{arm.mlm_steps:,}",
@@ -100,7 +93,16 @@ STUBS: dict[str, Callable[[ReportArm], str]] = {
     "parent": lambda arm: f"{OBJECTIVE_NAMES[arm.objective]} {arm.pretrain_steps:,}",
     "model": lambda arm: arm.name,
 }
-"""What stands before the scores of an arm, by its header."""
+"""What stands before the scores of an arm in the table of a comparison, by its header."""
+
+WIDE_STUBS: dict[str, Callable[[ReportArm], str]] = {
+    "model": lambda arm: arm.name,
+    "network": lambda arm: arm.size,
+    "steps": lambda arm: short_steps(arm.pretrain_steps + arm.cpt_steps),
+    "objective": lambda arm: OBJECTIVE_NAMES[arm.whole_objective],
+    "masked": STUBS["masked"],
+}
+"""What stands before them in the table of all models."""
 
 
 def make_tables(results: ResultSet) -> list[Table]:
@@ -109,22 +111,20 @@ def make_tables(results: ResultSet) -> list[Table]:
     tables = []
     for metric, (setup, words) in itertools.product(results.metrics, read_words()["comparisons"].items()):
         part = results.select(metric=metric, setup=setup)
-        stubs = {arm: {head: STUBS[head](arm) for head in words["stub"]} for arm in part.arms}
-        blocks = {arm: tuple(stub.values())[: words["block"]] for arm, stub in stubs.items()}
-        trained = [arm for arm in stubs if arm.objective != "none"]
+        stubs = {head: STUBS[head] for head in words["stub"]}
+        compared = [*stubs.values()][: words["block"]]
+        blocks = {arm: tuple(show(arm) for show in compared) for arm in part.models}
+        trained = [arm for arm in blocks if arm.objective != "none"]
         for family in part.families:
             names = part.datasets(family, metric)
-            columns = [*names, AVERAGE] if len(names) != 1 else names
-            scores = {(arm.name, name): part.find(arm, family, name, metric) for arm in stubs for name in columns}
+            columns = {name: (family, name) for name in ([*names, AVERAGE] if len(names) != 1 else names)}
             title = f"{words['name']}, {FAMILY_NAMES[family]} ({tell_measures(part, family, metric)})"
             name = f"{setup}-{family.lower()}"
             if "first_table" in words and family != "EM":
                 number = words["first_table"] + [*FAMILY_NAMES].index(family)
                 title, name = f"{title}, in the form of the paper's table {number}", f"{number:02d}-{name}"
             title, name = title[0].upper() + title[1:], f"table-{name}-{metric}"
-            tables.append(
-                make_score_table(name, title, stubs, blocks, {name: name for name in columns}, scores, trained)
-            )
+            tables.append(make_score_table(name, title, part, stubs, blocks, columns, trained))
     return tables
 
 
@@ -141,26 +141,19 @@ def wide_table(results: ResultSet, metric: str) -> Table:
     """Make a table with a row for every model; columns are the mean over all tasks, then for each family its mean
     (where there are several families) and its tasks."""
     results = results.select(metric=metric)
-    scores = results.by_model
     names_of = {family: results.datasets(family, metric) for family in results.families}
     num_tasks = sum(map(len, names_of.values()))
-    has_all = num_tasks > 1 and any(("", ALL_TASKS) in by_task for by_task in scores.values())
+    has_all = num_tasks > 1 and any(("", ALL_TASKS) in by_task for by_task in results.by_model.values())
     columns = [("", ALL_TASKS)] if has_all else []  # family and dataset; no family: all tasks
     for family, names in names_of.items():
         is_mean_of_all = has_all and len(names) == num_tasks
         has_mean = len(names) > 1 and not is_mean_of_all
         columns += [(family, name) for name in ([AVERAGE, *names] if has_mean else names)]
 
-    stubs = {}
-    for arm in results.models:
-        stub = {"model": arm.name, "network": arm.size, "steps": short_steps(arm.pretrain_steps + arm.cpt_steps)}
-        objective = {"objective": OBJECTIVE_NAMES[arm.whole_objective]}
-        stubs[arm] = stub | objective | {"masked": percent(arm.mask_percent)}
-    blocks = {arm: rivals(arm) for arm in stubs}
+    blocks = {arm: rivals(arm) for arm in results.models}
     # How far tasks tell models apart is a question about models that are compared: those of the largest block.
     ((largest, _),) = Counter(blocks.values()).most_common(1)
-    compared = [arm for arm in stubs if blocks[arm] == largest]
-    by_column = {(name, column): score for name, cells in scores.items() for column, score in cells.items()}
+    compared = [arm for arm in blocks if blocks[arm] == largest]
     # A dataset may have the name of another family's: `uner` of two families becomes `uner (TC)`.
     heads = [f"{code} mean" if name == AVERAGE else name for code, name in columns]
     heads = [f"{head} ({columns[at][0]})" if heads.count(head) > 1 else head for at, head in enumerate(heads)]
@@ -170,7 +163,7 @@ def wide_table(results: ResultSet, metric: str) -> Table:
     details = tuple(is_long and name not in (AVERAGE, ALL_TASKS) and code in of_means for code, name in columns)
     title = f"All models and tasks, {'standard' if metric == 'standard' else 'the paper’s own'} metrics ({about})"
     by_head = dict(zip(heads, columns, strict=True))
-    return make_score_table(f"all-{metric}", title, stubs, blocks, by_head, by_column, compared, details)
+    return make_score_table(f"all-{metric}", title, results, WIDE_STUBS, blocks, by_head, compared, details)
 
 
 def mark_column(scores: Sequence[Result | None]) -> list[Cell]:
@@ -194,10 +187,10 @@ def mark_column(scores: Sequence[Result | None]) -> list[Cell]:
 def make_score_table(
     name: str,
     title: str,
-    stubs: Mapping[ReportArm, Mapping[str, str]],
+    results: ResultSet,
+    stubs: Mapping[str, Callable[[ReportArm], str]],
     blocks: Mapping[ReportArm, object],
-    columns: Mapping[str, object],
-    scores: Mapping[tuple[str, Any], Result | None],
+    columns: Mapping[str, tuple[str, str]],
     compared: Sequence[ReportArm],
     details: Sequence[bool] = (),
 ) -> Table:
@@ -205,16 +198,17 @@ def make_score_table(
 
     Args:
         stubs: what stands before the scores of an arm, by its header.
-        columns: the head of each column → what its scores stand under in `scores`, beside the name of an arm.
+        columns: the head of each column → the family and the dataset of its scores.
         compared: those arms that the columns are to tell apart.
     """
     rows: list[Row] = []
+    scores = results.by_model
     for block in dict.fromkeys(blocks.values()):
-        members = [arm for arm in stubs if blocks[arm] == block]
-        marked = [mark_column([scores.get((arm.name, column)) for arm in members]) for column in columns.values()]
+        members = [arm for arm in blocks if blocks[arm] == block]
+        marked = [mark_column([scores[arm.name].get(column) for arm in members]) for column in columns.values()]
         for arm, cells in zip(members, zip(*marked, strict=True), strict=True):
-            rows.append(Row(tuple(stubs[arm].values()), cells, block, arm))
-    signals = [measure_signal(scores.get((arm.name, column)) for arm in compared) for column in columns.values()]
+            rows.append(Row(tuple(show(arm) for show in stubs.values()), cells, block, arm))
+    signals = [measure_signal(scores[arm.name].get(column) for arm in compared) for column in columns.values()]
     measured = filter(None, (cell.score for row in rows for cell in row.cells))
     is_published = not any(score.samples or score.cells for score in measured)
     by = "as published, 1.96·s/√n (verdicts are by Student’s t)" if is_published else "by Student’s t"
@@ -241,8 +235,8 @@ def make_score_table(
             records.append((name, row.arm.name, *facts, *labels, *numbers))
     if missing:
         notes.append(f"Missing: {'; '.join(missing)}.")
-    stub = tuple(next(iter(stubs.values())))
-    return Table(name, title, stub, tuple(columns), tuple(rows), tuple(notes), records, tuple(signals), tuple(details))
+    heads = tuple(stubs), tuple(columns)
+    return Table(name, title, *heads, tuple(rows), tuple(notes), records, tuple(signals), tuple(details))
 
 
 CSV_COLUMNS = (
@@ -263,57 +257,23 @@ def show_signal(signal: Signal | None) -> str:
 # A table's files, and its lines in a terminal
 
 
-def show_rows(table: Table, show: Callable[[Cell], T], escape: Callable[[str], T]) -> list[tuple[T, ...] | None]:
-    """Show the rows of a table, the last one with the signals of its columns; None between blocks."""
-    rows: list[tuple[T, ...] | None] = []
-    for previous, row in zip((None, *table.rows), table.rows, strict=False):
-        if previous is not None and previous.block != row.block:
-            rows.append(None)
-        rows.append((*map(escape, row.stub), *map(show, row.cells)))
-    if any(table.signals):
-        stub = ("signal ÷ noise", *[""] * (len(table.stub) - 1))
-        rows += [None, tuple(map(escape, (*stub, *map(show_signal, table.signals))))]
-    return rows
-
-
-def to_markdown(table: Table) -> str:
-    def show(cell: Cell) -> str:
-        bold, sign = ("**" if cell.mark == "best" else ""), (" =" if cell.mark == "tied" else "")
-        return bold + cell.text + bold + (f" (± {cell.reach})" if cell.reach else "") + sign
-
-    rows = [(*table.stub, *table.columns), *filter(None, show_rows(table, show, str))]
-    lines = ["| " + " | ".join(text.replace("|", "\\|") for text in row) + " |" for row in rows]
-    lines.insert(1, "|" + ":---|" * len(table.stub) + "---:|" * len(table.columns))
-    return "\n".join([f"**{table.title}**", "", *lines, *(line for note in table.notes for line in ("", note))]) + "\n"
-
-
-def to_latex(table: Table) -> str:
-    """Write a table for `booktabs`, without document preamble."""
-
-    def show(cell: Cell) -> str:
-        text, reach = escape_latex(cell.text), escape_latex(cell.reach)
-        text = rf"\textbf{{{text}}}" if cell.mark == "best" else text
-        sign = "$^{=}$" if cell.mark == "tied" else ""
-        return text + sign + (rf" {{\scriptsize($\pm$\,{reach})}}" if reach else "")
-
-    return latex_template().render(table=table, rows=show_rows(table, show, escape_latex))
-
-
 @cache
-def latex_template() -> "Template":
+def load_template(ending: str) -> "Template":
+    """Load the template of a table's file: `md`, or `tex` for `booktabs`, without document preamble."""
     from jinja2 import Environment
 
     environment = Environment(trim_blocks=True, keep_trailing_newline=True)
     environment.filters["latex"] = escape_latex
-    return environment.from_string((resources.files("biphase.report") / "table.tex.j2").read_text("utf-8"))
+    environment.globals["show_signal"] = show_signal
+    return environment.from_string((resources.files("biphase.report") / f"table.{ending}.j2").read_text("utf-8"))
 
 
 def table_files(tables: Iterable[Table]) -> dict[str, str]:
     """Write every table in every format: names of files below the folder of a report → their text."""
     files = {}
     for table in tables:
-        files[f"tables/{table.name}.md"] = to_markdown(table)
-        files[f"tables/{table.name}.tex"] = to_latex(table)
+        for ending in ("md", "tex"):
+            files[f"tables/{table.name}.{ending}"] = load_template(ending).render(table=table)
         if table.records:
             files[f"tables/{table.name}.csv"] = csv_text(table.records)
     return files
@@ -326,20 +286,17 @@ PLAIN: dict[str, Any] = {"box": box.SIMPLE_HEAD, "pad_edge": False, "padding": (
 def print_table(table: Table) -> None:
     """Print the first words and the cells of each row; not wider than a terminal, and in a file as wide as it needs to
     be."""
-
-    def show(cell: Cell) -> Text:
-        text = f"{cell.text} ± {cell.reach:>4}" if cell.reach else cell.text
-        return Text(printable(text), style="bold" if cell.mark == "best" else "")
-
     printed = RichTable(title=table.title, **PLAIN)
     printed.add_column(table.stub[0], overflow="fold")
     for column in table.columns:
         printed.add_column(column, justify="right", no_wrap=True)
-    for row in show_rows(table, show, lambda text: Text(printable(text))):
-        if row is None:
-            printed.add_section()
-        else:
-            printed.add_row(row[0], *row[len(table.stub) :])
+    for number, row in enumerate(table.rows, start=1):
+        texts = [Text(printable(row.stub[0]))]
+        for cell in row.cells:
+            text = f"{cell.text} ± {cell.reach:>4}" if cell.reach else cell.text
+            texts.append(Text(printable(text), style="bold" if cell.mark == "best" else ""))
+        is_last = any(following.block != row.block for following in table.rows[number : number + 1])
+        printed.add_row(*texts, end_section=is_last)
     if not out.is_terminal:
         printed.width = Measurement.get(out, out.options.update_width(200), printed).maximum
     out.print(printed)
