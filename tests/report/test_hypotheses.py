@@ -4,7 +4,6 @@ import pytest
 
 from biphase.errors import InputError
 from biphase.report.contrasts import with_averages
-from biphase.report.grammar import parse_inequality
 from biphase.report.hypotheses import Ladder, Spot, bind, make_line
 from biphase.report.results import ReportArm, Result, ResultSet
 
@@ -24,7 +23,7 @@ TASKS = {"wnut17": "TC", "uner": "TC", "genre": "SC"}
 def asked(line: str) -> list[tuple[str, str]]:
     """Each inequality as a sum of arm@task, and its label."""
     found = []
-    for one, *_ in bind(parse_inequality(line), LADDERS, TASKS):
+    for one, *_ in bind(line, LADDERS, TASKS):
         terms = " ".join(f"{term.weight:+g}·{'&'.join(term.arms)}@{term.task}" for term in one.operands)
         found.append((terms, one.label))
     return found
@@ -35,7 +34,7 @@ def asked(line: str) -> list[tuple[str, str]]:
 )
 def test_nothing_is_endless(text: str) -> None:
     with pytest.raises(InputError, match=r"is wanted where|more than 50 brackets") as error:
-        parse_inequality(text)
+        bind(text, LADDERS, TASKS)
     assert len(str(error.value)) < 300
 
 
@@ -95,7 +94,7 @@ def test_an_average_that_one_arm_lacks_a_family_of_is_not_there() -> None:
     cells = [Result(arms[name], family, family.lower(), "standard", (0.5, 0.6)) for name, family in scores]  # type: ignore[arg-type]
     results = with_averages(ResultSet(cells))
     for line, is_there in (("mlm40 - clm > 0 at 400 steps for 1m", False), ("mlm40 > 0 at 400 steps for 1m", True)):
-        claim = make_line(bind(parse_inequality(line), LADDERS, TASKS), results)
+        claim = make_line(bind(line, LADDERS, TASKS), results)
         assert bool(claim.inequalities) == is_there and bool(claim.untested) != is_there
 
 
@@ -104,7 +103,7 @@ def test_of_a_group_every_arm_is_asked_about_or_one_is_enough() -> None:
         ("+1·1m-mlm40-400@TC -1·1m-clm-400@TC", "mlm40 - clm on TC 1m, 400 steps")
     ]
     # For each of the two, whichever the model, one other is enough: `every` is chosen before `some`.
-    second, first = bind(parse_inequality("some both - every both > 0 on some family for some model"), LADDERS, TASKS)
+    second, first = bind("some both - every both > 0 on some family for some model", LADDERS, TASKS)
     assert [one.label for one in first] == [
         "mlm40 - clm on TC 1m, 400 steps",
         "mlm40 - clm on TC 3m, 400 steps",
@@ -131,15 +130,15 @@ def test_the_largest_is_that_of_all_names_of_the_line() -> None:
 
 
 def test_a_compute_equivalent_asks_for_the_whole_ladder_of_the_baseline() -> None:
-    line = parse_inequality("compute_equivalent(25/75, mlm40) < 0.6 on TC at 1600 steps")
-    assert (line.is_equivalent, line.sign, line.bound) == (True, -1, 0.6)
+    line = "compute_equivalent(25/75, mlm40) < 0.6 on TC at 1600 steps"
     ((one,),) = bind(line, LADDERS, TASKS)
+    assert (one.is_equivalent, one.sign, one.bound) == (True, -1, 0.6)
     assert [term.arms for term in one.operands] == [("1m-25-75-1600",)] and one.ladder == (
         "1m-mlm40-400",
         "1m-mlm40-800",
     )
     with pytest.raises(InputError, match="has one budget; a baseline's ladder has two or more"):
-        bind(parse_inequality("compute_equivalent(25/75, clm) < 0.6"), LADDERS, TASKS)
+        bind("compute_equivalent(25/75, clm) < 0.6", LADDERS, TASKS)
     far = {**LADDERS, "mlm40": {Spot("1m", steps): {f"mlm-{steps}": f"mlm-{steps}"} for steps in (400, 6400)}}
     with pytest.raises(InputError, match=r"mlm-400 and mlm-6400 are a factor of 16 apart.*give the baseline budgets"):
         bind(line, far, TASKS)
@@ -178,4 +177,4 @@ def test_a_compute_equivalent_asks_for_the_whole_ladder_of_the_baseline() -> Non
 )
 def test_what_is_not_in_the_grammar_is_refused_at_its_place(line: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        bind(parse_inequality(line), LADDERS, TASKS)
+        bind(line, LADDERS, TASKS)

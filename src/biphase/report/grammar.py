@@ -103,18 +103,14 @@ class AskedInequality:
     """For a compute equivalent: the arms of the baseline, smallest budget first."""
 
     @property
-    def has_some(self) -> bool:
-        """Whether one of several places or arms is enough."""
-        return "some" in (*self.place.quantifiers, *(operand.quantifier for operand in self.operands))
-
-    @property
     def placed(self) -> tuple[Operand, ...]:
         """The operands that must be there at each place: all, but for a baseline, whose whole ladder is asked."""
         return self.operands[:1] if self.is_equivalent else self.operands
 
 
 class Parser:
-    """A parser of a line of text, which it reads from left to right."""
+    """A parser of a line of text, which it reads from left to right. Raises `InputError` with the place at which the
+    line leaves the grammar."""
 
     def __init__(self, text: str) -> None:
         if text.count("(") > MOST_BRACKETS:
@@ -240,7 +236,14 @@ class Parser:
                     tasks.append(self.task())
                 place = replace(place, tasks=tuple(tasks))
             elif self.has("at"):
-                place = replace(place, budget=self.quantified("budget") or self.steps())
+                budget: str | int | None = self.quantified("budget")
+                if budget is None:
+                    steps = self.number()
+                    if steps is None or not self.has("steps"):
+                        places = "'every budget', 'the largest' or 'the smallest budget'"
+                        self.refuse(f"{places}, or a number of steps, as 400 steps,")
+                    budget = int(steps)
+                place = replace(place, budget=budget)
             elif self.has("for"):
                 place = replace(place, model=self.quantified("model") or self.name("a model"))
             else:
@@ -252,12 +255,6 @@ class Parser:
                 return f"{word} {noun}"
         return self.name("a task or a family")
 
-    def steps(self) -> int:
-        steps = self.number()
-        if steps is None or not self.has("steps"):
-            self.refuse("'every budget', 'the largest' or 'the smallest budget', or a number of steps, as 400 steps,")
-        return int(steps)
-
     def quantified(self, noun: str) -> str | None:
         for end in ("largest", "smallest"):
             if self.has("the", end, noun):
@@ -268,11 +265,3 @@ class Parser:
 def filled(near: Place, far: Place) -> Place:
     """Fill in what the near place leaves open from the far one."""
     return Place(near.tasks or far.tasks, near.budget or far.budget, near.model or far.model)
-
-
-def parse_inequality(text: str) -> AskedInequality:
-    """Parse a line. Raises `InputError` with the place at which it leaves the grammar."""
-    try:
-        return Parser(text).inequality()
-    except InputError as error:
-        raise InputError(f"'{clipped(text)}': {error}") from None

@@ -26,7 +26,7 @@ from biphase.report.claims import Claim, Inequality, strongest
 from biphase.report.contrasts import Contrast, contrast, jackknife
 from biphase.report.equivalents import contrast_at_share, refuse_gaps
 from biphase.report.formats import show_count, show_list
-from biphase.report.grammar import QUANTIFIERS, RATE, AskedInequality, Operand
+from biphase.report.grammar import QUANTIFIERS, RATE, AskedInequality, Operand, Parser
 from biphase.report.results import (
     FAMILY_CODES,
     FAMILY_NAMES,
@@ -148,32 +148,29 @@ def read_line(
 QUANTIFIED = re.compile(r"\b(?:every|some)\s+(?:'[^']*'|\"[^\"]*\"|[^\s()'\"]+)")
 
 
-def bind(line: AskedInequality, ladders: Mapping[str, Ladder], tasks: Mapping[str, str]) -> list[list[AskedInequality]]:
-    """Bind the inequality to arms at every place that it names; of each list, one that holds is enough.
+def bind(text: str, ladders: Mapping[str, Ladder], tasks: Mapping[str, str]) -> list[list[AskedInequality]]:
+    """Bind the inequality of a line to arms at every place that it names: a group for each choice of `every`, within
+    which one that holds is enough.
 
     Args:
         ladders: what each known name stands for.
         tasks: the tasks of the study → the code of their family, such as TC.
 
-    Raises `InputError` for a name of an arm, a model or a task that is not known, with those that are, and where the
-    names are nowhere there together.
+    Raises `InputError` for a line that leaves the grammar; for a name of an arm, a model or a task that is not known,
+    with those that are; and where the names are nowhere there together.
     """
     try:
+        line = Parser(text).inequality()
         check_names(line, ladders)
-        groups = place_inequality(line, ladders, tasks)
-        if not groups:
-            lack = "a second model or budget is needed, for here all names are one arm"
-            raise InputError(lack + whole_names(line, ladders))
+        return place_inequality(line, ladders, tasks)
     except InputError as error:
-        raise InputError(f"'{clipped(line.text)}': {error}") from None
-    return groups
+        raise InputError(f"'{clipped(text)}': {error}") from None
 
 
 def place_inequality(
     line: AskedInequality, ladders: Mapping[str, Ladder], tasks: Mapping[str, str]
 ) -> list[list[AskedInequality]]:
-    """Write the inequality for every place: a group for each choice of `every`, within which one that holds is
-    enough."""
+    """Write the inequality for every place, in groups as `bind` returns them."""
     groups: dict[tuple[object, ...], list[AskedInequality]] = {}
     spots = find_spots(line, ladders)
     for task in expand_tasks(line.place.tasks or (MEAN_OF_FAMILIES,), tasks):
@@ -192,6 +189,9 @@ def place_inequality(
                 key = (*(value for word, value in at if word != "some"), *every)
                 label, ladder = label_choice(line, terms, task, spot), baseline_ladder(line, ladders, spot)
                 groups.setdefault(key, []).append(replace(line, operands=tuple(terms), label=label, ladder=ladder))
+    if not groups:
+        lack = "a second model or budget is needed, for here all names are one arm"
+        raise InputError(lack + whole_names(line, ladders))
     return list(groups.values())
 
 
@@ -251,28 +251,26 @@ def find_spots(line: AskedInequality, ladders: Mapping[str, Ladder]) -> list[tup
     operand has, or once, where each operand is a single arm or has a place of its own. Raises `InputError` for an
     unknown model and where there is no such place."""
     spots = [spot for operand in line.placed for spot in ladders[operand.name]]
-    models = sorted(dict.fromkeys(model for model, _ in spots), key=num_parameters)
+    models = sorted(dict.fromkeys(spot.model for spot in spots), key=num_parameters)
     if line.place.model not in (None, *QUANTIFIERS, "largest", "smallest", *models):
         raise InputError(f"unknown model '{line.place.model}'; known: {', '.join(models)}")
     varied = [operand for operand in line.placed if not is_one_arm(operand, ladders[operand.name])]
     is_at_budgets = any(operand.axis != "budget" and operand.place.budget is None for operand in varied)
     is_for_models = any(operand.place.model is None for operand in varied)
-    candidates = [Spot()]
-    if is_at_budgets or is_for_models:
-        budgets = sorted({budget for _, budget in spots}) if is_at_budgets else [0]
-        candidates = [Spot(model, budget) for model, budget in itertools.product(models, budgets)]
+    budgets = sorted({spot.budget for spot in spots}) if is_at_budgets else [0]
+    candidates = itertools.product(models if is_at_budgets or is_for_models else [""], budgets)
     # What `the largest` on a term is chosen among.
     shared = set(spots).intersection(*(ladders[operand.name] for operand in varied)) or set(spots)
     # Where all operands are the same arms as at an earlier place, nothing new is asked.
     by_spot: dict[Spot, list[list[Operand]]] = {}
-    for spot in candidates:
+    for spot in itertools.starmap(Spot, candidates):
         choices = [bind_operand(operand, ladders[operand.name], spot, shared) for operand in line.placed]
         if all(choices) and choices not in by_spot.values():
             by_spot[spot] = choices
-    model = choose_among(line.place.model, [model for model in models if any(spot.model == model for spot in by_spot)])
+    model = choose_among(line.place.model, [spot.model for spot in by_spot])
     chosen = []
     for spot, choices in by_spot.items():
-        budgets = sorted(budget for of_model, budget in by_spot if of_model == spot.model)
+        budgets = [of_model.budget for of_model in by_spot if of_model.model == spot.model]
         if model in (None, spot.model) and choose_among(line.place.budget, budgets) in (None, spot.budget):
             chosen.append((spot, choices))
     if not chosen:
@@ -338,6 +336,7 @@ def make_line(groups: Sequence[Sequence[AskedInequality]], results: ResultSet) -
     is below 0.6" becomes "the arm is above the baseline's line at 1 / 0.6 of the arm's compute".
     """
     line, arms = groups[0][0], {arm.name: arm for arm in results.arms}
+    words = (*line.place.quantifiers, *(operand.quantifier for operand in line.operands))
     inequalities, untested = [], []
     for rivals in groups:
         measured, lacks = [], []
@@ -349,7 +348,7 @@ def make_line(groups: Sequence[Sequence[AskedInequality]], results: ResultSet) -
         if not measured:
             untested.append(lacks[0])
         else:
-            best = strongest(measured) if line.has_some else measured[0]
+            best = strongest(measured) if "some" in words else measured[0]
             # That none holds is not known of those without scores.
             lacks_below = (*best.lacks_below, *(f"not tested: {lack}" for lack in lacks))
             inequalities.append(replace(best, lacks_below=lacks_below))

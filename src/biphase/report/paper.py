@@ -22,7 +22,6 @@ from biphase.files import parse_yaml
 from biphase.report import claims
 from biphase.report.contrasts import with_averages
 from biphase.report.formats import show_count, show_list
-from biphase.report.grammar import parse_inequality
 from biphase.report.hypotheses import Ladder, Spot, bind, make_line
 from biphase.report.page import PageText, write_report
 from biphase.report.results import ReportArm, Result, ResultSet, reference_mask, short_steps, sizes_of
@@ -157,7 +156,7 @@ def measure_findings(results: ResultSet) -> tuple[claims.Finding, ...]:
         lines = []
         for line in finding["holds"]:
             try:
-                lines.append(make_line(bind(parse_inequality(line), ladders, families), results))
+                lines.append(make_line(bind(line, ladders, families), results))
             except InputError as error:
                 reason = str(error).removeprefix(f"'{clipped(line)}': ").partition(";")[0]
                 lines.append(claims.Claim(line, (), (reason,)))

@@ -15,7 +15,7 @@ from biphase.errors import InputError
 from biphase.files import content_hash, read_json, write_json
 from biphase.report.claims import Claim, Finding, Verdicts, judge_claims
 from biphase.report.formats import show_count
-from biphase.report.grammar import AskedInequality, parse_inequality
+from biphase.report.grammar import AskedInequality
 from biphase.report.hypotheses import Ladder, Spot, bind, make_line
 from biphase.report.paper import judge_paper, measure_findings, read_findings
 from biphase.report.results import MEAN_OF_FAMILIES, ResultSet
@@ -110,7 +110,7 @@ def ask(plan: Plan) -> AskedHypotheses:
             for line in hypothesis.holds:
                 cited = CITED.fullmatch(line.strip())
                 if cited is None:
-                    lines.append(bind(parse_inequality(line), ladders, plan.families))
+                    lines.append(bind(line, ladders, plan.families))
                 elif cited[1] in findings:
                     lines.append(cited[1])
                 else:
