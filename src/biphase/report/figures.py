@@ -306,14 +306,15 @@ def round_ticks(values: Sequence[float]) -> tuple[list[float], list[str], str]:
     units of a power of ten, such as 2, 5, 10 and 20, and that unit: ` (×10¹⁵)`."""
     unit = math.floor(math.log10(min(values)))
     low, high = min(values) / 10.0**unit, max(values) / 10.0**unit
-    round_numbers = [step * 10**power for power in range(-1, 12) for step in (1, 2, 5)]
-    ticks = [tick for tick in round_numbers if low / 1.1 <= tick <= high * 1.1]
-    if len(ticks) < 3:
-        ticks = [tick for tick in (1, 1.5, 2, 3, 4, 5, 7, 10, 15, 20) if low / 1.1 <= tick <= high * 1.1]
-    for parts in (2, 5, 10):  # as 2.2 and 2.4, where all lies close together
-        if len(ticks) < 2:
-            steps = [step / parts for step in range(parts, 10 * parts + 1)]
-            ticks = [tick for tick in steps if low / 1.1 <= tick <= high * 1.1]
+    decades = [step * 10**power for power in range(-1, 12) for step in (1, 2, 5)]
+    # Finer steps are for where all lies close together, such as 2.2 and 2.4.
+    finer = [[step / parts for step in range(parts, 10 * parts + 1)] for parts in (2, 5, 10)]
+    fewest = 3
+    for steps in (decades, (1, 1.5, 2, 3, 4, 5, 7, 10, 15, 20), *finer):
+        ticks = [step for step in steps if low / 1.1 <= step <= high * 1.1]
+        if len(ticks) >= fewest:
+            break
+        fewest = 2
     if len(ticks) > 8:
         ticks = [tick for tick in ticks if math.log10(tick).is_integer()]
     power = str(unit).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))

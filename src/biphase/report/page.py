@@ -7,7 +7,7 @@ colours; where the page is narrow, its panels stack.
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -286,7 +286,7 @@ def render(svgs: Mapping[str, str], plan_svg: str, **parts: Any) -> str:
     pictures = {name: inline_svg(text, name, styles) for name, text in drawn.items()}
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.globals |= {name: show for name, show in vars(formats).items() if name.startswith("show_")}
-    for function in (count_tested, effect_ends, mean_ends, scale, tables.show_signal, tell_verdict):
+    for function in (count_tested, effect_ends, mean_ends, locate, tables.show_signal, tell_verdict):
         environment.globals[function.__name__] = function
     templates = resources.files("biphase.report")
     return environment.from_string((templates / "page.html.j2").read_text("utf-8")).render(
@@ -323,8 +323,8 @@ def effect_ends(claim: Claim) -> list[float]:
     """List what the scale of a claim's inequalities must show: zero, and every bound, estimate and interval."""
     ends = [0.0]
     for inequality in claim.inequalities:
-        if not math.isnan(inequality.interval.low):
-            ends += [inequality.bound, inequality.estimate, inequality.interval.low, inequality.interval.high]
+        interval = inequality.interval
+        ends += [] if math.isnan(interval.low) else [inequality.bound, interval.value, interval.low, interval.high]
     return ends
 
 
@@ -337,16 +337,11 @@ def mean_ends(table: tables.Table) -> tuple[float, float]:
     return float(np.nanmin(ends)), float(np.nanmax(ends))
 
 
-def scale(ends: Sequence[float], width: float) -> Callable[[float], float | None]:
-    """Return a function from a value to its pixels from the left of a bar of this width, on which all of `ends` lie;
-    None for nan."""
+def locate(value: float, ends: Sequence[float], width: float) -> float | None:
+    """Return the pixels of a value from the left of a bar of this width, on which all of `ends` lie; None for nan."""
     low, high, margin = min(ends), max(ends), 6.0
-
-    def locate(value: float) -> float | None:
-        pixels = margin + (value - low) / ((high - low) or 1.0) * (width - 2 * margin)
-        return None if math.isnan(pixels) else round(pixels, 1)
-
-    return locate
+    pixels = margin + (value - low) / ((high - low) or 1.0) * (width - 2 * margin)
+    return None if math.isnan(pixels) else round(pixels, 1)
 
 
 def print_results(results: ResultSet) -> None:

@@ -77,21 +77,21 @@ def place_arms(arms: Iterable[ReportArm]) -> tuple[ReportArm, ...]:
     ratios = Counter((arm.size, arm.clm_steps, arm.mlm_steps) for arm in mixed)
     parents = {arm.parent for arm in whole if arm.cpt_steps}
 
-    def setups(arm: ReportArm) -> list[str]:
-        if arm not in whole:
-            is_also_controlled = arm.setup == "other" and arm.size in controlled
-            return [arm.setup, "control"] if is_also_controlled else [arm.setup]
+    placed = []
+    for arm in arms:
         is_scratch = not arm.cpt_steps
         belongs = {
-            "objective": is_scratch and arm.objective != "clm+mlm" and arm.pretrain_steps == largest[arm.size],
+            "objective": is_scratch and arm.objective != "clm+mlm" and arm.pretrain_steps == largest.get(arm.size),
             "ratio": is_scratch and (arm.size, arm.pretrain_steps) in budgets and arm.mask_percent in (None, mask),
             "adapted": arm in mixed and ratios[arm.size, arm.clm_steps, arm.mlm_steps] > 1,
             "cpt": not is_scratch or arm.name in parents,
             "control": arm.size in controlled,
         }
-        return [setup for setup, is_there in belongs.items() if is_there] or ["other"]
-
-    return tuple(replace(arm, setup=setup) for arm in arms for setup in setups(arm))
+        setups = [setup for setup, is_there in belongs.items() if is_there] or ["other"]
+        if arm not in whole:
+            setups = [arm.setup, *(["control"] if arm.setup == "other" and arm.size in controlled else [])]
+        placed += [replace(arm, setup=setup) for setup in setups]
+    return tuple(placed)
 
 
 NOTE = f"“On par” allows for {100 * claims.ON_PAR:g} point, a number that is ours."

@@ -266,9 +266,9 @@ def pool(results: Sequence[Result]) -> Result:
         return first
     assert all(len(result.pretraining_seeds) == len(result.samples) > 0 for result in results)
 
-    def join(name: str) -> tuple[Any, ...]:
-        return tuple(chain(*(getattr(result, name) for result in results)))
-
+    joined: dict[str, Any] = {}
+    for name in ("samples", "seeds", "pretraining_seeds"):
+        joined[name] = tuple(chain(*(getattr(result, name) for result in results)))
     tables = [result.by_rate for result in results if result.by_rate is not None]
     by_rate = None
     if len(tables) == len(results) and all(table.keys() == tables[0].keys() for table in tables):
@@ -277,10 +277,8 @@ def pool(results: Sequence[Result]) -> Result:
     scores = tuple(chain(*(predictions.scores for predictions in examples)))
     return replace(
         first,
-        samples=join("samples"),
+        **joined,
         by_rate=by_rate,
-        seeds=join("seeds"),
-        pretraining_seeds=join("pretraining_seeds"),
         examples=KeptExamples(scores) if len(examples) == len(results) else None,
         num_runs=sum(result.num_runs or 0 for result in results) or None,
         num_diverged=sum(result.num_diverged for result in results),

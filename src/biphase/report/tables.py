@@ -7,9 +7,8 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from rich import box
 from rich.measure import Measurement
@@ -30,9 +29,6 @@ from biphase.report.results import (
     short_steps,
 )
 from biphase.report.statistics import Interval
-
-if TYPE_CHECKING:
-    from jinja2 import Template
 
 OBJECTIVE_NAMES = {"clm": "CLM", "mlm": "MLM", "clm+mlm": "CLM → MLM", "none": "random"}
 
@@ -257,23 +253,20 @@ def show_signal(signal: Signal | None) -> str:
 # A table's files, and its lines in a terminal
 
 
-@cache
-def load_template(ending: str) -> "Template":
-    """Load the template of a table's file: `md`, or `tex` for `booktabs`, without document preamble."""
+def table_files(tables: Iterable[Table]) -> dict[str, str]:
+    """Write every table in every format: names of files below the folder of a report → their text. LaTeX is for
+    `booktabs`, without document preamble."""
     from jinja2 import Environment
 
     environment = Environment(trim_blocks=True, keep_trailing_newline=True)
     environment.filters["latex"] = escape_latex
     environment.globals["show_signal"] = show_signal
-    return environment.from_string((resources.files("biphase.report") / f"table.{ending}.j2").read_text("utf-8"))
-
-
-def table_files(tables: Iterable[Table]) -> dict[str, str]:
-    """Write every table in every format: names of files below the folder of a report → their text."""
+    sources = {ending: resources.files("biphase.report") / f"table.{ending}.j2" for ending in ("md", "tex")}
+    templates = {ending: environment.from_string(source.read_text("utf-8")) for ending, source in sources.items()}
     files = {}
     for table in tables:
-        for ending in ("md", "tex"):
-            files[f"tables/{table.name}.{ending}"] = load_template(ending).render(table=table)
+        for ending, template in templates.items():
+            files[f"tables/{table.name}.{ending}"] = template.render(table=table)
         if table.records:
             files[f"tables/{table.name}.csv"] = csv_text(table.records)
     return files

@@ -4,7 +4,7 @@ Nothing is called better by its mean alone. Scores are shares; percent and perce
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -76,20 +76,6 @@ def summarize(scores: ScoreSet) -> list[SummaryRow]:
             row = replace(row, spread=spread, num_unspread=int(np.isnan(inside_RS).sum()))
         rows.append(row)
     return sorted(rows, key=lambda row: (row.task, row.rate is None, -row.interval.value, row.model))
-
-
-def measure_signals(rows: Iterable[SummaryRow]) -> dict[str, contrasts.Signal]:
-    """Measure for each task how far it tells its models apart: two or more, with scores by one metric."""
-    by_task: dict[str, list[SummaryRow]] = {}
-    for row in rows:
-        if row.chosen:
-            by_task.setdefault(row.task, []).append(row)
-    signals = {}
-    for task, chosen in by_task.items():
-        signal = contrasts.measure_signal(row.chosen for row in chosen)
-        if signal is not None and len({row.metric for row in chosen}) == 1:
-            signals[task] = signal
-    return signals
 
 
 @dataclass(frozen=True)
@@ -250,12 +236,15 @@ def print_summary(rows: Sequence[SummaryRow], broken: Mapping[Path, str] | None 
         columns["spread"] = lambda row: Cell(show_spread(row.spread))
         low, high = map(show_rate, STABILITY_RATES)
         lines.append(f"spread: standard deviation over seeds and rates from {low} to {high}, and its 95 % interval")
-    table_rows = []
+    table_rows, signals = [], {}
     for task in sorted({row.task for row in rows}):
-        chosen = [row for row in rows if row.task == task]
-        metric = " / ".join(sorted({row.metric for row in chosen}))
-        table_rows.append(Row((task,), (Cell(""), Cell(metric)), task))
-        for row in chosen:
+        of_task = [row for row in rows if row.task == task]
+        metrics = sorted({row.metric for row in of_task})
+        signal = contrasts.measure_signal(row.chosen for row in of_task) if len(metrics) == 1 else None
+        if signal:
+            signals[task] = signal
+        table_rows.append(Row((task,), (Cell(""), Cell(" / ".join(metrics))), task))
+        for row in of_task:
             table_rows.append(Row((f"  {names[row.model]}",), tuple(show(row) for show in columns.values()), task))
     if table_rows:
         title = "Test scores in %, each seed at the rate that the others chose"
@@ -264,14 +253,11 @@ def print_summary(rows: Sequence[SummaryRow], broken: Mapping[Path, str] | None 
         lines = ["no finished scores"]
     for row in rows:
         lines += list_flaws(row, f"{names[row.model]} on {row.task}")
-    if signals := measure_signals(rows):
+    if signals:
         measured = ", ".join(f"{task} {show_signal(signal)}" for task, signal in signals.items())
         lines.append(f"signal ÷ noise: {measured}; about 1 where models are equally good, (…) where nothing is decided")
-        lines += [
-            f"{task} decides nothing here; what would: {signal.needs}"
-            for task, signal in signals.items()
-            if signal.needs
-        ]
+    for task, signal in signals.items():
+        lines += [f"{task} decides nothing here; what would: {signal.needs}"] if signal.needs else []
     for line in (*lines, *(f"left out: {path} ({reason})" for path, reason in (broken or {}).items())):
         out.print(line, markup=False)
 
