@@ -187,10 +187,11 @@ def run_stages(
             if recipe.dense:
                 further_modules(model).load_state_dict(load_file(stage_folder / "model" / FURTHER_MODULES))
             console.err.print(f"stage {stage.name}: done before", markup=False)
+            records.append(read_json(stage_folder / "done.json"))
         else:
             before = sum(record["steps"] for record in records)
-            run_stage(StageRun(recipe, stage, model, stage_folder, bf16, send, before), sources[stage.name])
-        records.append(read_json(stage_folder / "done.json"))
+            run = StageRun(recipe, stage, model, stage_folder, bf16, send, before)
+            records.append(run_stage(run, sources[stage.name]))
     return records
 
 
@@ -199,8 +200,9 @@ def further_modules(model: SentenceTransformer) -> nn.Module:
     return nn.Sequential(*list(model)[1:])
 
 
-def run_stage(run: StageRun, sources: Sequence[Pairs]) -> None:
-    """Train the model in place and keep it. Raises `InputError` where the stage began on other pairs."""
+def run_stage(run: StageRun, sources: Sequence[Pairs]) -> dict[str, Any]:
+    """Train the model in place, keep it, and return the record of the stage. Raises `InputError` where the stage began
+    on other pairs."""
     stage, folder = run.stage, run.folder
     disable_progress_bars()
     folder.mkdir(parents=True, exist_ok=True)
@@ -233,6 +235,7 @@ def run_stage(run: StageRun, sources: Sequence[Pairs]) -> None:
         shutil.rmtree(checkpoint)
     for taught in folder.glob("*taught-*.arrow*"):
         taught.unlink()
+    return record
 
 
 def stage_tables(run: StageRun, sources: Sequence[Pairs]) -> dict[str, tuple[str, Dataset]]:
@@ -304,40 +307,37 @@ def score_embedding(
         pairs = [hash_pairs(source) for stage in embedding_recipe.stages for source in stage.data]
         embedder_folder, facts = train_embedder(embedding_recipe, out / "runs")
         embedder, seconds = embedders.load_embedder(str(embedder_folder)), time.perf_counter() - started
-        common = {"model": label, "model_hash": model_hash, "trained_on": trained_on, "config": config}
-        common["machine"] = describe_machine(choose_device(embedding_recipe.device))
-        for name in unscored:
-            data_hash = content_hash([sets[name].hash, pairs])
-            cell = {"task": name, "source": paths[name], "cell": hashes[name], "data_hash": data_hash}
-            score_set(embedder, sets[name], folders[name], facts, seconds, **common, **cell)
+        losses = [logged["loss"] for stage in facts["stages"] for logged in stage["losses"]]
+        for name, judged in sets.items():
+            started = time.perf_counter()
+            metrics, judgements = score_embedder(embedder, judged)
+            rows = list(judgements)
+            spent = {"train": seconds, "evaluate": time.perf_counter() - started}
+            score = Score(
+                protocol=PROTOCOL,
+                cell=hashes[name],
+                model=label,
+                model_hash=model_hash,
+                task=name,
+                trained_on=trained_on,
+                source=paths[name],
+                data_hash=content_hash([judged.hash, pairs]),
+                metric=judged.metric,
+                config=config,
+                metrics=dict.fromkeys(EVALUATED_SPLITS, metrics | score_words(paths[name])),
+                num_examples=dict.fromkeys(EVALUATED_SPLITS, len(rows)),
+                num_steps=sum(stage["steps"] for stage in facts["stages"]),
+                final_loss=losses[-1] if losses else None,
+                seconds={part: round(value, 3) for part, value in spent.items()},
+                machine=describe_machine(choose_device(embedding_recipe.device)),
+            )
+            write_cell(folders[name], score, losses, {"test": rows})
     return [read_score(folder) for folder in folders.values()]
 
 
 @cache
-def score_words(path: str) -> float:
-    """Score BM25 (nDCG@10) on a set: once in a process, as it is the same beside every model."""
-    return score_bm25(read_judged_set(Path(path)))["ndcg_at_10"]
-
-
-def score_set(
-    embedder: SentenceTransformer, dataset: JudgedSet, folder: Path, facts: dict[str, Any], seconds: float, **cell: Any
-) -> None:
-    """Write the cell of one set: its fields, and the scores of a model that was trained in `seconds`."""
-    started = time.perf_counter()
-    metrics, judgements = score_embedder(embedder, dataset)
-    if dataset.documents:
-        metrics = metrics | {BM25: score_words(cell["source"])}
-    rows = list(judgements)
-    spent = {"train": seconds, "evaluate": time.perf_counter() - started}
-    losses = [logged["loss"] for stage in facts["stages"] for logged in stage["losses"]]
-    score = Score(
-        **cell,
-        protocol=PROTOCOL,
-        metric=dataset.metric,
-        metrics=dict.fromkeys(EVALUATED_SPLITS, metrics),
-        num_examples=dict.fromkeys(EVALUATED_SPLITS, len(rows)),
-        num_steps=sum(stage["steps"] for stage in facts["stages"]),
-        final_loss=losses[-1] if losses else None,
-        seconds={part: round(value, 3) for part, value in spent.items()},
-    )
-    write_cell(folder, score, losses, {"test": rows})
+def score_words(path: str) -> dict[str, float]:
+    """Score BM25 (nDCG@10) on a set of documents: once in a process, as it is the same beside every model. Pairs of
+    texts have no such score."""
+    judged = read_judged_set(Path(path))
+    return {BM25: score_bm25(judged)["ndcg_at_10"]} if judged.documents else {}

@@ -231,18 +231,12 @@ def find_similar(
 
 
 def embed_to_file(
-    encode: Callable[..., Any],
-    texts: Iterable[str],
-    shape_ND: tuple[int, int],
-    path: Path,
-    label: str,
-    *,
-    normalize: bool = True,
+    encode: Callable[..., Any], texts: Iterable[str], shape_ND: tuple[int, int], path: Path, label: str, **settings: Any
 ) -> np.ndarray:
-    """Write the embeddings of texts, of length 1 unless said otherwise; returns them as fp32, mapped into memory."""
+    """Write the embeddings of texts; returns them as fp32, mapped into memory."""
     rows_ND = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape_ND)
     begin = 0
-    for piece_ND in embed_pieces(encode, texts, shape_ND[0], label, normalize_embeddings=normalize):
+    for piece_ND in embed_pieces(encode, texts, shape_ND[0], label, **settings):
         rows_ND[begin : begin + len(piece_ND)] = piece_ND.cpu().numpy()
         begin += len(piece_ND)
     rows_ND.flush()
@@ -270,12 +264,13 @@ def write_embedder(
     with own_folder(out, "embedding model") as part:
         packed.network.save_pretrained(part)
         tokenizer.save_pretrained(part)
+        further = [type(module).__name__ for module in list(model)[2:]]
         modules: dict[str, Any] = {
             "pooling": recipe.pooling,
-            "further": [type(module).__name__ for module in list(model)[2:]],
+            "further": further,
+            "prompts": recipe.prompts.model_dump(),
         }
-        limit, prompts = packed.max_seq_length, recipe.prompts.model_dump()
-        write_sentence_transformer(part, packed.network, limit, prompts=prompts, **modules)
+        write_sentence_transformer(part, packed.network, packed.max_seq_length, **modules)
         if recipe.dense:
             dense: Any = model[2]
             (part / "2_Dense").mkdir()

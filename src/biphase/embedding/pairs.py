@@ -171,26 +171,24 @@ def hash_pairs(source: PairSource) -> str:
     if source.path is None:
         return hash_text(str(source.from_text), find_text_sources([str(source.from_text)]))
     path = Path(source.path).expanduser()
-    if path.is_dir():
-        return hash_folder(path, [file for file in path.rglob("*") if file.is_file()])
-    if path.is_file():
-        return file_hash(path)
+    if path.exists():
+        return hash_files(path, (file for file in path.rglob("*") if file.is_file()))
     return content_hash([source.path, pin_commit(source.path.partition(":")[0], None)])
-
-
-def hash_folder(folder: Path, files: Iterable[Path]) -> str:
-    return content_hash([[str(file.relative_to(folder)), file_hash(file)] for file in sorted(files)])
 
 
 def hash_text(name: str, sources: Sequence[TextSource]) -> str:
     """Hash a file, the files of a folder that are texts, all that a glob matches, or commits."""
     path = Path(name).expanduser()
+    if path.exists():
+        return hash_files(path.resolve(), {source.path for source in sources if source.path})
+    return content_hash([file_hash(text.path) if text.path else text.fingerprint for text in sources])
+
+
+def hash_files(path: Path, files: Iterable[Path]) -> str:
+    """Hash a file, or these files of a folder by their names there."""
     if path.is_file():
         return file_hash(path)
-    if path.is_dir():
-        return hash_folder(path.resolve(), {source.path for source in sources if source.path})
-    hashes = [file_hash(text.path) if text.path else text.fingerprint for text in sources]
-    return content_hash(hashes)
+    return content_hash([[str(file.relative_to(path)), file_hash(file)] for file in sorted(files)])
 
 
 def guess_columns(name: str, row: dict[str, Any]) -> tuple[str, ...]:

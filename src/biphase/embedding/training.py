@@ -207,11 +207,13 @@ def mine_negatives(
     for anchor, positive in zip(anchors, positives, strict=True):
         right.setdefault(anchor, []).append(numbers[positive])
     shape_ND = len(passages), width_of(model)
-    rows_ND = torch.from_numpy(embed_to_file(model.encode_document, passages, shape_ND, path, f"{label}: passages"))
+    unit = {"normalize_embeddings": True}
+    rows = embed_to_file(model.encode_document, passages, shape_ND, path, f"{label}: passages", **unit)
+    rows_ND = torch.from_numpy(rows)
     top = settings.last_rank + max(len(set(numbers)) for numbers in right.values())
     chosen: dict[str, list[str]] = {}
     remaining = iter(right)
-    for piece_AD in embed_pieces(model.encode_query, right, len(right), f"{label}: anchors", normalize_embeddings=True):
+    for piece_AD in embed_pieces(model.encode_query, right, len(right), f"{label}: anchors", **unit):
         nearest_A = find_nearest(piece_AD, in_pieces(rows_ND), top)
         for anchor, row_D, hits in zip(islice(remaining, len(piece_AD)), piece_AD.cpu(), nearest_A, strict=True):
             relevant = set(right[anchor])
@@ -292,29 +294,17 @@ class StageRun(TrainerCallback):
             self.send(record | {name: logs[key] for key, name in names.items() if key in logs})
 
 
-class OneDeviceArguments(SentenceTransformerTrainingArguments):
-    """Arguments with a single GPU: the trainer would take a batch for each GPU and scatter it by rows, and packed
-    tokens have no rows."""
-
-    @property
-    def n_gpu(self) -> int:
-        return min(super().n_gpu, 1)
-
-
-def arguments_of(run: StageRun, tables: Tables) -> OneDeviceArguments:
+def arguments_of(run: StageRun, tables: Tables) -> SentenceTransformerTrainingArguments:
     """Make the trainer's arguments. Scored pairs have no prompts: neither side is a query."""
     recipe, stage = run.recipe, run.stage
     prompts: dict[str, Any] = {}
     for name, (kind, table) in tables.items():
-        if kind == "pairs":
+        if kind == "pairs" and any(recipe.prompts.model_dump().values()):
             texts = [column for column in table.column_names if column != "label"]
             prompts[name] = dict.fromkeys(texts, recipe.prompts.document) | {"anchor": recipe.prompts.query}
-    has_pairs = bool(prompts)
-    if not (recipe.prompts.query or recipe.prompts.document):
-        prompts = {}
     if len(tables) == 1:
-        prompts = prompts.get(next(iter(tables)), {})
-    return OneDeviceArguments(
+        prompts = next(iter(prompts.values()), {})
+    arguments = SentenceTransformerTrainingArguments(
         output_dir=str(run.folder / "trainer"),
         num_train_epochs=stage.epochs,
         max_steps=stage.max_steps or -1,
@@ -325,7 +315,7 @@ def arguments_of(run: StageRun, tables: Tables) -> OneDeviceArguments:
         seed=recipe.seed,
         bf16=run.bf16,
         use_cpu=run.model.device.type == "cpu",
-        batch_sampler="no_duplicates" if has_pairs else "batch_sampler",
+        batch_sampler="no_duplicates" if any(kind == "pairs" for kind, _ in tables.values()) else "batch_sampler",
         multi_dataset_batch_sampler="proportional",
         prompts=prompts or None,
         logging_steps=LOGGING_STEPS,
@@ -334,6 +324,9 @@ def arguments_of(run: StageRun, tables: Tables) -> OneDeviceArguments:
         report_to=[],
         disable_tqdm=True,
     )
+    # The trainer would take a batch for each GPU and scatter it by rows, and packed tokens have no rows.
+    arguments._n_gpu = min(arguments.n_gpu, 1)
+    return arguments
 
 
 def last_checkpoint(folder: Path) -> Path | None:
