@@ -29,11 +29,10 @@ from biphase.config import parse_config
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.embedding import model as encode
 from biphase.embedding import training
-from biphase.embedding.embed import tell_unused_modules, train_embedder
-from biphase.embedding.model import hash_embedder, load_embedder, whitened
+from biphase.embedding.model import hash_embedder, load_embedder, teach_once, whitened
 from biphase.embedding.pairs import read_pairs
 from biphase.embedding.recipe import EmbeddingRecipe, HardNegatives, PairSource
-from biphase.embedding.training import load_teacher, make_loss, teach_once
+from biphase.embedding.training import load_teacher, make_loss, tell_unused_modules, train_embedder
 from biphase.errors import InputError, StoppedError
 from biphase.finetuning.families import retrieval
 
@@ -265,8 +264,8 @@ def test_negatives_are_those_of_sentence_transformers_miner(
     rows = [*pairs, pairs[3], {"anchor": pairs[0]["anchor"], "positive": pairs[9]["positive"]}]
     table, model = Dataset.from_list(rows), load_embedder(str(encoder_folder))
     settings = HardNegatives(**wanted)
-    negatives = training.mine_negatives(table, model, settings, "mine", tmp_path / "rows.npy")
-    mined = training.mine_once(table, model, "mine", settings, tmp_path / "mined.arrow")
+    negatives = encode.mine_negatives(table, model, settings, "mine", tmp_path / "rows.npy")
+    mined = encode.mine_once(table, model, "mine", settings, tmp_path / "mined.arrow")
     ours = [tuple(row.values()) for row in mined]
     theirs = mine_hard_negatives(
         table,
@@ -297,7 +296,7 @@ def test_stages_follow_each_other_and_mine_negatives(
     folder = next((tmp_path / "runs").iterdir())
     assert (folder / "stages" / "b" / "negatives-0.arrow").exists()
     first, tokenizer = weights(out), (out / "tokenizer.json").read_bytes()
-    monkeypatch.setattr("biphase.embedding.embed.run_stage", lambda *_, **__: pytest.fail("trained again"))
+    monkeypatch.setattr("biphase.embedding.training.run_stage", lambda *_, **__: pytest.fail("trained again"))
     again = weights(train_embedder(make(stages, "merge=0.5"), tmp_path / "runs")[0])
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert (out / "tokenizer.json").read_bytes() == tokenizer, "whether anything was encoded since"
@@ -524,7 +523,7 @@ def test_prompts_are_those_of_pairs_beside_scored_ones(make: Make) -> None:
 def test_what_is_wrong_is_told_before_anything_trains(
     rows: Any, overrides: tuple[str, ...], told: str, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("biphase.embedding.embed.run_stage", lambda *_, **__: pytest.fail("trained"))
+    monkeypatch.setattr("biphase.embedding.training.run_stage", lambda *_, **__: pytest.fail("trained"))
     if rows is not None:
         (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     with pytest.raises(InputError, match=told):

@@ -155,7 +155,7 @@ def embed(recipe: Any, changes: Changes = (), *, runs: str | Path = "runs") -> P
 
     check_paths(settings)
     with needs_embeddings("biphase embed"):
-        from biphase.embedding.embed import train_embedder
+        from biphase.embedding.training import train_embedder
     folder, facts = train_embedder(settings, Path(runs))
     cosines = [(layer, f"{cosine:.4f}") for layer, cosine in facts["cosines"].items()]
     print_rows(("layer", "cosine with the weights before training"), cosines)

@@ -4,7 +4,7 @@ The packed input module hands on sentence-transformers' own form of flat batches
 its pooling, its losses and its cached gradients run on packed tokens as they are. The folder loads with
 `SentenceTransformer(path)` without our code.
 
-Letters: T packed tokens, S samples, N texts, D width.
+Letters: T packed tokens, S samples, N texts, A anchors, B rows of a piece, C columns, D width.
 """
 
 import copy
@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
+from datasets import Dataset
 from huggingface_hub import ModelCardData
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import InputModule, Normalize, Transformer
@@ -23,14 +25,15 @@ from torch import Tensor, nn
 
 from biphase import console
 from biphase.corpus.tokenizer import load_tokenizer
-from biphase.embedding.recipe import EmbeddingRecipe
+from biphase.embedding.pairs import PIECE_ROWS, to_arrow
+from biphase.embedding.recipe import EmbeddingRecipe, HardNegatives
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, choose_backend, lay_out
 from biphase.encoder.network import load_backbone
 from biphase.encoder.packed import PaddedBackbone, packed_hidden
 from biphase.errors import InputError, told_as
 from biphase.export.card import render_card
 from biphase.export.model import close_texts, set_direction, write_sentence_transformer
-from biphase.files import content_hash, file_hash, own_folder, write_json, write_text
+from biphase.files import content_hash, file_hash, make_once, own_folder, write_json, write_text
 from biphase.finetuning.cells import find_folder, hash_model
 from biphase.finetuning.families.retrieval import find_nearest, in_pieces
 from biphase.finetuning.heads import copy_backbone, load_encoder
@@ -241,6 +244,111 @@ def embed_to_file(
         begin += len(piece_ND)
     rows_ND.flush()
     return rows_ND
+
+
+# Tables with what a model says of their texts, made once and kept as files
+
+
+def table_once(path: Path, schema: pa.Schema, pieces: Iterable[pa.Table]) -> Dataset:
+    """Make rows piece by piece, once, and map them into memory from the file where they are kept."""
+
+    def write(part: Path) -> None:
+        with pa.ipc.new_stream(part, schema) as writer:
+            for piece in pieces:
+                writer.write_table(piece)
+
+    make_once(path, write)
+    return Dataset.from_file(str(path))
+
+
+def teach_once(table: Dataset, teacher: SentenceTransformer, stage: str, path: Path) -> Dataset:
+    """Add the teacher's embeddings to the texts of a table, as labels of `EmbedDistillLoss`, [C, D] for a row, kept as
+    a file.
+
+    They are made with the teacher's own prompts: anchors are queries to it, positives and negatives documents; the two
+    sides of scored pairs are neither.
+    """
+    columns = [column for column in table.column_names if column != "score"]
+    encoders: list[Any] = [teacher.encode_query] + [teacher.encode_document] * (len(columns) - 1)
+    if "score" in table.column_names:
+        encoders = [teacher.encode, teacher.encode]
+    width = width_of(teacher)
+    rows_CD = pa.list_(pa.list_(pa.float32(), width), len(columns))
+    schema = pa.schema([*((column, pa.string()) for column in columns), ("label", rows_CD)])
+
+    def teach() -> Iterator[pa.Table]:
+        with console.track(f"teach {stage}", len(table), "rows") as progress:
+            for texts in table.select_columns(columns).iter(PIECE_TEXTS):
+                embeddings = []
+                for encode, column in zip(encoders, columns, strict=True):
+                    embeddings.append(encode_batch(encode, texts[column]))
+                flat = pa.array(torch.stack(embeddings, dim=1).flatten().cpu().numpy())
+                rows_BC = pa.FixedSizeListArray.from_arrays(flat, width)
+                rows_BCD = pa.FixedSizeListArray.from_arrays(rows_BC, len(columns))
+                yield pa.table([*texts.values(), rows_BCD], schema=schema)
+                progress.advance(len(rows_BCD))
+
+    return table_once(path, schema, teach())
+
+
+def mine_once(table: Dataset, model: SentenceTransformer, stage: str, settings: HardNegatives, path: Path) -> Dataset:
+    """Return the rows that have hard negatives, with them, kept as a file; print how many there are. Raises
+    `InputError` where there are none."""
+    names = ["anchor", "positive", *(f"negative_{number + 1}" for number in range(settings.number))]
+
+    def mine() -> Iterator[pa.Table]:
+        negatives = mine_negatives(table, model, settings, f"mine for {stage}", path.with_suffix(".npy"))
+        if not any(len(texts) == settings.number for texts in negatives.values()):
+            reach = f"{settings.number} negatives within rank {settings.last_rank} and margin {settings.margin}"
+            raise InputError(f"hard_negatives: no anchor has {reach}: lower number or margin, or raise last_rank")
+        for texts in table.iter(PIECE_ROWS):
+            pairs = zip(texts["anchor"], texts["positive"], strict=True)
+            rows = [(*pair, *negatives[pair[0]]) for pair in pairs if len(negatives[pair[0]]) == settings.number]
+            yield to_arrow(rows, names)
+
+    mined = table_once(path, pa.schema([(name, pa.string()) for name in names]), mine())
+    message = f"{len(mined):,} of {len(table):,} pairs have {settings.number} hard negatives"
+    console.err.print(f"stage {stage}: {message}", markup=False)
+    return mined
+
+
+def mine_negatives(
+    table: Dataset, model: SentenceTransformer, settings: HardNegatives, label: str, path: Path
+) -> dict[str, list[str]]:
+    """Choose for each anchor up to `settings.number` positives of other anchors that the model ranks high, as
+    `mine_hard_negatives` of sentence-transformers does.
+
+    That function holds embeddings in memory several times over, and scores of 16,384 anchors with all passages; here
+    embeddings of passages lie in the file `path` while it runs, and anchors come in pieces. A negative scores at most
+    the margin below the worst positive of its anchor; ranks are counted among those that do.
+    """
+    anchors, positives = table.data.column("anchor").to_pylist(), table.data.column("positive").to_pylist()
+    passages = list(dict.fromkeys(positives))
+    numbers = {text: number for number, text in enumerate(passages)}
+    right: dict[str, list[int]] = {}
+    for anchor, positive in zip(anchors, positives, strict=True):
+        right.setdefault(anchor, []).append(numbers[positive])
+    shape_ND = len(passages), width_of(model)
+    unit = {"normalize_embeddings": True}
+    rows = embed_to_file(model.encode_document, passages, shape_ND, path, f"{label}: passages", **unit)
+    rows_ND = torch.from_numpy(rows)
+    top = settings.last_rank + max(len(set(numbers)) for numbers in right.values())
+    chosen: dict[str, list[str]] = {}
+    remaining = iter(right)
+    for piece_AD in embed_pieces(model.encode_query, right, len(right), f"{label}: anchors", **unit):
+        nearest_A = find_nearest(piece_AD, in_pieces(rows_ND), top)
+        for anchor, row_D, hits in zip(islice(remaining, len(piece_AD)), piece_AD.cpu(), nearest_A, strict=True):
+            relevant = set(right[anchor])
+            worst = float((rows_ND[sorted(relevant)] @ row_D).min())
+            most = worst - abs(worst) * settings.margin
+            negatives = [number for number, score in hits if score <= most and number not in relevant]
+            ranked = negatives[settings.first_rank : settings.last_rank]
+            chosen[anchor] = [passages[number] for number in ranked[: settings.number]]
+    path.unlink()
+    return chosen
+
+
+# Its folder
 
 
 TOLERANCE = 1e-4

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 from biphase.config import PositiveCount, Strict
 from biphase.console import TrackingName
 from biphase.corpus.rows import Delimiter
-from biphase.errors import InputError
+from biphase.errors import InputError, refuse_doubles
 from biphase.files import content_hash
 
 PositiveFloat = Annotated[float, Field(gt=0)]
@@ -178,9 +178,7 @@ class EmbeddingRecipe(Strict):
 
     @model_validator(mode="after")
     def stages_fit(self) -> "EmbeddingRecipe":
-        names = [stage.name for stage in self.stages]
-        if len(set(names)) < len(names):
-            raise ValueError("stages: two have the same name")
+        refuse_doubles("stages: the name", [stage.name for stage in self.stages])
         if self.merge and self.token_embedding_rms is not None:
             raise ValueError("merge and token_embedding_rms: token embeddings before had another size; leave one out")
         if self.merge and self.dense:

@@ -170,7 +170,7 @@ def score_unit(cell: StudyCell, run: PlannedRun, step: int, folder: StudyFolder,
         data_dirs = find_data_dirs(evaluation)
         lines = fit_unit(reference, cell.evaluates, cell.config, out, data_dirs, label=cell.model)
     else:
-        from biphase.embedding.embed import score_embedding
+        from biphase.embedding.training import score_embedding
 
         recipe = embed.model_dump(mode="json")["recipe"]
         scores = score_embedding(reference, cell.model, recipe, embed.tasks, embed.name, cell.config, out)
