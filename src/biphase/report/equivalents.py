@@ -8,6 +8,7 @@ rungs, cannot be told apart. So it is over all noise that the scores show.
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -310,16 +311,14 @@ def head_prices(
 def choose_baseline(arms: Sequence[ReportArm]) -> tuple[ReportArm, ...]:
     """MLM alone at the masking ratio that has most budgets, at a tie the usual one; () with fewer than `LEAST_RUNGS` of
     them. A budget at which two arms are described alike does not count."""
-    by_mask: dict[int, dict[int, list[ReportArm]]] = {}
-    for arm in arms:
-        if arm.objective == "mlm" and arm.is_plain and arm.mask_percent is not None:
-            by_mask.setdefault(arm.mask_percent, {}).setdefault(arm.pretrain_steps, []).append(arm)
-    ladders = {}
-    for mask, by_steps in by_mask.items():
-        ladders[mask] = tuple(by_steps[steps][0] for steps in sorted(by_steps) if len(by_steps[steps]) == 1)
-    usual = reference_mask(arms)
-    best = max(ladders, key=lambda mask: (len(ladders[mask]), mask == usual), default=None)
-    return () if best is None or len(ladders[best]) < LEAST_RUNGS else ladders[best]
+    plain = [arm for arm in arms if arm.objective == "mlm" and arm.is_plain and arm.mask_percent is not None]
+    counts = Counter((arm.mask_percent, arm.pretrain_steps) for arm in plain)
+    ladders: dict[int | None, list[ReportArm]] = {reference_mask(arms): []}  # first, so that it wins a tie
+    for arm in sorted(plain, key=lambda arm: arm.pretrain_steps):
+        if counts[arm.mask_percent, arm.pretrain_steps] == 1:
+            ladders.setdefault(arm.mask_percent, []).append(arm)
+    longest = max(ladders.values(), key=len)
+    return tuple(longest) if len(longest) >= LEAST_RUNGS else ()
 
 
 def price_arms(results: ResultSet, baseline: Sequence[ReportArm], priced: Sequence[ReportArm]) -> list[Price]:

@@ -70,13 +70,12 @@ def weigh_arms(terms: Sequence[Operand], arms: Mapping[str, ReportArm]) -> list[
     """Write the terms as a weighted sum of arms, each with its task. Raises `InputError` where an axis has too few
     values for a function over it."""
     lines = [line_up([arms[name] for name in term.arms], term.axis) for term in terms]
+    shared: dict[str, set[float]] = {}
+    for term, line in zip(terms, lines, strict=True):
+        shared[term.axis] = shared.get(term.axis, set(line)) & set(line)
     weighed = []
     for term, line in zip(terms, lines, strict=True):
-        shared = set(line)
-        for term_beside, line_beside in zip(terms, lines, strict=True):
-            if term_beside.axis == term.axis:
-                shared &= set(line_beside)
-        values = np.array(sorted(shared), dtype=float)
+        values = np.array(sorted(shared[term.axis]), dtype=float)
         if len(values) < (2 if term.function == "trend" else 1):
             raise InputError(f"too few arms over {term.axis}")
         weights = np.full(len(values), 1 / len(values))
@@ -119,11 +118,9 @@ def contrast_spreads(
     def statistic(seeds: np.ndarray) -> float:
         spreads = []
         for scores_AVS in tables:
-            chosen_AVS = scores_AVS[:, :, seeds]
-            spread_A = chosen_AVS.mean(axis=2).std(axis=1, ddof=1)
-            if axis == RATE:
-                spread_A = chosen_AVS.std(axis=(1, 2), ddof=1)
-            spreads.append(weights_A @ spread_A)
+            means_AV1 = scores_AVS[:, :, seeds].mean(axis=2, keepdims=True)
+            chosen_AVS = scores_AVS[:, :, seeds] if axis == RATE else means_AV1
+            spreads.append(weights_A @ chosen_AVS.std(axis=(1, 2), ddof=1))
         return float(np.mean(spreads))
 
     largest = float(max(np.abs(scores_AVS).max() for scores_AVS in tables))
