@@ -43,8 +43,6 @@ from biphase.report.results import (
 from biphase.report.statistics import SIGNIFICANCE
 from biphase.style import GRID, INK
 
-TAG = re.compile(r"<[^>]+>")
-ATTRIBUTE = re.compile(r' ([\w:-]+)="([^"]*)"')
 SUPERFLUOUS = re.compile(
     r"font-family: [^;]*;? ?|stroke-linejoin: miter;? ?|(?<=[0-9]\.[0-9])[0-9]+|rotate\(-?0 [^)]*\)"
 )
@@ -59,12 +57,20 @@ character."""
 
 
 def inline_svg(text: str, name: str, styles: dict[str, str]) -> Markup:
-    """Return a picture in one part, or as a legend and a part for each of several panels.
+    """Return a picture in one part, or as a legend and a part for each of several panels, without what the page states
+    once for all pictures, and with the page's ids and colours.
 
     `styles`: a style of the page's pictures → the name of its class; new ones are added.
     """
+    root = fromstring(text)
+    ids = {reference: f"{name}-{number}" for number, reference in enumerate(dict.fromkeys(REFERENCE.findall(text)))}
+    for node in [*root.iter()]:
+        node[:] = [child for child in node if not child.tag.endswith(("metadata", "style"))]
+        node.tag = node.tag.rpartition("}")[2]
+        node.text, node.tail = (words if words and words.strip() else None for words in (node.text, node.tail))
+        tidy_attributes(node, ids, styles)
     parts = []
-    for kind, box, content in cut_panels(fromstring(tidy(text, name, styles))):
+    for kind, box, content in cut_panels(root):
         part = Element("svg", {"class": kind, "viewBox": box})
         if kind == "legend":
             part.set("width", f"{1.5 * float(box.split()[2]):.0f}")
@@ -74,27 +80,19 @@ def inline_svg(text: str, name: str, styles: dict[str, str]) -> Markup:
     return Markup("".join(parts))
 
 
-def tidy(text: str, name: str, styles: dict[str, str]) -> str:
-    """Drop from a picture what the page states once for all of them, and give it the page's ids and colours."""
-    text = re.sub(r"(?s)<metadata>.*?</metadata>|<style.*?</style>", "", text[text.index("<svg") :])
-    tags = "".join(TAG.findall(text))
-    ids = {reference: f"{name}-{number}" for number, reference in enumerate(dict.fromkeys(REFERENCE.findall(tags)))}
-
-    def shorten(attribute: re.Match[str]) -> str:
-        key, value = attribute[1].removeprefix("xlink:"), SUPERFLUOUS.sub("", " ".join(attribute[2].split()))
+def tidy_attributes(node: Element, ids: Mapping[str, str], styles: dict[str, str]) -> None:
+    """Turn an element's style into a class, its ids into the page's, and drop what is of no use there."""
+    attributes, node.attrib = node.attrib, {}
+    for name, text in attributes.items():
+        key, value = name.rpartition("}")[2], SUPERFLUOUS.sub("", " ".join(text.split()))
+        value = re.sub(r"(?<=#)[\w-]+", lambda match: ids.get(match[0], match[0]), value)
         if key == "style":
             value = value.replace(INK, "currentColor").replace(GRID, "var(--grid)")
             key, value = "class", styles.setdefault(value, f"s{len(styles)}")
         elif key == "id":
             value = ids.get(value, value if value.startswith(("axes_", "legend_")) else "")
-        elif key.startswith("xmlns"):
-            value = ""
-        return f' {key}="{value}"' if value else ""
-
-    def clean(tag: re.Match[str]) -> str:
-        return ATTRIBUTE.sub(shorten, REFERENCE.sub(lambda match: ids[match[0]], tag[0]))
-
-    return re.sub(r">\s+<", "><", TAG.sub(clean, text))
+        if value:
+            node.set(key, value)
 
 
 def cut_panels(root: Element) -> Iterator[tuple[str, str, list[Element]]]:
