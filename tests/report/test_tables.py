@@ -149,7 +149,7 @@ def test_captions_say_what_was_Result() -> None:
         (table,) = make_tables(results)
         assert f", sequence classification ({told})" in table.title
         assert f"(sequence classification: {told})" in wide_table(results, "standard").title
-        labels = {panel.y_label for panel in fill_panels("objective-by-size", results)}
+        labels = {panel.settings["ylabel"] for panel in fill_panels("objective-by-size", results)}
         assert labels == {"mean of accuracy and Matthews correlation (%)" if told is mixed else f"{told} (%)"}
     known, unknown = make("accuracy", "accuracy"), make("", "")
     assert make_tables(known)[0].title == make_tables(unknown)[0].title

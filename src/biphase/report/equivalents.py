@@ -407,11 +407,16 @@ def ladder_panel(price_list: PriceList) -> Panel:
         mark = mark_interval(equivalent.compute, equivalent.score.interval)
         series.append((label, look, [replace(mark, until=equivalent.compute / equivalent.share)]))
     ticks, labels, unit = round_ticks([*first.ladder, *(equivalent.compute for equivalent in compared)])
-    x_label = f"{AXES[first.axis]} of training{unit}"
     cells = first.score.cells
-    y_label = "mean over all tasks (%)" if len(cells) > 1 else f"{cells[0].dataset} (%)"
-    size = price_list.baseline[0].size
-    return Panel("lines", series, size, x_label, y_label, ticks, labels, is_logarithmic=True)
+    settings = {
+        "title": price_list.baseline[0].size,
+        "xscale": "log",
+        "xlabel": f"{AXES[first.axis]} of training{unit}",
+        "ylabel": "mean over all tasks (%)" if len(cells) > 1 else f"{cells[0].dataset} (%)",
+        "xticks": ticks,
+        "xticklabels": labels,
+    }
+    return Panel("lines", series, settings)
 
 
 def price_tables(price_list: PriceList) -> list[Table]:

@@ -66,14 +66,8 @@ class Panel:
     kind: PanelKind
     series: Sequence[tuple[str, Look, Sequence[Mark]]]
     """The name in the legend, the look, and the marks of each series."""
-    title: str
-    x_label: str
-    y_label: str
-    ticks: Sequence[float]
-    tick_labels: Sequence[str] | None = None
-    is_logarithmic: bool = False
-    x_margin: float | None = None
-    """The room on the x axis before the first tick and after the last; None: as the marks need it."""
+    settings: Mapping[str, Any]
+    """The title, labels and ticks of its axes, as arguments of matplotlib's `Axes.set`."""
 
 
 Arms = tuple[ReportArm, ...]
@@ -227,7 +221,11 @@ def fill_panels(name: str, results: ResultSet) -> list[Panel]:
     labels = [short_steps(value) if isinstance(value, int) else str(value) for value in values]
     if row.kind == "rings":
         ticks, labels, unit = round_ticks(values)
-    margin = (0.6 if row.kind == "bars" else 0.4) if has_names else None
+    settings: dict[str, Any] = {"xscale": "log"} if row.is_logarithmic else {}
+    settings |= {"xlabel": words["x"] + unit, "xticks": ticks, "xticklabels": labels}
+    if has_names:
+        margin = 0.6 if row.kind == "bars" else 0.4
+        settings["xlim"] = (-margin, len(values) - 1 + margin)
     sizes = [size for size in sizes_of(arms) if row.kind == "rings" and num_parameters(size) < math.inf]
     series = list_series(row, rows)
     panels = []
@@ -245,8 +243,8 @@ def fill_panels(name: str, results: ResultSet) -> list[Panel]:
             marked.append((label, look, sorted(marks, key=lambda mark: mark.x)))
         measures = [measure.partition(",")[0] for measure in group_measures(results, family, results.primary_metric)]
         y_label = words.get("y") or f"{'mean of ' if len(measures) > 1 else ''}{show_list(measures)} (%)"
-        names = f"{family} · {FAMILY_NAMES[family]}", words["x"] + unit, y_label
-        panels.append(Panel(row.kind, marked, *names, ticks, labels, row.is_logarithmic, margin))
+        labelled = settings | {"title": f"{family} · {FAMILY_NAMES[family]}", "ylabel": y_label}
+        panels.append(Panel(row.kind, marked, labelled))
     return panels if any(marks for panel in panels for _, _, marks in panel.series) else []
 
 
@@ -323,16 +321,9 @@ def round_ticks(values: Sequence[float]) -> tuple[list[float], list[str], str]:
 
 def plot_panel(panel: Panel, axes: "Axes") -> None:
     (plot_bars if panel.kind == "bars" else plot_marks)(panel, axes)
-    axes.set_xlabel(panel.x_label)
-    axes.set_ylabel(panel.y_label)
-    axes.set_title(panel.title)
-    if panel.is_logarithmic:
-        axes.set_xscale("log")
-    axes.set_xticks(panel.ticks, panel.tick_labels)
-    if panel.is_logarithmic:
+    axes.set(**panel.settings)
+    if "xscale" in panel.settings:
         axes.minorticks_off()
-    if panel.x_margin is not None:
-        axes.set_xlim(min(panel.ticks) - panel.x_margin, max(panel.ticks) + panel.x_margin)
 
 
 def plot_marks(panel: Panel, axes: "Axes") -> None:

@@ -115,12 +115,11 @@ def stand_for(definition: Mapping[str, Any], results: ResultSet) -> Ladder:
     usual_mask = reference_mask(results.arms)
     low, high = definition.get("share", (0, 1))
     least, most = definition.get("reached", (0, 1))
+    where = {key: definition[key] for key in ("setup", "objective") if key in definition}
     ladder: dict[Spot, dict[str, str]] = {}
-    for arm in results.arms:
+    for arm in results.select(**where).arms:
         is_chosen = (
-            arm.setup == definition["setup"]
-            and definition.get("objective", arm.objective) == arm.objective
-            and ("mask" not in definition or arm.mask_percent == usual_mask)
+            ("mask" not in definition or arm.mask_percent == usual_mask)
             and bool(arm.cpt_steps) >= definition.get("continued", False)
             and low <= arm.clm_share <= high
             and least <= arm.budget / longest[arm.size, arm.cpt_steps > 0] <= most
