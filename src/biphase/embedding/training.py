@@ -41,7 +41,7 @@ from biphase.config import parse_config
 from biphase.corpus.tokenizer import misreading_class
 from biphase.device import choose_device, choose_dtype, describe_machine
 from biphase.embedding import model as embedders
-from biphase.embedding.evaluation import JudgedSet, read_judged_set, score_arms, score_bm25, score_embedder
+from biphase.embedding.evaluation import read_judged_set, score_arms, score_bm25, score_embedder
 from biphase.embedding.model import width_of
 from biphase.embedding.pairs import Pairs, check_paths, check_stage, hash_pairs, read_pairs
 from biphase.embedding.recipe import LOSSES, EmbeddingRecipe, EmbeddingStage
@@ -58,6 +58,7 @@ from biphase.machine import stop_signals
 EMBEDDER_MAX_LENGTH = 512
 TRAINED = "this model"
 FURTHER_MODULES = "modules.safetensors"
+"""The weights of the modules behind the network."""
 Sources = dict[str, list[Pairs]]
 """The sources of each stage, by its name."""
 NOTED_ROWS = 1000
@@ -101,9 +102,19 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
         with console.open_tracking(tracking, folder, settings, steps_done(recipe, folder) + 1) as send:
             bf16 = dtype == torch.bfloat16
             records = run_stages(recipe, sources, model.to(device), folder, bf16, send)
-            facts = {"stages": records} | finish(recipe, model, before, datasets)
+            cosines = layer_cosines(model[0], before[0])
+            if recipe.merge:
+                merge_weights(model[0], before[0], recipe.merge)
+            model.eval()
+            models = {TRAINED: model, "before training": before}
+            scores = {judged.name: score_arms(models, judged) for judged in datasets}
+            is_whole = (
+                recipe.stages[-1].loss == "distill"
+            )  # a teacher's embeddings are learnt in all dimensions at once
+            dims = matryoshka_dims(width_of(model), recipe.matryoshka and not is_whole)
+            facts = {"stages": records, "dims": dims, "cosines": cosines, "scores": scores}
             record: dict[str, Any] = {"kind": "validation", "step": sum(stage["steps"] for stage in records)}
-            for name, arms in facts["scores"].items():
+            for name, arms in scores.items():
                 record |= {f"{name}/{metric}": score for metric, score in arms[TRAINED].items()}
             send(record)
         texts = [text for pairs in sources[recipe.stages[0].name] for text in pairs.table["positive"][:8].to_pylist()]
@@ -199,7 +210,7 @@ def run_stages(
             refuse_damaged(stage_folder / "model", f"delete {stage_folder} and rerun")
             network.backbone = load_backbone(stage_folder / "model").to(model.device)
             if recipe.dense:
-                further_modules(model).load_state_dict(load_file(stage_folder / "model" / FURTHER_MODULES))
+                nn.Sequential(*list(model)[1:]).load_state_dict(load_file(stage_folder / "model" / FURTHER_MODULES))
             console.err.print(f"stage {stage.name}: done before", markup=False)
             records.append(read_json(stage_folder / "done.json"))
         else:
@@ -207,11 +218,6 @@ def run_stages(
             run = StageRun(recipe, stage, model, stage_folder, bf16, send, before)
             records.append(run_stage(run, sources[stage.name]))
     return records
-
-
-def further_modules(model: SentenceTransformer) -> nn.Module:
-    """Return the modules behind the network."""
-    return nn.Sequential(*list(model)[1:])
 
 
 def run_stage(run: "StageRun", sources: Sequence[Pairs]) -> dict[str, Any]:
@@ -242,7 +248,7 @@ def run_stage(run: "StageRun", sources: Sequence[Pairs]) -> dict[str, Any]:
         network: Any = run.model[0]
         network.network.save_pretrained(whole)
         if run.recipe.dense:
-            save_file(further_modules(run.model).state_dict(), whole / FURTHER_MODULES)
+            save_file(nn.Sequential(*list(run.model)[1:]).state_dict(), whole / FURTHER_MODULES)
         write_mark(whole, "model")
     write_json(folder / "done.json", record)
     for checkpoint in (folder / "trainer").glob("checkpoint-*"):
@@ -516,24 +522,7 @@ def train_stage(run: StageRun, tables: Tables) -> dict[str, Any]:
     return {"steps": step, "rows": sum(map(len, rows.values())), "losses": logged}
 
 
-# What is written, and how it scores
-
-
-def finish(
-    recipe: EmbeddingRecipe, model: SentenceTransformer, before: SentenceTransformer, datasets: Sequence[JudgedSet]
-) -> dict[str, Any]:
-    """Merge the network with what it was before, and say how far each layer moved and what both score."""
-    cosines = layer_cosines(model[0], before[0])
-    if recipe.merge:
-        merge_weights(model[0], before[0], recipe.merge)
-    model.eval()
-    models = {TRAINED: model, "before training": before}
-    is_whole = recipe.stages[-1].loss == "distill"  # a teacher's embeddings are learnt in all dimensions at once
-    return {
-        "dims": matryoshka_dims(width_of(model), recipe.matryoshka and not is_whole),
-        "cosines": cosines,
-        "scores": {dataset.name: score_arms(models, dataset) for dataset in datasets},
-    }
+# As a part of a study
 
 
 def score_embedding(
