@@ -272,25 +272,19 @@ def mark_interval(x: float, interval: Interval, size: float = 5.0) -> Mark:
 
 
 def measure_arms(row: FigureRow, results: ResultSet, family: str, arms: Arms) -> Interval | None:
-    """Measure an arm's score on a family or its spread, or the difference of two arms; None where a score is
-    missing."""
-    if row.kind == "points":
-        return measure_spread(results, family, arms[0])
-    scores = [score for arm in arms if (score := results.scores.get(arm.name, {}).get(family))]
-    if len(scores) < len(arms):
-        return None
-    return scores[0].interval if len(scores) == 1 else difference(*scores).against()
-
-
-def measure_spread(results: ResultSet, family: str, arm: ReportArm) -> Interval | None:
-    """Measure the spread of all test scores of an arm, each around the mean of its dataset; None where not all are
-    known."""
+    """Measure an arm's score on a family, or the difference of two arms; None where a score is missing. Of `points` it
+    is the spread of all test scores, each around the mean of its dataset; None where not all are known."""
+    if row.kind != "points":
+        scores = [score for arm in arms if (score := results.scores.get(arm.name, {}).get(family))]
+        if len(scores) < len(arms):
+            return None
+        return scores[0].interval if len(scores) == 1 else difference(*scores).against()
     tables = []
     for dataset in results.datasets(family, results.primary_metric):
-        score = results.find(arm, family, dataset, results.primary_metric)
+        score = results.by_model.get(arms[0].name, {}).get((family, dataset))
         by_rate = score.by_rate or {} if score else {}
         rows = [by_rate[rate] for rate in stability_rates(sorted(by_rate))]
-        if len({len(row) for row in rows}) != 1 or np.isnan(rows).all():
+        if len({len(seeds) for seeds in rows}) != 1 or np.isnan(rows).all():
             return None
         scores_RS = np.array(rows, dtype=np.float64)
         tables.append(scores_RS - np.nanmean(scores_RS))

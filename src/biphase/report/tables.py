@@ -205,8 +205,7 @@ def make_score_table(
         for arm, cells in zip(members, zip(*marked, strict=True), strict=True):
             rows.append(Row(tuple(show(arm) for show in stubs.values()), cells, block, arm))
     signals = [measure_signal(scores[arm.name].get(column) for arm in compared) for column in columns.values()]
-    measured = filter(None, (cell.score for row in rows for cell in row.cells))
-    is_published = not any(score.samples or score.cells for score in measured)
+    is_published = not any(result.samples or result.cells for result in results.results)
     by = "as published, 1.96·s/√n (verdicts are by Student’s t)" if is_published else "by Student’s t"
     notes = [
         f"Test scores in %: mean over seeds ± half of the 95 % interval over them, {by}. ± –: no interval, because "
@@ -259,7 +258,7 @@ def table_files(tables: Iterable[Table]) -> dict[str, str]:
     from jinja2 import Environment
 
     environment = Environment(trim_blocks=True, keep_trailing_newline=True)
-    environment.filters["latex"] = escape_latex
+    environment.filters["latex"] = lambda text: text.translate(str.maketrans(LATEX))
     environment.globals["show_signal"] = show_signal
     sources = {ending: resources.files("biphase.report") / f"table.{ending}.j2" for ending in ("md", "tex")}
     templates = {ending: environment.from_string(source.read_text("utf-8")) for ending, source in sources.items()}
@@ -298,7 +297,3 @@ def print_table(table: Table) -> None:
 LATEX = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
 LATEX |= {"^": r"\textasciicircum{}", "±": r"$\pm$", "→": r"$\to$", "–": "--", "†": r"$\dagger$", "÷": r"$\div$"}
 LATEX |= {"…": r"\ldots{}", "“": "``", "”": "''"}
-
-
-def escape_latex(text: str) -> str:
-    return "".join(LATEX.get(sign, sign) for sign in text)
