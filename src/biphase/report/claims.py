@@ -109,7 +109,7 @@ class Finding:
 
     @property
     def is_tested(self) -> bool:
-        """Whether any scores bear on it."""
+        """Whether any scores bear on the finding."""
         return any(claim.inequalities for claim in self.claims)
 
     @property

@@ -22,7 +22,7 @@ The grammar, in which a name is an arm or one arm at several budgets, or a group
 A place on a term fixes it for that term; on the last one of a sum, or of a bracket, for all of it. Places behind the
 number say where the inequality is to hold: at each of them, by default at every budget, for every model, on the average
 over families. Where `some` is said, one is enough; `every` is chosen before `some`. The functions are those of
-`report.axes`. Nothing in the text is run.
+`report.hypotheses`. Nothing in the text is run.
 """
 
 import itertools

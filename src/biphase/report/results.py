@@ -298,8 +298,9 @@ def missing_cells(results: ResultSet) -> list[str]:
     lines, comparisons = [], read_words()["comparisons"]
     for metric, setup in itertools.product(results.metrics, comparisons):
         part = results.select(metric=metric, setup=setup)
-        for family, arm in itertools.product(part.families, part.arms):
-            lost = [name for name in part.datasets(family, metric) if part.find(arm, family, name, metric) is None]
+        names = {family: part.datasets(family, metric) for family in part.families}
+        for family, arm in itertools.product(names, part.arms):
+            lost = [name for name in names[family] if part.find(arm, family, name, metric) is None]
             if lost:
                 where = f"{comparisons[setup]['name']} · {arm.name} · {family}"
                 lines.append(f"{where}: {', '.join(lost)} ({metric} metric)")
@@ -319,18 +320,19 @@ def missing_examples(results: ResultSet) -> list[str]:
 def check_averages(results: ResultSet) -> list[str]:
     """Count the averages that are the mean of their datasets, up to the rounding of both to 0.01 %; add a line for any
     other."""
-    lines = []
-    averages = results.select(dataset=AVERAGE).results
-    for result in averages:
-        names = results.datasets(result.family, result.metric)
-        cells = [results.find(result.arm, result.family, name, result.metric) for name in names]
-        means = [cell.mean for cell in cells if cell is not None]
-        recomputed = float(np.mean(means)) if len(means) == len(cells) else result.mean
-        if abs(recomputed - result.mean) > PUBLISHED_DIGIT * (1 + 1e-9):
-            where = f"{read_words()['comparisons'][result.arm.setup]['name']} · {result.arm.name} · {result.family}"
-            lines.append(f"{where}: {100 * result.mean:.2f}, but its datasets give {100 * recomputed:.2f}")
-    num_right = len(averages) - len(lines)
-    return [f"{num_right} of {len(averages)} averages are the mean of their datasets, up to rounding.", *lines]
+    lines, num_averages = [], 0
+    for family, metric in itertools.product(results.families, results.metrics):
+        names = results.datasets(family, metric)
+        for result in results.select(family, AVERAGE, metric).results:
+            num_averages += 1
+            cells = [results.find(result.arm, family, name, metric) for name in names]
+            means = [cell.mean for cell in cells if cell is not None]
+            recomputed = float(np.mean(means)) if len(means) == len(cells) else result.mean
+            if abs(recomputed - result.mean) > PUBLISHED_DIGIT * (1 + 1e-9):
+                where = f"{read_words()['comparisons'][result.arm.setup]['name']} · {result.arm.name} · {family}"
+                lines.append(f"{where}: {100 * result.mean:.2f}, but its datasets give {100 * recomputed:.2f}")
+    right = f"{num_averages - len(lines)} of {num_averages} averages are the mean of their datasets, up to rounding."
+    return [right, *lines]
 
 
 def short_steps(steps: int) -> str:

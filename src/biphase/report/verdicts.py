@@ -153,8 +153,7 @@ def measure_task(scores: ScoreSet, model_a: str, model_b: str, task: str) -> Tas
     comparison = TaskComparison(model_a, model_b, task, side.metric if side else "", a, b, notes=tuple(notes))
     if a is None or b is None:
         return comparison
-    settings_a, settings_b = a.scores[0].settings, b.scores[0].settings
-    changed = differing((settings_a, settings_b))
+    changed = differing((a.scores[0].settings, b.scores[0].settings))
     if clash := [key for key in changed if key in TASK_SETTINGS]:
         return replace(comparison, notes=(f"they were scored with different {' and '.join(clash)}",))
     if changed and base_name(model_a) != base_name(model_b):
