@@ -256,11 +256,6 @@ class PriceList:
     without: Mapping[str, Equivalent] = field(default_factory=dict)
     """Each of several data sets → the share of the first arm that is told by the mean without it, untested."""
 
-    @property
-    def label(self) -> str:
-        """`MLM 40 %`."""
-        return f"MLM {self.baseline[0].mask_percent} %"
-
 
 def list_prices(
     results: ResultSet, declared: Mapping[str, Sequence[str]] | None = None
@@ -401,7 +396,7 @@ def ladder_panel(price_list: PriceList) -> Panel:
     for (compute, score), height in zip(first.ladder.items(), first.heights, strict=True):
         # Where the line was made monotone, the interval stays that of the score.
         marks.append(mark_interval(compute, replace(score.interval, value=height)))
-    series = [(f"{price_list.label} alone", LOOKS["mlm"], marks)]
+    series = [(f"MLM {price_list.baseline[0].mask_percent} % alone", LOOKS["mlm"], marks)]
     for equivalent, look in zip(compared, SERIES, strict=False):
         label = f"{equivalent.score.arm.name}: {show_point(equivalent)}"
         mark = mark_interval(equivalent.compute, equivalent.score.interval)
@@ -424,7 +419,7 @@ def price_tables(price_list: PriceList) -> list[Table]:
     counted = {equivalent.axis for price in price_list.prices for equivalent in price["mean"]}
     shared = [axis for axis in AXES if axis in counted]
     parts = [part for part in price_list.prices[0] if part != "mean"]
-    size = price_list.baseline[0].size
+    size, label = price_list.baseline[0].size, f"MLM {price_list.baseline[0].mask_percent} %"
     rows, by_part = [], []
     records: list[Sequence[object]] = [PRICE_COLUMNS]
     for price in price_list.prices:
@@ -435,7 +430,7 @@ def price_tables(price_list: PriceList) -> list[Table]:
         by_part.append(Row((arm.name,), (steps, *(Cell(show_multiple(price[part][0])) for part in parts))))
         for part, equivalents in price.items():
             for equivalent in equivalents:
-                facts = (arm.name, size, price_list.label, arm.pretrain_steps, part)
+                facts = (arm.name, size, label, arm.pretrain_steps, part)
                 mean = interval_cell(equivalent.score.interval)
                 share = (equivalent.axis, f"{equivalent.compute:.6g}", equivalent.beyond, f"{equivalent.share:.4f}")
                 ends = [f"{end:.4f}" if 0 < end < math.inf else "" for end in (equivalent.low, equivalent.high)]
@@ -448,7 +443,7 @@ def price_tables(price_list: PriceList) -> list[Table]:
     rule = read_words()["prices_rule"].format(where=where, over=over) + once
     name, heads = f"compute-equivalents-{size}", ("steps", "score (%)", *(f"share of {AXES[axis]}" for axis in shared))
     budgets = ", ".join(short_steps(arm.pretrain_steps) for arm in price_list.baseline)
-    title = f"Compute-equivalents, {size}: baseline {price_list.label} alone with {budgets} steps"
+    title = f"Compute-equivalents, {size}: baseline {label} alone with {budgets} steps"
     tables = [Table(name, title, ("model",), heads, tuple(rows), (rule,), records)]
     if parts:
         title, heads = f"{title}. Share of {AXES[shared[0]]} by task", ("steps", *parts)

@@ -204,9 +204,7 @@ def check_names(line: AskedInequality, ladders: Mapping[str, Ladder]) -> None:
     """Raises `InputError` for a name that stands for no arm, or for several where one is wanted."""
     for operand in line.operands:
         if operand.name not in ladders:
-            hint = nearest(operand.name, ladders)
-            ending = hint if hint.startswith("; known") else f"{hint} known: {', '.join(sorted(ladders))}"
-            raise InputError(f"unknown arm '{operand.name}'{ending}")
+            raise InputError(f"unknown arm '{operand.name}'{nearest(operand.name, ladders)}")
         if not ladders[operand.name]:
             raise InputError(f"no arm is '{operand.name}'")
         is_group = any(len(arms) > 1 for arms in ladders[operand.name].values())
