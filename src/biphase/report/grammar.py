@@ -27,8 +27,9 @@ over families. Where `some` is said, one is enough; `every` is chosen before `so
 
 import itertools
 import re
-from dataclasses import dataclass, replace
-from typing import NoReturn
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
 
 from biphase.errors import InputError, clipped
 
@@ -45,23 +46,21 @@ MOST_BRACKETS = 50
 NUMBER_FORM = re.compile(r"-?\d{1,15}(?:\.\d+)?(?:e-?\d{1,2})?")
 
 
-@dataclass(frozen=True)
-class Place:
-    """The tasks, budgets and models that an inequality is about; None is left open."""
+Place = Mapping[str, Any]
+"""What an inequality or a term of it is about; what a place does not have is left open:
 
-    tasks: tuple[str, ...] | None = None
-    """Families, tasks, or `average`, or one of `every family`, `some task` and the like."""
-    budget: str | int | None = None
-    """`every`, `some`, `largest`, `smallest`, or steps."""
-    model: str | None = None
-    """`every`, `some`, `largest`, `smallest`, or a name."""
+    tasks   a tuple of families, tasks, or `average`, or of one of `every family`, `some task` and the like
+    budget  `every`, `some`, `largest`, `smallest`, or steps
+    model   `every`, `some`, `largest`, `smallest`, or a name
+"""
 
-    @property
-    def quantifiers(self) -> tuple[str, str, str]:
-        """`every` or `some` for tasks, budget and model; empty where one is fixed or left open."""
-        words = (self.tasks[0].partition(" ")[0] if self.tasks else "", self.budget, self.model)
-        task, budget, model = (str(word) if word in QUANTIFIERS else "" for word in words)
-        return task, budget, model
+
+def find_quantifiers(place: Place) -> tuple[str, str, str]:
+    """Return `every` or `some` for tasks, budget and model; empty where one is fixed or left open."""
+    first, *_ = place.get("tasks", ("",))
+    words = (first.partition(" ")[0], place.get("budget"), place.get("model"))
+    task, budget, model = (str(word) if word in QUANTIFIERS else "" for word in words)
+    return task, budget, model
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class Operand:
 
     weight: float
     name: str
-    place: Place = Place()
+    place: Place = field(default_factory=dict)
     quantifier: str = ""
     """`every` or `some` of the arms that the name stands for."""
     function: str = ""
@@ -121,7 +120,7 @@ class Parser:
         self.tokens = TOKEN.findall(text)
         """Words, signs, and names with their quotes: a word in quotes is a name."""
         self.at = 0
-        self.trailing = Place()
+        self.trailing: Place = {}
         """The place behind the last term."""
 
     @property
@@ -183,7 +182,7 @@ class Parser:
             self.refuse("'on', 'at', 'for' or the end")
         if is_equivalent and bound <= 0:
             raise InputError("a share of compute lies above 0")
-        spreads = {term.function == "spread" and (term.axis, term.place.tasks) for term in operands}
+        spreads = {term.function == "spread" and (term.axis, term.place.get("tasks")) for term in operands}
         if len(spreads) > 1:
             raise InputError("a spread stands beside spreads over the same axis on the same task only")
         scale = 1.0 if is_equivalent else 0.01
@@ -193,7 +192,7 @@ class Parser:
         operands = self.term(1.0)
         while self.next in ("+", "-"):
             operands += self.term(1.0 if self.take("+", "-") == "+" else -1.0)
-        return [replace(term, place=filled(term.place, self.trailing)) for term in operands]
+        return [replace(term, place={**self.trailing, **term.place}) for term in operands]
 
     def term(self, sign: float) -> list[Operand]:
         start = self.at
@@ -208,11 +207,11 @@ class Parser:
         else:
             operands = [self.arm()]
         place = self.trailing = self.place()
-        if any(place.quantifiers) or len(place.tasks or ()) > 1:
+        if any(find_quantifiers(place)) or len(place.get("tasks", ())) > 1:
             raise InputError("several places stand behind the number; a term has one")
         # What stands nearer to a name goes before what stands behind the bracket around it.
         scale = sign * factor
-        return [replace(term, weight=scale * term.weight, place=filled(term.place, place)) for term in operands]
+        return [replace(term, weight=scale * term.weight, place={**place, **term.place}) for term in operands]
 
     def arm(self) -> Operand:
         for function in FUNCTIONS:
@@ -228,24 +227,17 @@ class Parser:
         return Operand(1.0, self.name("an arm"), quantifier=quantifier)
 
     def place(self) -> Place:
-        place = Place()
+        place: dict[str, Any] = {}
         while True:
             if self.has("on"):
                 tasks = [self.task()]
                 while self.has("and"):
                     tasks.append(self.task())
-                place = replace(place, tasks=tuple(tasks))
+                place["tasks"] = tuple(tasks)
             elif self.has("at"):
-                budget: str | int | None = self.quantified("budget")
-                if budget is None:
-                    steps = self.number()
-                    if steps is None or not self.has("steps"):
-                        places = "'every budget', 'the largest' or 'the smallest budget'"
-                        self.refuse(f"{places}, or a number of steps, as 400 steps,")
-                    budget = int(steps)
-                place = replace(place, budget=budget)
+                place["budget"] = self.quantified("budget") or self.steps()
             elif self.has("for"):
-                place = replace(place, model=self.quantified("model") or self.name("a model"))
+                place["model"] = self.quantified("model") or self.name("a model")
             else:
                 return place
 
@@ -255,13 +247,14 @@ class Parser:
                 return f"{word} {noun}"
         return self.name("a task or a family")
 
+    def steps(self) -> int:
+        steps = self.number()
+        if steps is None or not self.has("steps"):
+            self.refuse("'every budget', 'the largest' or 'the smallest budget', or a number of steps, as 400 steps,")
+        return int(steps)
+
     def quantified(self, noun: str) -> str | None:
         for end in ("largest", "smallest"):
             if self.has("the", end, noun):
                 return end
         return next((word for word in QUANTIFIERS if self.has(word, noun)), None)
-
-
-def filled(near: Place, far: Place) -> Place:
-    """Fill in what the near place leaves open from the far one."""
-    return Place(near.tasks or far.tasks, near.budget or far.budget, near.model or far.model)

@@ -26,7 +26,7 @@ from biphase.report.claims import Claim, Inequality, strongest
 from biphase.report.contrasts import Contrast, contrast, jackknife
 from biphase.report.equivalents import contrast_at_share, refuse_gaps
 from biphase.report.formats import show_count, show_list
-from biphase.report.grammar import QUANTIFIERS, RATE, AskedInequality, Operand, Parser
+from biphase.report.grammar import QUANTIFIERS, RATE, AskedInequality, Operand, Parser, find_quantifiers
 from biphase.report.results import (
     FAMILY_CODES,
     FAMILY_NAMES,
@@ -170,18 +170,18 @@ def place_inequality(
     """Write the inequality for every place, in groups as `bind` returns them."""
     groups: dict[tuple[object, ...], list[AskedInequality]] = {}
     spots = find_spots(line, ladders)
-    for task in expand_tasks(line.place.tasks or (MEAN_OF_FAMILIES,), tasks):
+    for task in expand_tasks(line.place.get("tasks", (MEAN_OF_FAMILIES,)), tasks):
         for spot, choices in spots:
             for chosen in itertools.product(*choices):
                 terms, weights = [], defaultdict[object, float](float)
                 for term in chosen:
-                    (term_task,) = expand_tasks(term.place.tasks or (task,), tasks)
+                    (term_task,) = expand_tasks(term.place.get("tasks", (task,)), tasks)
                     terms.append(replace(term, task=term_task))
                     weights[term.function, term.axis, term.arms, term_task] += term.weight
                 if not any(weights.values()):  # it compares an arm with itself
                     continue
                 # Of those that differ in no `every` and in no named place, one is enough.
-                at = zip(line.place.quantifiers, (task, spot.budget, spot.model), strict=True)
+                at = zip(find_quantifiers(line.place), (task, spot.budget, spot.model), strict=True)
                 every = [term.kind for term in terms if term.quantifier == "every"]
                 key = (*(value for word, value in at if word != "some"), *every)
                 label, ladder = label_choice(line, terms, task, spot), baseline_ladder(line, ladders, spot)
@@ -220,7 +220,7 @@ def label_choice(line: AskedInequality, terms: Sequence[Operand], task: str, spo
     kinds = iter([term.kind for term in terms if term.quantifier])
     left_side = re.split(r"[<>]", line.text, maxsplit=1)[0].strip()
     filled_in = QUANTIFIED.sub(lambda match: next(kinds, match[0]), left_side)
-    is_open = any(operand.place.tasks is None for operand in line.placed)
+    is_open = any("tasks" not in operand.place for operand in line.placed)
     return " ".join(filter(None, [filled_in, f"on {task}" if is_open else "", str(spot)]))
 
 
@@ -247,11 +247,12 @@ def find_spots(line: AskedInequality, ladders: Mapping[str, Ladder]) -> list[tup
     unknown model and where there is no such place."""
     spots = [spot for operand in line.placed for spot in ladders[operand.name]]
     models = sorted(dict.fromkeys(spot.model for spot in spots), key=num_parameters)
-    if line.place.model not in (None, *QUANTIFIERS, "largest", "smallest", *models):
-        raise InputError(f"unknown model '{line.place.model}'; known: {', '.join(models)}")
+    wanted_model, wanted_budget = line.place.get("model"), line.place.get("budget")
+    if wanted_model not in (None, *QUANTIFIERS, "largest", "smallest", *models):
+        raise InputError(f"unknown model '{wanted_model}'; known: {', '.join(models)}")
     varied = [operand for operand in line.placed if not is_one_arm(operand, ladders[operand.name])]
-    is_at_budgets = any(operand.axis != "budget" and operand.place.budget is None for operand in varied)
-    is_for_models = any(operand.place.model is None for operand in varied)
+    is_at_budgets = any(operand.axis != "budget" and "budget" not in operand.place for operand in varied)
+    is_for_models = any("model" not in operand.place for operand in varied)
     budgets = sorted({spot.budget for spot in spots}) if is_at_budgets else [0]
     candidates = itertools.product(models if is_at_budgets or is_for_models else [""], budgets)
     # What `the largest` on a term is chosen among.
@@ -262,11 +263,11 @@ def find_spots(line: AskedInequality, ladders: Mapping[str, Ladder]) -> list[tup
         choices = [bind_operand(operand, ladders[operand.name], spot, shared) for operand in line.placed]
         if all(choices) and choices not in by_spot.values():
             by_spot[spot] = choices
-    model = choose_among(line.place.model, [spot.model for spot in by_spot])
+    model = choose_among(wanted_model, [spot.model for spot in by_spot])
     chosen = []
     for spot, choices in by_spot.items():
         budgets = [of_model.budget for of_model in by_spot if of_model.model == spot.model]
-        if model in (None, spot.model) and choose_among(line.place.budget, budgets) in (None, spot.budget):
+        if model in (None, spot.model) and choose_among(wanted_budget, budgets) in (None, spot.budget):
             chosen.append((spot, choices))
     if not chosen:
         names = " and ".join(dict.fromkeys(f"'{operand.name}'" for operand in line.operands))
@@ -298,10 +299,10 @@ def bind_operand(operand: Operand, ladder: Ladder, spot: Spot, shared: Set[Spot]
     if is_one_arm(operand, ladder):
         (arms,) = ladder.values()
     else:
-        if place.model is not None:
-            model = choose_among(place.model, sorted({of_shared for of_shared, _ in shared}, key=num_parameters))
-        if place.budget is not None and (budgets := sorted(b for m, b in shared if m == model)):
-            budget = choose_among(place.budget, budgets)
+        if "model" in place:
+            model = choose_among(place["model"], sorted({of_shared for of_shared, _ in shared}, key=num_parameters))
+        if "budget" in place and (budgets := sorted(b for m, b in shared if m == model)):
+            budget = choose_among(place["budget"], budgets)
         arms = ladder.get(Spot(model, budget), {})
         if operand.axis == "budget":
             of_model = [ladder[spot].values() for spot in sorted(ladder) if spot.model == model]
@@ -331,7 +332,7 @@ def make_line(groups: Sequence[Sequence[AskedInequality]], results: ResultSet) -
     is below 0.6" becomes "the arm is above the baseline's line at 1 / 0.6 of the arm's compute".
     """
     line, arms = groups[0][0], {arm.name: arm for arm in results.arms}
-    words = (*line.place.quantifiers, *(operand.quantifier for operand in line.operands))
+    words = (*find_quantifiers(line.place), *(operand.quantifier for operand in line.operands))
     inequalities, untested = [], []
     for rivals in groups:
         measured, lacks = [], []
