@@ -115,12 +115,8 @@ def cut_panels(root: Element) -> Iterator[tuple[str, str, list[Element]]]:
     margin, top = max(frames[0][0], frames[1][0] - frames[0][2] - PANEL_END), frames[0][5] - PANEL_TITLE
     for legend in legends:
         texts = [(float(text.attrib["x"]), len(text.text or "")) for text in legend.iter("text")]
-        begin = min(x for x, _ in texts) - 30
-        yield (
-            "legend",
-            f"{begin:.0f} 0 {max(x + CHARACTER_WIDTH * num for x, num in texts) - begin:.0f} {top:.0f}",
-            [legend],
-        )
+        begin, end = min(x for x, _ in texts) - 30, max(x + CHARACTER_WIDTH * num for x, num in texts)
+        yield "legend", f"{begin:.0f} 0 {end - begin:.0f} {top:.0f}", [legend]
     for panel, (left, bottom, right, _, _, upper) in zip(panels, frames, strict=True):
         size = f"{right - left + margin + PANEL_END:.0f} {bottom - upper + PANEL_TITLE + PANEL_LABELS:.0f}"
         yield "panel", f"{left - margin:.0f} {upper - PANEL_TITLE:.0f} {size}", [*shared, panel]
@@ -230,23 +226,19 @@ def write_report(results: ResultSet, out: Path, page_text: PageText, pool: Execu
     with own_folder(out, "report") as folder, pool or figure_pool() as drawing:
         prices, unpriced = list_prices(results, page_text.declared)
         priced, price_sentences = [*map(price_tables, prices)], [*map(price_sentence, prices)]
-        ladders = [partial(plot_panel, ladder_panel(listed)) for listed in prices]
         plots, lacking = list_figures(results, page_text.losses)
         figures = {name: words for name, words in read_words()["figures"].items() if name in plots}
-        if ladders:
-            plots["compute-equivalents"] = ladders
+        if prices:
+            plots["compute-equivalents"] = [partial(plot_panel, ladder_panel(listed)) for listed in prices]
         save = partial(save_figure, folder=folder / "figures")
         drawn = drawing.map(save, plots.keys(), plots.values())  # beside the tables
         printed, wide = tables.make_tables(results), [tables.wide_table(results, name) for name in results.metrics]
         texts = {**page_text.files, **tables.table_files([*wide, *printed, *chain(*priced)])}
         lacks = [*missing_cells(results), *missing_examples(results), *(f"No figure: {line}" for line in lacking)]
-        checks = check_averages(results)
         html = render(
             facts=describe_results(results),
-            sentences=[page_text.answer]
-            if page_text.answer
-            else list(tell_answer(results, price_sentences, page_text)),
-            checks=checks,
+            sentences=list(tell_answer(results, price_sentences, page_text)),
+            checks=check_averages(results),
             wide=wide,
             prices=[*zip(price_sentences, priced, strict=True)],
             figures=figures,
