@@ -7,7 +7,7 @@ Which claims there are is no matter of this module: they are lines in the gramma
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -218,14 +218,15 @@ def together(verdicts: Sequence[str]) -> ClaimVerdict:
     return "supported" if set(verdicts) == {"supported"} else "undecided"
 
 
-def group_verdicts(findings: Sequence[Finding], name: Callable[[Finding], str]) -> str:
-    """Group findings in words: `supported are A and B; none is contradicted; undecided is C; no scores test D`."""
+def group_verdicts(findings: Sequence[Finding], words: Mapping[str, str]) -> str:
+    """Group findings in words, which are given by their keys: `supported are A and B; none is contradicted; undecided
+    is C; no scores test D`."""
     groups = []
     for verdict in get_args(ClaimVerdict):
-        names = [name(finding) for finding in findings if finding.is_tested and finding.verdict == verdict]
+        names = [words[finding.key] for finding in findings if finding.is_tested and finding.verdict == verdict]
         are = "is" if len(names) == 1 else "are"
         groups.append(f"{verdict} {are} {show_list(names)}" if names else f"none is {verdict}")
-    untested = [name(finding) for finding in findings if not finding.is_tested]
+    untested = [words[finding.key] for finding in findings if not finding.is_tested]
     return "; ".join([*groups, *([f"no scores test {show_list(untested)}"] if untested else [])])
 
 

@@ -292,8 +292,8 @@ def head_prices(
     budgets = sorted({mean.score.arm.pretrain_steps for mean in means})
     steps = max((budget for budget in budgets if budget < baseline[-1].pretrain_steps), default=budgets[0])
     compared = tuple(mean for mean in means if mean.score.arm.pretrain_steps == steps)
-    rungs, names = {arm.name for arm in baseline}, [mean.score.arm.name for mean in means]
-    chosen = [mean for name, mean in zip(names, means, strict=True) if rungs.issuperset(declared.get(name, [""]))]
+    rungs, by_name = {arm.name for arm in baseline}, {mean.score.arm.name: mean for mean in means}
+    chosen = [mean for name, mean in by_name.items() if name in declared and rungs.issuperset(declared[name])]
     first = (chosen or compared)[0]
     datasets = [cell.dataset for cell in first.score.cells]
     without: dict[str, Equivalent] = {}

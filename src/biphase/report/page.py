@@ -262,8 +262,8 @@ def tell_answer(results: ResultSet, price_sentences: Iterable[str], page_text: P
     yield from price_sentences
     if page_text.hypotheses:
         declared, _ = page_text.hypotheses
-        named = {line.key: line.key if line.verdict == "undecided" else line.statement for line in declared}
-        groups = group_verdicts(declared, lambda finding: f"“{named[finding.key]}”")
+        words = {line.key: f"“{line.key if line.verdict == 'undecided' else line.statement}”" for line in declared}
+        groups = group_verdicts(declared, words)
         yield f"Of {show_count(len(declared), 'hypothesis', 'hypotheses')} of this study, {groups}."
     elif page_text.verdicts and count_tested(page_text.verdicts[0]):
         yield page_text.verdicts[1]

@@ -190,13 +190,13 @@ def answer(findings: Sequence[claims.Finding]) -> str:
             f"comparisons and behind in {behind or 'none'}{ending}. "
         )
 
-    def name(finding: claims.Finding) -> str:
+    words = {}
+    for finding in findings:
         statement = finding.statement
         if not statement[:2].isupper():  # `At a fixed …`, but not `MLM beats …`
             statement = statement[0].lower() + statement[1:]
-        return finding.key if finding.verdict == "undecided" else f"{finding.key} ({statement})"
-
-    groups = claims.group_verdicts(findings, name)
+        words[finding.key] = finding.key if finding.verdict == "undecided" else f"{finding.key} ({statement})"
+    groups = claims.group_verdicts(findings, words)
     return f"{first}Of the paper’s {len(findings)} findings, {scope}{': ' if scope else ''}{groups}."
 
 
