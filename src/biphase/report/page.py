@@ -67,7 +67,8 @@ def inline_svg(text: str, name: str, styles: dict[str, str]) -> Markup:
     for node in [*root.iter()]:
         node[:] = [child for child in node if not child.tag.endswith(("metadata", "style"))]
         node.tag = node.tag.rpartition("}")[2]
-        node.text, node.tail = (words if words and words.strip() else None for words in (node.text, node.tail))
+        node.text = node.text if node.text and node.text.strip() else None
+        node.tail = node.tail if node.tail and node.tail.strip() else None
         tidy_attributes(node, ids, styles)
     parts = []
     for kind, box, content in cut_panels(root):

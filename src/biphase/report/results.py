@@ -376,9 +376,9 @@ def objective_pairs(results: ResultSet) -> list[tuple[ReportArm, ReportArm]]:
             if arm.size == size and arm.mask_percent in (None, mask):
                 budgets.setdefault((arm.pretrain_steps, arm.cpt_steps), {}).setdefault(arm.objective, []).append(arm)
         complete = [budget for budget, by_objective in budgets.items() if by_objective.keys() >= {"clm", "mlm"}]
-        chosen = []
-        for objective in ("clm", "mlm") if complete else ():
-            rivals = budgets[max(complete)][objective]
-            chosen.append([arm for arm in rivals if arm.is_plain][:1] or (rivals if len(rivals) == 1 else []))
-        pairs += zip(*chosen, strict=False)
+        if complete:
+            usual = {}
+            for objective, rivals in budgets[max(complete)].items():
+                usual[objective] = [arm for arm in rivals if arm.is_plain][:1] or (rivals if len(rivals) == 1 else [])
+            pairs += zip(usual["clm"], usual["mlm"], strict=False)
     return pairs
