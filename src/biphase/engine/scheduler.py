@@ -279,6 +279,15 @@ class Forecast:
         return None if by_kind is None else sum(by_kind.values()) / self.num_running
 
 
+def failure_path(folder: Path, unit: Unit) -> Path:
+    """Return the file that records the failure of a unit."""
+    name = unit.file or unit.name
+    plain = re.sub(r"[^\w.=@+-]+", "-", name)
+    if plain != name:  # two names may have the same plain one
+        plain = f"{plain[:150]}-{content_hash(name)[:8]}"
+    return folder / "failed" / f"{plain}.json"
+
+
 def run_batch(
     units: Sequence[Unit],
     engine: Engine,
@@ -302,11 +311,7 @@ def run_batch(
     records: dict[str, tuple[Path, int | None]] = {}
     tried = []
     for unit in units:
-        name = unit.file or unit.name
-        plain = re.sub(r"[^\w.=@+-]+", "-", name)
-        if plain != name:  # two names may have the same plain one
-            plain = f"{plain[:150]}-{content_hash(name)[:8]}"
-        path = folder.resolve() / "failed" / f"{plain}.json"
+        path = failure_path(folder.resolve(), unit)
         mtime = path.stat().st_mtime_ns if path.exists() else None
         records[unit.name] = path, mtime
         arguments = {"function": unit.function, "arguments": unit.arguments, "record": path, "mtime": mtime}

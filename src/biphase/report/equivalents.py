@@ -434,8 +434,8 @@ def price_tables(price_list: PriceList) -> list[Table]:
                 mean = interval_cell(equivalent.score.interval)
                 share = (equivalent.axis, f"{equivalent.compute:.6g}", equivalent.beyond, f"{equivalent.share:.4f}")
                 ends = [f"{end:.4f}" if 0 < end < math.inf else "" for end in (equivalent.low, equivalent.high)]
-                noise = "; ".join(equivalent.noise)
-                records.append((*facts, mean.text, mean.reach.replace(MISSING, ""), *share, *ends, noise))
+                noises = "; ".join(equivalent.noise)
+                records.append((*facts, mean.text, mean.reach.replace(MISSING, ""), *share, *ends, noises))
     cells, noise = price_list.compared[0].score.cells, price_list.compared[0].noise
     where = f"the mean over {len(cells)} data sets" if len(cells) > 1 else cells[0].dataset
     over = f", over {show_noise(noise)}" if noise else ""
