@@ -15,7 +15,8 @@ import transformers
 from biphase.cli.app import run_command
 from biphase.errors import InputError
 from biphase.files import MARK
-from biphase.finetuning.families.token_classification import TaggedSplit
+from biphase.finetuning import predict
+from biphase.finetuning.families.token_classification import encode_words
 from biphase.finetuning.heads import load_encoder
 from biphase.finetuning.kept import find_kept, open_rows
 from biphase.finetuning.predict import join_touching, predict_placed, spans_of_tags
@@ -180,13 +181,12 @@ def test_long_texts_are_tagged_to_their_end(
     kept = keep_untrained(tagging(), model_folder, tmp_path / "kept", max_length=12)
     nouns = ["dog", "tree", "river", "stone"] * 5
     inputs: list[tuple[str, ...]] = []
-    encode = TaggedSplit.encode
 
     def recorded(task: Task, examples: Any, *rest: Any) -> Any:
         inputs.extend(example.words for example in examples)
-        return encode(task, examples, *rest)
+        return encode_words(task, examples, *rest)
 
-    monkeypatch.setattr(TaggedSplit, "encode", recorded)
+    monkeypatch.setattr(predict, "encode_words", recorded)
     write_jsonl(tmp_path / "rows.jsonl", [{"tokens": nouns}, {"tokens": ["cat"]}])
     long, short = predict_all(kept, tmp_path / "rows.jsonl")
     begins = sorted({20 - len(words) for words in inputs if len(words) > 1})

@@ -188,17 +188,6 @@ class EncodedSplit(ABC):
     def count_tokens(self, items: np.ndarray) -> int:
         return self.texts.count_tokens(items)
 
-    @classmethod
-    def encode(cls, task: Task, examples: Any, tokenizer: HashedTokenizer, config: FinetuneConfig) -> "EncodedSplit":
-        """One split, where a family encodes it without a look at the others."""
-        raise NotImplementedError
-
-    @classmethod
-    def encode_task(cls, data: Any, tokenizer: HashedTokenizer, config: FinetuneConfig) -> "EncodedTask":
-        """All splits of a task, as `tasks.examples` has them, as token ids with their targets."""
-        splits = {name: cls.encode(data.task, examples, tokenizer, config) for name, examples in data.splits.items()}
-        return EncodedTask(splits, data.left_out)
-
     @abstractmethod
     def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: "CellContext") -> Tensor:
         """The mean loss over some training items, and its gradient added to that of the parameters."""

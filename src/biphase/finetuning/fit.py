@@ -33,16 +33,11 @@ from biphase import console
 from biphase.device import choose_device, choose_dtype, describe_machine
 from biphase.encoder.packed import explain_computing
 from biphase.errors import InputError, memory_told
-from biphase.files import (
-    content_hash,
-    locked,
-    make_once,
-    refuse_links,
-)
+from biphase.files import content_hash, locked, make_once, refuse_links
 from biphase.finetuning.cells import CellPlan
 from biphase.finetuning.config import ENCODING_SETTINGS, EVALUATED_SPLITS, PROTOCOL, FinetuneConfig
 from biphase.finetuning.encoding import CellContext, EncodedSplit, EncodedTask, HashedTokenizer
-from biphase.finetuning.families import kind_of_splits
+from biphase.finetuning.families import encode_task, kind_of_splits
 from biphase.finetuning.heads import Encoder, build_network, check_keepable, open_encoder, to_transformers
 from biphase.finetuning.keep import keep_network
 from biphase.finetuning.metrics import Rows
@@ -103,7 +98,7 @@ def encode_source(source: TaskSource, tokenizer: HashedTokenizer, config: Finetu
     for split, number in count_shared(data).items():
         if number:
             console.err.print(f"{task.name}: {number:,} inputs of {split} stand in train too")
-    encoded = kind_of_splits(task.family, config).encode_task(data, tokenizer, config)
+    encoded = encode_task(data, tokenizer, config)
     if encoded.left_out and task.missing == "refuse":  # else its reader has told so
         console.err.print(f"{task.name}: {encoded.left_out:,} rows without a gold label are left out")
     cut = [f"{split.num_truncated:,} of {name}" for name, split in encoded.splits.items() if split.num_truncated]

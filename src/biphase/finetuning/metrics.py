@@ -143,11 +143,7 @@ def tag_scores(rows: Sequence[Mapping[str, Any]], classes: Sequence[str]) -> Met
 
 
 def count_entities(
-    gold_U: np.ndarray,
-    predicted_U: np.ndarray,
-    bounds_S1: np.ndarray,
-    labels: Sequence[str],
-    is_strict: bool = False,
+    gold_U: np.ndarray, predicted_U: np.ndarray, bounds_S1: np.ndarray, labels: Sequence[str], is_strict: bool = False
 ) -> np.ndarray:
     """[S, 3] entities of each sentence: found with the right type and both ends, predicted, and in gold.
 
@@ -281,10 +277,7 @@ def answer_scores(
 
 
 def best_share(
-    scores: Sequence[float],
-    predictions: Sequence[str],
-    has_answer: Sequence[bool],
-    no_answer_scores: Sequence[float],
+    scores: Sequence[float], predictions: Sequence[str], has_answer: Sequence[bool], no_answer_scores: Sequence[float]
 ) -> float:
     """The best mean over all thresholds: from "" for every question on, the predictions of the surest are let in."""
     questions = zip(no_answer_scores, scores, predictions, has_answer, strict=True)

@@ -24,13 +24,13 @@ from biphase.finetuning.encoding import CellContext, HashedTokenizer
 from biphase.finetuning.families.question_answering import encode_questions
 from biphase.finetuning.families.retrieval import encode_pairs
 from biphase.finetuning.families.sequence_classification import (
-    ChoiceSplit,
-    LabelledSplit,
     best_choice,
+    encode_choices,
+    encode_labelled,
     labelled,
     read_outputs,
 )
-from biphase.finetuning.families.token_classification import TaggedSplit, tag_rows
+from biphase.finetuning.families.token_classification import encode_words, tag_rows
 from biphase.finetuning.heads import AUTO_CLASSES, PaddedNetwork
 from biphase.finetuning.kept import TEXT, KeptModel, input_columns, with_task_names
 from biphase.finetuning.metrics import find_entities
@@ -114,7 +114,7 @@ def choose(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
         if len(texts) > len(names[-1]):
             raise InputError(f"{place}: {len(texts)} choices, where task '{task.name}' names {len(task.classes)}")
         examples.append(ChoiceTexts(place, fill_choices(task, place, row, texts), 0))
-    split = ChoiceSplit.encode(task, examples, predicting.tokenizer, cell.config)
+    split = encode_choices(task, examples, predicting.tokenizer, cell.config)
     scores_S1 = split.predict(predicting.network, cell)
     parts = zip(np.split(scores_S1[:, 0], split.bounds_Q1[1:-1]), names, strict=True)
     return [best_choice(*part) for part in parts], split.num_truncated
@@ -142,7 +142,7 @@ def classify(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
         found, num_cut = classify_as_pipeline(predicting, [example.text for example in examples])
     else:
         cell = predicting.cell
-        split = LabelledSplit.encode(task, examples, predicting.tokenizer, cell.config)
+        split = encode_labelled(task, examples, predicting.tokenizer, cell.config)
         logits_SC = split.predict(predicting.network, cell)
         found, num_cut = [*read_outputs(task, logits_SC)], split.num_truncated
     for number in np.flatnonzero(is_empty):
@@ -201,7 +201,7 @@ def tag_words(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
 def tag_sentences(predicting: Predicting, examples: Sequence[TaggedWords]) -> Iterator[tuple[Row, bool]]:
     """For each sentence the tags and probabilities of the words that are in its input, and whether some were cut."""
     cell = predicting.cell
-    split = TaggedSplit.encode(cell.task, examples, predicting.tokenizer, cell.config)
+    split = encode_words(cell.task, examples, predicting.tokenizer, cell.config)
     tags = split.predict(predicting.network, cell)
     cut = set(split.texts.truncated.tolist())
     inside = split.words_T[split.words_T >= 0]

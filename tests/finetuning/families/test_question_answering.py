@@ -12,6 +12,7 @@ from biphase.finetuning.families.question_answering import (
     QuestionSplit,
     characters_of_span,
     cut_windows,
+    encode_question_task,
     encode_questions,
     span_loss,
     token_loss,
@@ -220,8 +221,8 @@ def test_the_longest_answer_is_chosen_from_train(
     train = [Question(str(n), "Who?", "dog " * 60, (long if n < num_long else short,)) for n in range(100)]
     task = task_table()["squad"].model_copy(update={"name": "mine"})
     data = TaskData(task, "here", tuple(train), tuple(train[:2]), tuple(train[:2]), 0)
-    encoded = QuestionSplit.encode_task(data, encoder.tokenizer, FinetuneConfig(max_answer_tokens=given))
-    begin, end = encoded.splits["train"].answers_Q2[0].tolist()
-    assert {split.max_answer_tokens for split in encoded.splits.values()} == {max(30, end - begin)}
+    splits = encode_question_task(data, encoder.tokenizer, FinetuneConfig(max_answer_tokens=given))
+    begin, end = splits["train"].answers_Q2[0].tolist()
+    assert {split.max_answer_tokens for split in splits.values()} == {max(30, end - begin)}
     assert (end - begin > 100) == (num_long > 0)
     assert ("tokens are predicted" in capsys.readouterr().err) == (num_long > 0)

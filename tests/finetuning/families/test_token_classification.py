@@ -3,6 +3,7 @@ import numpy as np
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.families.token_classification import (
     TaggedSplit,
+    encode_words,
     tag_rows,
     vote,
     words_of_tokens,
@@ -19,9 +20,7 @@ SENTENCES = (
 
 
 def encode(encoder: Encoder, max_length: int = 100) -> TaggedSplit:
-    return TaggedSplit.encode(
-        task_table()["wnut17"], SENTENCES, encoder.tokenizer, FinetuneConfig(max_length=max_length)
-    )
+    return encode_words(task_table()["wnut17"], SENTENCES, encoder.tokenizer, FinetuneConfig(max_length=max_length))
 
 
 def test_every_token_belongs_to_its_word(encoder: Encoder) -> None:

@@ -21,10 +21,10 @@ from torch.nn.functional import cross_entropy
 
 from biphase import console
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import Batch, CellContext, EncodedSplit, EncodedTask, HashedTokenizer, to_bounds
+from biphase.finetuning.encoding import Batch, CellContext, EncodedSplit, HashedTokenizer, to_bounds
 from biphase.finetuning.metrics import Judgement, Rows, answer_scores, counted_answers, paper_answer_f1, token_f1
 from biphase.tasks.examples import Answer, Question, TaskData
-from biphase.tasks.spec import Task
+from biphase.tasks.spec import Task, TaskSplit
 
 LOWEST = -1e4
 """A logit, in place of minus infinity, which differences and sums would turn into no number."""
@@ -112,16 +112,6 @@ class QuestionSplit(EncodedSplit):
         """All windows of some questions' contexts."""
         return np.flatnonzero(np.isin(self.questions_W, examples))
 
-    @classmethod
-    def encode_task(cls, data: TaskData, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask:
-        has_unanswerable = any(not example.answers for example in data.train)
-        splits = {}
-        for name, examples in data.splits.items():
-            encoded = encode_questions(data.task, examples, tokenizer, config, has_unanswerable)
-            splits[name] = replace(encoded, contexts=[]) if name == "train" else encoded
-        longest = choose_longest(data.task, splits["train"], config)
-        return EncodedTask({name: replace(s, max_answer_tokens=longest) for name, s in splits.items()}, data.left_out)
-
     def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: CellContext) -> Tensor:
         """The mean loss over windows (span head) or over their tokens (token head), and its gradient."""
         is_span = cell.config.qa_head == "span"
@@ -204,6 +194,20 @@ class QuestionSplit(EncodedSplit):
         return scores, rows
 
 
+def encode_question_task(
+    data: TaskData, tokenizer: HashedTokenizer, config: FinetuneConfig
+) -> dict[TaskSplit, QuestionSplit]:
+    """Encode the splits of a task with what all of them take from train: its longest answer, and whether a question has
+    none."""
+    has_unanswerable = any(not example.answers for example in data.train)
+    splits = {}
+    for name, examples in data.splits.items():
+        splits[name] = encode_questions(data.task, examples, tokenizer, config, has_unanswerable)
+    longest = choose_longest(data.task, splits["train"], config)
+    splits["train"] = replace(splits["train"], contexts=[])
+    return {name: replace(split, max_answer_tokens=longest) for name, split in splits.items()}
+
+
 def choose_longest(task: Task, train: QuestionSplit, config: FinetuneConfig) -> int:
     """`max_answer_tokens` by the answers of train. Tells it where it is not 30, and answers that a given one cuts."""
     lengths_Q = np.diff(train.answers_Q2[train.answers_Q2[:, 0] >= 0], axis=1)[:, 0]
@@ -221,11 +225,7 @@ def choose_longest(task: Task, train: QuestionSplit, config: FinetuneConfig) -> 
 
 
 def encode_questions(
-    task: Task,
-    examples: Sequence[Question],
-    tokenizer: HashedTokenizer,
-    config: FinetuneConfig,
-    has_unanswerable: bool,
+    task: Task, examples: Sequence[Question], tokenizer: HashedTokenizer, config: FinetuneConfig, has_unanswerable: bool
 ) -> QuestionSplit:
     before_question, room = task.template.removesuffix("{context}"), tokenizer.room(config.max_length)
     prefixes = [before_question.replace("{question}", example.question) for example in examples]

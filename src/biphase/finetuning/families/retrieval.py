@@ -26,7 +26,6 @@ from biphase.finetuning.config import EVALUATED_SPLITS, FinetuneConfig
 from biphase.finetuning.encoding import (
     CellContext,
     EncodedSplit,
-    EncodedTask,
     HashedTokenizer,
     TokenizedTexts,
     count_touched,
@@ -76,48 +75,6 @@ class JudgedSplit(EncodedSplit):
         """`query · N + document` of the judgements, ascending: one number for each pair, to be found by bisection."""
         return np.sort(self.queries_J * self.documents.num_samples + self.documents_J)
 
-    @classmethod
-    def encode_task(cls, data: Collection, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask:
-        task = data.task
-        query_ids, document_ids = list(data.queries), list(data.documents)
-        query_numbers = {id: number for number, id in enumerate(query_ids)}
-        document_numbers = {id: number for number, id in enumerate(document_ids)}
-        texts = [task.query_template.replace("{text}", text) for text in data.queries.values()]
-        queries = tokenizer.encode_texts(texts, config.max_length)
-        texts = [task.document_template.replace("{text}", text) for text in data.documents.values()]
-        documents = tokenizer.encode_texts(texts, config.max_length)
-        own = own_documents(data.queries, data.documents, data.relevance["validation"] | data.relevance["test"])
-        itself_A = np.array([document_numbers[id] if id in own else -1 for id in query_ids], dtype=np.int64)
-
-        splits = {}
-        relevance: Judgements
-        for name in TASK_SPLITS:
-            if name == "train":
-                relevance, pairs = {}, list(data.train)
-                num_examples, judged = len(pairs), {document for _, document in pairs}
-            else:
-                relevance = data.relevance[name]
-                pairs = [(query, document) for query, grades in relevance.items() for document in grades]
-                num_examples, judged = len(relevance), set(data.judged_documents[name])
-            queries_J = np.array([query_numbers[query] for query, _ in pairs], dtype=np.int64)
-            documents_J = np.array([document_numbers[document] for _, document in pairs], dtype=np.int64)
-            judged_N = np.array(sorted(document_numbers[document] for document in judged), dtype=np.int64)
-            num_truncated = np.isin(queries.truncated, queries_J).sum() + np.isin(documents.truncated, judged_N).sum()
-            splits[name] = JudgedSplit(
-                ids=query_ids,
-                texts=queries,
-                num_examples=num_examples,
-                num_truncated=int(num_truncated),
-                document_ids=document_ids,
-                documents=documents,
-                queries_J=queries_J,
-                documents_J=documents_J,
-                relevance=relevance,
-                judged_N=judged_N,
-                itself_A=itself_A,
-            )
-        return EncodedTask(splits, data.left_out)
-
     def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: CellContext) -> Tensor:
         """The mean InfoNCE loss over pairs, each query against all documents of the batch, and its gradient."""
         queries, documents = self.queries_J[items], self.documents_J[items]
@@ -131,8 +88,8 @@ class JudgedSplit(EncodedSplit):
         embeddings = torch.cat(pieces)
         # 2. The loss, and its gradient: down to the parameters, or, without a graph, only down to the embeddings.
         leaf = embeddings if fits else embeddings.detach().requires_grad_()
-        known = no_negatives(self, queries, documents)
-        loss = contrastive_loss(leaf[: len(items)], leaf[len(items) :], known.to(leaf.device), cell.config.scale)
+        positives = no_negatives(self, queries, documents).to(leaf.device)
+        loss = contrastive_loss(leaf[: len(items)], leaf[len(items) :], positives, cell.config.scale)
         loss.backward()
         # 3. Embed each part once more, now with its graph alone, and carry the gradient of its embeddings on.
         if not fits:
@@ -152,9 +109,9 @@ class JudgedSplit(EncodedSplit):
         pieces = ((chunk, embed_all(model, self.documents, chunk, cell)) for chunk in chunks)
         names_N = np.argsort(np.argsort(np.array(self.document_ids, dtype=object), kind="stable"))
         queries_QD = embed_all(model, self.texts, queries_Q, cell)
-        found = find_nearest(queries_QD, pieces, TOP, itself_Q=self.itself_A[queries_Q], names_N=names_N)
+        nearest = find_nearest(queries_QD, pieces, TOP, itself_Q=self.itself_A[queries_Q], names_N=names_N)
         ranked = {}
-        for query, hits in zip(queries_Q.tolist(), found, strict=True):
+        for query, hits in zip(queries_Q.tolist(), nearest, strict=True):
             ranked[self.ids[query]] = {self.document_ids[document]: score for document, score in hits}
         return ranked
 
@@ -162,24 +119,63 @@ class JudgedSplit(EncodedSplit):
         return judge_ranking(self.relevance, ranked, cell.task.metric)
 
 
-def contrastive_loss(queries_BD: Tensor, documents_BD: Tensor, known_BB: Tensor, scale: float) -> Tensor:
+def encode_judged(data: Collection, tokenizer: HashedTokenizer, config: FinetuneConfig) -> dict[TaskSplit, JudgedSplit]:
+    """Encode the texts of a task once, and say for each split which of them were judged."""
+    task, query_ids, document_ids = data.task, list(data.queries), list(data.documents)
+    query_numbers = {id: number for number, id in enumerate(query_ids)}
+    document_numbers = {id: number for number, id in enumerate(document_ids)}
+    texts = [task.query_template.replace("{text}", text) for text in data.queries.values()]
+    queries = tokenizer.encode_texts(texts, config.max_length)
+    texts = [task.document_template.replace("{text}", text) for text in data.documents.values()]
+    documents = tokenizer.encode_texts(texts, config.max_length)
+    twins = own_documents(data.queries, data.documents, data.relevance["validation"] | data.relevance["test"])
+    itself_A = np.array([document_numbers[id] if id in twins else -1 for id in query_ids], dtype=np.int64)
+
+    splits = {}
+    for name in TASK_SPLITS:
+        relevance: Judgements = {}
+        pairs, judged = data.train, {document for _, document in data.train}
+        if name != "train":
+            relevance, judged = data.relevance[name], set(data.judged_documents[name])
+            pairs = tuple((query, document) for query, grades in relevance.items() for document in grades)
+        queries_J = np.array([query_numbers[query] for query, _ in pairs], dtype=np.int64)
+        documents_J = np.array([document_numbers[document] for _, document in pairs], dtype=np.int64)
+        judged_N = np.array(sorted(document_numbers[document] for document in judged), dtype=np.int64)
+        num_truncated = np.isin(queries.truncated, queries_J).sum() + np.isin(documents.truncated, judged_N).sum()
+        splits[name] = JudgedSplit(
+            ids=query_ids,
+            texts=queries,
+            num_examples=len(pairs if name == "train" else relevance),
+            num_truncated=int(num_truncated),
+            document_ids=document_ids,
+            documents=documents,
+            queries_J=queries_J,
+            documents_J=documents_J,
+            relevance=relevance,
+            judged_N=judged_N,
+            itself_A=itself_A,
+        )
+    return splits
+
+
+def contrastive_loss(queries_BD: Tensor, documents_BD: Tensor, positives_BB: Tensor, scale: float) -> Tensor:
     """Mean cross-entropy in nats of finding each query's own document by scaled cosine.
 
-    Documents of other pairs that are `known` to be relevant to the query too, or the query itself, are no negatives.
+    Documents of other pairs that are `positives` of the query too, or the query itself, are no negatives.
     """
     scores_BB = scale * normalize(queries_BD, dim=-1) @ normalize(documents_BD, dim=-1).T
-    own_B = torch.arange(len(scores_BB), device=scores_BB.device)
-    return cross_entropy(scores_BB.masked_fill(known_BB, float("-inf")), own_B)
+    numbers_B = torch.arange(len(scores_BB), device=scores_BB.device)
+    return cross_entropy(scores_BB.masked_fill(positives_BB, float("-inf")), numbers_B)
 
 
 def no_negatives(split: JudgedSplit, queries_B: np.ndarray, documents_B: np.ndarray) -> Tensor:
     """Boolean [B, B]: a training pair of this query and that document, or one and the same text; the diagonal apart."""
     keys_J = split.keys_J
     keys_BB = queries_B[:, None] * split.documents.num_samples + documents_B
-    found_BB = keys_J[np.minimum(np.searchsorted(keys_J, keys_BB), len(keys_J) - 1)] == keys_BB
-    found_BB |= documents_B == split.itself_A[queries_B, None]
-    np.fill_diagonal(found_BB, False)
-    return torch.from_numpy(found_BB)
+    is_positive_BB = keys_J[np.minimum(np.searchsorted(keys_J, keys_BB), len(keys_J) - 1)] == keys_BB
+    is_positive_BB |= documents_B == split.itself_A[queries_B, None]
+    np.fill_diagonal(is_positive_BB, False)
+    return torch.from_numpy(is_positive_BB)
 
 
 def find_nearest(
@@ -219,11 +215,11 @@ def find_nearest(
             by_score = scores[is_tied_Q].gather(1, by_name).argsort(dim=1, descending=True, stable=True)
             order[is_tied_Q] = by_name.gather(1, by_score[:, : best_scores.shape[1]])
         best_scores, best_documents = scores.gather(1, order), documents.gather(1, order)
-    found = []
+    nearest = []
     for numbers_K, scores_K in zip(best_documents.tolist(), best_scores.tolist(), strict=True):
         hits = zip(numbers_K, scores_K, strict=True)
-        found.append([(number, score) for number, score in hits if score > float("-inf")])
-    return found
+        nearest.append([(number, score) for number, score in hits if score > float("-inf")])
+    return nearest
 
 
 def in_pieces(rows_ND: Tensor) -> Iterator[tuple[np.ndarray, Tensor]]:
@@ -260,19 +256,6 @@ class CandidateSplit(ChoiceSplit):
     """The id of each pair's document."""
     relevance: Judgements
 
-    @classmethod
-    def encode_task(cls, data: Collection, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask:
-        own = own_documents(data.queries, data.documents, data.relevance["validation"] | data.relevance["test"])
-        groups = group_training(data, own)
-        splits: dict[TaskSplit, CandidateSplit] = {"train": encode_groups(data, groups, {}, tokenizer, config)}
-        for name in EVALUATED_SPLITS:
-            searched = data.judged_documents[name] if config.judged_only else list(data.documents)
-            judged = {query: data.relevance[name][query] for query in data.queries if query in data.relevance[name]}
-            ranked = rank_documents(data, own, list(judged), searched)
-            groups = [(query, candidates) for query, candidates in ranked.items() if candidates]
-            splits[name] = encode_groups(data, groups, judged, tokenizer, config)
-        return EncodedTask(splits, data.left_out)
-
     def judge(self, scores_S1: np.ndarray, cell: CellContext) -> Judgement:
         """As of retrieval, and what BM25's own order scores."""
         order_of_bm25 = -np.arange(len(scores_S1), dtype=np.float64)
@@ -281,61 +264,68 @@ class CandidateSplit(ChoiceSplit):
         return means | {BM25: before["ndcg_at_10"]}, rows
 
 
+def encode_candidates(
+    data: Collection, tokenizer: HashedTokenizer, config: FinetuneConfig
+) -> dict[TaskSplit, CandidateSplit]:
+    """Encode queries with their candidates as pairs of texts."""
+    twins = own_documents(data.queries, data.documents, data.relevance["validation"] | data.relevance["test"])
+    groups: dict[TaskSplit, list[tuple[str, list[str]]]] = {"train": group_training(data, twins)}
+    judged: dict[TaskSplit, Judgements] = {"train": {}}
+    for name in EVALUATED_SPLITS:
+        searched = data.judged_documents[name] if config.judged_only else list(data.documents)
+        judged[name] = {query: data.relevance[name][query] for query in data.queries if query in data.relevance[name]}
+        ranked = rank_documents(data, twins, list(judged[name]), searched)
+        groups[name] = [(query, candidates) for query, candidates in ranked.items() if candidates]
+    splits = {}
+    for name in TASK_SPLITS:
+        named = [(query, document) for query, candidates in groups[name] for document in candidates]
+        pairs = [(data.queries[query], data.documents[document]) for query, document in named]
+        encoded = encode_pairs(tokenizer, pairs, config.max_length)
+        bounds_Q1 = to_bounds([len(candidates) for _, candidates in groups[name]])
+        splits[name] = CandidateSplit(
+            ids=[query for query, _ in groups[name]],
+            texts=encoded,
+            num_examples=len(groups[name]),
+            num_truncated=count_touched(bounds_Q1, encoded.truncated),
+            bounds_Q1=bounds_Q1,
+            right_Q=np.zeros(len(groups[name]), dtype=np.int64),
+            documents_S=[document for _, document in named],
+            relevance=judged[name],
+        )
+    return splits
+
+
 def rank_documents(
-    data: Collection, own: Set[str], queries: Sequence[str], documents: Sequence[str]
+    data: Collection, twins: Set[str], queries: Sequence[str], documents: Sequence[str]
 ) -> dict[str, list[str]]:
-    """BM25 ranks the documents for each query. A query that is a document too (`own`) does not find itself."""
+    """BM25 ranks the documents for each query. A query that is a document too (one of `twins`) does not find itself."""
     index, questions = index_bm25(data.documents[id] for id in documents), [data.queries[id] for id in queries]
     ranked = {}
-    for query, hits in zip(queries, query_bm25(index, questions, CANDIDATES + bool(own)), strict=True):
+    for query, hits in zip(queries, query_bm25(index, questions, CANDIDATES + bool(twins)), strict=True):
         candidates = [documents[number] for number, _ in hits]
-        ranked[query] = [id for id in candidates if id != query or query not in own][:CANDIDATES]
+        ranked[query] = [id for id in candidates if id != query or query not in twins][:CANDIDATES]
     return ranked
 
 
-def group_training(data: Collection, own: Set[str]) -> list[tuple[str, list[str]]]:
+def group_training(data: Collection, twins: Set[str]) -> list[tuple[str, list[str]]]:
     """Each training pair's query, with its right document and, behind it, wrong ones: drawn from those that BM25 finds,
     and from all others where they are too few, as BM25 finds only what shares a word."""
     ids = list(data.documents)
     right: dict[str, list[str]] = {}
     for query, document in data.train:
         right.setdefault(query, []).append(document)
-    ranked = rank_documents(data, own, list(right), ids) if right else {}
+    ranked = rank_documents(data, twins, list(right), ids) if right else {}
     groups = []
     for number, (query, document) in enumerate(data.train):
         draw = np.random.default_rng((DRAW_SEED, number))
-        known = {*right[query], *({query} & own)}
-        wrong = [id for id in ranked[query] if id not in known]
+        excluded = {*right[query], *({query} & twins)}
+        wrong = [id for id in ranked[query] if id not in excluded]
         if len(wrong) < NEGATIVES:
-            taken = {*wrong, *known}
+            taken = {*wrong, *excluded}
             others = (ids[index] for index in draw.permutation(len(ids)) if ids[index] not in taken)
             wrong += islice(others, NEGATIVES - len(wrong))
         groups.append((query, [document, *(wrong[index] for index in draw.permutation(len(wrong))[:NEGATIVES])]))
     return groups
-
-
-def encode_groups(
-    data: Collection,
-    groups: Sequence[tuple[str, list[str]]],
-    relevance: Judgements,
-    tokenizer: HashedTokenizer,
-    config: FinetuneConfig,
-) -> CandidateSplit:
-    """Queries with their candidates as pairs of texts."""
-    named = [(query, document) for query, candidates in groups for document in candidates]
-    pairs = [(data.queries[query], data.documents[document]) for query, document in named]
-    encoded = encode_pairs(tokenizer, pairs, config.max_length)
-    bounds_Q1 = to_bounds([len(candidates) for _, candidates in groups])
-    return CandidateSplit(
-        ids=[query for query, _ in groups],
-        texts=encoded,
-        num_examples=len(groups),
-        num_truncated=count_touched(bounds_Q1, encoded.truncated),
-        bounds_Q1=bounds_Q1,
-        right_Q=np.zeros(len(groups), dtype=np.int64),
-        documents_S=[document for _, document in named],
-        relevance=relevance,
-    )
 
 
 def encode_pairs(tokenizer: HashedTokenizer, pairs: Sequence[tuple[str, str]], max_length: int) -> TokenizedTexts:

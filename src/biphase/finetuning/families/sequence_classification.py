@@ -20,14 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import (
-    Batch,
-    CellContext,
-    EncodedSplit,
-    HashedTokenizer,
-    count_touched,
-    to_bounds,
-)
+from biphase.finetuning.encoding import Batch, CellContext, EncodedSplit, HashedTokenizer, count_touched, to_bounds
 from biphase.finetuning.families.question_answering import segment_logsumexp
 from biphase.finetuning.metrics import Judgement, score_rows
 from biphase.tasks.examples import ChoiceTexts, LabelledText
@@ -42,20 +35,6 @@ class LabelledSplit(EncodedSplit):
     @property
     def strata(self) -> np.ndarray:
         return self.labels_S if self.labels_S.dtype == np.int64 else super().strata
-
-    @classmethod
-    def encode(
-        cls, task: Task, examples: Sequence[LabelledText], tokenizer: HashedTokenizer, config: FinetuneConfig
-    ) -> "LabelledSplit":
-        texts = tokenizer.encode_filled(examples, config.max_length)
-        labels: Sequence[Any] = [example.label for example in examples]
-        if task.problem_type == "multi_label_classification":
-            labels_S = np.zeros((len(labels), len(task.classes)))
-            for row, numbers in zip(labels_S, labels, strict=True):
-                row[list(numbers)] = 1
-        else:
-            labels_S = np.array(labels, dtype=np.int64 if task.problem_type is None else np.float64)
-        return LabelledSplit([example.id for example in examples], texts, len(examples), len(texts.truncated), labels_S)
 
     def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: CellContext) -> Tensor:
         def loss_of(logits_SC: Tensor, batch: Batch) -> Tensor:
@@ -90,6 +69,20 @@ class LabelledSplit(EncodedSplit):
         return score_rows(rows, metrics, task.classes), rows
 
 
+def encode_labelled(
+    task: Task, examples: Sequence[LabelledText], tokenizer: HashedTokenizer, config: FinetuneConfig
+) -> LabelledSplit:
+    texts = tokenizer.encode_filled(examples, config.max_length)
+    labels: Sequence[Any] = [example.label for example in examples]
+    if task.problem_type == "multi_label_classification":
+        labels_S = np.zeros((len(labels), len(task.classes)))
+        for row, numbers in zip(labels_S, labels, strict=True):
+            row[list(numbers)] = 1
+    else:
+        labels_S = np.array(labels, dtype=np.int64 if task.problem_type is None else np.float64)
+    return LabelledSplit([example.id for example in examples], texts, len(examples), len(texts.truncated), labels_S)
+
+
 def read_outputs(task: Task, logits_SC: np.ndarray) -> Iterator[dict[str, Any]]:
     """What a network's outputs say of each sample: the number, or the class or classes with all probabilities."""
     if task.problem_type == "regression":
@@ -121,17 +114,6 @@ class ChoiceSplit(EncodedSplit):
         tokens_Q1 = self.texts.bounds_S1[self.bounds_Q1]
         return int((tokens_Q1[items + 1] - tokens_Q1[items]).sum())
 
-    @classmethod
-    def encode(
-        cls, task: Task, examples: Sequence[ChoiceTexts], tokenizer: HashedTokenizer, config: FinetuneConfig
-    ) -> "ChoiceSplit":
-        choices = [choice for example in examples for choice in example.choices]
-        texts = tokenizer.encode_filled(choices, config.max_length)
-        bounds_Q1 = to_bounds([len(example.choices) for example in examples])
-        right_Q = np.array([example.right for example in examples], dtype=np.int64)
-        num_cut = count_touched(bounds_Q1, texts.truncated)
-        return ChoiceSplit([example.id for example in examples], texts, len(examples), num_cut, bounds_Q1, right_Q)
-
     def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: CellContext) -> Tensor:
         """The mean over questions of the cross-entropy over their choices, and its gradient."""
 
@@ -153,6 +135,17 @@ class ChoiceSplit(EncodedSplit):
             row = {"id": id, "gold": gold, "predicted": best["predicted"], "score": float(gold == best["predicted"])}
             rows.append(row | {"probability": best["probability"]})
         return score_rows(rows, ("accuracy",), cell.task.classes), rows
+
+
+def encode_choices(
+    _task: Task, examples: Sequence[ChoiceTexts], tokenizer: HashedTokenizer, config: FinetuneConfig
+) -> ChoiceSplit:
+    choices = [choice for example in examples for choice in example.choices]
+    texts = tokenizer.encode_filled(choices, config.max_length)
+    bounds_Q1 = to_bounds([len(example.choices) for example in examples])
+    right_Q = np.array([example.right for example in examples], dtype=np.int64)
+    num_cut = count_touched(bounds_Q1, texts.truncated)
+    return ChoiceSplit([example.id for example in examples], texts, len(examples), num_cut, bounds_Q1, right_Q)
 
 
 def best_choice(scores: np.ndarray, names: Sequence[str]) -> dict[str, Any]:

@@ -17,13 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import (
-    Batch,
-    CellContext,
-    EncodedSplit,
-    HashedTokenizer,
-    to_bounds,
-)
+from biphase.finetuning.encoding import Batch, CellContext, EncodedSplit, HashedTokenizer, to_bounds
 from biphase.finetuning.metrics import Judgement, Rows, tag_scores
 from biphase.tasks.examples import TaggedWords
 from biphase.tasks.spec import Task
@@ -37,33 +31,6 @@ class TaggedSplit(EncodedSplit):
     """Where the words of each sentence lie in `tags_W`."""
     words_T: np.ndarray
     """The word of each token; -1 for special tokens."""
-
-    @classmethod
-    def encode(
-        cls, task: Task, examples: Sequence[TaggedWords], tokenizer: HashedTokenizer, config: FinetuneConfig
-    ) -> "TaggedSplit":
-        word_bounds_S1 = to_bounds([len(example.words) for example in examples])
-        sentences = [" ".join(example.words) for example in examples]
-        room = tokenizer.room(config.max_length)
-        parts, words = [], []
-        for example, first, (ids, spans_T2) in zip(
-            examples, word_bounds_S1[:-1], tokenizer.tokenize(sentences, with_spans=True), strict=True
-        ):
-            parts.append(ids)
-            # The words of the tokens that are kept, numbered through the whole split, between special tokens (-1).
-            last_characters = np.maximum(spans_T2[:, 1] - 1, spans_T2[:, 0])[:room]
-            inside = first + words_of_tokens(example.words, last_characters)
-            words += [np.full(len(tokenizer.opening), -1), inside, np.full(1, -1)]
-        texts = tokenizer.concatenate(parts, config.max_length)
-        return TaggedSplit(
-            ids=[example.id for example in examples],
-            texts=texts,
-            num_examples=len(examples),
-            num_truncated=len(texts.truncated),
-            tags_W=np.concatenate([example.tags for example in examples]).astype(np.int64),
-            word_bounds_S1=word_bounds_S1,
-            words_T=np.concatenate(words),
-        )
 
     def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: CellContext) -> Tensor:
         """The mean loss over the tokens of words in some sentences, and its gradient."""
@@ -93,6 +60,33 @@ class TaggedSplit(EncodedSplit):
     def judge(self, predictions: tuple[np.ndarray, np.ndarray], cell: CellContext) -> Judgement:
         rows = tag_rows(self, predictions, cell.task.classes)
         return tag_scores(rows, cell.task.classes), rows
+
+
+def encode_words(
+    _task: Task, examples: Sequence[TaggedWords], tokenizer: HashedTokenizer, config: FinetuneConfig
+) -> TaggedSplit:
+    word_bounds_S1 = to_bounds([len(example.words) for example in examples])
+    sentences = [" ".join(example.words) for example in examples]
+    room = tokenizer.room(config.max_length)
+    parts, words = [], []
+    for example, first, (ids, spans_T2) in zip(
+        examples, word_bounds_S1[:-1], tokenizer.tokenize(sentences, with_spans=True), strict=True
+    ):
+        parts.append(ids)
+        # The words of the tokens that are kept, numbered through the whole split, between special tokens (-1).
+        last_characters = np.maximum(spans_T2[:, 1] - 1, spans_T2[:, 0])[:room]
+        inside = first + words_of_tokens(example.words, last_characters)
+        words += [np.full(len(tokenizer.opening), -1), inside, np.full(1, -1)]
+    texts = tokenizer.concatenate(parts, config.max_length)
+    return TaggedSplit(
+        ids=[example.id for example in examples],
+        texts=texts,
+        num_examples=len(examples),
+        num_truncated=len(texts.truncated),
+        tags_W=np.concatenate([example.tags for example in examples]).astype(np.int64),
+        word_bounds_S1=word_bounds_S1,
+        words_T=np.concatenate(words),
+    )
 
 
 UNKNOWN = -1
