@@ -5,11 +5,18 @@ import numpy as np
 import pytest
 
 from biphase.errors import InputError
-from biphase.finetuning import fit as encoding_cache
+from biphase.finetuning import encoded as encoding_cache
 from biphase.finetuning.cells import find_task_sources
+from biphase.finetuning.encoded import (
+    SPLIT_KINDS,
+    encode_source,
+    encodings,
+    leaves_of,
+    load_encoded,
+    read_encoded,
+    save_encoded,
+)
 from biphase.finetuning.encoding import EncodedTask
-from biphase.finetuning.families import SPLIT_KINDS
-from biphase.finetuning.fit import encode_source, encodings, leaves_of, load_encoded, read_encoded, save_encoded
 from biphase.finetuning.heads import Encoder
 from biphase.tasks.spec import TASK_SPLITS, find_task
 

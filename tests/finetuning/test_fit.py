@@ -17,11 +17,11 @@ from biphase.files import locked
 from biphase.finetuning import fit
 from biphase.finetuning.cells import find_task_sources, identify, plan_cell, plan_cells, resolve_precision
 from biphase.finetuning.config import EVALUATED_SPLITS, PROTOCOL, FinetuneConfig
+from biphase.finetuning.encoded import load_encoded
 from biphase.finetuning.encoding import CellContext, EncodedTask
 from biphase.finetuning.fit import (
     finetuning_rate,
     fit_cells,
-    load_encoded,
     train_network,
 )
 from biphase.finetuning.heads import Encoder, build_network, load_encoder

@@ -20,7 +20,7 @@ from biphase.tasks.examples import (
 )
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import TASK_SPLITS, find_task, task_table
-from biphase.tasks.splits import TaskData, hold_out, limit_evaluation
+from biphase.tasks.splits import hold_out
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="developers' data is not here")
@@ -30,8 +30,8 @@ TAGGED = {"tokens": ["in", "New", "York"], "ner_tags": ["O", "B-location", "I-lo
 ASKED = {"id": "q", "question": "Who?", "context": "Ann met Ann", "answers": {"text": ["Ann"], "answer_start": [8]}}
 
 
-def load_task(name: str, data_dir: Path | None = None) -> Any:
-    return load_examples(find_source(find_task(name), data_dir), judged_only=True)
+def load_task(name: str, data_dir: Path | None = None, most_evaluated: int | None = None) -> Any:
+    return load_examples(find_source(find_task(name), data_dir), judged_only=True, most_evaluated=most_evaluated)
 
 
 def lines(*rows: object) -> str:
@@ -564,17 +564,18 @@ def test_bad_collections(tmp_path: Path) -> None:
 
 
 def test_a_part_of_the_evaluation(tmp_path: Path) -> None:
-    data = load_task("genre")
-    part = limit_evaluation(data, 10)
-    assert isinstance(part, TaskData) and isinstance(data, TaskData)
+    data, part = load_task("genre"), load_task("genre", most_evaluated=10)
     assert part.train == data.train and len(part.validation) == len(part.test) == 10
     places = [data.test.index(example) for example in part.test]
-    assert places == sorted(places) and part == limit_evaluation(data, 10)
-    assert limit_evaluation(data, 10**9) == data
-    judged = {"validation": {f"q{n}": {"d": 1} for n in range(30)}, "test": {"q": {"d": 1}}}
-    documents = {"validation": ("d",), "test": ("d",)}
-    collection = Collection(find_task("nq"), "", {"d": ""}, {}, (), judged, documents, 0)  # type: ignore[arg-type]
-    few = limit_evaluation(collection, 7)
-    assert isinstance(few, Collection)
-    assert len(few.relevance["validation"]) == 7 and few.relevance["test"] == judged["test"]
-    assert few.judged_documents == documents
+    assert places == sorted(places) and part == load_task("genre", most_evaluated=10)
+    assert load_task("genre", most_evaluated=10**9) == data
+    folder = collection(tmp_path, 45, test=judge(*range(45)))
+    whole, few = load_task("nq", folder), load_task("nq", folder, most_evaluated=7)
+    assert isinstance(few, Collection) and [len(few.relevance[split]) for split in ("validation", "test")] == [7, 7]
+    for split, judged in few.relevance.items():
+        assert judged.items() <= whole.relevance[split].items()
+    assert (few.judged_documents, few.documents, few.queries) == (
+        whole.judged_documents,
+        whole.documents,
+        whole.queries,
+    )

@@ -45,8 +45,8 @@ from biphase.embedding.evaluation import read_judged_set, score_arms, score_bm25
 from biphase.embedding.model import width_of
 from biphase.embedding.pairs import Pairs, check_paths, check_stage, hash_pairs, read_pairs
 from biphase.embedding.recipe import LOSSES, EmbeddingRecipe, EmbeddingStage
+from biphase.encoder.attention import explain_computing
 from biphase.encoder.network import layer_cosines, load_backbone, merge_weights
-from biphase.encoder.packed import explain_computing
 from biphase.errors import InputError, StoppedError, first_line, memory_told
 from biphase.files import content_hash, read_json, refuse_damaged, write_json, write_mark
 from biphase.finetuning.cells import find_folder, identify

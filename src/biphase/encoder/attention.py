@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.attention import varlen
 from transformers import AttentionInterface
 
-from biphase.device import to_device
+from biphase.device import choose_dtype, explain_dtype, to_device
 from biphase.encoder.buckets import bucket_attention, farthest, plan_buckets, visible
 from biphase.errors import InputError
 
@@ -153,6 +153,30 @@ def explain_backend(device: torch.device, dtype: torch.dtype, beyond: str = "") 
     if beyond:
         return f"buckets, samples of similar length in a batch, for layers with {beyond}, which varlen does not know"
     return f"varlen, PyTorch's packed flash attention (CUDA, 16 bits; {newest_flash(device)})"
+
+
+def layer_configs(config: Any) -> list[Any]:
+    """Return the configuration of each layer: Gemma 4 has heads of one width in one layer, of another in the next."""
+    if getattr(config, "is_heterogeneous", False):
+        return list(config.per_layer_config)
+    return [config] * config.num_hidden_layers
+
+
+def explain_computing(precision: str, device: torch.device, network: torch.nn.Module) -> str:
+    """Name the device, the type of the arithmetic and the kernel of attention of a headless network, and say why."""
+    attention = "its own, on padded batches"
+    config: Any = network.config
+    if config._attn_implementation == ATTENTION:
+        has_sinks = any(name.rpartition(".")[2].startswith("sink") for name, _ in network.named_parameters())
+        softcap = getattr(config, "attn_logit_softcapping", None)
+        beyond = []
+        for layer in layer_configs(config):
+            width = getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads
+            if getattr(layer, "kv_lora_rank", None):  # DeepSeek's kind, whose queries are wider than its values
+                width = layer.qk_nope_head_dim + layer.qk_rope_head_dim
+            beyond.append(beyond_varlen(softcap, has_sinks, width))
+        attention = explain_backend(device, choose_dtype(precision, device), max(beyond))
+    return f"{device}, {explain_dtype(precision, device)} · attention: {attention}"
 
 
 def packed_attention(

@@ -163,12 +163,13 @@ def load_model(source: str | Path, *, vocab_size: int | None = None, seed: int =
 def load_weights(
     kind: Any,
     source: str | Path,
-    config: PretrainedConfig,
+    config: PretrainedConfig | None = None,
     attention: str | None = ATTENTION,
     dtype: Any = torch.float32,
 ) -> PreTrainedModel:
     """Load weights by `kind.from_pretrained` from safetensors, every one accounted for; in fp32, or as stored with
-    `auto`."""
+    `auto`. Without `config`, the network is the one that the folder describes."""
+    config = config or load_model_config(source)
     refuse_pickles(source)  # transformers opens whatever their index names
     for key, value in config.to_dict().items():
         if ("dropout" in key or key.endswith("_pdrop")) and isinstance(value, float):
@@ -279,16 +280,14 @@ def load_backbone(source: str | Path) -> nn.Module:
     A decoder comes out bidirectional. Raises `InputError` for a folder without safetensors weights, for an
     encoder-decoder, and for a network that cannot be made bidirectional.
     """
-    config = load_model_config(source)
-    unchanged = copy.deepcopy(config)
     with suppress(OwnAttentionError, FailedProofError):
-        network: Any = load_headless(source, config, ATTENTION)
+        network: Any = load_headless(source, ATTENTION)
         if not looks_both_ways(network):  # transformers' own switch, which its masks obey
             network.config.is_causal = False
         if not find_first_position(network, causal=False):
             return network
     # Loaded anew: a network that ignores the switch of its attention may still make its masks by the name of it.
-    padded = PaddedBackbone(load_headless(source, unchanged, "eager"))
+    padded = PaddedBackbone(load_headless(source, "eager"))
     if not looks_both_ways(padded.network):
         padded.config.is_causal = False
     try:
@@ -301,10 +300,10 @@ def load_backbone(source: str | Path) -> nn.Module:
     return padded
 
 
-def load_headless(source: str | Path, config: PretrainedConfig, attention: str) -> PreTrainedModel:
+def load_headless(source: str | Path, attention: str) -> PreTrainedModel:
     """Load a network without a head, and without a pooler, which belongs to next sentence prediction."""
-    network: Any = load_weights(transformers.AutoModel, source, config, attention)
-    with told_as(f"{source} is a '{config.model_type}' model, which does not read tokens of text"):
+    network: Any = load_weights(transformers.AutoModel, source, attention=attention)
+    with told_as(f"{source} is a '{network.config.model_type}' model, which does not read tokens of text"):
         network.get_input_embeddings()
     if getattr(network, "pooler", None) is not None:
         network.pooler = nn.Identity()  # some call it, whether it is there or not

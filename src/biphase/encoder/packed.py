@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
-from biphase.device import choose_dtype, explain_dtype
-from biphase.encoder.attention import PackedLayout, beyond_varlen, explain_backend, lay_out
+from biphase.encoder.attention import PackedLayout, lay_out
 from biphase.flops import CHUNK_LOGITS, PART_LOGITS, FlopCount, longest_text, training_flops
 
 
@@ -280,30 +279,6 @@ def count_flops(model: PreTrainedModel) -> FlopCount:
         attention_width=counted.attention_width,
         head_weights=sum(head.values()),
     )
-
-
-def layer_configs(config: Any) -> list[Any]:
-    """Return the configuration of each layer: Gemma 4 has heads of one width in one layer, of another in the next."""
-    if getattr(config, "is_heterogeneous", False):
-        return list(config.per_layer_config)
-    return [config] * config.num_hidden_layers
-
-
-def explain_computing(precision: str, device: torch.device, network: nn.Module) -> str:
-    """Name the device, the type of the arithmetic and the kernel of attention of a headless network, and say why."""
-    attention = "its own, on padded batches"
-    if not isinstance(network, PaddedBackbone):
-        config: Any = network.config
-        has_sinks = any(name.rpartition(".")[2].startswith("sink") for name, _ in network.named_parameters())
-        softcap = getattr(config, "attn_logit_softcapping", None)
-        beyond = []
-        for layer in layer_configs(config):
-            width = getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads
-            if getattr(layer, "kv_lora_rank", None):  # DeepSeek's kind, whose queries are wider than its values
-                width = layer.qk_nope_head_dim + layer.qk_rope_head_dim
-            beyond.append(beyond_varlen(softcap, has_sinks, width))
-        attention = explain_backend(device, choose_dtype(precision, device), max(beyond))
-    return f"{device}, {explain_dtype(precision, device)} · attention: {attention}"
 
 
 class PaddedBackbone(nn.Module):

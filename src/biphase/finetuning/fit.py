@@ -4,163 +4,35 @@ The protocol is the paper's: 1,000 steps of 32 examples or one epoch, AdamW, 10 
 stopping. What many cells share (weights on disk, encoded tasks) is loaded once per process and never changed; a cell
 trains a copy with a new head. Tasks that are trained on another's pairs (NQ and MLDR on MS MARCO's) are scored after
 one training.
-
-The examples of a task as token ids are made once for each tokenizer and kept on disk:
-
-    encoded/TASK-KEY.safetensors
-
-Arrays are mapped into memory, so that processes share them. What was written is checked by its hash before it is used.
 """
 
-import json
 import math
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.numpy import save_file
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from biphase import console
 from biphase.device import choose_device, choose_dtype, describe_machine
-from biphase.encoder.packed import explain_computing
+from biphase.encoder.attention import explain_computing
 from biphase.errors import InputError, memory_told
-from biphase.files import content_hash, locked, make_once, refuse_links
+from biphase.files import locked
 from biphase.finetuning.cells import CellPlan
-from biphase.finetuning.config import ENCODING_SETTINGS, EVALUATED_SPLITS, PROTOCOL, FinetuneConfig
-from biphase.finetuning.encoding import CellContext, EncodedSplit, EncodedTask, HashedTokenizer
-from biphase.finetuning.families import encode_task, kind_of_splits
-from biphase.finetuning.heads import Encoder, build_network, check_keepable, open_encoder, to_transformers
+from biphase.finetuning.config import EVALUATED_SPLITS, PROTOCOL, FinetuneConfig
+from biphase.finetuning.encoded import load_encoded
+from biphase.finetuning.encoding import CellContext, EncodedSplit, EncodedTask
+from biphase.finetuning.heads import build_network, check_keepable, open_encoder, to_transformers
 from biphase.finetuning.keep import keep_network
 from biphase.finetuning.metrics import Rows
 from biphase.finetuning.scores import Score, read_score, write_cell
-from biphase.tasks.examples import count_shared, input_of, load_examples
-from biphase.tasks.sources import TaskSource
-from biphase.tasks.spec import TASK_SPLITS
-from biphase.tasks.splits import Collection, TaskData, draw_indices, limit_evaluation
-
-ENCODING = 8
-"""Part of the name of what is kept on disk: raise it when the same text no longer gives the same arrays, or when they
-are kept in another form."""
-
-NO_ARRAYS = "json"
-"""The array that holds, as JSON, what is none: a header of safetensors ends at 100 MB."""
-
-encodings: dict[Path, EncodedTask] = {}
-"""The tasks that were asked for last."""
-NUM_ENCODINGS = 8
-
-
-def cache_folder() -> Path:
-    """$BIPHASE_CACHE, else biphase/ in the user's cache folder."""
-    given = os.environ.get("BIPHASE_CACHE")
-    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "biphase"
-
-
-def load_encoded(source: TaskSource, encoder: Encoder, config: FinetuneConfig) -> EncodedTask:
-    """The examples of a source as token ids, from the disk; made first where they are not there.
-
-    They are kept in the `cache_folder`. It is safe to delete. Raises `InputError` where special tokens leave no room
-    for a question and its context, or positions run out.
-    """
-    task, tokenizer = source.task, encoder.tokenizer
-    asked, least = f"max_length {config.max_length}", len(tokenizer.opening) + 1 + 2
-    if config.max_length > encoder.max_length:
-        raise InputError(f"{asked}: {encoder.name} has positions for {encoder.max_length} tokens")
-    if config.max_length < least:
-        raise InputError(f"{asked} leaves no room for text; give {least} or more")
-    settings = {name: getattr(config, name) for name in ("max_length", "max_eval_examples")}
-    settings |= {name: getattr(config, name) for name in ENCODING_SETTINGS.get(task.family, ())}
-    specials = [tokenizer.hash, tokenizer.opening, tokenizer.closing]
-    key = content_hash([ENCODING, source.hash, specials, settings])
-    path = cache_folder() / "encoded" / f"{task.name}-{key[:24]}.safetensors"
-    if path not in encodings:
-        refuse_links(path.parent)
-        with locked(path.with_name(f".{path.name}.lock"), wait=True):
-            make_once(path, lambda part: save_encoded(part, encode_source(source, tokenizer, config)))
-        encodings[path] = read_encoded(path, kind_of_splits(task.family, config))
-        while len(encodings) > NUM_ENCODINGS:
-            del encodings[next(iter(encodings))]
-    return encodings[path]
-
-
-def encode_source(source: TaskSource, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask:
-    """The examples of a source as token ids. Tells what training and scores will not see, or see twice."""
-    task, data = source.task, load_data(source, config)
-    for split, number in count_shared(data).items():
-        if number:
-            console.err.print(f"{task.name}: {number:,} inputs of {split} stand in train too")
-    encoded = encode_task(data, tokenizer, config)
-    if encoded.left_out and task.missing == "refuse":  # else its reader has told so
-        console.err.print(f"{task.name}: {encoded.left_out:,} rows without a gold label are left out")
-    cut = [f"{split.num_truncated:,} of {name}" for name, split in encoded.splits.items() if split.num_truncated]
-    if cut:
-        console.err.print(f"{task.name}: cut at {config.max_length:,} tokens: {', '.join(cut)}")
-    return encoded
-
-
-def load_data(source: TaskSource, config: FinetuneConfig) -> TaskData | Collection:
-    assert config.judged_only is not None, "the configuration is settled"
-    data = load_examples(source, judged_only=config.judged_only)
-    return data if config.max_eval_examples is None else limit_evaluation(data, config.max_eval_examples)
-
-
-def save_encoded(path: Path, encoded: EncodedTask) -> None:
-    """Write one file. What several splits share (the documents of a retrieval) is written once."""
-    arrays: dict[str, np.ndarray] = {}
-    values: dict[str, Any] = {}
-    names: dict[int, str] = {}  # of each value, by its id(): where it was met first
-    places: dict[str, str] = {}  # the same, by where it is
-    for split_name, split in encoded.splits.items():
-        for name, value in leaves_of(split, f"{split_name}."):
-            first = places[name] = names.setdefault(id(value), name)
-            (arrays if isinstance(value, np.ndarray) else values)[first] = value
-    content = {"left_out": encoded.left_out, "values": values, "places": places}
-    arrays[NO_ARRAYS] = np.frombuffer(json.dumps(content, ensure_ascii=False).encode(), np.uint8)
-    path.touch()
-    mode = path.stat().st_mode  # safetensors leaves its files to their owner alone, whatever the umask says
-    save_file(arrays, path)
-    path.chmod(mode)
-
-
-def leaves_of(record: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values in a dataclass and in those inside it, by dotted names: `train.texts.tokens_T`."""
-    for item in fields(record):
-        value = getattr(record, item.name)
-        if is_dataclass(value):
-            yield from leaves_of(value, f"{prefix}{item.name}.")
-        else:
-            yield f"{prefix}{item.name}", value
-
-
-def read_encoded(path: Path, kind: Any) -> EncodedTask:
-    """Read splits of a kind that `save_encoded` wrote; arrays are mapped from the disk, read-only."""
-    leaves: dict[str, Any] = {}
-    for name, tensor in load_file(path).items():  # torch's: numpy's would copy the file into memory
-        leaves[name] = tensor.numpy()
-        leaves[name].flags.writeable = False
-    content = json.loads(leaves.pop(NO_ARRAYS).tobytes())
-    leaves |= content["values"]
-    leaves = {name: leaves[first] for name, first in content["places"].items()}
-    return EncodedTask({name: build_record(kind, leaves, f"{name}.") for name in TASK_SPLITS}, content["left_out"])
-
-
-def build_record(kind: Any, leaves: dict[str, Any], prefix: str) -> Any:
-    """The dataclass of which `leaves_of` gave the values."""
-    values = {}
-    for item in fields(kind):
-        name = f"{prefix}{item.name}"
-        is_nested = is_dataclass(item.type)
-        values[item.name] = build_record(item.type, leaves, f"{name}.") if is_nested else leaves[name]
-    return kind(**values)
+from biphase.tasks.examples import input_of, load_examples
+from biphase.tasks.splits import Collection, TaskData, draw_indices
 
 
 def train_network(network: nn.Module, encoded: EncodedTask, cell: CellContext) -> tuple[list[float], dict[str, Any]]:
@@ -385,7 +257,8 @@ def run_cells(
         cell = CellContext(plan.task, config, device, dtype)
         score, predictions = evaluate_cell(network, encoded, plan, cell, training)
         if config.keep_texts and predictions:
-            add_inputs(predictions, load_data(plan.evaluation, config))
+            assert config.judged_only is not None, "the configuration is settled"
+            add_inputs(predictions, load_examples(plan.evaluation, config.judged_only, config.max_eval_examples))
         yield score, losses, predictions
         if keep is not None and not score.diverged:
             model = to_transformers(network, encoder, cell)

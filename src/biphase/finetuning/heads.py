@@ -36,7 +36,7 @@ from biphase.export.model import as_llama, set_direction
 from biphase.finetuning.cells import Model, identify
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import Batch, CellContext, EncodedTask, HashedTokenizer, TokenizedTexts, pack
-from biphase.flops import count_positions
+from biphase.flops import AFTER_PADDING
 from biphase.tasks.spec import Family, Task
 
 UNUSED_EMBEDDINGS = 1024
@@ -75,8 +75,9 @@ def open_encoder(model: Model) -> Encoder:
         raise InputError(f"{sizes}; they do not belong together")
     if config.vocab_size - highest > max(UNUSED_EMBEDDINGS, config.vocab_size // 20):
         err.print(f"{sizes}: is it its own?")
-    limit = count_positions(config, getattr(backbone, "first_position", None))
-    return Encoder(model.name, model.hash, backbone, tokenizer, limit)
+    # The positions of a type that numbers them from behind its padding are counted so already.
+    first_position = 0 if config.model_type in AFTER_PADDING else getattr(backbone, "first_position", 0)
+    return Encoder(model.name, model.hash, backbone, tokenizer, model.max_length - first_position)
 
 
 class UsedEmbedding(nn.Embedding):

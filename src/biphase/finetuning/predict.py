@@ -34,7 +34,6 @@ from biphase.finetuning.families.token_classification import encode_words, tag_r
 from biphase.finetuning.heads import AUTO_CLASSES, PaddedNetwork
 from biphase.finetuning.kept import TEXT, KeptModel, input_columns, with_task_names
 from biphase.finetuning.metrics import find_entities
-from biphase.hub import load_model_config
 from biphase.tasks.examples import (
     ChoiceTexts,
     LabelledText,
@@ -78,8 +77,7 @@ def predict_placed(kept: KeptModel, rows: Iterator[PlacedRow], name: str, device
     Tells in the end how many were cut. Raises `InputError` naming the row that lacks a column, or has one that a
     prediction would take.
     """
-    config: Any = load_model_config(kept.folder)
-    model = load_weights(AUTO_CLASSES[kept.task.family], kept.folder, config, attention=None).eval().to(device)
+    model: Any = load_weights(AUTO_CLASSES[kept.task.family], kept.folder, attention=None).eval().to(device)
     tokenizer = HashedTokenizer(load_tokenizer(kept.folder))
     limit = position_limit(model) or tokenizer.pretrained.model_max_length  # many a tokenizer names none
     tokenizer.pretrained.model_max_length = limit = min(limit, tokenizer.pretrained.model_max_length)

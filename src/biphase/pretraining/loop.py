@@ -27,7 +27,7 @@ from biphase.corpus.packing import Batches, PackedSet, TrainingText, make_batche
 from biphase.corpus.shards import ShardSet
 from biphase.device import peak_flops
 from biphase.distributed import join_world
-from biphase.encoder.packed import explain_computing
+from biphase.encoder.attention import explain_computing
 from biphase.encoder.proofs import probe_causality
 from biphase.errors import InputError, StoppedError, first_of
 from biphase.flops import FlopCount, SampleLengths

@@ -31,7 +31,7 @@ from biphase.tasks.spec import (
     is_own_task,
     template_columns,
 )
-from biphase.tasks.splits import TEST_SHARE, TRAIN_SHARE, Collection, TaskData, hold_out, load_collection
+from biphase.tasks.splits import TEST_SHARE, TRAIN_SHARE, Collection, TaskData, draw_items, hold_out, load_collection
 
 MULTI_HOT = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
 """What a list may say of each class: whether it applies."""
@@ -232,12 +232,13 @@ class Question:
 AnyExample = LabelledText | TaggedWords | Question | ChoiceTexts
 
 
-def load_examples(source: TaskSource, judged_only: bool) -> TaskData | Collection:
+def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | None = None) -> TaskData | Collection:
     """Read and check everything.
 
     Args:
         judged_only: of a collection keep only the documents that its judgements name, in any split of the task. The
             others are read past, so that millions of them do not fill the memory.
+        most_evaluated: keep at most so many examples (queries) of validation and of test, drawn with seed 42.
 
     Raises:
         InputError: naming file and line (or question, or document) for what does not fit the task: a missing column, a
@@ -251,7 +252,7 @@ def load_examples(source: TaskSource, judged_only: bool) -> TaskData | Collectio
     needed = (source.task.label, *(name for name in template_columns(source.task.template) if name != "choice"))
     rows = rows_by_part(source)
     if source.task.family == "retrieval":
-        return load_collection(source, rows, judged_only)
+        return load_collection(source, rows, judged_only, most_evaluated)
     makers: dict[Family, Callable[[Task, str, Row], AnyExample | None]] = {
         "sequence_classification": make_text,
         "token_classification": partial(make_words, scheme=source.form.scheme),
@@ -283,14 +284,17 @@ def load_examples(source: TaskSource, judged_only: bool) -> TaskData | Collectio
             [(id, times)] = Counter(example.id for example in examples[split]).most_common(1)
             if times > 1:
                 raise InputError(f"{source.name}: the {split} split has two questions with the id '{id}'")
-    draw_missing_splits(source, examples)
+    draw_splits(source, examples, most_evaluated)
     splits = {split: tuple(examples[split]) for split in TASK_SPLITS}
     return TaskData(task, source.name, **splits, left_out=left_out)
 
 
-def draw_missing_splits(source: TaskSource, examples: dict[TaskSplit, list[AnyExample]]) -> None:
-    """Hold the splits that the source does not have out of train. Raises `InputError` where that is too small, and
-    where texts to train on all have one label, or one number stands for a correlation."""
+def draw_splits(
+    source: TaskSource, examples: dict[TaskSplit, list[AnyExample]], most_evaluated: int | None = None
+) -> None:
+    """Hold the splits that the source does not have out of train, and draw those that are evaluated of all. Raises
+    `InputError` where train is too small, and where texts to train on all have one label, or one number stands for a
+    correlation."""
     task, train_of = source.task, f"task '{source.task.name}': the train split in {source.name}"
     shares: dict[TaskSplit, float] = {"test": 1 - TEST_SHARE, "validation": TRAIN_SHARE}
     drawn = [split for split in shares if split not in examples]
@@ -316,6 +320,9 @@ def draw_missing_splits(source: TaskSource, examples: dict[TaskSplit, list[AnyEx
             sentence = f"{task.name}: none of the {len(examples[split]):,} examples {what} has {names}"
             has_shares = "" if task.stratified or task.problem_type else ", or `stratified: true`"
             err.print(f"{sentence}; name files for the splits{has_shares} to have all classes in each", markup=False)
+    if most_evaluated is not None:
+        for split in get_args(EvaluatedSplit):
+            examples[split] = draw_items(examples[split], most_evaluated)
 
 
 def classes_of(example: AnyExample) -> tuple[int, ...]:

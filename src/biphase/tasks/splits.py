@@ -7,7 +7,7 @@ sees the same split and the same subset. BM25's candidates are found here too.
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -34,9 +34,9 @@ PartRows = Mapping[PartName, Iterator[PlacedRow]]
 """What `sources.rows_by_part` gives."""
 
 
-def draw_items(items: Sequence[Item], wanted: int) -> tuple[Item, ...]:
+def draw_items(items: Sequence[Item], wanted: int) -> list[Item]:
     """Return all items, or a fixed random subset of them in their order."""
-    return tuple(items[index] for index in draw_indices(len(items), wanted))
+    return [items[index] for index in draw_indices(len(items), wanted)]
 
 
 def draw_indices(num_items: int, wanted: int) -> np.ndarray:
@@ -130,26 +130,18 @@ class Collection:
     """Queries of train without a relevant document."""
 
 
-def limit_evaluation(data: TaskData | Collection, num_examples: int) -> TaskData | Collection:
-    """The data with at most so many examples (queries) in validation and in test, drawn with seed 42, in their order.
-
-    The documents that are searched stay as they were: fewer of them would make every query easier.
-    """
-    if isinstance(data, TaskData):
-        validation, test = (draw_items(examples, num_examples) for examples in (data.validation, data.test))
-        return replace(data, validation=validation, test=test)
-    relevance: dict[EvaluatedSplit, Judgements] = {}
-    for split, judged in data.relevance.items():
-        relevance[split] = {query: judged[query] for query in draw_items(tuple(judged), num_examples)}
-    return replace(data, relevance=relevance)
-
-
-def load_collection(source: TaskSource, rows: PartRows, judged_only: bool) -> Collection:
+def load_collection(source: TaskSource, rows: PartRows, judged_only: bool, most_evaluated: int | None) -> Collection:
+    """Read and check a retrieval task, with at most so many queries of each split that is evaluated. The documents that
+    are searched stay as they are: fewer of them would make every query easier."""
     task = source.task
     # 1. Judgements, whose queries are drawn into splits where the source has no such split.
     judged = draw_queries(source, {split: read_judgements(rows[split]) for split in source.splits})
     relevance: dict[EvaluatedSplit, Judgements] = {"validation": judged["validation"], "test": judged["test"]}
     named = {split: named_documents(judgements) for split, judgements in relevance.items()}
+    if most_evaluated is not None:
+        for name, judgements in relevance.items():
+            drawn = draw_items(list(judgements), most_evaluated)
+            relevance[name] = {query: judgements[query] for query in drawn}
     # 2. The texts that they name.
     queries, documents = read_judged_texts(source, rows, judged, judged_only)
     # 3. Pairs to train on. A query without a relevant document gives none; no split may have such queries alone.

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from biphase.finetuning.encoded import load_encoded
 from biphase.finetuning.encoding import EncodedTask
 from biphase.finetuning.families import retrieval
 from biphase.finetuning.families.retrieval import contrastive_loss, embed_all, no_negatives
-from biphase.finetuning.fit import load_encoded
 from biphase.finetuning.heads import Encoder, build_network
 from biphase.finetuning.metrics import best_documents
 from biphase.tasks.sources import find_source

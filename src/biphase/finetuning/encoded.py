@@ -1,0 +1,175 @@
+"""A task's source → its splits as token ids with targets, of the kind that its family has.
+
+They are made once for each tokenizer and kept on disk:
+
+    encoded/TASK-KEY.safetensors
+
+Arrays are mapped into memory, so that processes share them. What was written is checked by its hash before it is used.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+from safetensors.torch import load_file
+
+from biphase import console
+from biphase.errors import InputError
+from biphase.files import content_hash, locked, make_once, refuse_links
+from biphase.finetuning.config import ENCODING_SETTINGS, FinetuneConfig
+from biphase.finetuning.encoding import EncodedSplit, EncodedTask, HashedTokenizer
+from biphase.finetuning.families import question_answering, retrieval, sequence_classification, token_classification
+from biphase.finetuning.heads import Encoder
+from biphase.tasks.examples import count_shared, load_examples
+from biphase.tasks.sources import TaskSource
+from biphase.tasks.spec import TASK_SPLITS, Family, TaskSplit
+from biphase.tasks.splits import Collection, TaskData
+
+ENCODING = 8
+"""Part of the name of what is kept on disk: raise it when the same text no longer gives the same arrays, or when they
+are kept in another form."""
+
+NO_ARRAYS = "json"
+"""The array that holds, as JSON, what is none: a header of safetensors ends at 100 MB."""
+
+encodings: dict[Path, EncodedTask] = {}
+"""The tasks that were asked for last."""
+NUM_ENCODINGS = 8
+
+SPLIT_KINDS: dict[Family, type[EncodedSplit]] = {
+    "sequence_classification": sequence_classification.LabelledSplit,
+    "token_classification": token_classification.TaggedSplit,
+    "question_answering": question_answering.QuestionSplit,
+    "retrieval": retrieval.JudgedSplit,
+    "multiple_choice": sequence_classification.ChoiceSplit,
+}
+
+SPLIT_ENCODERS: dict[Family, Callable[..., EncodedSplit]] = {
+    "sequence_classification": sequence_classification.encode_labelled,
+    "token_classification": token_classification.encode_words,
+    "multiple_choice": sequence_classification.encode_choices,
+}
+"""What encodes one split, for the families that do so without a look at the others."""
+
+
+def cache_folder() -> Path:
+    """Find the folder: $BIPHASE_CACHE, else biphase/ in the user's cache folder."""
+    if folder := os.environ.get("BIPHASE_CACHE"):
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "biphase"
+
+
+def load_encoded(source: TaskSource, encoder: Encoder, config: FinetuneConfig) -> EncodedTask:
+    """Read the examples of a source as token ids from the disk; make them first where they are not there.
+
+    They are kept in the `cache_folder`, which is safe to delete. Raises `InputError` where special tokens leave no room
+    for a question and its context, or positions run out.
+    """
+    task, tokenizer = source.task, encoder.tokenizer
+    least = len(tokenizer.opening) + 1 + 2
+    if config.max_length > encoder.max_length:
+        positions = f"{encoder.name} has positions for {encoder.max_length} tokens"
+        raise InputError(f"max_length {config.max_length}: {positions}")
+    if config.max_length < least:
+        raise InputError(f"max_length {config.max_length} leaves no room for text; give {least} or more")
+    keys = ("max_length", "max_eval_examples", *ENCODING_SETTINGS.get(task.family, ()))
+    settings = {name: getattr(config, name) for name in keys}
+    specials = [tokenizer.hash, tokenizer.opening, tokenizer.closing]
+    key = content_hash([ENCODING, source.hash, specials, settings])
+    path = cache_folder() / "encoded" / f"{task.name}-{key[:24]}.safetensors"
+    if path not in encodings:
+        has_pairs = task.family == "retrieval" and config.ranking == "pairs"
+        kind = retrieval.CandidateSplit if has_pairs else SPLIT_KINDS[task.family]
+        refuse_links(path.parent)
+        with locked(path.with_name(f".{path.name}.lock"), wait=True):
+            make_once(path, lambda part: save_encoded(part, encode_source(source, tokenizer, config)))
+        encodings[path] = read_encoded(path, kind)
+        while len(encodings) > NUM_ENCODINGS:
+            del encodings[next(iter(encodings))]
+    return encodings[path]
+
+
+def encode_source(source: TaskSource, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask:
+    """Encode the examples of a source as token ids. Tells what training and scores will not see, or see twice."""
+    assert config.judged_only is not None, "the configuration is settled"
+    task, data = source.task, load_examples(source, config.judged_only, config.max_eval_examples)
+    for split, number in count_shared(data).items():
+        if number:
+            console.err.print(f"{task.name}: {number:,} inputs of {split} stand in train too")
+    encoded = encode_task(data, tokenizer, config)
+    if encoded.left_out and task.missing == "refuse":  # else its reader has told so
+        console.err.print(f"{task.name}: {encoded.left_out:,} rows without a gold label are left out")
+    cut = [f"{split.num_truncated:,} of {name}" for name, split in encoded.splits.items() if split.num_truncated]
+    if cut:
+        console.err.print(f"{task.name}: cut at {config.max_length:,} tokens: {', '.join(cut)}")
+    return encoded
+
+
+def encode_task(data: TaskData | Collection, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask:
+    """Encode all splits of a task, as `tasks.examples` has them, as token ids with their targets."""
+    splits: dict[TaskSplit, Any] = {}
+    if isinstance(data, Collection):
+        has_pairs = config.ranking == "pairs"
+        encode_collection: Any = retrieval.encode_candidates if has_pairs else retrieval.encode_judged
+        splits = encode_collection(data, tokenizer, config)
+    elif data.task.family == "question_answering":
+        splits |= question_answering.encode_question_task(data, tokenizer, config)
+    else:
+        for name, examples in data.splits.items():
+            splits[name] = SPLIT_ENCODERS[data.task.family](data.task, examples, tokenizer, config)
+    return EncodedTask(splits, data.left_out)
+
+
+def save_encoded(path: Path, encoded: EncodedTask) -> None:
+    """Write one file. What several splits share (the documents of a retrieval) is written once."""
+    arrays: dict[str, np.ndarray] = {}
+    values: dict[str, Any] = {}
+    names: dict[int, str] = {}  # of each value, by its id(): where it was met first
+    first_names: dict[str, str] = {}  # the same, by where it is
+    for split_name, split in encoded.splits.items():
+        for name, value in leaves_of(split, f"{split_name}."):
+            first = first_names[name] = names.setdefault(id(value), name)
+            (arrays if isinstance(value, np.ndarray) else values)[first] = value
+    content = {"left_out": encoded.left_out, "values": values, "places": first_names}
+    arrays[NO_ARRAYS] = np.frombuffer(json.dumps(content, ensure_ascii=False).encode(), np.uint8)
+    path.touch()
+    mode = path.stat().st_mode  # safetensors leaves its files to their owner alone, whatever the umask says
+    save_file(arrays, path)
+    path.chmod(mode)
+
+
+def leaves_of(record: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values in a dataclass and in those inside it, by dotted names: `train.texts.tokens_T`."""
+    for item in fields(record):
+        value = getattr(record, item.name)
+        if is_dataclass(value):
+            yield from leaves_of(value, f"{prefix}{item.name}.")
+        else:
+            yield f"{prefix}{item.name}", value
+
+
+def read_encoded(path: Path, kind: Any) -> EncodedTask:
+    """Read splits of a kind that `save_encoded` wrote; arrays are mapped from the disk, read-only."""
+    leaves: dict[str, Any] = {}
+    for name, tensor in load_file(path).items():  # torch's: numpy's would copy the file into memory
+        leaves[name] = tensor.numpy()
+        leaves[name].flags.writeable = False
+    content = json.loads(leaves.pop(NO_ARRAYS).tobytes())
+    leaves |= content["values"]
+    leaves = {name: leaves[first] for name, first in content["places"].items()}
+    return EncodedTask({name: build_record(kind, leaves, f"{name}.") for name in TASK_SPLITS}, content["left_out"])
+
+
+def build_record(kind: Any, leaves: dict[str, Any], prefix: str) -> Any:
+    """The dataclass of which `leaves_of` gave the values."""
+    values = {}
+    for item in fields(kind):
+        name = f"{prefix}{item.name}"
+        is_nested = is_dataclass(item.type)
+        values[item.name] = build_record(item.type, leaves, f"{name}.") if is_nested else leaves[name]
+    return kind(**values)
