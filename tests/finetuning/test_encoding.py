@@ -5,7 +5,7 @@ import pytest
 
 from biphase.finetuning.encoding import HashedTokenizer, cut_longest
 from biphase.finetuning.heads import Encoder
-from biphase.tasks.examples import LabelledText, fill_row
+from biphase.tasks.examples import fill_row
 from biphase.tasks.spec import Task
 
 TEXTS = ["the dog", "Premise: a cat .\nHypothesis: a tree .", "", "<|mask|> and <|end_of_text|> are text"]
@@ -71,7 +71,7 @@ def test_the_longer_text_of_a_pair_is_cut_as_transformers_does(
     wanted = theirs(
         texts["first"], texts["second"], truncation="longest_first", max_length=room, add_special_tokens=False
     )["input_ids"]
-    encoded = encoder.tokenizer.encode_filled([LabelledText("", text, 0, columns)], room + 1)
+    encoded = encoder.tokenizer.encode_filled([(text, columns)], room + 1)
     assert encoded.tokens_T[:-1].tolist() == wanted
     whole = theirs(texts["first"], texts["second"], truncation=False, add_special_tokens=False)["input_ids"]
     assert encoded.truncated.tolist() == [0] * (len(whole) > room)
@@ -81,9 +81,7 @@ def test_both_hypotheses_of_a_long_premise_are_seen(encoder: Encoder) -> None:
     template = "Premise: {premise}\nHypothesis: {hypothesis}"
     said = ("no dog is there", "a cat is there")
     pairs = [{"premise": "the dog sees a cat " * 60, "hypothesis": hypothesis} for hypothesis in said]
-    filled = [fill_template(template, pair) for pair in pairs]
-    examples = [LabelledText("", text, 0, columns) for text, columns in filled]
-    encoded = encoder.tokenizer.encode_filled(examples, 64)
+    encoded = encoder.tokenizer.encode_filled([fill_template(template, pair) for pair in pairs], 64)
     first, second = (encoded.tokens_T[a:b] for a, b in zip(encoded.bounds_S1, encoded.bounds_S1[1:], strict=False))
     assert len(first) == len(second) == 64 and encoded.truncated.tolist() == [0, 1]
     for sample, pair in zip((first, second), pairs, strict=True):

@@ -22,7 +22,7 @@ from biphase.device import to_device
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, PackedLayout, choose_backend, lay_out
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.metrics import Judgement
-from biphase.tasks.examples import LabelledText
+from biphase.tasks.examples import FilledText
 from biphase.tasks.spec import Task, TaskSplit
 
 TEXTS_PER_CALL = 50_000
@@ -88,15 +88,16 @@ class HashedTokenizer:
     def encode_texts(self, texts: Sequence[str], max_length: int) -> "TokenizedTexts":
         return self.concatenate((ids for ids, _ in self.tokenize(texts)), max_length)
 
-    def encode_filled(self, examples: Sequence[LabelledText], max_length: int) -> "TokenizedTexts":
-        """Texts that may be made of several columns: of one that is too long, the longest columns are cut, as
+    def encode_filled(self, filled: Sequence[FilledText], max_length: int) -> "TokenizedTexts":
+        """Encode texts that may be made of several columns: of one that is too long, the longest columns are cut, as
         transformers' `longest_first` does; what stands around them is kept."""
         room = self.room(max_length)
-        parts = [ids for ids, _ in self.tokenize([example.text for example in examples])]
-        long = [number for number, ids in enumerate(parts) if len(ids) > room and len(examples[number].columns) > 1]
-        spans = self.tokenize([examples[number].text for number in long], with_spans=True)
+        texts, columns = [text for text, _ in filled], [columns for _, columns in filled]
+        parts = [ids for ids, _ in self.tokenize(texts)]
+        long = [number for number, ids in enumerate(parts) if len(ids) > room and len(columns[number]) > 1]
+        spans = self.tokenize([texts[number] for number in long], with_spans=True)
         for number, (ids, spans_T2) in zip(long, spans, strict=True):
-            parts[number] = ids[cut_longest(spans_T2, examples[number].columns, room)]
+            parts[number] = ids[cut_longest(spans_T2, columns[number], room)]
         encoded = self.concatenate(parts, max_length)
         return replace(encoded, truncated=np.union1d(encoded.truncated, np.array(long, dtype=np.int64)))
 

@@ -132,15 +132,15 @@ def open_rows(kept: KeptModel, file: Path) -> Iterator[PlacedRow]:
     first = next(rows, None)
     if first is None:
         raise InputError(f"{file} has no rows")
-    place, row = first[0], with_task_names(task, kept.layout, first[1])
+    origin, row = first[0], with_task_names(task, kept.layout, first[1])
     if task.family == "token_classification":
         words = f"'{task.words}' (a list of words) or " if kept.record is not None else ""
         if TEXT not in row and not (words and task.words in row):
-            raise InputError(f"{place}: {words}'{TEXT}' is needed; the columns are: {clipped(', '.join(row))}")
+            raise InputError(f"{origin}: {words}'{TEXT}' is needed; the columns are: {clipped(', '.join(row))}")
     else:
         for name in (*columns, *task.choices):
             if name != "choice":  # what templates name that is no column
-                column(place, row, name)
+                column(origin, row, name)
     return chain([first], rows)
 
 

@@ -39,7 +39,6 @@ from biphase.tasks.examples import (
     LabelledText,
     Question,
     TaggedWords,
-    fill_choices,
     fill_row,
     find_answer,
     lacks_text,
@@ -111,7 +110,7 @@ def choose(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
         names.append(own if own and len({*own}) == len(own) else task.classes)
         if len(texts) > len(names[-1]):
             raise InputError(f"{place}: {len(texts)} choices, where task '{task.name}' names {len(task.classes)}")
-        examples.append(ChoiceTexts(place, fill_choices(task, place, row, texts), 0))
+        examples.append(ChoiceTexts(place, tuple(fill_row(task, place, row | {"choice": text}) for text in texts), 0))
     split = encode_choices(task, examples, predicting.tokenizer, cell.config)
     scores_S1 = split.predict(predicting.network, cell)
     parts = zip(np.split(scores_S1[:, 0], split.bounds_Q1[1:-1]), names, strict=True)

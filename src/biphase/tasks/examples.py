@@ -37,7 +37,7 @@ MULTI_HOT = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "
 """What a list may say of each class: whether it applies."""
 
 
-def label_number(task: Task, place: str, value: Any, choices: tuple[str, ...] = ()) -> int:
+def label_number(task: Task, origin: str, value: Any, choices: tuple[str, ...] = ()) -> int:
     """The number of a label among the names that a row has for its choices, or else among the task's classes.
 
     Raises `InputError` for what `map_labels` does not have.
@@ -50,7 +50,7 @@ def label_number(task: Task, place: str, value: Any, choices: tuple[str, ...] = 
     if number is None:
         message = "is none of its choices" if choices else f"is not one of task '{task.name}'"
         by_number = f" (or 0 to {len(names) - 1})" if Decimal(0) in numbers else ""
-        raise InputError(f"{place}: label {value!r} {message}: {', '.join(names)}{by_number}")
+        raise InputError(f"{origin}: label {value!r} {message}: {', '.join(names)}{by_number}")
     return number
 
 
@@ -81,26 +81,20 @@ def number_of(value: Any) -> Decimal | None:
     return Decimal(str(value)) if is_number else None
 
 
-def is_unlabelled(task: Task, label: Any) -> bool:
-    """Tell whether a label says that nobody knows it: -1 also as -1.0."""
-    number = number_of(label)
-    return str(label) in task.unlabelled or (number is not None and number in map(number_of, task.unlabelled))
-
-
-def score_number(place: str, name: str, value: Any) -> float:
+def score_number(origin: str, name: str, value: Any) -> float:
     """A label that is a number, which tables write as text."""
     try:
         number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
-        raise InputError(f"{place}: '{name}' is {shown(value)}, not a number")
+        raise InputError(f"{origin}: '{name}' is {shown(value)}, not a number")
     return number
 
 
-def label_numbers(task: Task, place: str, value: Any) -> tuple[int, ...]:
+def label_numbers(task: Task, origin: str, value: Any) -> tuple[int, ...]:
     """The numbers of the classes in a list of labels, ascending."""
-    labels, message = list_labels(value), f"{place}: '{task.label}' is {shown(value)}"
+    labels, message = list_labels(value), f"{origin}: '{task.label}' is {shown(value)}"
     if labels is None:
         raise InputError(f"{message}, not a list of labels (empty for none)")
     is_multi_hot = len(labels) == len(task.classes) and all(str(label).lower() in MULTI_HOT for label in labels)
@@ -109,7 +103,7 @@ def label_numbers(task: Task, place: str, value: Any) -> tuple[int, ...]:
         raise InputError(f"{message}, and task '{task.name}' has {len(task.classes)} classes; {remedy}")
     if task.multi_hot:
         return tuple(number for number, label in enumerate(labels) if MULTI_HOT[str(label).lower()])
-    numbers = sorted(label_number(task, place, label) for label in labels)
+    numbers = sorted(label_number(task, origin, label) for label in labels)
     if len(set(numbers)) < len(numbers):
         raise InputError(f"{message}, which has a class twice: name each once, or say `multi_hot: true` of 0s and 1s")
     return tuple(numbers)
@@ -128,7 +122,7 @@ def is_missing(value: Any) -> bool:
     return value is None or value != value or (isinstance(value, str) and not value.strip())
 
 
-def to_iob2(tags: Sequence[Any], scheme: Scheme, place: str) -> list[Any]:
+def to_iob2(tags: Sequence[Any], scheme: Scheme, origin: str) -> list[Any]:
     """The tags of a sentence in IOB2: every entity begins with B-. Broken ones of other schemes than IOB1 stay broken.
 
     IOB1 marks a beginning only where an entity follows another of its type, so IOB2 read as IOB1 is itself.
@@ -140,7 +134,7 @@ def to_iob2(tags: Sequence[Any], scheme: Scheme, place: str) -> list[Any]:
     made = []
     for tag in tags:
         if not isinstance(tag, str) or (tag != "O" and (tag[:1] not in marks or tag[1:2] != "-")):
-            raise InputError(f"{place}: tag {tag!r} is not of the scheme {scheme}")
+            raise InputError(f"{origin}: tag {tag!r} is not of the scheme {scheme}")
         if tag != "O" and scheme in ("BIOES", "BILOU"):
             tag = {"S": "B", "E": "I", "U": "B", "L": "I"}.get(tag[0], tag[0]) + tag[1:]
         elif tag[:1] == "I" and before[1:] != tag[1:]:
@@ -158,7 +152,7 @@ class Answer:
     start: int
 
 
-def read_spans(place: str, name: str, value: Any) -> list[tuple[str, int]]:
+def read_spans(origin: str, name: str, value: Any) -> list[tuple[str, int]]:
     """(text, start) pairs from lists of texts and starts, a list of mappings, or a list of texts alone (start 0)."""
     try:
         if isinstance(value, dict):
@@ -173,21 +167,25 @@ def read_spans(place: str, name: str, value: Any) -> list[tuple[str, int]]:
     except (AttributeError, KeyError, TypeError, ValueError):
         spans = [("", 0)]
     if not all(isinstance(text, str) and text and type(start) is int for text, start in spans):
-        raise InputError(f"{place}: column '{name}' is {shown(value)}, not texts and where they start")
+        raise InputError(f"{origin}: column '{name}' is {shown(value)}, not texts and where they start")
     return spans
 
 
-def find_answer(place: str, context: str, text: str, start: int) -> Answer:
+def find_answer(origin: str, context: str, text: str, start: int) -> Answer:
     """The occurrence of `text` that is nearest to `start`: published starts are not all right."""
     start = min(max(start, 0), len(context))
     starts = [at for at in (context.rfind(text, 0, start + len(text)), context.find(text, start)) if at >= 0]
     if not starts:
-        raise InputError(f"{place}: a context without its answer '{text[:40]}'")
+        raise InputError(f"{origin}: a context without its answer '{text[:40]}'")
     return Answer(text, min(starts, key=lambda at: abs(at - start)))
 
 
 CLASSES_SHOWN = 5
 """Classes that are named of those that a split has not."""
+
+
+FilledText = tuple[str, tuple[tuple[int, int], ...]]
+"""A task's template, filled, and where each of its columns stands in the text."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +204,7 @@ class ChoiceTexts:
     """A question with each of its choices filled into the template."""
 
     id: str
-    choices: tuple[LabelledText, ...]
+    choices: tuple[FilledText, ...]
     right: int
 
 
@@ -265,16 +263,16 @@ def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | N
     missing: dict[str, list[str]] = {}
     for split in source.splits:
         examples[split] = []
-        for place, row in rows[split]:
-            values = (column(place, row, name) for name in needed)
+        for origin, row in rows[split]:
+            values = (column(origin, row, name) for name in needed)
             lacks = "fields" if row is SHORT_ROW else why_left_out(task, values)
-            example = None if lacks else make(task, place, row)
+            example = None if lacks else make(task, origin, row)
             if example is not None:
                 examples[split].append(example)
                 continue
             left_out += 1
             if lacks in ("label", "text"):
-                missing.setdefault(lacks, []).append(place)
+                missing.setdefault(lacks, []).append(origin)
     tell_missing(task, missing)
     for split in source.splits:
         if not examples[split]:
@@ -357,7 +355,7 @@ def input_of(example: AnyExample) -> Any:
         case Question():
             return example.question, example.context
         case ChoiceTexts():
-            return tuple(choice.text for choice in example.choices)
+            return tuple(text for text, _ in example.choices)
 
 
 def why_left_out(task: Task, values: Iterator[Any]) -> Literal["answer", "label", "text"] | None:
@@ -370,7 +368,8 @@ def why_left_out(task: Task, values: Iterator[Any]) -> Literal["answer", "label"
     if task.family not in ("sequence_classification", "multiple_choice"):
         return None
     label = next(values)
-    if is_unlabelled(task, label):
+    number = number_of(label)  # -1 may be written as -1.0
+    if str(label) in task.unlabelled or (number is not None and number in map(number_of, task.unlabelled)):
         return "answer"
     if is_own_task(task):
         return None
@@ -398,90 +397,85 @@ def tell_missing(task: Task, places: dict[str, list[str]]) -> None:
         err.print(f"{task.name}: left out: {', '.join(counts)}")
 
 
-def make_text(task: Task, place: str, row: Row) -> LabelledText:
-    label = column(place, row, task.label)
-    text, columns = fill_row(task, place, row)
+def make_text(task: Task, origin: str, row: Row) -> LabelledText:
+    label = column(origin, row, task.label)
+    text, columns = fill_row(task, origin, row)
     target: int | float | tuple[int, ...]
     if task.problem_type == "regression":
-        target = score_number(place, task.label, label)
+        target = score_number(origin, task.label, label)
     elif task.problem_type == "multi_label_classification":
-        target = label_numbers(task, place, label)
+        target = label_numbers(task, origin, label)
     else:
-        target = label_number(task, place, label)
-    return LabelledText(id_of(place, row), text, target, columns)
+        target = label_number(task, origin, label)
+    return LabelledText(id_of(origin, row), text, target, columns)
 
 
-def make_choices(task: Task, place: str, row: Row) -> ChoiceTexts:
-    label = column(place, row, task.label)
-    texts, names = read_choices(task, place, row)
-    right = label_number(task, place, label, names)
+def make_choices(task: Task, origin: str, row: Row) -> ChoiceTexts:
+    label = column(origin, row, task.label)
+    texts, names = read_choices(task, origin, row)
+    right = label_number(task, origin, label, names)
     if max(right, len(texts) - 1) >= min(len(texts), len(task.classes)):
         message = f"task '{task.name}' names {len(task.classes)}, and {shown(label)} is right"
-        raise InputError(f"{place}: {len(texts)} choices, where {message}")
-    return ChoiceTexts(id_of(place, row), fill_choices(task, place, row, texts), right)
+        raise InputError(f"{origin}: {len(texts)} choices, where {message}")
+    choices = tuple(fill_row(task, origin, row | {"choice": text}) for text in texts)
+    return ChoiceTexts(id_of(origin, row), choices, right)
 
 
-def fill_choices(task: Task, place: str, row: Row, texts: list[str]) -> tuple[LabelledText, ...]:
-    """The template filled with each of a row's choices."""
-    filled = [fill_row(task, place, row | {"choice": text}) for text in texts]
-    return tuple(LabelledText(id_of(place, row), text, 0, columns) for text, columns in filled)
-
-
-def read_choices(task: Task, place: str, row: Row) -> tuple[list[str], tuple[str, ...]]:
+def read_choices(task: Task, origin: str, row: Row) -> tuple[list[str], tuple[str, ...]]:
     """The choices of a row, and what it calls them itself: ARC's are {text: […], label: […]}, whose labels are A, B, …
     in some rows and 1, 2, … in others."""
-    columns = [column(place, row, name) for name in task.choices]
+    columns = [column(origin, row, name) for name in task.choices]
     texts: Any = columns[0] if len(columns) == 1 else columns
     names = None
     if isinstance(texts, dict):
         texts, names = texts.get("text"), texts.get("label")
     if not isinstance(texts, list) or len(texts) < 2 or not all(isinstance(text, str) and text for text in texts):
-        raise InputError(f"{place}: {shown(texts)} are not two or more choices, texts that are not empty")
+        raise InputError(f"{origin}: {shown(texts)} are not two or more choices, texts that are not empty")
     return texts, tuple(map(str, names)) if isinstance(names, list) and len(names) >= len(texts) else ()
 
 
-def fill_row(task: Task, place: str, row: Row) -> tuple[str, tuple[tuple[int, int], ...]]:
-    """The template filled with a row's columns, and where each of them stands in the text."""
+def fill_row(task: Task, origin: str, row: Row) -> FilledText:
+    """Fill the task's template with a row's columns."""
     text, columns = "", []
     for literal, name, _, _ in Formatter().parse(task.template):
         text += literal
         if name is not None:
-            value = text_column(place, row, name)
+            value = text_column(origin, row, name)
             columns.append((len(text), len(text) + len(value)))
             text += value
     return text, tuple(columns)
 
 
-def make_words(task: Task, place: str, row: Row, scheme: Scheme) -> TaggedWords:
-    tags = column(place, row, task.label)
-    words = words_of(task, place, row)
+def make_words(task: Task, origin: str, row: Row, scheme: Scheme) -> TaggedWords:
+    tags = column(origin, row, task.label)
+    words = words_of(task, origin, row)
     if not isinstance(tags, list) or len(tags) != len(words):
         num_tags = f"{len(tags)} tags" if isinstance(tags, list) else "no list of tags"
-        raise InputError(f"{place}: {num_tags} for {len(words)} words")
-    tags = to_iob2(tags, scheme, place)
-    return TaggedWords(id_of(place, row), words, tuple(label_number(task, place, tag) for tag in tags))
+        raise InputError(f"{origin}: {num_tags} for {len(words)} words")
+    tags = to_iob2(tags, scheme, origin)
+    return TaggedWords(id_of(origin, row), words, tuple(label_number(task, origin, tag) for tag in tags))
 
 
-def words_of(task: Task, place: str, row: Row) -> tuple[str, ...]:
-    words = column(place, row, task.words)
+def words_of(task: Task, origin: str, row: Row) -> tuple[str, ...]:
+    words = column(origin, row, task.words)
     if not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
-        raise InputError(f"{place}: column '{task.words}' must be a list of words, none of them empty")
+        raise InputError(f"{origin}: column '{task.words}' must be a list of words, none of them empty")
     return tuple(words)
 
 
-def make_question(task: Task, place: str, row: Row) -> Question | None:
+def make_question(task: Task, origin: str, row: Row) -> Question | None:
     """Return None for a question about candidates that has no answer: nobody knows it there."""
-    id = id_of(place, row)
-    context = text_column(place, row, "context")
+    id = id_of(origin, row)
+    context = text_column(origin, row, "context")
     if not context.strip():
-        raise InputError(f"{place}: question '{id}' has an empty context")
-    locate = partial(find_answer, f"{place}: question '{id}'", context)
+        raise InputError(f"{origin}: question '{id}' has an empty context")
+    locate = partial(find_answer, f"{origin}: question '{id}'", context)
     if "candidates" not in row:
-        spans = [] if row.get("is_impossible") else read_spans(place, "answers", column(place, row, "answers"))
+        spans = [] if row.get("is_impossible") else read_spans(origin, "answers", column(origin, row, "answers"))
         answers = tuple(dict.fromkeys(locate(text, start) for text, start in spans))
-        return Question(id, text_column(place, row, "question"), context, answers)
-    candidates = {locate(text, start) for text, start in read_spans(place, "candidates", row["candidates"])}
-    gold = read_spans(place, "answers", column(place, row, "answers"))
+        return Question(id, text_column(origin, row, "question"), context, answers)
+    candidates = {locate(text, start) for text, start in read_spans(origin, "candidates", row["candidates"])}
+    gold = read_spans(origin, "answers", column(origin, row, "answers"))
     if not gold:
         return None
     # The hub keeps only the texts of answers: their mentions are the candidates that read so.
@@ -489,4 +483,4 @@ def make_question(task: Task, place: str, row: Row) -> Question | None:
     mentions |= {locate(text, start) for text, start in gold if text not in {mention.text for mention in mentions}}
     ordered = sorted(candidates | mentions, key=lambda answer: (answer.start, len(answer.text)))
     answers = tuple(answer for answer in ordered if answer in mentions)
-    return Question(id, text_column(place, row, "question"), context, answers, tuple(ordered))
+    return Question(id, text_column(origin, row, "question"), context, answers, tuple(ordered))

@@ -215,8 +215,8 @@ def read_rows(source: TaskSource, part: PartName) -> Iterator[PlacedRow]:
             texts = HubRows(config=form.config, splits=(form.splits.named[part],))
         splits = (read_hub_split(form.id, form.revision, texts.config, split) for split in texts.splits)
         rows = itertools.chain.from_iterable(splits)
-    for place, row in rows:
-        yield place, row | renamed(row, form.rename) if form.rename and row is not SHORT_ROW else row
+    for origin, row in rows:
+        yield origin, row | renamed(row, form.rename) if form.rename and row is not SHORT_ROW else row
 
 
 def read_layout(source: TaskSource, layout: FileLayout, part: PartName) -> Iterator[PlacedRow]:

@@ -70,8 +70,8 @@ class Splits(Strict):
     @model_validator(mode="after")
     def splits_differ(self) -> "Splits":
         tests = self.test.values() if isinstance(self.test, dict) else [self.test]
-        places = [place for place in (self.train, self.validation, *tests) if place is not None]
-        twice = next((place for place in places if places.count(place) > 1), None)
+        places = [location for location in (self.train, self.validation, *tests) if location is not None]
+        twice = next((location for location in places if places.count(location) > 1), None)
         if twice is not None:
             raise ValueError(f"{twice} is given as two splits; leave one out: what has no place is drawn from train")
         return self
@@ -80,7 +80,7 @@ class Splits(Strict):
     def named(self) -> dict[TaskSplit, str]:
         """The places of the splits that have one; of a test that has several, none."""
         places = {name: getattr(self, name) for name in TASK_SPLITS}
-        return {name: place for name, place in places.items() if isinstance(place, str)}
+        return {name: location for name, location in places.items() if isinstance(location, str)}
 
 
 class FileLayout(FileForm, Splits):

@@ -6,7 +6,7 @@ sees the same split and the same subset. BM25's candidates are found here too.
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -67,12 +67,12 @@ def hold_out(
     return train, held
 
 
-def draw_queries(source: TaskSource, judged: dict[TaskSplit, Judgements]) -> dict[TaskSplit, Judgements]:
+def draw_queries(source: TaskSource, by_split: dict[TaskSplit, Judgements]) -> dict[TaskSplit, Judgements]:
     """The splits that the source does not have, by query. The draw depends on the ids alone, not on their order."""
-    if "validation" in judged:
-        return judged
-    drawn_from: TaskSplit = "train" if "train" in judged else "test"
-    ids = sorted(judged[drawn_from])
+    if "validation" in by_split:
+        return by_split
+    drawn_from: TaskSplit = "train" if "train" in by_split else "test"
+    ids = sorted(by_split[drawn_from])
     num_ids = len(ids)
     ids = [ids[index] for index in np.random.default_rng(DRAW_SEED).permutation(num_ids)]
     ends: dict[TaskSplit, int]
@@ -83,14 +83,14 @@ def draw_queries(source: TaskSource, judged: dict[TaskSplit, Judgements]) -> dic
         ends = {"validation": num_ids // 2, "test": num_ids}
     else:
         ends = {"validation": num_ids // 4, "test": num_ids // 2, "train": num_ids}
-    splits = dict(judged)
+    splits = dict(by_split)
     begin = 0
     for split, end in ends.items():
         chosen = set(ids[begin:end])
         if not chosen:
             message = f"task '{source.task.name}': the {drawn_from} split in {source.name}"
             raise InputError(f"{message} has too few queries ({num_ids}) to draw a {split} split from it")
-        splits[split] = {query: grades for query, grades in judged[drawn_from].items() if query in chosen}
+        splits[split] = {query: grades for query, grades in by_split[drawn_from].items() if query in chosen}
         begin = end
     return splits
 
@@ -135,18 +135,18 @@ def load_collection(source: TaskSource, rows: PartRows, judged_only: bool, most_
     are searched stay as they are: fewer of them would make every query easier."""
     task = source.task
     # 1. Judgements, whose queries are drawn into splits where the source has no such split.
-    judged = draw_queries(source, {split: read_judgements(rows[split]) for split in source.splits})
-    relevance: dict[EvaluatedSplit, Judgements] = {"validation": judged["validation"], "test": judged["test"]}
+    by_split = draw_queries(source, {split: read_judgements(rows[split]) for split in source.splits})
+    relevance: dict[EvaluatedSplit, Judgements] = {"validation": by_split["validation"], "test": by_split["test"]}
     named = {split: named_documents(judgements) for split, judgements in relevance.items()}
     if most_evaluated is not None:
         for name, judgements in relevance.items():
             drawn = draw_items(list(judgements), most_evaluated)
             relevance[name] = {query: judgements[query] for query in drawn}
     # 2. The texts that they name.
-    queries, documents = read_judged_texts(source, rows, judged, judged_only)
+    queries, documents = read_judged_texts(source, rows, by_split, judged_only)
     # 3. Pairs to train on. A query without a relevant document gives none; no split may have such queries alone.
     pairs: dict[TaskSplit, list[tuple[str, str]]] = {"train": []}
-    for split, judgements in judged.items():
+    for split, judgements in by_split.items():
         pairs[split] = []
         for query, grades in judgements.items():
             pairs[split] += [(query, document) for document, grade in grades.items() if grade > 0]
@@ -160,7 +160,7 @@ def load_collection(source: TaskSource, rows: PartRows, judged_only: bool, most_
         train=tuple(pairs["train"]),
         relevance=relevance,
         judged_documents=named,
-        left_out=len(judged.get("train", {})) - len({query for query, _ in pairs["train"]}),
+        left_out=len(by_split.get("train", {})) - len({query for query, _ in pairs["train"]}),
     )
 
 
@@ -170,15 +170,15 @@ GRADE: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(gt=1 - 2**31, lt=2**3
 
 def read_judgements(rows: Iterable[PlacedRow]) -> Judgements:
     judgements: Judgements = {}
-    for place, row in rows:
-        query, document = (str(column(place, row, name)) for name in ("query-id", "corpus-id"))
-        value = column(place, row, "score")
+    for origin, row in rows:
+        query, document = (str(column(origin, row, name)) for name in ("query-id", "corpus-id"))
+        value = column(origin, row, "score")
         try:
             grade = GRADE.validate_python(value)
         except ValidationError:
-            raise InputError(f"{place}: grade {value!r} is not a whole number of 31 bits") from None
+            raise InputError(f"{origin}: grade {value!r} is not a whole number of 31 bits") from None
         if judgements.setdefault(query, {}).setdefault(document, grade) != grade:
-            raise InputError(f"{place}: document '{document}' has two grades for query '{query}'")
+            raise InputError(f"{origin}: document '{document}' has two grades for query '{query}'")
     return judgements
 
 
@@ -188,37 +188,32 @@ def named_documents(judgements: Judgements) -> tuple[str, ...]:
 
 
 def read_judged_texts(
-    source: TaskSource, rows: PartRows, judged: Mapping[TaskSplit, Judgements], judged_only: bool
+    source: TaskSource, rows: PartRows, by_split: Mapping[TaskSplit, Judgements], judged_only: bool
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """The queries that are judged, and all documents or those that judgements name."""
-    wanted = {query for judgements in judged.values() for query in judgements}
-    named = {document for judgements in judged.values() for document in named_documents(judgements)}
-    parts: tuple[tuple[PartName, Set[str], bool], ...] = ("queries", wanted, True), ("corpus", named, judged_only)
-    queries, documents = (read_texts(source, rows, part, ids, is_part) for part, ids, is_part in parts)
-    return queries, documents
-
-
-def read_texts(source: TaskSource, rows: PartRows, part: PartName, named: Set[str], is_part: bool) -> dict[str, str]:
-    """Texts by id, of all rows or of those that judgements name; a title goes before its text. Raises `InputError`
-    where one that is named is not there."""
-    texts: dict[str, str] = {}
-    with console.track(f"read {source.task.name} {part}", None, "rows") as progress:
-        for number, (place, row) in enumerate(rows[part], start=1):
-            id = str(column(place, row, "_id"))
-            if number % 10_000 == 0:
-                progress.advance(10_000)
-            if is_part and id not in named:
-                continue
-            text = text_column(place, row, "text")
-            if row.get("title"):
-                text = f"{text_column(place, row, 'title')} {text}"
-            if texts.setdefault(id, text.strip()) != text.strip():
-                raise InputError(f"{place}: a second text with the id '{id}'")
-    if missing := named - texts.keys():
-        kind = "query" if part == "queries" else "document"
-        message = f"a judgement of {kind} '{min(missing)}', which {source.name} does not have"
-        raise InputError(f"task '{source.task.name}': {message}")
-    return texts
+    """Read the queries that are judged, and all documents or those that judgements name, by their ids; a title goes
+    before its text. Raises `InputError` where one that is named is not there."""
+    queries = {query for judgements in by_split.values() for query in judgements}
+    documents = {document for judgements in by_split.values() for document in named_documents(judgements)}
+    texts: dict[PartName, dict[str, str]] = {"queries": {}, "corpus": {}}
+    parts: tuple[tuple[PartName, set[str]], ...] = ("queries", queries), ("corpus", documents)
+    for part, named in parts:
+        with console.track(f"read {source.task.name} {part}", None, "rows") as progress:
+            for number, (origin, row) in enumerate(rows[part], start=1):
+                id = str(column(origin, row, "_id"))
+                if number % 10_000 == 0:
+                    progress.advance(10_000)
+                if id not in named and (judged_only or part == "queries"):
+                    continue
+                text = text_column(origin, row, "text")
+                if row.get("title"):
+                    text = f"{text_column(origin, row, 'title')} {text}"
+                if texts[part].setdefault(id, text.strip()) != text.strip():
+                    raise InputError(f"{origin}: a second text with the id '{id}'")
+        if missing := named - texts[part].keys():
+            kind = "query" if part == "queries" else "document"
+            message = f"a judgement of {kind} '{min(missing)}', which {source.name} does not have"
+            raise InputError(f"task '{source.task.name}': {message}")
+    return texts["queries"], texts["corpus"]
 
 
 def own_documents(
@@ -226,12 +221,12 @@ def own_documents(
 ) -> frozenset[str]:
     """The queries that are documents too, and would find themselves: the same id and the same text, a title before it
     aside, and no judgement that this is relevant. An id alone may be a number that coincides."""
-
-    def is_itself(id: str) -> bool:
-        query, document = (" ".join(texts[id].split()) for texts in (queries, documents))
-        return f" {document}".endswith(f" {query}") and relevance.get(id, {}).get(id, 0) <= 0
-
-    return frozenset(id for id in queries.keys() & documents.keys() if is_itself(id))
+    twins = set()
+    for id in queries.keys() & documents.keys():
+        query, document = " ".join(queries[id].split()), " ".join(documents[id].split())
+        if f" {document}".endswith(f" {query}") and relevance.get(id, {}).get(id, 0) <= 0:
+            twins.add(id)
+    return frozenset(twins)
 
 
 def index_bm25(documents: Iterable[str]) -> Any:

@@ -72,7 +72,7 @@ class LabelledSplit(EncodedSplit):
 def encode_labelled(
     task: Task, examples: Sequence[LabelledText], tokenizer: HashedTokenizer, config: FinetuneConfig
 ) -> LabelledSplit:
-    texts = tokenizer.encode_filled(examples, config.max_length)
+    texts = tokenizer.encode_filled([(example.text, example.columns) for example in examples], config.max_length)
     labels: Sequence[Any] = [example.label for example in examples]
     if task.problem_type == "multi_label_classification":
         labels_S = np.zeros((len(labels), len(task.classes)))
