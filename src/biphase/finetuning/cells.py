@@ -129,9 +129,8 @@ def plan_cells(
     model: str, tasks: Sequence[str], config: FinetuneConfig, data_dirs: DataDirs, label: str | None = None
 ) -> list[CellPlan]:
     """The cells of a model, whose scores call it `label` in place of `model`."""
-    found, config = identify(model), resolve_precision(config)
-    found = replace(found, name=label or model)
-    return [plan_cell(found, *find_task_sources(task, data_dirs), config) for task in tasks]
+    identity, config = replace(identify(model), name=label or model), resolve_precision(config)
+    return [plan_cell(identity, *find_task_sources(task, data_dirs), config) for task in tasks]
 
 
 def plan_cell(model: Model, train: TaskSource, evaluation: TaskSource, config: FinetuneConfig) -> CellPlan:
@@ -147,17 +146,15 @@ def plan_cell(model: Model, train: TaskSource, evaluation: TaskSource, config: F
 
 
 def find_task_sources(name: str, data_dirs: DataDirs) -> tuple[TaskSource, TaskSource]:
-    """The data that a task is trained on and the data that it is evaluated on: mostly the same."""
-
-    def source_of(task: Task) -> TaskSource:
-        folder = dir_of(task, data_dirs)
-        return find_source(task, None if folder is None else Path(folder))
-
+    """Find the data that a task is trained on and the data that it is evaluated on: mostly the same."""
     task = find_task(name)
-    evaluation = source_of(task)
+    evaluation = find_source(task, dir_of(task, data_dirs))
     if task.part_of is not None:
         return training_source(evaluation), evaluation
-    return (source_of(find_task(task.trained_on)) if task.trained_on else evaluation), evaluation
+    if task.trained_on is None:
+        return evaluation, evaluation
+    trained_on = find_task(task.trained_on)
+    return find_source(trained_on, dir_of(trained_on, data_dirs)), evaluation
 
 
 def resolve_precision(config: FinetuneConfig) -> FinetuneConfig:

@@ -68,11 +68,12 @@ class RateChoice:
         """[K, N] what the validation examples contribute to the mean at each rival, or why that is not known."""
         if self.num_examples < 2:
             return InputError("no two validation examples chose")
-        kept = KeptExamples(tuple(s for rate in self.rivals for s in self.by_rate[rate]), "validation", MOST_EXAMPLES)
-        if isinstance(kept.found, InputError):
-            return kept.found
+        scores = tuple(score for rate in self.rivals for score in self.by_rate[rate])
+        table = KeptExamples(scores, "validation", MOST_EXAMPLES).found
+        if isinstance(table, InputError):
+            return table
         firsts = np.cumsum([len(self.by_rate[rate]) for rate in self.rivals])[:-1]
-        return np.stack([values_SN.mean(axis=0) for values_SN in np.split(kept.found.values_SN, firsts)])
+        return np.stack([values_SN.mean(axis=0) for values_SN in np.split(table.values_SN, firsts)])
 
     @property
     def doubt(self) -> InputError | None:
@@ -172,13 +173,17 @@ def choose_for_each_seed(
     """
     rates = {}
     for seed in sorted({seed for by_seed in validation.values() for seed in by_seed}):
-        others = {
-            rate: [value for other, value in by_seed.items() if other != seed] for rate, by_seed in validation.items()
-        }
-        own = {rate: [by_seed[seed]] for rate, by_seed in validation.items() if seed in by_seed}
-        elsewhere = {rate: peers[rate] for rate in own if rate in peers}
-        survived = [known for known in (others, elsewhere, own) if any({*values} - {None} for values in known.values())]
-        rates[seed] = choose_rate(survived[0])
+        others: dict[float, list[float | None]] = {}
+        itself: dict[float, list[float | None]] = {}
+        for rate, by_seed in validation.items():
+            others[rate] = [value for other, value in by_seed.items() if other != seed]
+            if seed in by_seed:
+                itself[rate] = [by_seed[seed]]
+        elsewhere = {rate: peers[rate] for rate in itself if rate in peers}
+        for voters in (others, elsewhere, itself):
+            if any({*values} - {None} for values in voters.values()):
+                rates[seed] = choose_rate(voters)
+                break
     return rates
 
 
@@ -278,8 +283,8 @@ def select_rate(
     chosen = [cells[point] for point in points if point in test]
     if not chosen:
         raise InputError(f"{model} on {task}: no seed finished at the rate that the others chose; finish the grid")
-    known = group_by_rate([*survivors.values(), *(score for score in peers if not score.diverged)])
-    by_rival = {rival: known[rival] for rival in rivals}
+    scores_at = group_by_rate([*survivors.values(), *(score for score in peers if not score.diverged)])
+    by_rival = {rival: scores_at[rival] for rival in rivals}
     grid_rates, grid_seeds = scores.grids[task]
     return Selection(
         model=model,
@@ -311,9 +316,9 @@ def validation_by_rate(scores: Iterable[Score], metric: str) -> dict[float, list
 
 def validation_of(score: Score, metric: str) -> float | None:
     """A score on validation, None if it diverged. Raises `InputError` where a split has no such metric."""
-    for known in score.metrics.values():
-        if metric not in known:
-            raise InputError(f"{score.folder} has no metric '{metric}'{nearest(metric, known)}")
+    for values in score.metrics.values():
+        if metric not in values:
+            raise InputError(f"{score.folder} has no metric '{metric}'{nearest(metric, values)}")
     return None if score.diverged else score.metrics["validation"][metric]
 
 

@@ -79,9 +79,8 @@ class HashedTokenizer:
         for number, ids in enumerate(parts):
             if len(ids) > room:
                 truncated.append(number)
-            kept = ids[:room]
-            pieces += [opening, kept, closing]
-            lengths.append(len(opening) + len(kept) + len(closing))
+            pieces += [opening, ids[:room], closing]
+            lengths.append(len(opening) + min(len(ids), room) + len(closing))
         tokens_T = np.concatenate([np.zeros(0, np.int32), *pieces])
         return TokenizedTexts(tokens_T, to_bounds(lengths), np.array(truncated, dtype=np.int64))
 

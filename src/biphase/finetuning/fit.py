@@ -55,7 +55,7 @@ def train_network(network: nn.Module, encoded: EncodedTask, cell: CellContext) -
     unseen: list[Tensor] = []
     losses: list[float] = []
     diverged_at, num_tokens, started = None, 0, time.perf_counter()
-    told = started
+    shown_at = started
     with console.track(f"fine-tune {cell.task.name}", num_steps, "steps") as progress:
         for step, indices in enumerate(training_order(len(items), config.batch_size, num_steps, config.seed)):
             for group in optimizer.param_groups:
@@ -66,11 +66,11 @@ def train_network(network: nn.Module, encoded: EncodedTask, cell: CellContext) -
             optimizer.zero_grad()
             unseen.append(torch.stack([loss.float(), norm.float()]))
             num_tokens += split.count_tokens(items[indices])
-            if len(unseen) == 25 or step + 1 == num_steps or time.perf_counter() - told > 1:
+            if len(unseen) == 25 or step + 1 == num_steps or time.perf_counter() - shown_at > 1:
                 diverged_at = append_losses(losses, unseen)
                 progress.advance(len(unseen), f"loss {losses[-1]:.3f}" if losses else "")
                 unseen.clear()
-                told = time.perf_counter()
+                shown_at = time.perf_counter()
             if diverged_at is not None:
                 break
     # 4. The last update may itself have broken the weights: no loss saw it.

@@ -137,15 +137,15 @@ def plan_missing(grid: Grid, engine: Engine, part: str | None = None) -> dict[st
         total, left = totals[model, task], lefts[model, task]
         cells.append({"model": model, "task": task, "cells": total, "finished": total - left, "missing": left})
     spent = measure_grid(grid, trainings)
-    known = [unit for unit in grid_units(grid, missing) if unit.kind in spent]
+    judgeable = [unit for unit in grid_units(grid, missing) if unit.kind in spent]
     return {
         "rates": grid.learning_rates,
         "seeds": grid.seeds,
         "cells": cells,
         "workers": count_workers(engine),
-        "seconds_of_one_worker": sum((Forecast(known, spent).seconds_by_kind or {}).values()),
-        "known_trainings": len(known),
-        "unknown_trainings": len(missing) - len(known),
+        "seconds_of_one_worker": sum((Forecast(judgeable, spent).seconds_by_kind or {}).values()),
+        "known_trainings": len(judgeable),
+        "unknown_trainings": len(missing) - len(judgeable),
         "failed": read_failures(grid.out),
     }
 
@@ -186,9 +186,9 @@ def measure_grid(grid: Grid, trainings: Iterable[SharedTraining]) -> dict[str, t
     finished, scores = list[SharedTraining](), list[Score]()
     for training in trainings:
         folders = [cell.folder(grid.out) for cell in training if cell.is_finished(grid.out)]
-        read = [score for folder in folders for score in read_scores(folder).scores]
-        scores += read
-        finished += [training] if read else []
+        training_scores = [score for folder in folders for score in read_scores(folder).scores]
+        scores += training_scores
+        finished += [training] if training_scores else []
     return measure_cells(grid_units(grid, finished), scores)
 
 

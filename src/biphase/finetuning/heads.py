@@ -50,7 +50,7 @@ class Encoder:
     name: str
     hash: str
     """The hash of configuration, weights and tokenizer."""
-    backbone: nn.Module = field(compare=False, repr=False)
+    backbone: Any = field(compare=False, repr=False)
     tokenizer: HashedTokenizer
     max_length: int
     """Tokens that the network has positions for, as it was found to number them."""
@@ -213,9 +213,9 @@ def mean_pool(hidden_TD: Tensor, bounds_S1: Tensor) -> Tensor:
 
 BLOCK = 64
 """Texts that are encoded together."""
-NUM_KEPT = 8
+NUM_FEATURES = 8
 
-kept: dict[tuple[Any, ...], tuple[TokenizedTexts, dict[int, Tensor]]] = {}
+features: dict[tuple[Any, ...], tuple[TokenizedTexts, dict[int, Tensor]]] = {}
 """The features that were asked for last: texts, by whose identity they are found, and the rows of each sample."""
 
 backbones: WeakValueDictionary[tuple[str, torch.device], nn.Module] = WeakValueDictionary()
@@ -249,10 +249,10 @@ class FrozenFeatures(nn.Module):
     def look_up(self, batch: Batch) -> Tensor:
         """The mean over the tokens of each sample, or, for texts to tag, the hidden state of each token."""
         key = self.encoder.hash, self.cell.device, self.cell.dtype, id(batch.texts)
-        kept[key] = kept.pop(key, (batch.texts, {}))
-        while len(kept) > NUM_KEPT:
-            del kept[next(iter(kept))]
-        _, rows_of = kept[key]
+        features[key] = features.pop(key, (batch.texts, {}))
+        while len(features) > NUM_FEATURES:
+            del features[next(iter(features))]
+        _, rows_of = features[key]
         texts, samples = batch.texts, batch.samples.tolist()
         for block in np.unique([sample // BLOCK for sample in samples if sample not in rows_of]).tolist():
             neighbours = np.arange(block * BLOCK, min((block + 1) * BLOCK, texts.num_samples))
@@ -282,22 +282,6 @@ def can_look_up(cell: CellContext) -> bool:
     """Whether a cell trains one layer on what an encoder as it is gives: for each text, or for each token to tag."""
     config, has_layer = cell.config, cell.task.family not in ("question_answering", "retrieval")
     return config.frozen and has_layer and config.weights == "pretrained" and config.weight_dtype == "fp32"
-
-
-@torch.no_grad()
-def whole_backbone(backbone: Any, encoder: Encoder) -> Any:
-    """What a cell trained as a network for any text: with the whole embedding, whose rows are as they were where no
-    text used them, or with the encoder itself."""
-    pretrained: Any = encoder.backbone
-    if isinstance(backbone, FrozenFeatures):
-        return copy_backbone(pretrained, [])
-    used = backbone.get_input_embeddings()
-    if isinstance(used, UsedEmbedding):
-        whole = copy.deepcopy(pretrained.get_input_embeddings()).to(used.weight.dtype)
-        is_used_V = used.row_of_V < used.num_embeddings
-        whole.weight[is_used_V] = used.weight[used.row_of_V[is_used_V]].to(whole.weight.device)
-        backbone.set_input_embeddings(whole)
-    return backbone
 
 
 @torch.no_grad()
@@ -342,13 +326,20 @@ def check_keepable(encoder: Encoder, task: Task, finetuning: FinetuneConfig) -> 
         to_transformers(add_head(backbone, cell), encoder, cell)
 
 
+@torch.no_grad()
 def to_transformers(network: Any, encoder: Encoder, cell: CellContext) -> Any:
-    """The network as transformers has it, on the CPU, with the whole embedding.
-
-    Raises `InputError` where the class of its type has another head.
-    """
-    network = network.float().cpu().eval()
-    network.backbone = whole_backbone(network.backbone, encoder)
+    """Turn a network into one of transformers for any text, on the CPU. Raises `InputError` where the class of its type
+    has another head."""
+    network, pretrained = network.float().cpu().eval(), encoder.backbone
+    # Back to the encoder itself, or to the whole embedding, whose rows are as they were where no text used them.
+    if isinstance(network.backbone, FrozenFeatures):
+        network.backbone = copy_backbone(pretrained, [])
+    used = network.backbone.get_input_embeddings()
+    if isinstance(used, UsedEmbedding):
+        whole = copy.deepcopy(pretrained.get_input_embeddings()).to(used.weight.dtype)
+        is_used_V = used.row_of_V < used.num_embeddings
+        whole.weight[is_used_V] = used.weight[used.row_of_V[is_used_V]].to(whole.weight.device)
+        network.backbone.set_input_embeddings(whole)
     if cell.is_embedder:
         return network.backbone
     config = copy.deepcopy(network.backbone.config)

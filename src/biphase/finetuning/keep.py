@@ -9,7 +9,7 @@ from typing import Any
 
 from huggingface_hub import ModelCardData
 
-from biphase.export.card import harmless, tell_direction
+from biphase.export.card import harmless, render_card, tell_direction
 from biphase.export.model import close_texts, set_direction, write_sentence_transformer
 from biphase.files import whole_folder, write_json, write_mark, write_text
 from biphase.finetuning.encoding import CellContext, EncodedSplit
@@ -28,11 +28,6 @@ PIPELINE_TAGS: dict[Family, str] = {
     "multiple_choice": "multiple-choice",
 }
 """What the hub calls a family's models; rankers of pairs are `text-ranking`."""
-
-TAGGING = """\
-The input is a sentence, words and punctuation apart as in training; each token carries the tag of its word, `B-` too.
-So let transformers take words for entities, not tokens: `pipeline("token-classification", folder,
-aggregation_strategy="first")`. `biphase predict` takes any text."""
 
 
 def keep_network(
@@ -66,34 +61,32 @@ def keep_network(
 
 
 def card_text(cell: CellContext, encoder: Encoder, model: Any, score: Score) -> str:
-    """A small model card, with the fields that the hub reads. A model and data of this machine have no name there."""
+    """Write a small model card, with the fields that the hub reads. A model and data of this machine have no name
+    there."""
     task, kind, base = cell.task, type(model).__name__, encoder.name.partition("@")[0]
     is_of_this_machine = Path(find_model(encoder.name)).exists() or Path(base).exists()
     name = harmless(Path(encoder.name).name if is_of_this_machine else encoder.name)
-    template, query, document = map(harmless, (task.template, task.query_template, task.document_template))
     library, pipeline_tag, load = "transformers", PIPELINE_TAGS[task.family], f"{kind}.from_pretrained(folder)"
-    inputs = {
-        "sequence_classification": f"The input is {template}, columns filled in.",
-        "token_classification": TAGGING,
-        "question_answering": f"The input is {template} as one text; `biphase predict` makes it of rows.",
-        "multiple_choice": f"Each choice is an input {template}; the highest score is the answer.",
-        "retrieval": f"Queries are given as {query}, documents as {document}.",
-    }[task.family]
     if task.family == "retrieval":
         library, load = "sentence-transformers", f"SentenceTransformer(folder)  # {kind}"
         if not cell.is_embedder:
             pipeline_tag, load = "text-ranking", "CrossEncoder(folder)  # of sentence-transformers"
-            inputs = "The input is a query and a document, as a pair."
-    licence = f"Licence of the data: {harmless(task.licence)}.\n" if task.licence else ""
-    headline = score.headline().replace(encoder.name, name)
     hub_id = task.hub.id if task.hub is not None else None
-    dataset = hub_id if score.source.partition("@")[0] == hub_id else None
-    tags = ["biphase", model.config.model_type]
-    hub_base = None if is_of_this_machine else base
     head = ModelCardData(
-        library_name=library, pipeline_tag=pipeline_tag, base_model=hub_base, datasets=dataset, tags=tags
+        library_name=library,
+        pipeline_tag=pipeline_tag,
+        base_model=None if is_of_this_machine else base,
+        datasets=hub_id if score.source.partition("@")[0] == hub_id else None,
+        tags=["biphase", model.config.model_type],
     )
-    return (
-        f"---\n{head}\n---\n\n# {task.name}\n\n{name} fine-tuned by biphase.\n\n{headline}\n\n    {load}\n\n"
-        f"{inputs}\n{tell_direction(model.config)}{licence}"
+    return render_card(
+        Path(__file__).with_name("card.md.j2"),
+        head,
+        task=task,
+        name=name,
+        headline=score.headline().replace(encoder.name, name),
+        load=load,
+        is_embedder=cell.is_embedder,
+        direction=tell_direction(model.config),
+        harmless=harmless,
     )

@@ -115,26 +115,26 @@ def input_columns(task: Task) -> tuple[str, ...]:
     return (TEXT,) if task.family == "token_classification" else template_columns(task.template)
 
 
-def open_rows(kept: KeptModel, file: Path) -> Iterator[PlacedRow]:
+def open_rows(model: KeptModel, file: Path) -> Iterator[PlacedRow]:
     """The rows of a file of any form that tasks have; of a .txt for one column, a text a line.
 
     Raises `InputError` at once where there are none, or the first one lacks a column that inputs are made of.
     """
-    task, columns = kept.task, input_columns(kept.task)
+    task, columns = model.task, input_columns(model.task)
     rows: Iterator[PlacedRow]
-    if plain_path(file).suffix == ".txt" and has_text_lines(task, kept.layout, file):
+    if plain_path(file).suffix == ".txt" and has_text_lines(task, model.layout, file):
         if len(columns) > 1:
             raise InputError(f"{file}: a line is one text, but {task.name} needs {' and '.join(columns)}")
         lines = read_text_lines(file)
         rows = ((f"{file}:{number}", {columns[0]: line.rstrip("\r\n")}) for number, line, _ in lines)
     else:
-        rows = rows_of_file(file, kept.layout, task.words, label=None)
+        rows = rows_of_file(file, model.layout, task.words, label=None)
     first = next(rows, None)
     if first is None:
         raise InputError(f"{file} has no rows")
-    origin, row = first[0], with_task_names(task, kept.layout, first[1])
+    origin, row = first[0], with_task_names(task, model.layout, first[1])
     if task.family == "token_classification":
-        words = f"'{task.words}' (a list of words) or " if kept.record is not None else ""
+        words = f"'{task.words}' (a list of words) or " if model.record is not None else ""
         if TEXT not in row and not (words and task.words in row):
             raise InputError(f"{origin}: {words}'{TEXT}' is needed; the columns are: {clipped(', '.join(row))}")
     else:

@@ -38,7 +38,7 @@ def score_rows(rows: Sequence[Mapping[str, Any]], metrics: Iterable[str], classe
 
 
 def total_score(values: np.ndarray, statistic: Statistic | None) -> float:
-    """The score that contributions make."""
+    """Return the score that contributions make."""
     return float(values.mean() if statistic is None else statistic(values.sum(axis=0)))
 
 
@@ -85,8 +85,8 @@ def label_counts(metric: str, gold_NL: np.ndarray, predicted_NL: np.ndarray, is_
 
 def micro_f1(counts_C: np.ndarray) -> np.ndarray:
     """[..., 3] labels or entities found, predicted and in gold → F1 [...]; 0 where there is none at all."""
-    found, predicted, gold = np.moveaxis(counts_C, -1, 0)
-    return 2 * found / np.maximum(predicted + gold, 1)
+    shared, predicted, gold = np.moveaxis(counts_C, -1, 0)
+    return 2 * shared / np.maximum(predicted + gold, 1)
 
 
 def macro_f1(counts_C: np.ndarray) -> np.ndarray:
@@ -137,8 +137,8 @@ def tag_scores(rows: Sequence[Mapping[str, Any]], classes: Sequence[str]) -> Met
     """
     if classes[0] != "O":
         return score_rows(rows, ("accuracy", "macro_f1"), classes)
-    found, predicted, gold = count_tags(rows, "f1", classes)[0].sum(axis=0).tolist()
-    scores = {"precision": found / max(predicted, 1), "recall": found / max(gold, 1)}
+    shared, predicted, gold = count_tags(rows, "f1", classes)[0].sum(axis=0).tolist()
+    scores = {"precision": shared / max(predicted, 1), "recall": shared / max(gold, 1)}
     return scores | score_rows(rows, ("f1", "strict_f1", "accuracy", "paper_f1"), classes)
 
 
@@ -268,7 +268,7 @@ def answer_scores(
     scores = {metric: mean(numbers) for metric, numbers in values.items()}
     for name, kind in (("has_answer", True), ("no_answer", False)) if is_version_2 else ():
         for metric, numbers in values.items():
-            part = [value for value, known in zip(numbers, has_answer, strict=True) if known == kind]
+            part = [value for value, answerable in zip(numbers, has_answer, strict=True) if answerable == kind]
             scores |= {f"{name}_{metric}": mean(part)} if part else {}
     if no_answer_scores is not None:
         for metric, numbers in values.items():
@@ -300,10 +300,10 @@ def paper_answer_f1(
     """
     assert len(gold) == len(predicted) > 0
     scores = []
-    for right, found in zip(map(set, gold), map(set, predicted), strict=True):
+    for right, labelled in zip(map(set, gold), map(set, predicted), strict=True):
         assert 0 not in right, "the first token of an input is never part of an answer"
-        right, found = right or {0}, found or {0}
-        scores.append(2 * len(right & found) / (len(right) + len(found)))
+        right, labelled = right or {0}, labelled or {0}
+        scores.append(2 * len(right & labelled) / (len(right) + len(labelled)))
     return mean(scores)
 
 
@@ -344,14 +344,14 @@ def ranking_scores(relevance: Relevance, ranked: Ranked) -> tuple[dict[str, floa
     import pytrec_eval
 
     assert relevance, "no query is judged"
-    judged, results = {}, {}
+    grades_of, results = {}, {}
     for query, grades in relevance.items():
         # A grade below -1 reads outside of pytrec_eval's memory, and may end the process.
-        judged[query] = {document: max(int(grade), 0) for document, grade in grades.items()}
+        grades_of[query] = {document: max(int(grade), 0) for document, grade in grades.items()}
         if ranked.get(query):
             results[query] = {document: float(score) for document, score in ranked[query].items()}
     measures = {"ndcg_cut.10", "map_cut.100", "recall.10,100", "recip_rank", "P.10"}
-    evaluated = pytrec_eval.RelevanceEvaluator(judged, measures).evaluate(results)
+    evaluated = pytrec_eval.RelevanceEvaluator(grades_of, measures).evaluate(results)
     per_query = {}
     for ours, theirs in TREC_MEASURES.items():
         per_query[ours] = {query: evaluated.get(query, {}).get(theirs, 0.0) for query in relevance}
@@ -400,7 +400,7 @@ def best_documents(scores: Mapping[str, float], num: int) -> list[tuple[str, flo
     assert not np.isnan(values).any(), "a score is not a number"
     floor = np.partition(values, -num)[-num] if len(values) > num else -np.inf
     names = list(scores)
-    best = [(names[place], float(values[place])) for place in np.flatnonzero(values >= floor)]
+    best = [(names[number], float(values[number])) for number in np.flatnonzero(values >= floor)]
     return sorted(best, key=lambda pair: (pair[1], pair[0]), reverse=True)[:num]
 
 

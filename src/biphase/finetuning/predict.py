@@ -62,7 +62,7 @@ Predicted = tuple[Iterable[Row], int]
 class Predicting:
     """A loaded model, and what its inputs look like."""
 
-    kept: KeptModel
+    model: KeptModel
     network: PaddedNetwork
     tokenizer: HashedTokenizer
     cell: CellContext
@@ -70,30 +70,30 @@ class Predicting:
 
 
 @torch.no_grad()
-def predict_placed(kept: KeptModel, rows: Iterator[PlacedRow], name: str, device: torch.device) -> Iterator[Row]:
+def predict_placed(model: KeptModel, rows: Iterator[PlacedRow], name: str, device: torch.device) -> Iterator[Row]:
     """The rows of the file `name`, each with what is predicted for it, in order and as they are needed.
 
     Tells in the end how many were cut. Raises `InputError` naming the row that lacks a column, or has one that a
     prediction would take.
     """
-    model: Any = load_weights(AUTO_CLASSES[kept.task.family], kept.folder, attention=None).eval().to(device)
-    tokenizer = HashedTokenizer(load_tokenizer(kept.folder))
-    limit = position_limit(model) or tokenizer.pretrained.model_max_length  # many a tokenizer names none
+    network: Any = load_weights(AUTO_CLASSES[model.task.family], model.folder, attention=None).eval().to(device)
+    tokenizer = HashedTokenizer(load_tokenizer(model.folder))
+    limit = position_limit(network) or tokenizer.pretrained.model_max_length  # many a tokenizer names none
     tokenizer.pretrained.model_max_length = limit = min(limit, tokenizer.pretrained.model_max_length)
-    settings = kept.record.config if kept.record is not None else FinetuneConfig()
-    cell = CellContext(kept.task, settings, device, torch.float32)
-    predicting, predict = Predicting(kept, PaddedNetwork(model), tokenizer, cell), PREDICTORS[kept.task.family]
+    settings = model.record.config if model.record is not None else FinetuneConfig()
+    cell = CellContext(model.task, settings, device, torch.float32)
+    predicting, predict = Predicting(model, PaddedNetwork(network), tokenizer, cell), PREDICTORS[model.task.family]
     num_rows = num_cut = num_empty = 0
     while chunk := list(islice(rows, ROWS_AT_ONCE)):
-        named = [(place, with_task_names(kept.task, kept.layout, row)) for place, row in chunk]
+        named = [(origin, with_task_names(model.task, model.layout, row)) for origin, row in chunk]
         predictions, num_cut_here = predict(predicting, named)
         num_rows, num_cut = num_rows + len(chunk), num_cut + num_cut_here
-        for (place, row), predicted in zip(chunk, predictions, strict=True):
-            taken = sorted(row.keys() & predicted.keys())
+        for (origin, row), prediction in zip(chunk, predictions, strict=True):
+            taken = sorted(row.keys() & prediction.keys())
             if taken:
-                raise InputError(f"{place}: the file has a column '{taken[0]}' already; rename it")
-            num_empty += predicted.get("predicted", "") is None
-            yield row | predicted
+                raise InputError(f"{origin}: the file has a column '{taken[0]}' already; rename it")
+            num_empty += prediction.get("predicted", "") is None
+            yield row | prediction
     if num_empty:
         err.print(f"{name}: {num_empty:,} of {num_rows:,} rows have no text: nothing is predicted for them")
     if num_cut:
@@ -104,13 +104,13 @@ def choose(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
     """The name of the best choice, the row's own where it has a name for each, and the probability of each."""
     task, cell = predicting.cell.task, predicting.cell
     names, examples = [], []
-    for place, row in rows:
-        texts, own = read_choices(task, place, row)
-        own = own[: len(texts)]
-        names.append(own if own and len({*own}) == len(own) else task.classes)
+    for origin, row in rows:
+        texts, labels = read_choices(task, origin, row)
+        labels = labels[: len(texts)]
+        names.append(labels if labels and len({*labels}) == len(labels) else task.classes)
         if len(texts) > len(names[-1]):
-            raise InputError(f"{place}: {len(texts)} choices, where task '{task.name}' names {len(task.classes)}")
-        examples.append(ChoiceTexts(place, tuple(fill_row(task, place, row | {"choice": text}) for text in texts), 0))
+            raise InputError(f"{origin}: {len(texts)} choices, where task '{task.name}' names {len(task.classes)}")
+        examples.append(ChoiceTexts(origin, tuple(fill_row(task, origin, row | {"choice": text}) for text in texts), 0))
     split = encode_choices(task, examples, predicting.tokenizer, cell.config)
     scores_S1 = split.predict(predicting.network, cell)
     parts = zip(np.split(scores_S1[:, 0], split.bounds_Q1[1:-1]), names, strict=True)
@@ -119,7 +119,7 @@ def choose(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
 
 def score_pairs(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
     """How well each row's `document` answers its `query`: the higher, the better."""
-    pairs = [(text_column(place, row, "query"), text_column(place, row, "document")) for place, row in rows]
+    pairs = [(text_column(origin, row, "query"), text_column(origin, row, "document")) for origin, row in rows]
     texts = encode_pairs(predicting.tokenizer, pairs, predicting.cell.config.max_length)
     scores_S = texts.predict(predicting.network, predicting.cell, 1)[:, 0]
     return [{"predicted": round(score, 5)} for score in scores_S.tolist()], len(texts.truncated)
@@ -129,23 +129,23 @@ def classify(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
     """The label, its probability, and that of each label; labels; or a number. Pairs are cut as in training. A row
     without a text has the same columns without values."""
     task, blank = predicting.cell.task, dict.fromkeys(input_columns(predicting.cell.task), "")
-    is_empty = [lacks_text([column(place, row, name) for name in blank]) for place, row in rows]
+    is_empty = [lacks_text([column(origin, row, name) for name in blank]) for origin, row in rows]
     no_label = () if task.problem_type == "multi_label_classification" else 0
     examples = []
-    for (place, row), empty in zip(rows, is_empty, strict=True):
-        text, columns = fill_row(task, place, blank if empty else row)
-        examples.append(LabelledText(place, text, no_label, columns))
-    if predicting.kept.record is None:
-        found, num_cut = classify_as_pipeline(predicting, [example.text for example in examples])
+    for (origin, row), empty in zip(rows, is_empty, strict=True):
+        text, columns = fill_row(task, origin, blank if empty else row)
+        examples.append(LabelledText(origin, text, no_label, columns))
+    if predicting.model.record is None:
+        predictions, num_cut = classify_as_pipeline(predicting, [example.text for example in examples])
     else:
         cell = predicting.cell
         split = encode_labelled(task, examples, predicting.tokenizer, cell.config)
         logits_SC = split.predict(predicting.network, cell)
-        found, num_cut = [*read_outputs(task, logits_SC)], split.num_truncated
+        predictions, num_cut = [*read_outputs(task, logits_SC)], split.num_truncated
     for number in np.flatnonzero(is_empty):
-        values = found[number].items()
-        found[number] = {key: dict.fromkeys(value) if isinstance(value, dict) else None for key, value in values}
-    return found, num_cut
+        values = predictions[number].items()
+        predictions[number] = {key: dict.fromkeys(value) if isinstance(value, dict) else None for key, value in values}
+    return predictions, num_cut
 
 
 def classify_as_pipeline(predicting: Predicting, texts: Sequence[str]) -> tuple[list[Row], int]:
@@ -153,46 +153,42 @@ def classify_as_pipeline(predicting: Predicting, texts: Sequence[str]) -> tuple[
     lengths = map(len, tokenizer(texts, truncation=False, verbose=False)["input_ids"])
     pipe = pipeline("text-classification", predicting.network.model, tokenizer=tokenizer, device=predicting.cell.device)
     is_single = predicting.network.model.config.problem_type != "multi_label_classification"
-    found: list[Row] = []
+    predictions: list[Row] = []
     for scores in in_order_of_length(lambda part: pipe(part, top_k=None, truncation=True, batch_size=32), texts):
         if len(scores) == 1:  # a number, with no class
-            found.append({"predicted": scores[0]["score"]})
+            predictions.append({"predicted": scores[0]["score"]})
         else:
             probabilities = {label["label"]: label["score"] for label in scores}
-            found.append(labelled(probabilities, is_single))
-    return found, sum(length > tokenizer.model_max_length for length in lengths)
-
-
-def tag(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
-    """Tags for rows of words, as the task has them; spans for rows of running text."""
-    has_words = predicting.kept.record is not None and predicting.cell.task.words in rows[0][1]
-    return (tag_words if has_words else tag_text)(predicting, rows)
+            predictions.append(labelled(probabilities, is_single))
+    return predictions, sum(length > tokenizer.model_max_length for length in lengths)
 
 
 def tag_words(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
-    """A tag for each word of a list, and the spans of words that tags make.
+    """A tag for each word of a list, and the spans of words that tags make; for running text spans alone (`tag_text`).
 
     Where a list is longer than an input, what was cut off is tagged in further inputs, each of which begins some words
     earlier: of the words in two inputs, the first half have the tags of the earlier one. With inputs of 8 words, 20
     words are in 0–8, 6–14, 12–20, and the tags are those of 0–7, 7–13, 13–20.
     """
-    lists = [words_of(predicting.cell.task, place, row) for place, row in rows]
-    found: list[Row] = [{"predicted": [], "probabilities": []} for _ in lists]
+    if predicting.model.record is None or predicting.cell.task.words not in rows[0][1]:
+        return tag_text(predicting, rows)
+    lists = [words_of(predicting.cell.task, origin, row) for origin, row in rows]
+    tagged: list[Row] = [{"predicted": [], "probabilities": []} for _ in lists]
     starts = dict.fromkeys(range(len(lists)), 0)
     while starts:
         examples = [TaggedWords("", words, (0,) * len(words)) for words in (lists[n][at:] for n, at in starts.items())]
         inputs, starts = starts, {}
         for (number, begin), (tags, is_cut) in zip(inputs.items(), tag_sentences(predicting, examples), strict=True):
             num = len(tags["predicted"])
-            new = (begin + len(found[number]["predicted"])) // 2  # the middle of the words that are in both inputs
+            new = (begin + len(tagged[number]["predicted"])) // 2  # the middle of the words that are in both inputs
             for key, values in tags.items():
-                found[number][key][new:] = values[new - begin :]
+                tagged[number][key][new:] = values[new - begin :]
             if is_cut:  # within its last word, it may be
                 starts[number] = max(begin + num - max(num // SHARED, 1), begin + 1)
     if predicting.cell.task.classes[0] == "O":
-        for words, row in zip(lists, found, strict=True):
+        for words, row in zip(lists, tagged, strict=True):
             row["spans"] = spans_of_tags(words, row["predicted"], row["probabilities"])
-    return found, 0
+    return tagged, 0
 
 
 def tag_sentences(predicting: Predicting, examples: Sequence[TaggedWords]) -> Iterator[tuple[Row, bool]]:
@@ -224,7 +220,7 @@ def spans_of_tags(words: Sequence[str], tags: Sequence[str], probabilities: Sequ
 def tag_text(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
     """The spans of running texts, in characters, as transformers' pipeline groups tokens (`simple`) and the parts of a
     word are joined, in inputs that overlap where a text is longer than one. Spans of blanks alone are left out."""
-    texts = [text_column(place, row, TEXT) for place, row in rows]
+    texts = [text_column(origin, row, TEXT) for origin, row in rows]
     tokenizer = predicting.tokenizer
     pipe: Any = pipeline(
         "token-classification",
@@ -234,7 +230,7 @@ def tag_text(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
         aggregation_strategy="simple",
         stride=tokenizer.room(tokenizer.pretrained.model_max_length) // SHARED,
     )
-    found: list[Row] = []
+    predictions: list[Row] = []
     for text, groups in zip(texts, in_order_of_length(lambda part: pipe(part, batch_size=32), texts), strict=True):
         spans: list[Row] = []
         for group in groups:
@@ -243,8 +239,8 @@ def tag_text(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
             if stripped:
                 span = {"label": group["entity_group"], "start": start, "end": start + len(stripped), "text": stripped}
                 spans.append(span | {"probability": round(float(group["score"]), 5)})
-        found.append({"spans": join_touching(text, spans)})
-    return found, 0
+        predictions.append({"spans": join_touching(text, spans)})
+    return predictions, 0
 
 
 def join_touching(text: str, spans: Sequence[Row]) -> list[Row]:
@@ -274,31 +270,31 @@ def in_order_of_length(predict: Callable[[list[str]], list[Any]], texts: Sequenc
 def answer_questions(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
     """The answer, where it stands in the context, its probability, and how much better no answer is."""
     cell = predicting.cell
-    assert predicting.kept.record is not None
-    has_unanswerable = predicting.kept.record.has_unanswerable
+    assert predicting.model.record is not None
+    has_unanswerable = predicting.model.record.has_unanswerable
     examples = []
-    for number, (place, row) in enumerate(rows):
-        question, context = text_column(place, row, "question"), text_column(place, row, "context")
+    for number, (origin, row) in enumerate(rows):
+        question, context = text_column(origin, row, "question"), text_column(origin, row, "context")
         if not context.strip():
-            raise InputError(f"{place}: the context is empty")
-        spans = read_spans(place, "candidates", row["candidates"]) if "candidates" in row else []
-        candidates = tuple(find_answer(place, context, text, start) for text, start in spans)
+            raise InputError(f"{origin}: the context is empty")
+        spans = read_spans(origin, "candidates", row["candidates"]) if "candidates" in row else []
+        candidates = tuple(find_answer(origin, context, text, start) for text, start in spans)
         examples.append(Question(str(number), question, context, (), candidates))
     split = encode_questions(cell.task, examples, predicting.tokenizer, cell.config, has_unanswerable)
     split = replace(split, max_answer_tokens=cell.config.max_answer_tokens or split.max_answer_tokens)
-    found: list[Row] = []
+    answers: list[Row] = []
     for answer in split.predict(predicting.network, cell):
         start, end = (answer["start"], answer["end"]) if answer["text"] else (None, None)
         row = {"predicted": answer["text"], "start": start, "end": end, "probability": round(answer["probability"], 5)}
         if has_unanswerable:
             row["no_answer_score"] = round(answer["no_answer_score"], 5)
-        found.append(row)
-    return found, split.num_truncated
+        answers.append(row)
+    return answers, split.num_truncated
 
 
 PREDICTORS: dict[Family, Callable[[Predicting, Sequence[PlacedRow]], Predicted]] = {
     "question_answering": answer_questions,
-    "token_classification": tag,
+    "token_classification": tag_words,
     "multiple_choice": choose,
     "retrieval": score_pairs,
     "sequence_classification": classify,

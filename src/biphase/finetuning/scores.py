@@ -120,16 +120,22 @@ class Score(Strict):
 
 
 def write_cell(folder: Path, score: Score, losses: Sequence[float], predictions: Mapping[str, Rows]) -> None:
-    """A cell's folder, whole or not at all."""
-    texts, hashes, examples = dict[str, bytes](), dict[str, str](), dict[str, dict[str, Any]]()
-    for split, rows in predictions.items():
-        texts[split] = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-        hashes[split] = hashlib.sha256(texts[split]).hexdigest()
-        examples[split] = example_arrays(rows, score, hashes[split])
+    """Write a cell's folder, whole or not at all: its score, and beside the predictions what each contributes to it."""
+    hashes: dict[str, str] = {}
     with whole_folder(folder) as part:
-        for split, text in texts.items():
+        for split, rows in predictions.items():
+            text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+            hashes[split] = hashlib.sha256(text).hexdigest()
             (part / f"{split}.jsonl").write_bytes(text)
-            np.savez_compressed(part / f"{split}.npz", **examples[split])
+            values, statistic = contributions(rows, score.metric, score.classes)
+            np.savez_compressed(
+                part / f"{split}.npz",
+                ids=np.array([row["id"] for row in rows]),
+                values=values,
+                predictions=hashes[split],
+                statistic=getattr(statistic, "__name__", ""),
+                is_degenerate=is_one_for_all(rows),
+            )
         write_json(part / "losses.json", losses)
         write_hashed(part / "score.json", score.model_dump(mode="json") | {"predictions": hashes})
 
@@ -183,8 +189,8 @@ class ScoreSet:
         for (_, task), cells in self.cells.items():
             points[task].update(cells)
         grids = {}
-        for task, asked in points.items():
-            rates, seeds = {rate for rate, _ in asked}, {seed for _, seed in asked}
+        for task, grid in points.items():
+            rates, seeds = {rate for rate, _ in grid}, {seed for _, seed in grid}
             grids[task] = tuple(sorted(rates)), tuple(sorted(seeds))
         return grids
 
@@ -274,9 +280,9 @@ def name_models(scores: Sequence[Score]) -> list[str]:
 @cache
 def as_text(config: FinetuneConfig) -> dict[str, str]:
     """Cached, because thousands of cells have a few hundred configurations."""
-    given = config.model_dump(mode="json")
+    values = config.model_dump(mode="json")
     fields = FinetuneConfig.model_fields.items()
-    return {key: str(given.get(key, field.default)) for key, field in fields if key not in NO_SETTING}
+    return {key: str(values.get(key, field.default)) for key, field in fields if key not in NO_SETTING}
 
 
 DEFAULTS = as_text(FinetuneConfig()) | {"protocol": str(PROTOCOL)}
@@ -314,13 +320,6 @@ class ExampleTable:
     """The mean of a row is its score; the spread of a row, as of any N values, gives the score's standard error."""
     num_degenerate: int = 0
     """With how many of the scores one and the same is predicted for all: one class, no entity, one answer."""
-
-
-def example_arrays(rows: Rows, score: Score, predictions: str) -> dict[str, Any]:
-    """What the examples of rows of predictions contribute to a score, with the hash of the rows' file."""
-    values, statistic = contributions(rows, score.metric, score.classes)
-    facts = {"statistic": getattr(statistic, "__name__", ""), "is_degenerate": is_one_for_all(rows)}
-    return {"ids": np.array([row["id"] for row in rows]), "values": values, "predictions": predictions, **facts}
 
 
 def read_contributions(path: Path, score: Score, written: str | None) -> tuple[list[str], Contributions, bool]:
@@ -361,8 +360,8 @@ def read_examples(score: Score, split: EvaluatedSplit = "test", most: int | None
     if most is None:
         total, stated = total_score(values, statistic), score.metrics[split][score.metric]
         if not abs(total - stated) <= 1e-4:
-            told = f"{path} gives {score.metric} {total:.4f} where score.json says {stated:.4f}"
-            raise InputError(f"{told}; rerun its cell")
+            difference = f"{path} gives {score.metric} {total:.4f} where score.json says {stated:.4f}"
+            raise InputError(f"{difference}; rerun its cell")
     elif len(ids) > most:
         chosen = np.arange(most) * len(ids) // most
         ids, values = [ids[number] for number in chosen], values[chosen]

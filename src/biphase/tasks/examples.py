@@ -8,7 +8,7 @@ documents without the prefixes of the encoder's input.
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache, partial
@@ -247,7 +247,6 @@ def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | N
         files = f"{source.files['validation'][0].name}, {source.files['test'][0].name}"
         message = f"task '{source.task.name}': validation and test in {source.name} are the same data ({files})"
         raise InputError(f"{message}: leave validation out, and a part of train takes its place")
-    needed = (source.task.label, *(name for name in template_columns(source.task.template) if name != "choice"))
     rows = rows_by_part(source)
     if source.task.family == "retrieval":
         return load_collection(source, rows, judged_only, most_evaluated)
@@ -264,8 +263,7 @@ def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | N
     for split in source.splits:
         examples[split] = []
         for origin, row in rows[split]:
-            values = (column(origin, row, name) for name in needed)
-            lacks = "fields" if row is SHORT_ROW else why_left_out(task, values)
+            lacks = "fields" if row is SHORT_ROW else why_left_out(task, origin, row)
             example = None if lacks else make(task, origin, row)
             if example is not None:
                 examples[split].append(example)
@@ -337,9 +335,7 @@ def count_shared(data: TaskData | Collection) -> dict[EvaluatedSplit, int]:
     """Count the inputs of validation and of test that stand in train too, whatever their labels are."""
     if isinstance(data, Collection):
         trained = {data.queries[query] for query, _ in data.train}
-        return {
-            split: sum(data.queries[query] in trained for query in judged) for split, judged in data.relevance.items()
-        }
+        return {split: sum(data.queries[id] in trained for id in data.relevance[split]) for split in data.relevance}
     trained = {input_of(example) for example in data.train}
     evaluated: tuple[EvaluatedSplit, ...] = get_args(EvaluatedSplit)
     return {split: sum(input_of(example) in trained for example in data.splits[split]) for split in evaluated}
@@ -358,16 +354,12 @@ def input_of(example: AnyExample) -> Any:
             return tuple(text for text, _ in example.choices)
 
 
-def why_left_out(task: Task, values: Iterator[Any]) -> Literal["answer", "label", "text"] | None:
-    """What an example cannot be made without, and the row lacks: an answer that anybody knows, a label, a text. None
-    where it has all. Rows of biphase's own tasks are taken as they were published.
-
-    Args:
-        values: the label and the columns of texts, each read when it is needed.
-    """
+def why_left_out(task: Task, origin: str, row: Row) -> Literal["answer", "label", "text"] | None:
+    """Name what an example cannot be made without, and the row lacks: an answer that anybody knows, a label, a text.
+    None where it has all. Rows of biphase's own tasks are taken as they were published."""
     if task.family not in ("sequence_classification", "multiple_choice"):
         return None
-    label = next(values)
+    label = column(origin, row, task.label)
     number = number_of(label)  # -1 may be written as -1.0
     if str(label) in task.unlabelled or (number is not None and number in map(number_of, task.unlabelled)):
         return "answer"
@@ -376,7 +368,8 @@ def why_left_out(task: Task, values: Iterator[Any]) -> Literal["answer", "label"
     may_be_empty = task.problem_type == "multi_label_classification"
     if is_missing(label) and (label is None or not may_be_empty):
         return "label"
-    return "text" if lacks_text([*values]) else None
+    names = [name for name in template_columns(task.template) if name != "choice"]
+    return "text" if lacks_text([column(origin, row, name) for name in names]) else None
 
 
 def lacks_text(values: Sequence[Any]) -> bool:

@@ -68,7 +68,7 @@ class TaskSource:
         return tuple(self.form.splits.named)
 
 
-def find_source(task: Task, data_dir: Path | None) -> TaskSource:
+def find_source(task: Task, data_dir: str | Path | None) -> TaskSource:
     """The files in `data_dir`, or in the package for a bundled task, or else the hub's data, not yet read or parsed.
 
     In `data_dir` may be any layout that the task lists: the first that is complete. `hub` as its name stands for the
@@ -80,6 +80,7 @@ def find_source(task: Task, data_dir: Path | None) -> TaskSource:
     """
     if tests := test_names(task):
         raise InputError(f"task '{task.name}' has several tests: name one, such as FILE.yaml:{tests[0]}")
+    data_dir = None if data_dir is None else Path(data_dir)
     if data_dir is not None and data_dir != HUB:
         if not data_dir.is_dir():
             raise InputError(f"{data_dir} is not a folder with the data of task '{task.name}'")
@@ -131,7 +132,7 @@ def name_data_dirs(pairs: Iterable[tuple[str, str]], tasks: Iterable[str], origi
 
 
 def dir_of(task: Task, data_dirs: Mapping[str, Dir]) -> Dir | None:
-    """The folder with a task's data; of one of several tests, that of the task."""
+    """Find the folder with a task's data; of one of several tests, that of the task."""
     return data_dirs.get(task.name, data_dirs.get(task.part_of or task.name))
 
 

@@ -306,18 +306,18 @@ def find_task(name: str) -> Task:
     Raises:
         InputError: unknown name, or whatever is wrong with the file.
     """
-    own = task_table()
+    table = task_table()
     name, test = split_name(name)
     if not name.endswith((".yaml", ".yml")):
-        if name not in own:
-            raise InputError(f"unknown task '{name}'{nearest(name, own)}")
-        return own[name]
+        if name not in table:
+            raise InputError(f"unknown task '{name}'{nearest(name, table)}")
+        return table[name]
     task = load_config(Task, Path(name))
-    if task.name in own:
+    if task.name in table:
         raise InputError(f"{name}: '{task.name}' is the name of a task of biphase's own; choose another")
     if task.bundled or task.part_of:
         raise InputError(f"{name}: 'bundled' and 'part_of' are set by biphase itself: leave them out")
-    others = [other.name for other in own.values() if other.family == task.family]
+    others = [other.name for other in table.values() if other.family == task.family]
     if task.trained_on is not None and task.trained_on not in others:
         raise InputError(f"{name}: trained_on: no retrieval task '{task.trained_on}'{nearest(task.trained_on, others)}")
     return with_test(task, test) if test else task

@@ -197,31 +197,24 @@ class QuestionSplit(EncodedSplit):
 def encode_question_task(
     data: TaskData, tokenizer: HashedTokenizer, config: FinetuneConfig
 ) -> dict[TaskSplit, QuestionSplit]:
-    """Encode the splits of a task with what all of them take from train: its longest answer, and whether a question has
-    none."""
+    """Encode the splits of a task with what all of them take from train: whether a question has no answer, and the
+    longest answer. Tells it where it is not 30 tokens, and how many answers a given one cuts."""
     has_unanswerable = any(not example.answers for example in data.train)
     splits = {}
     for name, examples in data.splits.items():
         splits[name] = encode_questions(data.task, examples, tokenizer, config, has_unanswerable)
-    longest = choose_longest(data.task, splits["train"], config)
-    splits["train"] = replace(splits["train"], contexts=[])
-    return {name: replace(split, max_answer_tokens=longest) for name, split in splits.items()}
-
-
-def choose_longest(task: Task, train: QuestionSplit, config: FinetuneConfig) -> int:
-    """`max_answer_tokens` by the answers of train. Tells it where it is not 30, and answers that a given one cuts."""
+    train, longest = splits["train"], LEAST_LONGEST
     lengths_Q = np.diff(train.answers_Q2[train.answers_Q2[:, 0] >= 0], axis=1)[:, 0]
-    if not len(lengths_Q) or len(train.candidates_C2):
-        return LEAST_LONGEST
-    longest = max(LEAST_LONGEST, int(np.quantile(lengths_Q, ANSWERS_WITHIN, method="inverted_cdf")))
-    given = config.max_answer_tokens
-    num_longer = int((lengths_Q > (given or longest)).sum())
-    if (given is None and longest > LEAST_LONGEST) or num_longer > (1 - ANSWERS_WITHIN) * len(lengths_Q):
-        console.err.print(
-            f"{task.name}: answers of up to {given or longest} tokens are predicted; {num_longer / len(lengths_Q):.1%} "
-            f"of train's are longer" + (f" (max_answer_tokens={longest} holds 99 %)" if given else "")
-        )
-    return longest
+    if len(lengths_Q) and not len(train.candidates_C2):
+        longest = max(longest, int(np.quantile(lengths_Q, ANSWERS_WITHIN, method="inverted_cdf")))
+        most = config.max_answer_tokens or longest
+        share_longer = float((lengths_Q > most).mean())
+        if (config.max_answer_tokens is None and longest > LEAST_LONGEST) or share_longer > 1 - ANSWERS_WITHIN:
+            remedy = f" (max_answer_tokens={longest} holds 99 %)" if config.max_answer_tokens else ""
+            message = f"answers of up to {most} tokens are predicted; {share_longer:.1%} of train's are longer{remedy}"
+            console.err.print(f"{data.task.name}: {message}")
+    splits["train"] = replace(train, contexts=[])
+    return {name: replace(split, max_answer_tokens=longest) for name, split in splits.items()}
 
 
 def encode_questions(

@@ -134,13 +134,13 @@ def encode_judged(data: Collection, tokenizer: HashedTokenizer, config: Finetune
     splits = {}
     for name in TASK_SPLITS:
         relevance: Judgements = {}
-        pairs, judged = data.train, {document for _, document in data.train}
+        pairs, named = data.train, {document for _, document in data.train}
         if name != "train":
-            relevance, judged = data.relevance[name], set(data.judged_documents[name])
+            relevance, named = data.relevance[name], set(data.judged_documents[name])
             pairs = tuple((query, document) for query, grades in relevance.items() for document in grades)
         queries_J = np.array([query_numbers[query] for query, _ in pairs], dtype=np.int64)
         documents_J = np.array([document_numbers[document] for _, document in pairs], dtype=np.int64)
-        judged_N = np.array(sorted(document_numbers[document] for document in judged), dtype=np.int64)
+        judged_N = np.array(sorted(document_numbers[document] for document in named), dtype=np.int64)
         num_truncated = np.isin(queries.truncated, queries_J).sum() + np.isin(documents.truncated, judged_N).sum()
         splits[name] = JudgedSplit(
             ids=query_ids,
@@ -270,11 +270,12 @@ def encode_candidates(
     """Encode queries with their candidates as pairs of texts."""
     twins = own_documents(data.queries, data.documents, data.relevance["validation"] | data.relevance["test"])
     groups: dict[TaskSplit, list[tuple[str, list[str]]]] = {"train": group_training(data, twins)}
-    judged: dict[TaskSplit, Judgements] = {"train": {}}
+    relevance: dict[TaskSplit, Judgements] = {"train": {}}
     for name in EVALUATED_SPLITS:
         searched = data.judged_documents[name] if config.judged_only else list(data.documents)
-        judged[name] = {query: data.relevance[name][query] for query in data.queries if query in data.relevance[name]}
-        ranked = rank_documents(data, twins, list(judged[name]), searched)
+        grades = data.relevance[name]
+        relevance[name] = {query: grades[query] for query in data.queries if query in grades}
+        ranked = rank_documents(data, twins, list(relevance[name]), searched)
         groups[name] = [(query, candidates) for query, candidates in ranked.items() if candidates]
     splits = {}
     for name in TASK_SPLITS:
@@ -290,7 +291,7 @@ def encode_candidates(
             bounds_Q1=bounds_Q1,
             right_Q=np.zeros(len(groups[name]), dtype=np.int64),
             documents_S=[document for _, document in named],
-            relevance=judged[name],
+            relevance=relevance[name],
         )
     return splits
 
