@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from biphase.finetuning.choosing import choose_for_each_seed, choose_rate, draw_choices, other_seeds, variance_of_choice
+from biphase.finetuning.choosing import choose_for_each_seed, choose_rate, draw_choices, other_seeds
 from biphase.finetuning.scores import ExampleTable
 from biphase.report.contrasts import Contrast, difference, is_significant
 from biphase.report.results import ReportArm, Result
@@ -131,7 +131,8 @@ def choose_rates(world: World, right_KSN: np.ndarray, is_lucky: bool) -> tuple[n
     covariance_KK = np.diag(other_seeds(means_KS.tolist()))
     covariance_KK = covariance_KK + np.cov(right_KSN[..., : world.num_validation].mean(axis=1)) / world.num_validation
     shares_K = draw_choices(means_KS.mean(axis=1), covariance_KK)
-    variance = variance_of_choice(shares_K, right_KSN[..., world.num_validation :].mean(axis=(1, 2)))
+    scores_K = right_KSN[..., world.num_validation :].mean(axis=(1, 2))
+    variance = float(shares_K @ (scores_K - shares_K @ scores_K) ** 2)
     return best_SN, KnownChoice(variance, num, means_KS.size - len(means_KS))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from biphase.errors import InputError
 from biphase.files import write_hashed
-from biphase.finetuning.choosing import choose_for_each_seed, choose_rate, find_missing, find_scored_model, select_rate
+from biphase.finetuning.choosing import choose_for_each_seed, choose_rate, find_scored_model, select_rate
 from biphase.finetuning.config import PROTOCOL
 from biphase.finetuning.metrics import contributions, count_tags, macro_f1, micro_f1
 from biphase.finetuning.scores import read_examples, read_score, read_scores, show_rate
@@ -102,8 +102,8 @@ def test_selection_by_hand(write_cell: WriteCell, scores_folder: Path) -> None:
     assert chosen.samples == (0.80, 0.81)
     assert [score.config.seed for score in chosen.scores] == [0, 1]
     assert chosen.num_diverged == 0
-    missing = find_missing(read_scores(scores_folder), "m", "genre")
-    assert missing == (
+    [row] = [row for row in summarize(read_scores(scores_folder)) if row.model == "m"]
+    assert row.missing == (
         (1e-5, 2),
         (2e-5, 2),
         (5e-5, 2),

@@ -13,13 +13,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from typing import ClassVar
 
 import numpy as np
 
 from biphase.errors import InputError, nearest
-from biphase.finetuning.scores import GridPoint, KeptExamples, Score, ScoreSet, short_name
+from biphase.finetuning.scores import KeptExamples, Score, ScoreSet, short_name
 
 NUM_DRAWS = 10_000
 MOST_EXAMPLES = 500
@@ -96,8 +95,9 @@ class RateChoice:
         """That of the mean test score over such choices; nan where nothing is known of them."""
         if self.doubt and not any(self.seed_variances.values()):
             return math.nan
+        shares_K = np.array([*self.shares.values()])
         scores_K = np.array([self.mean(rate, "test") for rate in self.shares])
-        return variance_of_choice(np.array([*self.shares.values()]), scores_K)
+        return float(shares_K @ (scores_K - shares_K @ scores_K) ** 2)
 
     def mean(self, rate: float, split: str) -> float:
         return float(np.mean([score.metrics[split][self.metric] for score in self.by_rate[rate]]))
@@ -118,11 +118,6 @@ def draw_choices(means_K: np.ndarray, covariance_KK: np.ndarray) -> np.ndarray:
     # Of equal rates the lowest, as `choose_rate` has it; a millionth is rounding.
     best_B = np.argmax(drawn_BK >= drawn_BK.max(axis=1, keepdims=True) - 1e-6, axis=1)
     return np.bincount(best_B, minlength=len(means_K)) / NUM_DRAWS
-
-
-def variance_of_choice(shares_K: np.ndarray, scores_K: np.ndarray) -> float:
-    """That of a score which is `scores_K[k]` with the probability `shares_K[k]`."""
-    return float(shares_K @ (scores_K - shares_K @ scores_K) ** 2)
 
 
 def find_scored_model(scores: ScoreSet, name: str) -> str:
@@ -320,8 +315,3 @@ def validation_of(score: Score, metric: str) -> float | None:
         if metric not in values:
             raise InputError(f"{score.folder} has no metric '{metric}'{nearest(metric, values)}")
     return None if score.diverged else score.metrics["validation"][metric]
-
-
-def find_missing(scores: ScoreSet, model: str, task: str) -> tuple[GridPoint, ...]:
-    """The points of a task's grid at which a model has no score, not even a diverged one."""
-    return tuple(point for point in product(*scores.grids[task]) if point not in scores.cells[model, task])

@@ -173,10 +173,6 @@ class EncodedSplit(ABC):
     num_truncated: int
 
     @property
-    def all_texts(self) -> tuple[TokenizedTexts, ...]:
-        return (self.texts,)
-
-    @property
     def strata(self) -> np.ndarray:
         """The class of each example, where few shots are drawn from each class; else one for all."""
         return np.zeros(self.num_examples, dtype=np.int64)

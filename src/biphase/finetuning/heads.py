@@ -271,7 +271,7 @@ def build_network(encoder: Encoder, cell: CellContext, tasks: Sequence[EncodedTa
     if can_look_up(cell):
         return add_head(FrozenFeatures(encoder, cell), cell)
     splits = [split for encoded in tasks for split in encoded.splits.values()]
-    texts = [texts for split in splits for texts in split.all_texts]
+    texts = [value for split in splits for value in vars(split).values() if isinstance(value, TokenizedTexts)]
     network: Any = add_head(copy_backbone(encoder.backbone, texts, cell.config.weights), cell)
     if cell.config.frozen:
         network.backbone.requires_grad_(False)

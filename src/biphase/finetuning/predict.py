@@ -170,39 +170,31 @@ def tag_words(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
     earlier: of the words in two inputs, the first half have the tags of the earlier one. With inputs of 8 words, 20
     words are in 0–8, 6–14, 12–20, and the tags are those of 0–7, 7–13, 13–20.
     """
-    if predicting.model.record is None or predicting.cell.task.words not in rows[0][1]:
+    cell = predicting.cell
+    if predicting.model.record is None or cell.task.words not in rows[0][1]:
         return tag_text(predicting, rows)
-    lists = [words_of(predicting.cell.task, origin, row) for origin, row in rows]
+    lists = [words_of(cell.task, origin, row) for origin, row in rows]
     tagged: list[Row] = [{"predicted": [], "probabilities": []} for _ in lists]
     starts = dict.fromkeys(range(len(lists)), 0)
     while starts:
         examples = [TaggedWords("", words, (0,) * len(words)) for words in (lists[n][at:] for n, at in starts.items())]
+        split = encode_words(cell.task, examples, predicting.tokenizer, cell.config)
+        sentences = tag_rows(split, split.predict(predicting.network, cell), cell.task.classes)
+        cut, inside = set(split.texts.truncated.tolist()), split.words_T[split.words_T >= 0]
+        ends = np.searchsorted(inside, split.word_bounds_S1[1:])  # how many tokens stand in front of the next sentence
         inputs, starts = starts, {}
-        for (number, begin), (tags, is_cut) in zip(inputs.items(), tag_sentences(predicting, examples), strict=True):
-            num = len(tags["predicted"])
-            new = (begin + len(tagged[number]["predicted"])) // 2  # the middle of the words that are in both inputs
-            for key, values in tags.items():
-                tagged[number][key][new:] = values[new - begin :]
-            if is_cut:  # within its last word, it may be
+        for sentence, (number, begin) in enumerate(inputs.items()):
+            num = len(examples[sentence].words)
+            if sentence in cut:  # within its last word, it may be
+                num = int(inside[ends[sentence] - 1] + 1 - split.word_bounds_S1[sentence])
                 starts[number] = max(begin + num - max(num // SHARED, 1), begin + 1)
-    if predicting.cell.task.classes[0] == "O":
+            new = (begin + len(tagged[number]["predicted"])) // 2  # the middle of the words that are in both inputs
+            for key in ("predicted", "probabilities"):
+                tagged[number][key][new:] = sentences[sentence][key][new - begin : num]
+    if cell.task.classes[0] == "O":
         for words, row in zip(lists, tagged, strict=True):
             row["spans"] = spans_of_tags(words, row["predicted"], row["probabilities"])
     return tagged, 0
-
-
-def tag_sentences(predicting: Predicting, examples: Sequence[TaggedWords]) -> Iterator[tuple[Row, bool]]:
-    """For each sentence the tags and probabilities of the words that are in its input, and whether some were cut."""
-    cell = predicting.cell
-    split = encode_words(cell.task, examples, predicting.tokenizer, cell.config)
-    tags = split.predict(predicting.network, cell)
-    cut = set(split.texts.truncated.tolist())
-    inside = split.words_T[split.words_T >= 0]
-    ends = np.searchsorted(inside, split.word_bounds_S1[1:])  # how many tokens stand in front of the next sentence
-    for number, row in enumerate(tag_rows(split, tags, cell.task.classes)):
-        is_cut = number in cut
-        num = int(inside[ends[number] - 1] + 1 - split.word_bounds_S1[number]) if is_cut else None
-        yield {key: row[key][:num] for key in ("predicted", "probabilities")}, is_cut
 
 
 def spans_of_tags(words: Sequence[str], tags: Sequence[str], probabilities: Sequence[float]) -> list[Row]:

@@ -6,6 +6,7 @@ Nothing is called better by its mean alone. Scores are shares; percent and perce
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from biphase.console import out
 from biphase.errors import InputError
-from biphase.finetuning.choosing import Selection, find_missing, find_scored_model, select_rate
+from biphase.finetuning.choosing import Selection, find_scored_model, select_rate
 from biphase.finetuning.scores import TASK_SETTINGS, GridPoint, ScoreSet, base_name, differing, short_name, show_rate
 from biphase.report import contrasts
 from biphase.report.formats import MISSING, show_count, show_noise, show_p_value, show_share, show_spread
@@ -59,7 +60,8 @@ def summarize(scores: ScoreSet) -> list[SummaryRow]:
     rows = []
     for (model, task), cells in scores.cells.items():
         diverged = tuple(point for point in sorted(cells) if cells[point].diverged)
-        metric, missing = next(iter(cells.values())).metric, find_missing(scores, model, task)
+        missing = tuple(point for point in product(*scores.grids[task]) if point not in cells)
+        metric = next(iter(cells.values())).metric
         row = SummaryRow(model, task, metric, num_cells=len(cells), diverged=diverged, missing=missing)
         try:
             chosen = select_rate(scores, model, task)

@@ -38,47 +38,41 @@ MULTI_HOT = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "
 
 
 def label_number(task: Task, origin: str, value: Any, choices: tuple[str, ...] = ()) -> int:
-    """The number of a label among the names that a row has for its choices, or else among the task's classes.
+    """Find the number of a label among the names that a row has for its choices, or else among the task's classes.
 
     Raises `InputError` for what `map_labels` does not have.
     """
-    names, word = choices or task.classes, str(value)
-    numbers = map_labels(names)
-    number = None if value is None else numbers.get(word)
-    if number is None:
-        number = numbers.get(word.lower() if word in ("True", "False") else number_of(value))
+    names = choices or task.classes
+    by_name, by_spelling = map_labels(names)
+    number = None if value is None else by_name.get(str(value), by_spelling.get(canonical_label(value)))
     if number is None:
         message = "is none of its choices" if choices else f"is not one of task '{task.name}'"
-        by_number = f" (or 0 to {len(names) - 1})" if Decimal(0) in numbers else ""
+        by_number = "" if any(map(WRITTEN_NUMBER.fullmatch, names)) else f" (or 0 to {len(names) - 1})"
         raise InputError(f"{origin}: label {value!r} {message}: {', '.join(names)}{by_number}")
     return number
 
 
+WRITTEN_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")
+
+
 @lru_cache
-def map_labels(names: tuple[str, ...]) -> dict[Any, int]:
-    """What a label may be written as, with its number: its name; where that is a number, any number of that value, as
-    pandas may write 1.0; and JSON's true and false, and pandas' True and False, in any case of their letters.
-
-    Where no name is a number, the label may be its number from 0, which tables write as text.
-    """
-    values = [number_of(name) for name in names]
-    if all(value is None for value in values):
-        values = [Decimal(number) for number in range(len(names))]
-    numbers: dict[Any, int] = {}
-    for number, (name, value) in enumerate(zip(names, values, strict=True)):
-        if value is not None and values.count(value) == 1:
-            numbers[value] = number
-        if name.lower() in ("true", "false"):
-            numbers[name.lower()] = number
-    for number, name in enumerate(names):
-        numbers.setdefault(name, number)
-    return numbers
+def map_labels(names: tuple[str, ...]) -> tuple[dict[str, int], dict[str | Decimal, int]]:
+    """List the numbers of labels by their names, and by what `canonical_label` makes of one name alone. Where no name
+    is a number, a label may be its number from 0, which tables write as text."""
+    spellings = [canonical_label(name) for name in names]
+    by_spelling = {spelling: number for number, spelling in enumerate(spellings) if spellings.count(spelling) == 1}
+    if not any(map(WRITTEN_NUMBER.fullmatch, names)):
+        by_spelling |= {Decimal(number): number for number in range(len(names))}
+    return {name: number for number, name in enumerate(names)}, by_spelling
 
 
-def number_of(value: Any) -> Decimal | None:
-    """The number that a label is, or is written as: 1 for 1, 1.0 and "1.0"."""
-    is_number = isinstance(value, str | int | float) and re.fullmatch(r"[+-]?\d+(\.\d*)?", str(value))
-    return Decimal(str(value)) if is_number else None
+def canonical_label(value: Any) -> str | Decimal:
+    """Write a label as all that mean the same: a number by its value, 1 for 1.0, as pandas may write it; JSON's true
+    and false, and pandas' True and False, in small letters."""
+    text = str(value)
+    if WRITTEN_NUMBER.fullmatch(text):
+        return Decimal(text)
+    return text.lower() if text.lower() in ("true", "false") else text
 
 
 def score_number(origin: str, name: str, value: Any) -> float:
@@ -360,8 +354,7 @@ def why_left_out(task: Task, origin: str, row: Row) -> Literal["answer", "label"
     if task.family not in ("sequence_classification", "multiple_choice"):
         return None
     label = column(origin, row, task.label)
-    number = number_of(label)  # -1 may be written as -1.0
-    if str(label) in task.unlabelled or (number is not None and number in map(number_of, task.unlabelled)):
+    if canonical_label(label) in map(canonical_label, task.unlabelled):  # -1 may be written as -1.0
         return "answer"
     if is_own_task(task):
         return None

@@ -31,7 +31,7 @@ def make_model(encoder: Encoder) -> torch.nn.Module:
 
 def test_texts_carry_their_prefixes(encoder: Encoder, encoded: EncodedTask) -> None:
     decode = encoder.tokenizer.pretrained.decode
-    queries, documents = encoded.splits["test"].all_texts
+    queries, documents = encoded.splits["test"].texts, encoded.splits["test"].documents
     assert decode(queries.tokens_T[: queries.bounds_S1[1] - 1]).startswith("Query: ")
     assert decode(documents.tokens_T[: documents.bounds_S1[1] - 1]).startswith("Document: ")
 

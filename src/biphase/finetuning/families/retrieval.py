@@ -63,10 +63,6 @@ class JudgedSplit(EncodedSplit):
     itself_A: np.ndarray
     """For each of all queries the document that is the query itself, or -1: it is not to be found."""
 
-    @property
-    def all_texts(self) -> tuple[TokenizedTexts, ...]:
-        return self.texts, self.documents
-
     def count_tokens(self, items: np.ndarray) -> int:
         return self.texts.count_tokens(self.queries_J[items]) + self.documents.count_tokens(self.documents_J[items])
 
