@@ -139,7 +139,7 @@ def test_the_papers_way_tests_all_seeds_at_one_rate(write_cell: WriteCell, score
     ours, papers = (select_rate(scores, "m", "genre", is_papers_way=way) for way in (False, True))
     assert (ours.rate, ours.samples) == (1e-5, (0.6, 0.5))
     assert [score.config.learning_rate for score in ours.scores] == [2e-5, 1e-5]
-    assert (papers.rate, papers.samples) == (1e-5, (0.9, 0.5)) and ours.test_at_rate == papers.samples
+    assert (papers.rate, papers.samples) == (1e-5, (0.9, 0.5)) and ours.by_rate[ours.rate] == papers.samples
 
 
 def test_selection_by_another_metric(write_cell: WriteCell, scores_folder: Path) -> None:

@@ -230,11 +230,6 @@ class Selection:
         """Over seeds (n-1); nan for a single one."""
         return float(np.std(self.samples, ddof=1)) if self.num > 1 else math.nan
 
-    @property
-    def test_at_rate(self) -> tuple[float, ...]:
-        """Test scores of all seeds that finished at `rate`: the paper's own way."""
-        return tuple(score for score in self.by_rate[self.rate] if not math.isnan(score))
-
 
 def select_rate(
     scores: ScoreSet,

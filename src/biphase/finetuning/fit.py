@@ -203,11 +203,10 @@ def fit_cells(plans: Sequence[CellPlan], out: Path, keep: Path | None = None) ->
             busy = f"{folder} is being made by another process"
             claims.enter_context(locked(out / ".locks" / folder.name, busy=busy))
         missing = [plan for plan in missing if not plan.is_finished(out)]  # another process may have done some
-        trained = missing or (plans if keep is not None else ())
-        cells = run_cells(trained, keep) if trained else ()
-        for plan, (score, losses, predictions) in zip(trained, cells, strict=True):
-            if missing:
-                write_cell(plan.folder(out), score, losses, predictions)
+        if missing:
+            run_cells(missing, out, keep)
+        elif keep is not None:
+            run_cells(plans, None, keep)
     return [read_score(plan.folder(out)) for plan in plans]
 
 
@@ -222,10 +221,9 @@ def add_inputs(predictions: Mapping[str, Rows], data: TaskData | Collection) -> 
             row["input"] = text
 
 
-def run_cells(
-    plans: Sequence[CellPlan], keep: Path | None = None
-) -> Iterator[tuple[Score, list[float], dict[str, Rows]]]:
-    """Train once, then evaluate each task: its score, the losses, the rows of the predictions of each split."""
+def run_cells(plans: Sequence[CellPlan], out: Path | None, keep: Path | None) -> None:
+    """Train once, then evaluate each task. Its cell is written below `out`, and its network to `keep`, where these are
+    given."""
     source, config = plans[0].train, plans[0].config
     assert all(plan.train.hash == source.hash for plan in plans), "these tasks do not share a training"
     assert all(plan.config == config for plan in plans), "tasks of one training have one configuration"
@@ -240,10 +238,7 @@ def run_cells(
         check_keepable(encoder, plans[0].task, config)
     # 2. The data as token ids: of the task that is trained on, and of those that are evaluated.
     trained = load_encoded(source, encoder, config)
-    evaluated = []
-    for plan in plans:
-        is_same = plan.evaluation.hash == source.hash
-        evaluated.append(trained if is_same else load_encoded(plan.evaluation, encoder, config))
+    evaluated = [load_encoded(plan.evaluation, encoder, config) for plan in plans]
     # 3. A copy of the encoder with a new head, trained. Head and dropout draw from torch's generator, under the seed.
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -259,7 +254,8 @@ def run_cells(
         if config.keep_texts and predictions:
             assert config.judged_only is not None, "the configuration is settled"
             add_inputs(predictions, load_examples(plan.evaluation, config.judged_only, config.max_eval_examples))
-        yield score, losses, predictions
+        if out is not None:
+            write_cell(plan.folder(out), score, losses, predictions)
         if keep is not None and not score.diverged:
             model = to_transformers(network, encoder, cell)
             keep_network(model, encoder, cell, keep, score, encoded.splits["test"])

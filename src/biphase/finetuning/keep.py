@@ -63,7 +63,7 @@ def keep_network(
 def card_text(cell: CellContext, encoder: Encoder, model: Any, score: Score) -> str:
     """Write a small model card, with the fields that the hub reads. A model and data of this machine have no name
     there."""
-    task, kind, base = cell.task, type(model).__name__, encoder.name.partition("@")[0]
+    task, kind, base, headline = cell.task, type(model).__name__, encoder.name.partition("@")[0], score.headline()
     is_of_this_machine = Path(find_model(encoder.name)).exists() or Path(base).exists()
     name = harmless(Path(encoder.name).name if is_of_this_machine else encoder.name)
     library, pipeline_tag, load = "transformers", PIPELINE_TAGS[task.family], f"{kind}.from_pretrained(folder)"
@@ -84,7 +84,7 @@ def card_text(cell: CellContext, encoder: Encoder, model: Any, score: Score) -> 
         head,
         task=task,
         name=name,
-        headline=score.headline().replace(encoder.name, name),
+        headline=headline.replace(encoder.name, name),
         load=load,
         is_embedder=cell.is_embedder,
         direction=tell_direction(model.config),

@@ -5,7 +5,7 @@ scored. Running texts to tag, and any other folder with a head for classificatio
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -273,7 +273,6 @@ def answer_questions(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predi
         candidates = tuple(find_answer(origin, context, text, start) for text, start in spans)
         examples.append(Question(str(number), question, context, (), candidates))
     split = encode_questions(cell.task, examples, predicting.tokenizer, cell.config, has_unanswerable)
-    split = replace(split, max_answer_tokens=cell.config.max_answer_tokens or split.max_answer_tokens)
     answers: list[Row] = []
     for answer in split.predict(predicting.network, cell):
         start, end = (answer["start"], answer["end"]) if answer["text"] else (None, None)

@@ -121,21 +121,17 @@ class Score(Strict):
 
 def write_cell(folder: Path, score: Score, losses: Sequence[float], predictions: Mapping[str, Rows]) -> None:
     """Write a cell's folder, whole or not at all: its score, and beside the predictions what each contributes to it."""
-    hashes: dict[str, str] = {}
+    texts, hashes, arrays = dict[str, bytes](), dict[str, str](), dict[str, dict[str, Any]]()
+    for split, rows in predictions.items():
+        texts[split] = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+        hashes[split] = hashlib.sha256(texts[split]).hexdigest()
+        values, statistic = contributions(rows, score.metric, score.classes)
+        arrays[split] = {"ids": np.array([row["id"] for row in rows]), "values": values, "predictions": hashes[split]}
+        arrays[split] |= {"statistic": getattr(statistic, "__name__", ""), "is_degenerate": is_one_for_all(rows)}
     with whole_folder(folder) as part:
-        for split, rows in predictions.items():
-            text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-            hashes[split] = hashlib.sha256(text).hexdigest()
+        for split, text in texts.items():
             (part / f"{split}.jsonl").write_bytes(text)
-            values, statistic = contributions(rows, score.metric, score.classes)
-            np.savez_compressed(
-                part / f"{split}.npz",
-                ids=np.array([row["id"] for row in rows]),
-                values=values,
-                predictions=hashes[split],
-                statistic=getattr(statistic, "__name__", ""),
-                is_degenerate=is_one_for_all(rows),
-            )
+            np.savez_compressed(part / f"{split}.npz", **arrays[split])
         write_json(part / "losses.json", losses)
         write_hashed(part / "score.json", score.model_dump(mode="json") | {"predictions": hashes})
 

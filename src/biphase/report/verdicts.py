@@ -69,7 +69,8 @@ def summarize(scores: ScoreSet) -> list[SummaryRow]:
             rows.append(row)
             continue
         row = replace(row, chosen=chosen, rate=chosen.rate, seeds=chosen.seeds, interval=mean_interval(chosen.samples))
-        row = replace(row, paper_interval=mean_interval(chosen.test_at_rate, "normal"))
+        at_rate = [score for score in chosen.by_rate[chosen.rate] if not math.isnan(score)]
+        row = replace(row, paper_interval=mean_interval(at_rate, "normal"))
         if chosen.examples.table:
             row = replace(row, num_degenerate=chosen.examples.table.num_degenerate)
         inside_RS = [by_seed for rate, by_seed in chosen.by_rate.items() if is_stability_rate(rate)]

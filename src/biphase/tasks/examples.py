@@ -8,7 +8,7 @@ documents without the prefixes of the encoder's input.
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache, partial
@@ -241,6 +241,7 @@ def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | N
         files = f"{source.files['validation'][0].name}, {source.files['test'][0].name}"
         message = f"task '{source.task.name}': validation and test in {source.name} are the same data ({files})"
         raise InputError(f"{message}: leave validation out, and a part of train takes its place")
+    needed = (source.task.label, *(name for name in template_columns(source.task.template) if name != "choice"))
     rows = rows_by_part(source)
     if source.task.family == "retrieval":
         return load_collection(source, rows, judged_only, most_evaluated)
@@ -257,7 +258,8 @@ def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | N
     for split in source.splits:
         examples[split] = []
         for origin, row in rows[split]:
-            lacks = "fields" if row is SHORT_ROW else why_left_out(task, origin, row)
+            values = (column(origin, row, name) for name in needed)
+            lacks = "fields" if row is SHORT_ROW else why_left_out(task, values)
             example = None if lacks else make(task, origin, row)
             if example is not None:
                 examples[split].append(example)
@@ -348,12 +350,16 @@ def input_of(example: AnyExample) -> Any:
             return tuple(text for text, _ in example.choices)
 
 
-def why_left_out(task: Task, origin: str, row: Row) -> Literal["answer", "label", "text"] | None:
+def why_left_out(task: Task, values: Iterator[Any]) -> Literal["answer", "label", "text"] | None:
     """Name what an example cannot be made without, and the row lacks: an answer that anybody knows, a label, a text.
-    None where it has all. Rows of biphase's own tasks are taken as they were published."""
+    None where it has all. Rows of biphase's own tasks are taken as they were published.
+
+    Args:
+        values: the label and the columns of texts, each read when it is needed.
+    """
     if task.family not in ("sequence_classification", "multiple_choice"):
         return None
-    label = column(origin, row, task.label)
+    label = next(values)
     if canonical_label(label) in map(canonical_label, task.unlabelled):  # -1 may be written as -1.0
         return "answer"
     if is_own_task(task):
@@ -361,8 +367,7 @@ def why_left_out(task: Task, origin: str, row: Row) -> Literal["answer", "label"
     may_be_empty = task.problem_type == "multi_label_classification"
     if is_missing(label) and (label is None or not may_be_empty):
         return "label"
-    names = [name for name in template_columns(task.template) if name != "choice"]
-    return "text" if lacks_text([column(origin, row, name) for name in names]) else None
+    return "text" if lacks_text([*values]) else None
 
 
 def lacks_text(values: Sequence[Any]) -> bool:
