@@ -16,7 +16,7 @@ from biphase.errors import InputError
 from biphase.files import locked
 from biphase.finetuning import fit
 from biphase.finetuning.cells import find_task_sources, identify, plan_cell, plan_cells, resolve_precision
-from biphase.finetuning.config import EVALUATED_SPLITS, PROTOCOL, FinetuneConfig
+from biphase.finetuning.config import PROTOCOL, FinetuneConfig
 from biphase.finetuning.encoded import load_encoded
 from biphase.finetuning.encoding import CellContext, EncodedTask
 from biphase.finetuning.fit import (
@@ -26,7 +26,7 @@ from biphase.finetuning.fit import (
 )
 from biphase.finetuning.heads import Encoder, build_network, load_encoder
 from biphase.finetuning.scores import Score, read_examples, read_score
-from biphase.tasks.spec import METRICS, find_task, task_table
+from biphase.tasks.spec import EVALUATED_SPLITS, METRICS, find_task, task_table
 from biphase.tasks.splits import draw_indices
 
 from .conftest import fit_cell, make_cell, predict_split, write_jsonl

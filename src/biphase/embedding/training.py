@@ -50,10 +50,11 @@ from biphase.encoder.network import layer_cosines, load_backbone, merge_weights
 from biphase.errors import InputError, StoppedError, first_line, memory_told
 from biphase.files import content_hash, read_json, refuse_damaged, write_json, write_mark
 from biphase.finetuning.cells import find_folder, identify
-from biphase.finetuning.config import EVALUATED_SPLITS, PLACEMENT, PROTOCOL, FinetuneConfig
+from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig
 from biphase.finetuning.metrics import BM25
 from biphase.finetuning.scores import Score, read_score, write_cell
 from biphase.machine import stop_signals
+from biphase.tasks.spec import EVALUATED_SPLITS
 
 EMBEDDER_MAX_LENGTH = 512
 TRAINED = "this model"

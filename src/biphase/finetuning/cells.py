@@ -64,7 +64,7 @@ def identify(name: str) -> Model:
 
 
 def find_folder(name: str) -> Path:
-    """The folder of a model; one from the hub is downloaded once (`biphase.hub`).
+    """Find the folder of a model; one from the hub is downloaded once (`biphase.hub`).
 
     Raises `InputError` naming what is missing there (configuration, weights as safetensors, tokenizer), or what in a
     folder that biphase wrote is not as it was written.
@@ -85,8 +85,8 @@ def find_folder(name: str) -> Path:
 
 
 def hash_model(folder: Path) -> str:
-    """One hash of all files that decide what an encoder does. Raises `InputError` where one of a checkpoint of ours is
-    not as it was written."""
+    """Make one hash of all files that decide what an encoder does. Raises `InputError` where one of a checkpoint of
+    ours is not as it was written."""
     files = sorted({path for pattern in IDENTIFYING_FILES for path in folder.glob(pattern)})
     checkpoint = folder.parent
     if folder.name == "model" and (checkpoint / "manifest.json").exists():
@@ -107,7 +107,7 @@ DataDirs = Mapping[str, str | Path]
 
 @dataclass(frozen=True)
 class CellPlan:
-    """One cell to come: what is trained and evaluated on what, and its name."""
+    """A cell to come says what is trained and evaluated on what, and has its name."""
 
     model: Model
     task: Task
@@ -128,7 +128,7 @@ class CellPlan:
 def plan_cells(
     model: str, tasks: Sequence[str], config: FinetuneConfig, data_dirs: DataDirs, label: str | None = None
 ) -> list[CellPlan]:
-    """The cells of a model, whose scores call it `label` in place of `model`."""
+    """Plan the cells of a model, whose scores call it `label` in place of `model`."""
     identity, config = replace(identify(model), name=label or model), resolve_precision(config)
     return [plan_cell(identity, *find_task_sources(task, data_dirs), config) for task in tasks]
 
@@ -158,7 +158,7 @@ def find_task_sources(name: str, data_dirs: DataDirs) -> tuple[TaskSource, TaskS
 
 
 def resolve_precision(config: FinetuneConfig) -> FinetuneConfig:
-    """The configuration with a `precision` of `auto` replaced by what it means on this machine.
+    """Replace a `precision` of `auto` by what it means on this machine.
 
     Raises `InputError` for a GPU that is asked for and not there.
     """

@@ -39,7 +39,7 @@ class RateChoice:
 
     @property
     def num_examples(self) -> int:
-        """How many validation examples chose; 0 where there was one rate alone."""
+        """Count the validation examples that chose: 0 where there was one rate alone."""
         if len(self.by_rate) == 1:
             return 0
         return min(score.num_examples.get("validation", 0) for scores in self.by_rate.values() for score in scores)
@@ -51,13 +51,13 @@ class RateChoice:
 
     @cached_property
     def seed_variances(self) -> dict[float, float]:
-        """Those of `other_seeds`, by rate."""
+        """Compute the variances of `other_seeds`, by rate."""
         values_KS = [[score.metrics["validation"][self.metric] for score in scores] for scores in self.by_rate.values()]
         return dict(zip(self.by_rate, other_seeds(values_KS), strict=True))
 
     @cached_property
     def rivals(self) -> list[float]:
-        """The rates, from the lowest, that other examples or seeds could have chosen at all."""
+        """List the rates, from the lowest, that other examples or seeds could have chosen at all."""
         means = {rate: self.mean(rate, "validation") for rate in sorted(self.by_rate)}
         error = math.sqrt(2 * max(self.seed_variances.values())) + 1 / math.sqrt(max(self.num_examples, 1))
         return [rate for rate, mean in means.items() if mean >= max(means.values()) - REACH * error]
@@ -92,7 +92,7 @@ class RateChoice:
 
     @cached_property
     def variance(self) -> float:
-        """That of the mean test score over such choices; nan where nothing is known of them."""
+        """Compute the variance of the mean test score over such choices; nan where nothing is known of them."""
         if self.doubt and not any(self.seed_variances.values()):
             return math.nan
         shares_K = np.array([*self.shares.values()])
@@ -113,7 +113,7 @@ def other_seeds(values_KS: Sequence[Sequence[float]]) -> list[float]:
 
 
 def draw_choices(means_K: np.ndarray, covariance_KK: np.ndarray) -> np.ndarray:
-    """[K] how often each rate, from the lowest, is best where its mean on validation varies so."""
+    """Draw how often, [K], each rate, from the lowest, is best where its mean on validation varies so."""
     drawn_BK = np.random.default_rng(0).multivariate_normal(means_K, covariance_KK, NUM_DRAWS, method="eigh")
     # Of equal rates the lowest, as `choose_rate` has it; a millionth is rounding.
     best_B = np.argmax(drawn_BK >= drawn_BK.max(axis=1, keepdims=True) - 1e-6, axis=1)
@@ -121,7 +121,8 @@ def draw_choices(means_K: np.ndarray, covariance_KK: np.ndarray) -> np.ndarray:
 
 
 def find_scored_model(scores: ScoreSet, name: str) -> str:
-    """The model that a user means: by its whole name or the last part of its path, with its settings where it has some.
+    """Find the model that a user means: by its whole name or the last part of its path, with its settings where it has
+    some.
 
     Raises `InputError` when there is none (with the nearest) or more than one (with all).
     """
@@ -138,7 +139,7 @@ def find_scored_model(scores: ScoreSet, name: str) -> str:
 
 
 def choose_rate(validation: Mapping[float, Sequence[float | None]]) -> float:
-    """The learning rate with the best mean validation score over its seeds; of equal ones the lowest.
+    """Choose the learning rate with the best mean validation score over its seeds; of equal ones the lowest.
 
     None stands for a seed that diverged. A rate with more diverged seeds ranks below every rate with fewer: the mean of
     those that survived is no estimate of what the next seed will do.
@@ -160,7 +161,7 @@ def choose_rate(validation: Mapping[float, Sequence[float | None]]) -> float:
 def choose_for_each_seed(
     validation: Mapping[float, Mapping[int, float | None]], peers: Mapping[float, Sequence[float | None]]
 ) -> dict[int, float]:
-    """The learning rate at which each seed is tested: the one that `choose_rate` takes from all other seeds.
+    """Choose the learning rate at which each seed is tested: the one that `choose_rate` takes from all other seeds.
 
     For a seed without others that survived its peers choose, which are the seeds of other pretrainings; without any it
     chooses for itself, and no verdict follows from one seed alone. `validation` holds the scores by rate, then by seed;
@@ -213,7 +214,7 @@ class Selection:
 
     @property
     def num(self) -> int:
-        """How many seeds finished."""
+        """Count the seeds that finished."""
         return len(self.samples)
 
     @property
@@ -300,12 +301,12 @@ def group_by_rate(scores: Iterable[Score]) -> dict[float, list[Score]]:
 
 
 def validation_by_rate(scores: Iterable[Score], metric: str) -> dict[float, list[float | None]]:
-    """Validation scores at each rate; None for a training that diverged."""
+    """List the validation scores at each rate; None for a training that diverged."""
     return {rate: [validation_of(score, metric) for score in group] for rate, group in group_by_rate(scores).items()}
 
 
 def validation_of(score: Score, metric: str) -> float | None:
-    """A score on validation, None if it diverged. Raises `InputError` where a split has no such metric."""
+    """Return a score on validation, None if it diverged. Raises `InputError` where a split has no such metric."""
     for values in score.metrics.values():
         if metric not in values:
             raise InputError(f"{score.folder} has no metric '{metric}'{nearest(metric, values)}")

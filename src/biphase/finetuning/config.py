@@ -1,14 +1,12 @@
 """The configuration of a cell: all that it does, apart from which encoder and which task, and what of that names it."""
 
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from biphase.config import Beta, Count, PositiveCount, Share, Strict
 from biphase.errors import InputError
-from biphase.tasks.spec import PAPER_TASKS, EvaluatedSplit, Family, Task, is_own_task, template_columns
-
-EVALUATED_SPLITS: tuple[EvaluatedSplit, ...] = get_args(EvaluatedSplit)
+from biphase.tasks.spec import PAPER_TASKS, Family, Task, is_own_task, template_columns
 
 PROTOCOL = 4
 """A part of every cell's name: raise it when the same configuration no longer gives the same scores, or another name.

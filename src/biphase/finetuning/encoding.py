@@ -52,11 +52,11 @@ class HashedTokenizer:
         return self.pretrained.sep_token_id if self.opening else self.pretrained.eos_token_id
 
     def room(self, max_length: int) -> int:
-        """How many tokens of a text fit into an input of `max_length` tokens."""
+        """Count the tokens of a text that fit into an input of `max_length` tokens."""
         return max_length - len(self.opening) - 1
 
     def tokenize(self, texts: Sequence[str], *, with_spans: bool = False) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """The tokens of each text, in order, neither opened nor closed nor cut.
+        """Tokenize each text, in order, neither opened nor closed nor cut.
 
         With each comes where its tokens begin and end, [T, 2], in characters; nothing is in there without `with_spans`.
         """
@@ -71,7 +71,7 @@ class HashedTokenizer:
                 yield np.array(encoding.ids, dtype=np.int32), spans_T2
 
     def concatenate(self, parts: Iterable[np.ndarray], max_length: int) -> "TokenizedTexts":
-        """Samples of at most `max_length` tokens, opened and closed, end to end."""
+        """Lay samples of at most `max_length` tokens, opened and closed, end to end."""
         opening, closing = np.array(self.opening, np.int32), np.array([self.closing], np.int32)
         room = self.room(max_length)
         assert room >= 1
@@ -128,14 +128,14 @@ class TokenizedTexts:
         return np.flatnonzero(is_used)
 
     def lengths_of(self, samples: np.ndarray) -> np.ndarray:
-        """How many tokens each of the given samples has."""
+        """Count the tokens of each of the given samples."""
         return self.bounds_S1[samples + 1] - self.bounds_S1[samples]
 
     def count_tokens(self, samples: np.ndarray) -> int:
         return int(self.lengths_of(samples).sum())
 
     def compute(self, model: nn.Module, samples: np.ndarray, cell: "CellContext") -> tuple["Batch", Tensor]:
-        """The given samples as one batch, and the model's output for it."""
+        """Compute the model's output for the given samples as one batch; return both."""
         batch = pack(self, samples, cell)
         with cell.autocast():
             return batch, model(batch)
@@ -232,7 +232,7 @@ class EncodedTask:
 
 
 def cut_longest(spans_T2: np.ndarray, columns: Sequence[tuple[int, int]], room: int) -> np.ndarray:
-    """The tokens to keep of a text of several columns, ascending, at most `room`."""
+    """Choose the tokens to keep of a text of several columns, ascending, at most `room`."""
     last_T = np.maximum(spans_T2[:, 1] - 1, spans_T2[:, 0])  # the character by which a token belongs to a column
     inside = [np.flatnonzero((last_T >= begin) & (last_T < end)) for begin, end in columns]
     lengths = [len(tokens) for tokens in inside]
@@ -242,7 +242,7 @@ def cut_longest(spans_T2: np.ndarray, columns: Sequence[tuple[int, int]], room: 
 
 
 def share_room(lengths: Sequence[int], room: int) -> list[int]:
-    """How many tokens each part of a text keeps, so that all fit into `room`.
+    """Share `room` among the parts of a text: return how many tokens each keeps.
 
     Parts of 9, 2 and 6 tokens keep 5, 2 and 5 of 12: going up in length, each gets its share of what is left, and what
     a short one does not need goes to those after it.
@@ -255,18 +255,18 @@ def share_room(lengths: Sequence[int], room: int) -> list[int]:
 
 
 def count_touched(bounds_G1: np.ndarray, samples: np.ndarray) -> int:
-    """How many groups of neighbouring samples, between these bounds, hold one of the given samples."""
+    """Count the groups of neighbouring samples, between these bounds, that hold one of the given samples."""
     return len(np.unique(np.searchsorted(bounds_G1, samples, side="right")))
 
 
 def to_bounds(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
-    """The bounds of parts laid end to end, int64, from 0: lengths 3, 2 give 0, 3, 5."""
+    """Return the bounds of parts laid end to end, int64, from 0: lengths 3, 2 give 0, 3, 5."""
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
 
 @dataclass(frozen=True)
 class CellContext:
-    """What one cell is about, and where and in which type it computes: the same throughout it."""
+    """The context of a cell says what it is about, and where and in which type it computes: the same throughout it."""
 
     task: Task
     config: FinetuneConfig
@@ -281,8 +281,8 @@ class CellContext:
 
     @property
     def num_outputs(self) -> int:
-        """How many numbers a head gives for a sample or a token to tag: one for each class, or one where texts are
-        scored."""
+        """Count the numbers that a head gives for a sample or a token to tag: one for each class, or one where texts
+        are scored."""
         has_one = self.task.family in ("multiple_choice", "retrieval") or self.task.problem_type == "regression"
         return 1 if has_one else len(self.task.classes)
 
@@ -333,7 +333,7 @@ def pack(texts: TokenizedTexts, samples: np.ndarray, cell: CellContext) -> Batch
 
 
 def split_by_tokens(samples: np.ndarray, lengths_S: np.ndarray, most_tokens: int) -> list[np.ndarray]:
-    """Consecutive parts of `samples`, each of at most `most_tokens` tokens or of one sample."""
+    """Cut `samples` into consecutive parts, each of at most `most_tokens` tokens or of one sample."""
     ends = np.cumsum(lengths_S[samples])
     parts, begin = [], 0
     while begin < len(samples):

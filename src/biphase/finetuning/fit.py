@@ -24,7 +24,7 @@ from biphase.encoder.attention import explain_computing
 from biphase.errors import InputError, memory_told
 from biphase.files import locked
 from biphase.finetuning.cells import CellPlan
-from biphase.finetuning.config import EVALUATED_SPLITS, PROTOCOL, FinetuneConfig
+from biphase.finetuning.config import PROTOCOL, FinetuneConfig
 from biphase.finetuning.encoded import load_encoded
 from biphase.finetuning.encoding import CellContext, EncodedSplit, EncodedTask
 from biphase.finetuning.heads import build_network, check_keepable, open_encoder, to_transformers
@@ -32,6 +32,7 @@ from biphase.finetuning.keep import keep_network
 from biphase.finetuning.metrics import Rows
 from biphase.finetuning.scores import Score, read_score, write_cell
 from biphase.tasks.examples import input_of, load_examples
+from biphase.tasks.spec import EVALUATED_SPLITS
 from biphase.tasks.splits import Collection, TaskData, draw_indices
 
 

@@ -54,7 +54,7 @@ for they are of one family."""
 
 
 def plan_grid(grid: Grid, part: str | None = None) -> list[SharedTraining]:
-    """All trainings of a grid, finished or not. Reads models and data to hash them; loads neither.
+    """Plan all trainings of a grid, finished or not. Reads models and data to hash them; loads neither.
 
     Args:
         part: `3/16`: every sixteenth training, from the third (parts count from 0). For the arrays of Slurm and the
@@ -93,7 +93,7 @@ def plan_grid(grid: Grid, part: str | None = None) -> list[SharedTraining]:
 
 
 def missing_trainings(trainings: Iterable[SharedTraining], out: Path) -> list[SharedTraining]:
-    """The trainings with a cell that is not finished, each with its missing cells only."""
+    """List the trainings with a cell that is not finished, each with its missing cells only."""
     missing = [[cell for cell in training if not cell.is_finished(out)] for training in trainings]
     return [cells for cells in missing if cells]
 

@@ -18,16 +18,9 @@ from biphase.finetuning.heads import Encoder
 from biphase.finetuning.kept import RECORD, KeptRecord
 from biphase.finetuning.scores import Score
 from biphase.run import find_model
-from biphase.tasks.spec import Family
 
-PIPELINE_TAGS: dict[Family, str] = {
-    "sequence_classification": "text-classification",
-    "token_classification": "token-classification",
-    "question_answering": "question-answering",
-    "retrieval": "sentence-similarity",
-    "multiple_choice": "multiple-choice",
-}
-"""What the hub calls a family's models; rankers of pairs are `text-ranking`."""
+PIPELINE_TAGS = {"sequence_classification": "text-classification", "retrieval": "sentence-similarity"}
+"""What the hub calls the models of a family, where that is not its own name; rankers of pairs are `text-ranking`."""
 
 
 def keep_network(
@@ -66,7 +59,8 @@ def card_text(cell: CellContext, encoder: Encoder, model: Any, score: Score) -> 
     task, kind, base, headline = cell.task, type(model).__name__, encoder.name.partition("@")[0], score.headline()
     is_of_this_machine = Path(find_model(encoder.name)).exists() or Path(base).exists()
     name = harmless(Path(encoder.name).name if is_of_this_machine else encoder.name)
-    library, pipeline_tag, load = "transformers", PIPELINE_TAGS[task.family], f"{kind}.from_pretrained(folder)"
+    pipeline_tag = PIPELINE_TAGS.get(task.family, task.family.replace("_", "-"))
+    library, load = "transformers", f"{kind}.from_pretrained(folder)"
     if task.family == "retrieval":
         library, load = "sentence-transformers", f"SentenceTransformer(folder)  # {kind}"
         if not cell.is_embedder:

@@ -33,7 +33,7 @@ HEADS: dict[str, Family] = {
 
 
 class KeptRecord(Strict):
-    """What `biphase predict` must know of the training, to make inputs of rows as it did."""
+    """The record says what `biphase predict` must know of the training, to make inputs of rows as it did."""
 
     cell: str | None = None
     """The hash of all that decided the network, as `CellPlan` has it."""
@@ -56,7 +56,7 @@ class KeptModel:
 
 
 def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
-    """What a model folder or a hub model predicts for the rows of a file.
+    """Find out what a model folder or a hub model predicts for the rows of a file.
 
     Args:
         template: columns in braces, for a folder that does not say what its inputs look like. None: `{text}`.
@@ -109,7 +109,7 @@ def layout_to_predict(task: Task, file: Path) -> FileLayout:
 
 
 def input_columns(task: Task) -> tuple[str, ...]:
-    """The columns of texts that an input is made of."""
+    """List the columns of texts that an input is made of."""
     if task.family == "retrieval":
         return "query", "document"
     return (TEXT,) if task.family == "token_classification" else template_columns(task.template)

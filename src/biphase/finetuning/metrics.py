@@ -33,7 +33,7 @@ their sums."""
 
 
 def score_rows(rows: Sequence[Mapping[str, Any]], metrics: Iterable[str], classes: Sequence[str]) -> Metrics:
-    """The scores of rows of predictions by some metrics, each made of what the rows contribute to it."""
+    """Score rows of predictions by some metrics, each made of what the rows contribute to it."""
     return {metric: total_score(*contributions(rows, metric, classes)) for metric in metrics}
 
 
@@ -43,7 +43,7 @@ def total_score(values: np.ndarray, statistic: Statistic | None) -> float:
 
 
 def correlation_products(metric: str, gold_N: np.ndarray, predicted_N: np.ndarray) -> Contributions:
-    """What each example contributes to a correlation, [N, 6] products, and what makes the score of their sums.
+    """Compute what each example contributes to a correlation, [N, 6] products, and what makes the score of their sums.
 
     Ranks are those among all examples.
     """
@@ -66,7 +66,7 @@ def correlation(products_C: np.ndarray) -> np.ndarray:
 
 
 def label_counts(metric: str, gold_NL: np.ndarray, predicted_NL: np.ndarray, is_multi: bool = False) -> Contributions:
-    """What each example contributes to a metric, [N, C] counts, and what makes the score of their sums.
+    """Count what each example contributes to a metric, [N, C], and return what makes the score of their sums.
 
     Labels are 1 in their columns, elsewhere 0. The macro F1 of sets of labels (`is_multi`) is over all labels, as
     scikit-learn has it; of single ones over those that occur.
@@ -98,7 +98,7 @@ def macro_f1(counts_C: np.ndarray) -> np.ndarray:
 
 
 def macro_f1_of_all(counts_C: np.ndarray) -> np.ndarray:
-    """As `macro_f1`, over all labels."""
+    """Compute `macro_f1` over all labels."""
     right_L, seen_L = np.split(counts_C, 2, axis=-1)
     return (2 * right_L / np.maximum(seen_L, 1)).sum(axis=-1) / right_L.shape[-1]
 
@@ -395,7 +395,7 @@ def paper_ndcg_at_10(relevance: Relevance, ranked: Ranked) -> dict[str, float]:
 
 
 def best_documents(scores: Mapping[str, float], num: int) -> list[tuple[str, float]]:
-    """The `num` documents with the highest scores, best first; of equal scores, the last id in order first."""
+    """Find the `num` documents with the highest scores, best first; of equal scores, the last id in order first."""
     values = np.fromiter(scores.values(), dtype=np.float64, count=len(scores))
     assert not np.isnan(values).any(), "a score is not a number"
     floor = np.partition(values, -num)[-num] if len(values) > num else -np.inf
@@ -408,8 +408,8 @@ def best_documents(scores: Mapping[str, float], num: int) -> list[tuple[str, flo
 
 
 def contributions(rows: Sequence[Mapping[str, Any]], metric: str, classes: Sequence[str]) -> Contributions:
-    """What each row of predictions contributes to a metric: to any that may choose a rate (`tasks.METRICS`), and to the
-    paper's of tags."""
+    """Compute what each row of predictions contributes to a metric: to any that may choose a rate (`tasks.METRICS`),
+    and to the paper's of tags."""
     if "score" not in rows[0] and is_sentence(rows[0]):
         return count_tags(rows, metric, classes)
     gold, predicted = [row.get("gold") for row in rows], [row.get("predicted") for row in rows]
@@ -434,7 +434,7 @@ def one_hot(labels: Sequence[Any], classes: Sequence[str]) -> np.ndarray:
 
 
 def count_tags(rows: Sequence[Mapping[str, Any]], metric: str, classes: Sequence[str]) -> Contributions:
-    """What each sentence contributes to a metric of tags. Words that were cut off have no tag, written as "".
+    """Compute what each sentence contributes to a metric of tags. Words that were cut off have no tag, written as "".
 
     `paper_f1`, the paper's score of token classification, is the mean over sentences of the macro F1 over tags, O
     included, as scikit-learn's `f1_score(average="macro")` of each sentence.
@@ -464,7 +464,8 @@ def count_tags(rows: Sequence[Mapping[str, Any]], metric: str, classes: Sequence
 
 
 def is_one_for_all(rows: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether predictions say nothing about their examples: all the same, where what is right is not; tags all O."""
+    """Tell whether predictions say nothing about their examples: all the same, where what is right is not; tags all
+    O."""
     predicted, gold = set[str](), set[str]()
     for row in rows:
         predicted |= set(row["predicted"]) if is_sentence(row) else {str(row.get("predicted"))}
@@ -475,5 +476,6 @@ def is_one_for_all(rows: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def is_sentence(row: Mapping[str, Any]) -> bool:
-    """Whether a row predicts something for each of its parts; a set of labels has the probability of each label."""
+    """Tell whether a row predicts something for each of its parts; a set of labels has the probability of each
+    label."""
     return isinstance(row.get("predicted"), list) and not isinstance(row.get("probabilities"), dict)

@@ -34,18 +34,7 @@ from biphase.finetuning.families.token_classification import encode_words, tag_r
 from biphase.finetuning.heads import AUTO_CLASSES, PaddedNetwork
 from biphase.finetuning.kept import TEXT, KeptModel, input_columns, with_task_names
 from biphase.finetuning.metrics import find_entities
-from biphase.tasks.examples import (
-    ChoiceTexts,
-    LabelledText,
-    Question,
-    TaggedWords,
-    fill_row,
-    find_answer,
-    lacks_text,
-    read_choices,
-    read_spans,
-    words_of,
-)
+from biphase.tasks import examples
 from biphase.tasks.spec import Family
 
 ROWS_AT_ONCE = 512
@@ -71,7 +60,7 @@ class Predicting:
 
 @torch.no_grad()
 def predict_placed(model: KeptModel, rows: Iterator[PlacedRow], name: str, device: torch.device) -> Iterator[Row]:
-    """The rows of the file `name`, each with what is predicted for it, in order and as they are needed.
+    """Give the rows of the file `name`, each with what is predicted for it, in order and as they are needed.
 
     Tells in the end how many were cut. Raises `InputError` naming the row that lacks a column, or has one that a
     prediction would take.
@@ -101,24 +90,25 @@ def predict_placed(model: KeptModel, rows: Iterator[PlacedRow], name: str, devic
 
 
 def choose(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
-    """The name of the best choice, the row's own where it has a name for each, and the probability of each."""
+    """Name the best choice, by the row's own name where it has a name for each, and the probability of each."""
     task, cell = predicting.cell.task, predicting.cell
-    names, examples = [], []
+    names, inputs = [], []
     for origin, row in rows:
-        texts, labels = read_choices(task, origin, row)
+        texts, labels = examples.read_choices(task, origin, row)
         labels = labels[: len(texts)]
         names.append(labels if labels and len({*labels}) == len(labels) else task.classes)
         if len(texts) > len(names[-1]):
             raise InputError(f"{origin}: {len(texts)} choices, where task '{task.name}' names {len(task.classes)}")
-        examples.append(ChoiceTexts(origin, tuple(fill_row(task, origin, row | {"choice": text}) for text in texts), 0))
-    split = encode_choices(task, examples, predicting.tokenizer, cell.config)
+        choices = tuple(examples.fill_row(task, origin, row | {"choice": text}) for text in texts)
+        inputs.append(examples.ChoiceTexts(origin, choices, 0))
+    split = encode_choices(task, inputs, predicting.tokenizer, cell.config)
     scores_S1 = split.predict(predicting.network, cell)
     parts = zip(np.split(scores_S1[:, 0], split.bounds_Q1[1:-1]), names, strict=True)
     return [best_choice(*part) for part in parts], split.num_truncated
 
 
 def score_pairs(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
-    """How well each row's `document` answers its `query`: the higher, the better."""
+    """Score how well each row's `document` answers its `query`: the higher, the better."""
     pairs = [(text_column(origin, row, "query"), text_column(origin, row, "document")) for origin, row in rows]
     texts = encode_pairs(predicting.tokenizer, pairs, predicting.cell.config.max_length)
     scores_S = texts.predict(predicting.network, predicting.cell, 1)[:, 0]
@@ -129,17 +119,17 @@ def classify(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
     """The label, its probability, and that of each label; labels; or a number. Pairs are cut as in training. A row
     without a text has the same columns without values."""
     task, blank = predicting.cell.task, dict.fromkeys(input_columns(predicting.cell.task), "")
-    is_empty = [lacks_text([column(origin, row, name) for name in blank]) for origin, row in rows]
+    is_empty = [examples.lacks_text([column(origin, row, name) for name in blank]) for origin, row in rows]
     no_label = () if task.problem_type == "multi_label_classification" else 0
-    examples = []
+    inputs = []
     for (origin, row), empty in zip(rows, is_empty, strict=True):
-        text, columns = fill_row(task, origin, blank if empty else row)
-        examples.append(LabelledText(origin, text, no_label, columns))
+        text, columns = examples.fill_row(task, origin, blank if empty else row)
+        inputs.append(examples.LabelledText(origin, text, no_label, columns))
     if predicting.model.record is None:
-        predictions, num_cut = classify_as_pipeline(predicting, [example.text for example in examples])
+        predictions, num_cut = classify_as_pipeline(predicting, [example.text for example in inputs])
     else:
         cell = predicting.cell
-        split = encode_labelled(task, examples, predicting.tokenizer, cell.config)
+        split = encode_labelled(task, inputs, predicting.tokenizer, cell.config)
         logits_SC = split.predict(predicting.network, cell)
         predictions, num_cut = [*read_outputs(task, logits_SC)], split.num_truncated
     for number in np.flatnonzero(is_empty):
@@ -173,24 +163,25 @@ def tag_words(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
     cell = predicting.cell
     if predicting.model.record is None or cell.task.words not in rows[0][1]:
         return tag_text(predicting, rows)
-    lists = [words_of(cell.task, origin, row) for origin, row in rows]
+    lists = [examples.words_of(cell.task, origin, row) for origin, row in rows]
     tagged: list[Row] = [{"predicted": [], "probabilities": []} for _ in lists]
     starts = dict.fromkeys(range(len(lists)), 0)
     while starts:
-        examples = [TaggedWords("", words, (0,) * len(words)) for words in (lists[n][at:] for n, at in starts.items())]
-        split = encode_words(cell.task, examples, predicting.tokenizer, cell.config)
-        sentences = tag_rows(split, split.predict(predicting.network, cell), cell.task.classes)
+        rests = [lists[number][begin:] for number, begin in starts.items()]
+        sentences = [examples.TaggedWords("", words, (0,) * len(words)) for words in rests]
+        split = encode_words(cell.task, sentences, predicting.tokenizer, cell.config)
+        sentence_rows = tag_rows(split, split.predict(predicting.network, cell), cell.task.classes)
         cut, inside = set(split.texts.truncated.tolist()), split.words_T[split.words_T >= 0]
         ends = np.searchsorted(inside, split.word_bounds_S1[1:])  # how many tokens stand in front of the next sentence
         inputs, starts = starts, {}
         for sentence, (number, begin) in enumerate(inputs.items()):
-            num = len(examples[sentence].words)
+            num = len(sentences[sentence].words)
             if sentence in cut:  # within its last word, it may be
                 num = int(inside[ends[sentence] - 1] + 1 - split.word_bounds_S1[sentence])
                 starts[number] = max(begin + num - max(num // SHARED, 1), begin + 1)
             new = (begin + len(tagged[number]["predicted"])) // 2  # the middle of the words that are in both inputs
             for key in ("predicted", "probabilities"):
-                tagged[number][key][new:] = sentences[sentence][key][new - begin : num]
+                tagged[number][key][new:] = sentence_rows[sentence][key][new - begin : num]
     if cell.task.classes[0] == "O":
         for words, row in zip(lists, tagged, strict=True):
             row["spans"] = spans_of_tags(words, row["predicted"], row["probabilities"])
@@ -253,26 +244,26 @@ def join_touching(text: str, spans: Sequence[Row]) -> list[Row]:
 
 
 def in_order_of_length(predict: Callable[[list[str]], list[Any]], texts: Sequence[str]) -> list[Any]:
-    """What is predicted for texts, which are batched with others of their length."""
+    """Predict for texts, each in a batch with others of its length."""
     order = sorted(range(len(texts)), key=lambda number: -len(texts[number]))
     by_number = dict(zip(order, predict([texts[number] for number in order]), strict=True))
     return [by_number[number] for number in range(len(texts))]
 
 
 def answer_questions(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
-    """The answer, where it stands in the context, its probability, and how much better no answer is."""
+    """Find the answer, where it stands in the context, its probability, and how much better no answer is."""
     cell = predicting.cell
     assert predicting.model.record is not None
     has_unanswerable = predicting.model.record.has_unanswerable
-    examples = []
+    inputs = []
     for number, (origin, row) in enumerate(rows):
         question, context = text_column(origin, row, "question"), text_column(origin, row, "context")
         if not context.strip():
             raise InputError(f"{origin}: the context is empty")
-        spans = read_spans(origin, "candidates", row["candidates"]) if "candidates" in row else []
-        candidates = tuple(find_answer(origin, context, text, start) for text, start in spans)
-        examples.append(Question(str(number), question, context, (), candidates))
-    split = encode_questions(cell.task, examples, predicting.tokenizer, cell.config, has_unanswerable)
+        spans = examples.read_spans(origin, "candidates", row["candidates"]) if "candidates" in row else []
+        candidates = tuple(examples.find_answer(origin, context, text, start) for text, start in spans)
+        inputs.append(examples.Question(str(number), question, context, (), candidates))
+    split = encode_questions(cell.task, inputs, predicting.tokenizer, cell.config, has_unanswerable)
     answers: list[Row] = []
     for answer in split.predict(predicting.network, cell):
         start, end = (answer["start"], answer["end"]) if answer["text"] else (None, None)

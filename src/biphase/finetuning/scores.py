@@ -21,31 +21,12 @@ import numpy as np
 from pydantic import Field
 from pydantic_core import from_json
 
-from biphase import console
+from biphase import console, files
 from biphase.config import Strict
 from biphase.errors import InputError, first_line
-from biphase.files import (
-    RECORD_HASH,
-    content_hash,
-    parse_json,
-    reading,
-    refuse_changed,
-    validate_record,
-    whole_folder,
-    write_hashed,
-    write_json,
-)
-from biphase.finetuning.config import EVALUATED_SPLITS, PLACEMENT, PROTOCOL, FinetuneConfig
-from biphase.finetuning.metrics import (
-    STATISTICS,
-    Contributions,
-    Rows,
-    Statistic,
-    contributions,
-    is_one_for_all,
-    total_score,
-)
-from biphase.tasks.spec import EvaluatedSplit
+from biphase.finetuning import metrics
+from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig
+from biphase.tasks.spec import EVALUATED_SPLITS, EvaluatedSplit
 
 GridPoint = tuple[float, int]
 """A learning rate and a seed."""
@@ -102,7 +83,7 @@ class Score(Strict):
 
     @property
     def settings(self) -> dict[str, str]:
-        """What decides it apart from model, task, rate and seed, as text."""
+        """List what decides it apart from model, task, rate and seed, as text."""
         data = UNKNOWN_DATA if self.data_hash == self.trained_on else self.data_hash[:8]
         return as_text(self.config) | {"protocol": str(self.protocol), "metric": self.metric, "data": data}
 
@@ -119,37 +100,38 @@ class Score(Strict):
         return f"{name}: {self.metric} {values} ({steps}, {spent}, {speed})"
 
 
-def write_cell(folder: Path, score: Score, losses: Sequence[float], predictions: Mapping[str, Rows]) -> None:
+def write_cell(folder: Path, score: Score, losses: Sequence[float], predictions: Mapping[str, metrics.Rows]) -> None:
     """Write a cell's folder, whole or not at all: its score, and beside the predictions what each contributes to it."""
     texts, hashes, arrays = dict[str, bytes](), dict[str, str](), dict[str, dict[str, Any]]()
     for split, rows in predictions.items():
         texts[split] = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
         hashes[split] = hashlib.sha256(texts[split]).hexdigest()
-        values, statistic = contributions(rows, score.metric, score.classes)
-        arrays[split] = {"ids": np.array([row["id"] for row in rows]), "values": values, "predictions": hashes[split]}
-        arrays[split] |= {"statistic": getattr(statistic, "__name__", ""), "is_degenerate": is_one_for_all(rows)}
-    with whole_folder(folder) as part:
+        values, statistic = metrics.contributions(rows, score.metric, score.classes)
+        facts = {"statistic": getattr(statistic, "__name__", ""), "is_degenerate": metrics.is_one_for_all(rows)}
+        ids = np.array([row["id"] for row in rows])
+        arrays[split] = {"ids": ids, "values": values, "predictions": hashes[split], **facts}
+    with files.whole_folder(folder) as part:
         for split, text in texts.items():
             (part / f"{split}.jsonl").write_bytes(text)
             np.savez_compressed(part / f"{split}.npz", **arrays[split])
-        write_json(part / "losses.json", losses)
-        write_hashed(part / "score.json", score.model_dump(mode="json") | {"predictions": hashes})
+        files.write_json(part / "losses.json", losses)
+        files.write_hashed(part / "score.json", score.model_dump(mode="json") | {"predictions": hashes})
 
 
 def read_score(folder: Path) -> Score:
-    """The score of a finished cell. Raises `InputError` naming the file when it is not one."""
+    """Read the score of a finished cell. Raises `InputError` naming the file when it is not one."""
     path, remedy = folder / "score.json", "delete its folder and rerun"
-    with reading(path):
+    with files.reading(path):
         text = path.read_bytes()
     try:
         content = from_json(text)  # a study has thousands: five times as fast as `read_json`
     except ValueError as error:
         raise InputError(f"{path} is not valid JSON ({first_line(error)}); {remedy}") from None
     content = content if isinstance(content, dict) else {}
-    written = content.pop(RECORD_HASH, None)
-    if written is not None and written != content_hash(content):  # earlier versions wrote none
+    written = content.pop(files.RECORD_HASH, None)
+    if written is not None and written != files.content_hash(content):  # earlier versions wrote none
         raise InputError(f"{path} is damaged (it is not what was written, by its own hash); {remedy}")
-    return validate_record(path, content | {"folder": folder}, Score, remedy)
+    return files.validate_record(path, content | {"folder": folder}, Score, remedy)
 
 
 @dataclass(frozen=True)
@@ -192,7 +174,7 @@ class ScoreSet:
 
 
 def read_scores(folder: Path) -> ScoreSet:
-    """All finished scores below `folder`, in the order of their paths.
+    """Read all finished scores below `folder`, in the order of their paths.
 
     What is damaged, or has no finite value of its metric, is named in `broken` and left out. Folders that start with a
     dot are unfinished and not looked at.
@@ -220,8 +202,8 @@ def read_scores(folder: Path) -> ScoreSet:
 
 
 def measure_trainings(scores: Iterable[Score]) -> dict[str, tuple[int, int, float]]:
-    """How many trainings gave these scores, their steps, and the seconds of them and of all evaluations, by the task
-    that they are trained on. Tasks that share a training say its steps and seconds each; they count once."""
+    """Count the trainings that gave these scores, their steps, and the seconds of them and of all evaluations, by the
+    task that they are trained on. Tasks that share a training say its steps and seconds each; they count once."""
     trained: dict[str, dict[tuple[str, float, int], Score]] = defaultdict(dict)
     evaluated: dict[str, float] = defaultdict(float)
     for score in scores:
@@ -308,7 +290,7 @@ def base_name(model: str) -> str:
 
 @dataclass(frozen=True)
 class ExampleTable:
-    """What each example contributes to each of several scores on the same examples."""
+    """A table says what each example contributes to each of several scores on the same examples."""
 
     fingerprint: str
     """A hash of the examples' ids in order: equal where the examples are the same."""
@@ -318,7 +300,7 @@ class ExampleTable:
     """With how many of the scores one and the same is predicted for all: one class, no entity, one answer."""
 
 
-def read_contributions(path: Path, score: Score, written: str | None) -> tuple[list[str], Contributions, bool]:
+def read_contributions(path: Path, score: Score, written: str | None) -> tuple[list[str], metrics.Contributions, bool]:
     """The ids of a file of predictions, what each contributes, and whether the same is predicted for all.
 
     It was written beside the predictions. Where that is damaged or belongs to other predictions than those that were
@@ -327,15 +309,16 @@ def read_contributions(path: Path, score: Score, written: str | None) -> tuple[l
     archive = path.with_suffix(".npz")
     with suppress(OSError, EOFError, KeyError, ValueError, BadZipFile), np.load(archive, allow_pickle=False) as saved:
         if str(saved["predictions"]) == written:
-            made = saved["values"], STATISTICS.get(str(saved["statistic"]))
+            made = saved["values"], metrics.STATISTICS.get(str(saved["statistic"]))
             return saved["ids"].tolist(), made, bool(saved["is_degenerate"])
-    with reading(path, "rerun its cell"), path.open(encoding="utf-8") as file:
+    with files.reading(path, "rerun its cell"), path.open(encoding="utf-8") as file:
         lines = list(file)
     if not lines:
         raise InputError(f"{path} is empty; rerun its cell")
     try:
-        rows = [parse_json(line) for line in lines]
-        return [row["id"] for row in rows], contributions(rows, score.metric, score.classes), is_one_for_all(rows)
+        rows = [files.parse_json(line) for line in lines]
+        ids, is_degenerate = [row["id"] for row in rows], metrics.is_one_for_all(rows)
+        return ids, metrics.contributions(rows, score.metric, score.classes), is_degenerate
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
             f"{path} does not say what each example contributes to {score.metric} ({first_line(error)}); rerun its cell"
@@ -343,7 +326,8 @@ def read_contributions(path: Path, score: Score, written: str | None) -> tuple[l
 
 
 def read_examples(score: Score, split: EvaluatedSplit = "test", most: int | None = None) -> ExampleTable:
-    """The table of one score, of all its examples; or of `most` of them, evenly over the file, where these are fewer.
+    """Read the table of one score, of all its examples; or of `most` of them, evenly over the file, where these are
+    fewer.
 
     Raises `InputError` when predictions were not kept, are damaged, or, if all are read, do not add up to the score.
     """
@@ -351,17 +335,17 @@ def read_examples(score: Score, split: EvaluatedSplit = "test", most: int | None
         raise InputError(f"{score.folder or 'a score'} has no per-example predictions ({split}.jsonl)")
     written = score.predictions.get(split)
     if written is not None:
-        refuse_changed(score.folder, {path.name: written}, "rerun its cell")
+        files.refuse_changed(score.folder, {path.name: written}, "rerun its cell")
     ids, (values, statistic), is_degenerate = read_contributions(path, score, written)
     if most is None:
-        total, stated = total_score(values, statistic), score.metrics[split][score.metric]
+        total, stated = metrics.total_score(values, statistic), score.metrics[split][score.metric]
         if not abs(total - stated) <= 1e-4:
             difference = f"{path} gives {score.metric} {total:.4f} where score.json says {stated:.4f}"
             raise InputError(f"{difference}; rerun its cell")
     elif len(ids) > most:
         chosen = np.arange(most) * len(ids) // most
         ids, values = [ids[number] for number in chosen], values[chosen]
-    return ExampleTable(content_hash(ids), linearize(values, statistic)[None], int(is_degenerate))
+    return ExampleTable(files.content_hash(ids), linearize(values, statistic)[None], int(is_degenerate))
 
 
 @dataclass(frozen=True)
@@ -387,11 +371,11 @@ class KeptExamples:
 
     @property
     def table(self) -> ExampleTable | None:
-        """None where it is not known what examples contribute."""
+        """Return the table; None where it is not known what examples contribute."""
         return None if isinstance(self.found, InputError) else self.found
 
 
-def linearize(values: np.ndarray, statistic: Statistic | None) -> np.ndarray:
+def linearize(values: np.ndarray, statistic: metrics.Statistic | None) -> np.ndarray:
     """[N] values whose mean is the score and whose spread is its noise: the examples' own values where the score is
     their mean, else the jackknife's pseudo-values (Tukey 1958), moved so that their mean is the score."""
     if statistic is None:

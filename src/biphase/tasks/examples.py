@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache, partial
 from string import Formatter
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from biphase.corpus.rows import SHORT_ROW, Row, column, id_of, shown, text_colum
 from biphase.errors import InputError, first_of
 from biphase.tasks.sources import TaskSource, rows_by_part
 from biphase.tasks.spec import (
+    EVALUATED_SPLITS,
     TASK_SPLITS,
     EvaluatedSplit,
     Family,
@@ -313,7 +314,7 @@ def draw_splits(
             has_shares = "" if task.stratified or task.problem_type else ", or `stratified: true`"
             err.print(f"{sentence}; name files for the splits{has_shares} to have all classes in each", markup=False)
     if most_evaluated is not None:
-        for split in get_args(EvaluatedSplit):
+        for split in EVALUATED_SPLITS:
             examples[split] = draw_items(examples[split], most_evaluated)
 
 
@@ -333,8 +334,7 @@ def count_shared(data: TaskData | Collection) -> dict[EvaluatedSplit, int]:
         trained = {data.queries[query] for query, _ in data.train}
         return {split: sum(data.queries[id] in trained for id in data.relevance[split]) for split in data.relevance}
     trained = {input_of(example) for example in data.train}
-    evaluated: tuple[EvaluatedSplit, ...] = get_args(EvaluatedSplit)
-    return {split: sum(input_of(example) in trained for example in data.splits[split]) for split in evaluated}
+    return {split: sum(input_of(example) in trained for example in data.splits[split]) for split in EVALUATED_SPLITS}
 
 
 def input_of(example: AnyExample) -> Any:

@@ -64,7 +64,7 @@ class TaskSource:
 
     @property
     def splits(self) -> tuple[TaskSplit, ...]:
-        """Those that stand there; the others are drawn."""
+        """List the splits that stand there; the others are drawn."""
         return tuple(self.form.splits.named)
 
 
@@ -137,7 +137,7 @@ def dir_of(task: Task, data_dirs: Mapping[str, Dir]) -> Dir | None:
 
 
 def hash_source(task: Task, form: FileLayout | Hub, hashes: PartHashes) -> str:
-    """The hash of a task's definition and of the bytes of its files, or the commit of its hub data."""
+    """Hash a task's definition and the bytes of its files, or the commit of its hub data."""
     if isinstance(form, Hub):
         return content_hash([definition(task), form.model_dump(mode="json")])
     layout = form.model_dump(mode="json", exclude={*TASK_SPLITS, "corpus", "queries"})
@@ -160,14 +160,14 @@ def definition(task: Task) -> dict[str, Any]:
 
 
 def hash_part(path: Path) -> str:
-    """The hash of a file's bytes, or of all data files in a saved folder."""
+    """Hash a file's bytes, or all data files in a saved folder."""
     if path.is_dir():
         return content_hash([hash_part(file) for file in sorted(path.glob("*.arrow"))])
     return hash_stamped(path, path.stat().st_size, path.stat().st_mtime_ns)
 
 
 def find_layout(task: Task, layout: FileLayout, folder: Path) -> PartFiles:
-    """The files of each part, each plain or compressed; none where they are missing."""
+    """Find the files of each part, each plain or compressed; none where they are missing."""
     files: PartFiles = {}
     for part, name in parts_of(task, layout).items():
         by_name: dict[str, Path] = {}

@@ -23,6 +23,7 @@ Family = Literal[
 TaskSplit = Literal["train", "validation", "test"]
 TASK_SPLITS: tuple[TaskSplit, ...] = get_args(TaskSplit)
 EvaluatedSplit = Literal["validation", "test"]
+EVALUATED_SPLITS: tuple[EvaluatedSplit, ...] = get_args(EvaluatedSplit)
 Scheme = Literal["IOB1", "IOB2", "BIOES", "BILOU"]
 
 PAPER_TASKS = (
@@ -97,7 +98,7 @@ class FileLayout(FileForm, Splits):
 
     @property
     def splits(self) -> Splits:
-        """Where the splits are, as in `Hub`."""
+        """The files say themselves where the splits are, as `Hub.splits` does."""
         return self
 
 
@@ -187,7 +188,7 @@ class Task(Strict):
 
     @property
     def forms(self) -> "tuple[FileLayout | Hub, ...]":
-        """All forms in which the data may be, by preference."""
+        """List all forms in which the data may be, by preference."""
         return (*self.files, self.hub) if self.hub else self.files
 
     @model_validator(mode="after")
@@ -267,7 +268,7 @@ def name_tests(name: str) -> tuple[str, ...]:
 
 
 def with_test(task: Task, test: str) -> Task:
-    """One of a task's tests as a task, `xnli.de`."""
+    """Make a task of one of a task's tests, `xnli.de`."""
     if test not in test_names(task):
         raise InputError(f"task '{task.name}' has no test '{test}'{nearest(test, test_names(task))}")
     files: list[Splits] = []
@@ -295,13 +296,13 @@ def task_table() -> dict[str, Task]:
 
 
 def is_own_task(task: Task) -> bool:
-    """Whether biphase brings the task: its published files are as its layouts say, its settings the paper's."""
+    """Tell whether biphase brings the task: its published files are as its layouts say, its settings the paper's."""
     return task.name in task_table()
 
 
 def find_task(name: str) -> Task:
-    """A task by its name in the table, or from a YAML file (a path that ends in .yaml or .yml); one of its tests, where
-    that is named behind a colon.
+    """Find a task by its name in the table, or from a YAML file (a path that ends in .yaml or .yml); one of its tests,
+    where that is named behind a colon.
 
     Raises:
         InputError: unknown name, or whatever is wrong with the file.

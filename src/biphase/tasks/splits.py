@@ -1,4 +1,4 @@
-"""What no source decides is drawn with seed 42; and a retrieval task's documents, queries and judgements.
+"""Splits that no source has are drawn with seed 42; a retrieval task has documents, queries and judgements.
 
 The draw depends on the number of examples, or in retrieval on the ids of the queries, and on nothing else: every model
 sees the same split and the same subset. BM25's candidates are found here too.
@@ -68,7 +68,8 @@ def hold_out(
 
 
 def draw_queries(source: TaskSource, by_split: dict[TaskSplit, Judgements]) -> dict[TaskSplit, Judgements]:
-    """The splits that the source does not have, by query. The draw depends on the ids alone, not on their order."""
+    """Draw the splits that the source does not have, by query. The draw depends on the ids alone, not on their
+    order."""
     if "validation" in by_split:
         return by_split
     drawn_from: TaskSplit = "train" if "train" in by_split else "test"
@@ -183,7 +184,7 @@ def read_judgements(rows: Iterable[PlacedRow]) -> Judgements:
 
 
 def named_documents(judgements: Judgements) -> tuple[str, ...]:
-    """The documents that judgements name, each once, in their order."""
+    """List the documents that judgements name, each once, in their order."""
     return tuple(dict.fromkeys(itertools.chain.from_iterable(judgements.values())))
 
 

@@ -109,7 +109,7 @@ class QuestionSplit(EncodedSplit):
     """What 99 % of train's answers fit into, and at least 30: the longest answer where the configuration has none."""
 
     def items_of(self, examples: np.ndarray) -> np.ndarray:
-        """All windows of some questions' contexts."""
+        """List all windows of some questions' contexts."""
         return np.flatnonzero(np.isin(self.questions_W, examples))
 
     def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: CellContext) -> Tensor:
@@ -363,7 +363,7 @@ def tokens_of_spans(split: QuestionSplit, spans_Q2: np.ndarray, is_empty_Q: np.n
 
 
 def characters_of_span(split: QuestionSplit, question: int, begin: int, end: int) -> tuple[int, int]:
-    """Where a span of K begins and ends in its context, without blanks around it."""
+    """Find where a span of K begins and ends in its context, without blanks around it."""
     if begin == end:
         return 0, 0
     first, last = int(split.spans_K2[begin, 0]), int(split.spans_K2[end - 1, 1])

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from biphase.finetuning.config import EVALUATED_SPLITS, FinetuneConfig
+from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import (
     CellContext,
     EncodedSplit,
@@ -35,7 +35,7 @@ from biphase.finetuning.encoding import (
 )
 from biphase.finetuning.families.sequence_classification import ChoiceSplit
 from biphase.finetuning.metrics import BM25, Judgement, Ranked, judge_ranking, ranking_scores
-from biphase.tasks.spec import TASK_SPLITS, TaskSplit
+from biphase.tasks.spec import EVALUATED_SPLITS, TASK_SPLITS, TaskSplit
 from biphase.tasks.splits import DRAW_SEED, Collection, Judgements, index_bm25, own_documents, query_bm25
 
 TOP = 100
@@ -46,7 +46,7 @@ SEARCH_DOCUMENTS = 8192
 
 @dataclass(frozen=True)
 class JudgedSplit(EncodedSplit):
-    """Which documents a split's queries were judged against, and how relevant each is.
+    """A split says which documents its queries were judged against, and how relevant each is.
 
     Texts are those of the whole task, which its splits share: `ids` and `texts` are all queries, by their numbers. The
     judgements of train are its pairs of a query and a relevant document, its examples.
@@ -253,7 +253,7 @@ class CandidateSplit(ChoiceSplit):
     relevance: Judgements
 
     def judge(self, scores_S1: np.ndarray, cell: CellContext) -> Judgement:
-        """As of retrieval, and what BM25's own order scores."""
+        """Judge the new order, and BM25's own beside it."""
         order_of_bm25 = -np.arange(len(scores_S1), dtype=np.float64)
         before, _ = ranking_scores(self.relevance, order_candidates(self, order_of_bm25))
         means, rows = judge_ranking(self.relevance, order_candidates(self, scores_S1[:, 0]), cell.task.metric)

@@ -84,7 +84,7 @@ def encode_labelled(
 
 
 def read_outputs(task: Task, logits_SC: np.ndarray) -> Iterator[dict[str, Any]]:
-    """What a network's outputs say of each sample: the number, or the class or classes with all probabilities."""
+    """Read what a network's outputs say of each sample: the number, or the class or classes with all probabilities."""
     if task.problem_type == "regression":
         for number in logits_SC[:, 0].tolist():
             yield {"predicted": number}
