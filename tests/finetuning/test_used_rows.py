@@ -1,16 +1,21 @@
+import copy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from transformers import AutoModel, Gemma3TextConfig
 
+from biphase.finetuning import fit
 from biphase.finetuning.cells import find_task_sources
 from biphase.finetuning.encoded import load_encoded
 from biphase.finetuning.encoding import TokenizedTexts
 from biphase.finetuning.fit import train_network
-from biphase.finetuning.heads import Encoder, UsedEmbedding, build_network
+from biphase.finetuning.heads import Encoder, UsedEmbedding, build_network, copy_backbone, is_table
 
-from .conftest import make_cell, predict_split
+from .conftest import fit_cell, make_cell, predict_split
 
 
 def texts_of(tokens: list[int]) -> TokenizedTexts:
@@ -50,3 +55,52 @@ def test_every_text_of_a_task_counts(encoder: Encoder, data_dirs: dict[str, Path
     queries, documents = shared.splits["test"].texts, shared.splits["test"].documents
     for split in shared.splits.values():
         assert split.texts.tokens_T is queries.tokens_T and split.documents.tokens_T is documents.tokens_T
+
+
+def test_a_token_that_no_text_has_is_an_error() -> None:
+    embedding = UsedEmbedding(nn.Embedding(10, 4), torch.tensor([2, 7]))
+    assert embedding(torch.tensor([7, 2])).shape == (2, 4)
+    with pytest.raises(IndexError):
+        embedding(torch.tensor([3]))
+
+
+def test_padding_stays(encoder: Encoder) -> None:
+    """Networks without packing pad their batches themselves."""
+    backbone = copy.deepcopy(encoder.backbone)
+    backbone.config.pad_token_id = 5
+    copied: Any = copy_backbone(backbone, [texts_of([8, 9])])
+    assert (copied.get_input_embeddings().row_of_V < 3).nonzero().flatten().tolist() == [5, 8, 9]
+    assert type(backbone.get_input_embeddings()) is nn.Embedding
+
+
+def test_an_embedding_that_does_more_stays_whole() -> None:
+    config = Gemma3TextConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, head_dim=8
+    )
+    scaled: Any = AutoModel.from_config(config)
+    copied: Any = copy_backbone(scaled, [texts_of([1])])
+    assert len(copied.get_input_embeddings().weight) == 32
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.out = nn.Embedding(4, 2), nn.Linear(2, 4)
+            self.out.weight = self.embedding.weight
+
+    tied = Tied()
+    assert not is_table(tied, tied.embedding)
+
+
+def test_cells_are_trained_with_the_rows_in_use(
+    model_folder: Path, data_dirs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = []
+    original = fit.train_network
+
+    def noted(model: Any, *rest: Any) -> Any:
+        kinds.append(type(model.backbone.get_input_embeddings()))
+        return original(model, *rest)
+
+    monkeypatch.setattr(fit, "train_network", noted)
+    fit_cell(str(model_folder), "snli", make_cell("snli").config, None, data_dirs["snli"])
+    assert kinds == [UsedEmbedding]

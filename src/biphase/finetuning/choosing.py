@@ -169,8 +169,8 @@ def choose_for_each_seed(
     """
     rates = {}
     for seed in sorted({seed for by_seed in validation.values() for seed in by_seed}):
-        others: dict[float, list[float | None]] = {}
-        itself: dict[float, list[float | None]] = {}
+        others: dict[float, Sequence[float | None]] = {}
+        itself: dict[float, Sequence[float | None]] = {}
         for rate, by_seed in validation.items():
             others[rate] = [value for other, value in by_seed.items() if other != seed]
             if seed in by_seed:
