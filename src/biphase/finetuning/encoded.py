@@ -28,7 +28,7 @@ from biphase.finetuning.heads import Encoder
 from biphase.tasks.examples import count_shared, load_examples
 from biphase.tasks.sources import TaskSource
 from biphase.tasks.spec import TASK_SPLITS, Family, TaskSplit
-from biphase.tasks.splits import Collection, TaskData
+from biphase.tasks.splits import Collection
 
 ENCODING = 8
 """Part of the name of what is kept on disk: raise it when the same text no longer gives the same arrays, or when they
@@ -38,7 +38,7 @@ NO_ARRAYS = "json"
 """The array that holds, as JSON, what is none: a header of safetensors ends at 100 MB."""
 
 encodings: dict[Path, EncodedTask] = {}
-"""The tasks that were asked for last."""
+"""The tasks that were loaded last."""
 NUM_ENCODINGS = 8
 
 SPLIT_KINDS: dict[Family, type[EncodedSplit]] = {
@@ -101,27 +101,21 @@ def encode_source(source: TaskSource, tokenizer: HashedTokenizer, config: Finetu
     for split, number in count_shared(data).items():
         if number:
             console.err.print(f"{task.name}: {number:,} inputs of {split} stand in train too")
-    encoded = encode_task(data, tokenizer, config)
-    if encoded.left_out and task.missing == "refuse":  # else its reader has told so
-        console.err.print(f"{task.name}: {encoded.left_out:,} rows without a gold label are left out")
-    cut = [f"{split.num_truncated:,} of {name}" for name, split in encoded.splits.items() if split.num_truncated]
-    if cut:
-        console.err.print(f"{task.name}: cut at {config.max_length:,} tokens: {', '.join(cut)}")
-    return encoded
-
-
-def encode_task(data: TaskData | Collection, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask:
-    """Encode all splits of a task, as `tasks.examples` has them, as token ids with their targets."""
     splits: dict[TaskSplit, Any] = {}
     if isinstance(data, Collection):
         has_pairs = config.ranking == "pairs"
         encode_collection: Any = retrieval.encode_candidates if has_pairs else retrieval.encode_judged
         splits = encode_collection(data, tokenizer, config)
-    elif data.task.family == "question_answering":
+    elif task.family == "question_answering":
         splits |= question_answering.encode_question_task(data, tokenizer, config)
     else:
         for name, examples in data.splits.items():
-            splits[name] = SPLIT_ENCODERS[data.task.family](data.task, examples, tokenizer, config)
+            splits[name] = SPLIT_ENCODERS[task.family](task, examples, tokenizer, config)
+    if data.left_out and task.missing == "refuse":  # else its reader has told so
+        console.err.print(f"{task.name}: {data.left_out:,} rows without a gold label are left out")
+    cut = [f"{split.num_truncated:,} of {name}" for name, split in splits.items() if split.num_truncated]
+    if cut:
+        console.err.print(f"{task.name}: cut at {config.max_length:,} tokens: {', '.join(cut)}")
     return EncodedTask(splits, data.left_out)
 
 

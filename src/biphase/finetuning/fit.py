@@ -68,7 +68,11 @@ def train_network(network: nn.Module, encoded: EncodedTask, cell: CellContext) -
             unseen.append(torch.stack([loss.float(), norm.float()]))
             num_tokens += split.count_tokens(items[indices])
             if len(unseen) == 25 or step + 1 == num_steps or time.perf_counter() - shown_at > 1:
-                diverged_at = append_losses(losses, unseen)
+                for step_loss, step_norm in torch.stack(unseen).tolist():
+                    if not (math.isfinite(step_loss) and math.isfinite(step_norm)):
+                        diverged_at = len(losses)
+                        break
+                    losses.append(step_loss)
                 progress.advance(len(unseen), f"loss {losses[-1]:.3f}" if losses else "")
                 unseen.clear()
                 shown_at = time.perf_counter()
@@ -134,15 +138,6 @@ def finetuning_rate(config: FinetuneConfig, step: int, num_steps: int) -> float:
     climbing = (step + 1) / warmup_steps if warmup_steps else 1.0
     falling = (num_steps - step) / (num_steps - warmup_steps) if warmup_steps < num_steps else 1.0
     return config.learning_rate * min(climbing, falling, 1.0)
-
-
-def append_losses(losses: list[float], unseen: Sequence[Tensor]) -> int | None:
-    """Append the losses of steps up to the first that is not finite, in loss or gradient norm; its number, or None."""
-    for loss, norm in torch.stack(list(unseen)).tolist():
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            return len(losses)
-        losses.append(loss)
-    return None
 
 
 def evaluate_cell(

@@ -65,16 +65,15 @@ def correlation(products_C: np.ndarray) -> np.ndarray:
     return (num * xy - x * y) / np.sqrt(np.where(variances > 0, variances, np.inf))
 
 
-def label_counts(metric: str, gold_NL: np.ndarray, predicted_NL: np.ndarray, is_multi: bool = False) -> Contributions:
-    """Count what each example contributes to a metric, [N, C], and return what makes the score of their sums.
-
-    Labels are 1 in their columns, elsewhere 0. The macro F1 of sets of labels (`is_multi`) is over all labels, as
-    scikit-learn has it; of single ones over those that occur.
-    """
+def label_counts(metric: str, gold: Sequence[Any], predicted: Sequence[Any], classes: Sequence[str]) -> Contributions:
+    """Count what the label or labels of each example contribute to a metric, [N, C], and return what makes the score of
+    their sums. The macro F1 of sets of labels is over all labels, as scikit-learn has it; of single ones over those
+    that occur."""
+    gold_NL, predicted_NL = one_hot(gold, classes), one_hot(predicted, classes)
     right_NL = gold_NL * predicted_NL
     if metric == "macro_f1":
         counts_NC = np.concatenate([right_NL, predicted_NL + gold_NL], axis=1)
-        return counts_NC, macro_f1_of_all if is_multi else macro_f1
+        return counts_NC, macro_f1_of_all if isinstance(gold[0], list) else macro_f1
     if metric == "micro_f1":
         return np.stack([each.sum(axis=1) for each in (right_NL, predicted_NL, gold_NL)], axis=1), micro_f1
     if metric == "mcc":
@@ -350,8 +349,7 @@ def ranking_scores(relevance: Relevance, ranked: Ranked) -> tuple[dict[str, floa
         grades_of[query] = {document: max(int(grade), 0) for document, grade in grades.items()}
         if ranked.get(query):
             results[query] = {document: float(score) for document, score in ranked[query].items()}
-    measures = {"ndcg_cut.10", "map_cut.100", "recall.10,100", "recip_rank", "P.10"}
-    evaluated = pytrec_eval.RelevanceEvaluator(grades_of, measures).evaluate(results)
+    evaluated = pytrec_eval.RelevanceEvaluator(grades_of, {*TREC_MEASURES.values()}).evaluate(results)
     per_query = {}
     for ours, theirs in TREC_MEASURES.items():
         per_query[ours] = {query: evaluated.get(query, {}).get(theirs, 0.0) for query in relevance}
@@ -419,8 +417,7 @@ def contributions(rows: Sequence[Mapping[str, Any]], metric: str, classes: Seque
         answers = counted_answers([row["gold"] for row in rows])
         return np.array([exact_match(row["predicted"], right) for row, right in zip(rows, answers, strict=True)]), None
     if metric in ("micro_f1", "macro_f1", "mcc") or (metric == "f1" and isinstance(gold[0], str)):
-        is_multi = isinstance(gold[0], list)
-        return label_counts(metric, one_hot(gold, classes), one_hot(predicted, classes), is_multi)
+        return label_counts(metric, gold, predicted, classes)
     return np.array([float(row["score"]) for row in rows]), None
 
 
