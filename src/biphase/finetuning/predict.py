@@ -94,12 +94,10 @@ def choose(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
     task, cell = predicting.cell.task, predicting.cell
     names, inputs = [], []
     for origin, row in rows:
-        texts, labels = examples.read_choices(task, origin, row)
-        labels = labels[: len(texts)]
+        choices, labels = examples.read_choices(task, origin, row)
         names.append(labels if labels and len({*labels}) == len(labels) else task.classes)
-        if len(texts) > len(names[-1]):
-            raise InputError(f"{origin}: {len(texts)} choices, where task '{task.name}' names {len(task.classes)}")
-        choices = tuple(examples.fill_row(task, origin, row | {"choice": text}) for text in texts)
+        if len(choices) > len(names[-1]):
+            raise InputError(f"{origin}: {len(choices)} choices, where task '{task.name}' names {len(task.classes)}")
         inputs.append(examples.ChoiceTexts(origin, choices, 0))
     split = encode_choices(task, inputs, predicting.tokenizer, cell.config)
     scores_S1 = split.predict(predicting.network, cell)

@@ -403,18 +403,17 @@ def make_text(task: Task, origin: str, row: Row) -> LabelledText:
 
 def make_choices(task: Task, origin: str, row: Row) -> ChoiceTexts:
     label = column(origin, row, task.label)
-    texts, names = read_choices(task, origin, row)
+    choices, names = read_choices(task, origin, row)
     right = label_number(task, origin, label, names)
-    if max(right, len(texts) - 1) >= min(len(texts), len(task.classes)):
+    if max(right, len(choices) - 1) >= min(len(choices), len(task.classes)):
         message = f"task '{task.name}' names {len(task.classes)}, and {shown(label)} is right"
-        raise InputError(f"{origin}: {len(texts)} choices, where {message}")
-    choices = tuple(fill_row(task, origin, row | {"choice": text}) for text in texts)
+        raise InputError(f"{origin}: {len(choices)} choices, where {message}")
     return ChoiceTexts(id_of(origin, row), choices, right)
 
 
-def read_choices(task: Task, origin: str, row: Row) -> tuple[list[str], tuple[str, ...]]:
-    """The choices of a row, and what it calls them itself: ARC's are {text: […], label: […]}, whose labels are A, B, …
-    in some rows and 1, 2, … in others."""
+def read_choices(task: Task, origin: str, row: Row) -> tuple[tuple[FilledText, ...], tuple[str, ...]]:
+    """Fill the template with each choice of a row, and return what it calls them itself: ARC's are {text: […], label:
+    […]}, whose labels are A, B, … in some rows and 1, 2, … in others."""
     columns = [column(origin, row, name) for name in task.choices]
     texts: Any = columns[0] if len(columns) == 1 else columns
     names = None
@@ -422,7 +421,9 @@ def read_choices(task: Task, origin: str, row: Row) -> tuple[list[str], tuple[st
         texts, names = texts.get("text"), texts.get("label")
     if not isinstance(texts, list) or len(texts) < 2 or not all(isinstance(text, str) and text for text in texts):
         raise InputError(f"{origin}: {shown(texts)} are not two or more choices, texts that are not empty")
-    return texts, tuple(map(str, names)) if isinstance(names, list) and len(names) >= len(texts) else ()
+    choices = tuple(fill_row(task, origin, row | {"choice": text}) for text in texts)
+    has_names = isinstance(names, list) and len(names) >= len(texts)
+    return choices, tuple(map(str, names[: len(texts)])) if has_names else ()
 
 
 def fill_row(task: Task, origin: str, row: Row) -> FilledText:

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from biphase.config import BUNDLED
 from biphase.corpus.rows import (
@@ -44,7 +44,6 @@ HUB = Path("hub")
 PartName = TaskSplit | Literal["corpus", "queries"]
 PartFiles = dict[PartName, tuple[Path, ...]]
 PartHashes = dict[PartName, list[str]]
-Dir = TypeVar("Dir", bound=str | Path)
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ def name_data_dirs(pairs: Iterable[tuple[str, str]], tasks: Iterable[str], origi
     return folders
 
 
-def dir_of(task: Task, data_dirs: Mapping[str, Dir]) -> Dir | None:
+def dir_of(task: Task, data_dirs: Mapping[str, str | Path]) -> str | Path | None:
     """Find the folder with a task's data; of one of several tests, that of the task."""
     return data_dirs.get(task.name, data_dirs.get(task.part_of or task.name))
 
