@@ -116,7 +116,7 @@ class TokenizedTexts:
     def num_samples(self) -> int:
         return len(self.bounds_S1) - 1
 
-    @property
+    @cached_property
     def lengths_S(self) -> np.ndarray:
         return np.diff(self.bounds_S1)
 
@@ -127,12 +127,8 @@ class TokenizedTexts:
         is_used[self.tokens_T] = True
         return np.flatnonzero(is_used)
 
-    def lengths_of(self, samples: np.ndarray) -> np.ndarray:
-        """Count the tokens of each of the given samples."""
-        return self.bounds_S1[samples + 1] - self.bounds_S1[samples]
-
     def count_tokens(self, samples: np.ndarray) -> int:
-        return int(self.lengths_of(samples).sum())
+        return int(self.lengths_S[samples].sum())
 
     def compute(self, model: nn.Module, samples: np.ndarray, cell: "CellContext") -> tuple["Batch", Tensor]:
         """Compute the model's output for the given samples as one batch; return both."""
@@ -145,7 +141,7 @@ class TokenizedTexts:
         most = cell.config.microbatch_tokens
         if cell.device.type == "cpu":
             most = min(4096, most)  # what its caches hold
-        ordered = samples[np.argsort(-self.lengths_of(samples), kind="stable")]
+        ordered = samples[np.argsort(-self.lengths_S[samples], kind="stable")]
         for part in split_by_tokens(ordered, self.lengths_S, most):
             yield self.compute(model, part, cell)
 
@@ -316,7 +312,7 @@ def pack(texts: TokenizedTexts, samples: np.ndarray, cell: CellContext) -> Batch
     Of texts with the bounds 0, 3, 5, 9, the samples 2 and 0 give bounds 0, 4, 7, positions 0 1 2 3 0 1 2 and indices
     5 6 7 8 0 1 2.
     """
-    lengths = texts.lengths_of(samples)
+    lengths = texts.lengths_S[samples]
     bounds = to_bounds(lengths)
     positions_T = np.arange(bounds[-1]) - np.repeat(bounds[:-1], lengths)
     indices_T = np.repeat(texts.bounds_S1[samples], lengths) + positions_T

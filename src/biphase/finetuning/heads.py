@@ -258,7 +258,7 @@ class FrozenFeatures(nn.Module):
             neighbours = np.arange(block * BLOCK, min((block + 1) * BLOCK, texts.num_samples))
             with torch.no_grad():
                 for part, output in texts.outputs(self.model, neighbours, self.cell):
-                    lengths = texts.lengths_of(part.samples).tolist() if self.is_of_tokens else 1
+                    lengths = texts.lengths_S[part.samples].tolist() if self.is_of_tokens else 1
                     rows_of.update(zip(part.samples.tolist(), output.float().split(lengths), strict=True))
         return torch.cat([rows_of[sample] for sample in samples])
 

@@ -100,7 +100,7 @@ class JudgedSplit(EncodedSplit):
         queries_Q = np.unique(self.queries_J)
         assert cell.config.judged_only is not None, "the configuration is settled"
         documents_N = self.judged_N if cell.config.judged_only else np.arange(self.documents.num_samples)
-        documents_N = documents_N[np.argsort(-self.documents.lengths_of(documents_N), kind="stable")]
+        documents_N = documents_N[np.argsort(-self.documents.lengths_S[documents_N], kind="stable")]
         chunks = [documents_N[at : at + SEARCH_DOCUMENTS] for at in range(0, len(documents_N), SEARCH_DOCUMENTS)]
         pieces = ((chunk, embed_all(model, self.documents, chunk, cell)) for chunk in chunks)
         names_N = np.argsort(np.argsort(np.array(self.document_ids, dtype=object), kind="stable"))
