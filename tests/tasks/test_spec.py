@@ -52,10 +52,6 @@ def test_table_is_sound() -> None:
     assert task_table()["conll2003"].classes[:3] == ("O", "B-PER", "I-PER")
 
 
-def test_tasks_can_be_keys() -> None:
-    assert len(set(task_table().values())) == len(task_table())
-
-
 def test_docs_list_every_task_as_it_is() -> None:
     table = list(runpy.run_path(str(ROOT / "scripts" / "docs_site.py"))["tasks"]())
     rows = {cells[1].strip("* "): cells for line in table if len(cells := line.split("|")) == 8}

@@ -183,9 +183,6 @@ class Task(Strict):
     citation: str = ""
     note: str = ""
 
-    def __hash__(self) -> int:
-        return hash(self.name)
-
     @property
     def forms(self) -> "tuple[FileLayout | Hub, ...]":
         """List all forms in which the data may be, by preference."""
