@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 
 from biphase.errors import InputError
-from biphase.finetuning import encoded as encoding_cache
+from biphase.finetuning import encoding_cache as encoding_cache
 from biphase.finetuning.cells import find_task_sources
-from biphase.finetuning.encoded import (
+from biphase.finetuning.encoding import EncodedTask
+from biphase.finetuning.encoding_cache import (
     SPLIT_KINDS,
     encode_source,
     encodings,
@@ -16,7 +17,6 @@ from biphase.finetuning.encoded import (
     read_encoded,
     save_encoded,
 )
-from biphase.finetuning.encoding import EncodedTask
 from biphase.finetuning.heads import Encoder
 from biphase.tasks.spec import TASK_SPLITS, find_task
 

@@ -17,8 +17,8 @@ from biphase.files import locked
 from biphase.finetuning import fit
 from biphase.finetuning.cells import find_task_sources, identify, plan_cell, plan_cells, resolve_precision
 from biphase.finetuning.config import PROTOCOL, FinetuneConfig
-from biphase.finetuning.encoded import load_encoded
 from biphase.finetuning.encoding import CellContext, EncodedTask
+from biphase.finetuning.encoding_cache import load_encoded
 from biphase.finetuning.fit import (
     finetuning_rate,
     fit_cells,

@@ -14,8 +14,8 @@ import yaml
 
 from biphase.errors import InputError
 from biphase.finetuning.config import FinetuneConfig, settle_config
-from biphase.finetuning.encoded import encode_source
 from biphase.finetuning.encoding import CellContext
+from biphase.finetuning.encoding_cache import encode_source
 from biphase.finetuning.heads import Encoder, build_network
 from biphase.finetuning.metrics import score_rows
 from biphase.finetuning.scores import Score, read_examples

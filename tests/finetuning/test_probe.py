@@ -16,7 +16,7 @@ from biphase.config import parse_config
 from biphase.errors import InputError
 from biphase.finetuning import heads as probe
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoded import encode_source
+from biphase.finetuning.encoding_cache import encode_source
 from biphase.finetuning.fit import draw_shots, train_network
 from biphase.finetuning.heads import Encoder, build_network
 from biphase.tasks.sources import find_source

@@ -10,8 +10,8 @@ from transformers import AutoModel, Gemma3TextConfig
 
 from biphase.finetuning import fit
 from biphase.finetuning.cells import find_task_sources
-from biphase.finetuning.encoded import load_encoded
 from biphase.finetuning.encoding import TokenizedTexts
+from biphase.finetuning.encoding_cache import load_encoded
 from biphase.finetuning.fit import train_network
 from biphase.finetuning.heads import Encoder, UsedEmbedding, build_network, copy_backbone, is_table
 

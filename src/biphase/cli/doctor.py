@@ -38,7 +38,7 @@ def examine(folder: Path = Path()) -> Facts:
     from huggingface_hub.constants import HF_HUB_CACHE
 
     from biphase.device import processor_name
-    from biphase.finetuning.encoded import cache_folder
+    from biphase.finetuning.encoding_cache import cache_folder
 
     versions = {"python": f"{platform.python_version()} ({sys.executable})"}
     for package in PACKAGES:

@@ -25,8 +25,8 @@ from biphase.errors import InputError, memory_told
 from biphase.files import locked
 from biphase.finetuning.cells import CellPlan
 from biphase.finetuning.config import PROTOCOL, FinetuneConfig
-from biphase.finetuning.encoded import load_encoded
 from biphase.finetuning.encoding import CellContext, EncodedSplit, EncodedTask
+from biphase.finetuning.encoding_cache import load_encoded
 from biphase.finetuning.heads import build_network, check_keepable, open_encoder, to_transformers
 from biphase.finetuning.keep import keep_network
 from biphase.finetuning.metrics import Rows

@@ -209,7 +209,7 @@ def measure_cells(finished: Iterable[Unit], scores: Iterable[Score]) -> dict[str
 
 
 def encode_unit(model: str, task: str, config: FinetuneConfig, data_dirs: DataDirs) -> list[str]:
-    from biphase.finetuning.encoded import load_encoded
+    from biphase.finetuning.encoding_cache import load_encoded
     from biphase.finetuning.heads import load_encoder
 
     load_encoded(find_task_sources(task, data_dirs)[1], load_encoder(model), config)

@@ -416,7 +416,7 @@ def read_choices(task: Task, origin: str, row: Row) -> tuple[tuple[FilledText, .
     […]}, whose labels are A, B, … in some rows and 1, 2, … in others."""
     columns = [column(origin, row, name) for name in task.choices]
     texts: Any = columns[0] if len(columns) == 1 else columns
-    names = None
+    names: Any = None
     if isinstance(texts, dict):
         texts, names = texts.get("text"), texts.get("label")
     if not isinstance(texts, list) or len(texts) < 2 or not all(isinstance(text, str) and text for text in texts):

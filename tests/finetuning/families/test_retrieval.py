@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from biphase.finetuning.encoded import load_encoded
 from biphase.finetuning.encoding import EncodedTask
+from biphase.finetuning.encoding_cache import load_encoded
 from biphase.finetuning.families import retrieval
 from biphase.finetuning.families.retrieval import contrastive_loss, embed_all, no_negatives
 from biphase.finetuning.heads import Encoder, build_network

@@ -273,21 +273,21 @@ def encode_candidates(
         relevance[name] = {query: grades[query] for query in data.queries if query in grades}
         ranked = rank_documents(data, twins, list(relevance[name]), searched)
         groups[name] = [(query, candidates) for query, candidates in ranked.items() if candidates]
-    splits = {}
-    for name in TASK_SPLITS:
-        named = [(query, document) for query, candidates in groups[name] for document in candidates]
+    splits: dict[TaskSplit, CandidateSplit] = {}
+    for split in TASK_SPLITS:
+        named = [(query, document) for query, candidates in groups[split] for document in candidates]
         pairs = [(data.queries[query], data.documents[document]) for query, document in named]
         encoded = encode_pairs(tokenizer, pairs, config.max_length)
-        bounds_Q1 = to_bounds([len(candidates) for _, candidates in groups[name]])
-        splits[name] = CandidateSplit(
-            ids=[query for query, _ in groups[name]],
+        bounds_Q1 = to_bounds([len(candidates) for _, candidates in groups[split]])
+        splits[split] = CandidateSplit(
+            ids=[query for query, _ in groups[split]],
             texts=encoded,
-            num_examples=len(groups[name]),
+            num_examples=len(groups[split]),
             num_truncated=count_touched(bounds_Q1, encoded.truncated),
             bounds_Q1=bounds_Q1,
-            right_Q=np.zeros(len(groups[name]), dtype=np.int64),
+            right_Q=np.zeros(len(groups[split]), dtype=np.int64),
             documents_S=[document for _, document in named],
-            relevance=relevance[name],
+            relevance=relevance[split],
         )
     return splits
 
