@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from biphase.errors import InputError
-from biphase.finetuning import encoding_cache as encoding_cache
+from biphase.finetuning import encoding_cache
 from biphase.finetuning.cells import find_task_sources
 from biphase.finetuning.encoding import EncodedTask
 from biphase.finetuning.encoding_cache import (
