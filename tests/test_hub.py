@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from biphase.finetuning.cells import find_folder
 from biphase.hub import FILES, INDEX, OTHER_FOLDERS, fetch_model, refuse_pickles
 
 sys.path.append(str(Path(__file__).parent))  # pytest's importlib mode adds nothing itself
+from forks import Forks
 from simulated_hub import STRANGER, TOKEN, Fault, SimulatedHub
 
 OLD, NEW = "a" * 40, "b" * 40
@@ -140,40 +140,61 @@ def test_modules_of_an_embedding_model_come_with_it() -> None:
     assert fetched("tokenizer") == ["config.json", "modules.json"]
 
 
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedHub]:
-    with SimulatedHub() as hub:
-        for name, value in hub.environment(tmp_path / "home").items():
-            monkeypatch.setenv(name, value)
-        yield hub
-
-
 # The hub's client waits up to 8 seconds between its attempts.
 SHORT_WAITS = "import time; sleep = time.sleep; time.sleep = lambda seconds: sleep(min(seconds, 0.02)); "
 
-
-def run_python(code: str, *words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    """A fresh process, to which the simulated hub is the hub."""
-    return subprocess.run(
-        [sys.executable, "-c", SHORT_WAITS + code, *words],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+IMPORTS = "import biphase.api.finetuning, biphase.cli.app, datasets; from transformers import PreTrainedTokenizerFast"
 
 
-def ask(code: str, **environment: str) -> str:
-    """What it prints, or the last line of its error."""
-    done = run_python(code, **environment)
-    return (done.stdout or done.stderr).strip().splitlines()[-1]
+class Hub(SimulatedHub):
+    """A hub, and fresh processes to which it is the hub, that have loaded already what is slow to load."""
+
+    def __init__(self, home: Path) -> None:
+        super().__init__()
+        self.home = home
+        self.forks: dict[tuple[str, str], Forks] = {}
+
+    def __exit__(self, *_: object) -> None:
+        for forks in self.forks.values():
+            forks.close()
+        super().__exit__()
+
+    def clear(self) -> None:
+        """Forget every repository, and what is in the cache."""
+        for held in (self.repositories, self.blobs, self.renamed, self.faults, self.asked, self.leaked):
+            held.clear()
+        shutil.rmtree(self.home, ignore_errors=True)
+
+    def run_python(self, code: str, *words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+        settings = self.environment(self.home) | environment
+        loaded_with = settings["HF_ENDPOINT"], settings["HF_HUB_OFFLINE"]
+        if loaded_with not in self.forks:
+            self.forks[loaded_with] = Forks(IMPORTS, os.environ | settings)
+        return self.forks[loaded_with].run(SHORT_WAITS + code, *words, **settings)
+
+    def told(self, code: str, **environment: str) -> str:
+        """What it prints, or the last line of its error."""
+        done = self.run_python(code, **environment)
+        return (done.stdout or done.stderr).strip().splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def the_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    with Hub(tmp_path_factory.mktemp("hub") / "home") as hub:
+        yield hub
+
+
+@pytest.fixture
+def hub(the_hub: Hub) -> Hub:
+    the_hub.clear()
+    return the_hub
 
 
 FETCH = "from biphase.hub import fetch_model; print(fetch_model(*{!r}).name)"
 READ = "from biphase.hub import load_rows; print(load_rows({!r}, None, 'train', {!r})[0]['text'])"
 
 
-def test_the_hub_says_why(hub: SimulatedHub) -> None:
+def test_the_hub_says_why(hub: Hub) -> None:
     commit = hub.commit("some/gated", {"config.json": "{}"}, gated=True)
     hub.commit("some/model", {"config.json": "{}"})
     code = (
@@ -183,9 +204,9 @@ def test_the_hub_says_why(hub: SimulatedHub) -> None:
         "    except ValueError as error: print(str(error).partition(chr(40))[2][:28], end='|')\n"
         "print()"
     )
-    assert ask(code) == "it is gated; sign in by `hf |there is none of this name, |it has no such revision); gi|"
-    assert "this account has no access" in ask(FETCH.format(("some/gated",)), HF_TOKEN=STRANGER)
-    assert ask(FETCH.format(("some/gated", commit)), HF_TOKEN=TOKEN) == commit
+    assert hub.told(code) == "it is gated; sign in by `hf |there is none of this name, |it has no such revision); gi|"
+    assert "this account has no access" in hub.told(FETCH.format(("some/gated",)), HF_TOKEN=STRANGER)
+    assert hub.told(FETCH.format(("some/gated", commit)), HF_TOKEN=TOKEN) == commit
     assert not hub.leaked
 
 
@@ -199,69 +220,68 @@ def rows_file(*texts: str) -> str:
     return "".join(json.dumps({"text": text}) + "\n" for text in texts)
 
 
-def test_what_has_got_another_name_is_found_by_the_old_one(hub: SimulatedHub) -> None:
+def test_what_has_got_another_name_is_found_by_the_old_one(hub: Hub) -> None:
     model = hub.commit("new/model", {"config.json": "{}", "model.safetensors": b"0" * 1000})
     data = hub.commit("new/data", {"train.jsonl": rows_file("a")}, kind="datasets")
     hub.renamed = {"old/model": "new/model", "old/data": "new/data"}
     for gone in ({}, *GONE):
-        assert ask(FETCH.format(("old/model",)), **gone) == model
-        assert ask(PIN.format("old/data", None), **gone) == data
-        assert ask(READ.format("old/data", data), **gone) == "a"
+        assert hub.told(FETCH.format(("old/model",)), **gone) == model
+        assert hub.told(PIN.format("old/data", None), **gone) == data
+        assert hub.told(READ.format("old/data", data), **gone) == "a"
 
 
-def test_a_model_whose_download_broke_off_is_fetched_again(hub: SimulatedHub) -> None:
+def test_a_model_whose_download_broke_off_is_fetched_again(hub: Hub) -> None:
     parts = {f"model-{number}.safetensors": bytes([number]) * 50_000 for number in range(3)}
     commit = hub.commit("some/model", {"config.json": "{}", "tokenizer.json": "{}", **parts})
     hub.faults = [Fault("^GET /[0-9a-f]{64}", times=999, cut_after=100)]
     fetch = FETCH.format(("some/model",))
-    assert "cannot be had from the hub" in ask(fetch)
-    assert all("cannot be had from the hub" in ask(fetch, **gone) for gone in GONE)
+    assert "cannot be had from the hub" in hub.told(fetch)
+    assert all("cannot be had from the hub" in hub.told(fetch, **gone) for gone in GONE)
     hub.faults = [Fault("^GET /[0-9a-f]{64}", times=999, seconds=60)]
     hub.asked.clear()
-    with subprocess.Popen(
-        [sys.executable, "-c", fetch], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as killed:
+    command, environment = [sys.executable, "-c", fetch], os.environ | hub.environment(hub.home)
+    with subprocess.Popen(command, env=environment, stdout=-1, stderr=-1) as killed:
         while not any(re.match("GET /[0-9a-f]{64}", asked) for asked in list(hub.asked)):
             assert killed.poll() is None
             time.sleep(0.05)
         killed.kill()
     hub.faults = []
-    with ThreadPoolExecutor(2) as pool:  # two processes at once
-        assert list(pool.map(ask, [fetch, fetch])) == [commit, commit]
-    assert all(ask(fetch, **gone) == commit for gone in GONE)
-    [home] = (Path(os.environ["HF_HOME"]) / "hub").glob("models--*/snapshots/*")
-    assert {path.name: path.read_bytes() for path in home.glob("*.safetensors")} == parts
+    both = [subprocess.Popen(command, env=environment, stdout=-1, text=True) for _ in range(2)]  # at once
+    assert [process.communicate()[0] for process in both] == [f"{commit}\n"] * 2
+    assert all(hub.told(fetch, **gone) == commit for gone in GONE)
+    [folder] = (hub.home / "hub").glob("models--*/snapshots/*")
+    assert {path.name: path.read_bytes() for path in folder.glob("*.safetensors")} == parts
 
 
-def test_without_the_hub_a_data_set_is_read_at_the_last_commit_or_not_at_all(hub: SimulatedHub) -> None:
+def test_without_the_hub_a_data_set_is_read_at_the_last_commit_or_not_at_all(hub: Hub) -> None:
     old, new, other = (hub.commit("some/myData", {"train.jsonl": rows_file(text)}, kind="datasets") for text in "abc")
-    assert [ask(READ.format("some/myData", commit)) for commit in (old, new)] == ["a", "b"]
+    assert [hub.told(READ.format("some/myData", commit)) for commit in (old, new)] == ["a", "b"]
     for gone in GONE:
-        assert ask(READ.format("some/myData", new), **gone) == "b"
+        assert hub.told(READ.format("some/myData", new), **gone) == "b"
     for commit in (old, other):
-        told = ask(READ.format("some/myData", commit), HF_HUB_OFFLINE="1")
+        told = hub.told(READ.format("some/myData", commit), HF_HUB_OFFLINE="1")
         assert f"in the cache is configuration 'default' of commit {new}, not 'default' of {commit}" in told
 
 
-def test_a_configuration_without_a_name_is_never_another_one(hub: SimulatedHub) -> None:
+def test_a_configuration_without_a_name_is_never_another_one(hub: Hub) -> None:
     read = READ.replace("None", "{!r}")
     card = CARD.format("one") + "text"
     named = hub.commit("some/named", {"README.md": card, "train.jsonl": rows_file("a")}, kind="datasets")
-    assert ask(read.format("some/named", None, named)) == "a"
+    assert hub.told(read.format("some/named", None, named)) == "a"
     two = card.replace("---\ntext", "- config_name: two\n  data_files: other.jsonl\n  default: true\n---\ntext")
     files = {"README.md": two, "train.jsonl": rows_file("a"), "other.jsonl": rows_file("b")}
     several = hub.commit("some/several", files, kind="datasets")
-    assert ask(read.format("some/several", "one", several)) == "a"
+    assert hub.told(read.format("some/several", "one", several)) == "a"
     gone = {"HF_HUB_OFFLINE": "1"}
-    assert ask(read.format("some/named", None, named), **gone) == "a"
-    assert ask(read.format("some/several", "one", several), **gone) == "a"
-    told = ask(read.format("some/several", None, several), **gone)
+    assert hub.told(read.format("some/named", None, named), **gone) == "a"
+    assert hub.told(read.format("some/several", "one", several), **gone) == "a"
+    told = hub.told(read.format("some/several", None, several), **gone)
     assert f"in the cache is configuration 'one' of commit {several}, not 'two' of {several}" in told
-    assert ask(read.format("some/several", None, several)) == "b"
-    assert ask(read.format("some/several", "two", several), **gone) == "b"
+    assert hub.told(read.format("some/several", None, several)) == "b"
+    assert hub.told(read.format("some/several", "two", several), **gone) == "b"
 
 
-def test_without_the_hub_a_revision_is_the_commit_that_it_was(hub: SimulatedHub) -> None:
+def test_without_the_hub_a_revision_is_the_commit_that_it_was(hub: Hub) -> None:
     def pins(*named: str | None, **environment: str) -> list[str]:
         """What each is in one process, or why it is not known."""
         code = (
@@ -270,7 +290,7 @@ def test_without_the_hub_a_revision_is_the_commit_that_it_was(hub: SimulatedHub)
             "    try: print(pin_commit('some/data', one))\n"
             "    except ValueError as error: print(error)"
         )
-        return run_python(code, **environment).stdout.splitlines()
+        return hub.run_python(code, **environment).stdout.splitlines()
 
     old = hub.commit("some/data", {"train.jsonl": rows_file("old")}, kind="datasets")
     hub.commit("some/data", {}, revision="refs/convert/parquet", kind="datasets")
@@ -291,14 +311,14 @@ def test_without_the_hub_a_revision_is_the_commit_that_it_was(hub: SimulatedHub)
 
 
 def test_shards_of_a_data_set_are_of_the_commit_that_they_name(
-    hub: SimulatedHub, corpus: Any, documents: list[str], tmp_path: Path
+    hub: Hub, corpus: Any, documents: list[str], tmp_path: Path
 ) -> None:
     def prepare(source: str, out: str, **environment: str) -> str:
         """The last line, of what went well with what the set is known by."""
         code = "from biphase.cli.app import main; main()"
         words = ["prepare", source, "--tokenizer", str(corpus.tokenizer), "--out", str(tmp_path / out)]
         words += ["--workers", "1", "--validation-fraction", "0.3"]
-        done = run_python(code, *words, **environment)
+        done = hub.run_python(code, *words, **environment)
         if done.returncode == 0:
             return read_shard_manifest(tmp_path / out).fingerprint
         assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
@@ -325,36 +345,35 @@ def test_shards_of_a_data_set_are_of_the_commit_that_they_name(
     assert read_shard_manifest(tmp_path / "a") == manifest
 
 
-def test_an_index_of_a_data_set_is_searched_without_the_hub(hub: SimulatedHub, corpus: Any, tmp_path: Path) -> None:
+def test_an_index_of_a_data_set_is_searched_without_the_hub(hub: Hub, corpus: Any, tmp_path: Path) -> None:
     from transformers import AutoTokenizer, LlamaConfig, LlamaModel
 
-    def search(*words: str, **environment: str) -> str:
-        given = ["search", "some/texts", "who is Tip?", "--index", str(tmp_path / "index"), *words]
-        done = run_python("from biphase.cli.app import main; main()", *given, **environment)
-        return done.stdout or done.stderr
-
+    words = ["search", "some/texts", "who is Tip?", "--index", str(tmp_path / "index")]
+    command = "from biphase.cli.app import main; main()"
+    forks = Forks("import biphase.cli.app, sentence_transformers", os.environ | hub.environment(hub.home))
     shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     LlamaModel(LlamaConfig(vocab_size=384, **shape)).save_pretrained(tmp_path / "model")
     AutoTokenizer.from_pretrained(corpus.tokenizer).save_pretrained(tmp_path / "model")
     hub.commit("some/texts", {"train.jsonl": rows_file("Tip is a boy", "Jack is a man")}, kind="datasets")
-    found = search("--model", str(tmp_path / "model"))
+    found = forks.run(command, *words, "--model", str(tmp_path / "model")).stdout
     assert "hub:some/texts::train#1/1: row 1#0" in found
     hub.commit("some/texts", {"train.jsonl": rows_file("other")}, kind="datasets")
-    assert [search(), *(search(**gone) for gone in GONE)] == [found] * 3
-    assert "other" in search("--model", str(tmp_path / "model"), "--rebuild")
+    assert forks.run(command, *words).stdout == hub.run_python(command, *words, **GONE[0]).stdout == found
+    assert "other" in forks.run(command, *words, "--model", str(tmp_path / "model"), "--rebuild").stdout
+    forks.close()
 
 
-def test_rows_of_several_files_are_different_documents(hub: SimulatedHub) -> None:
+def test_rows_of_several_files_are_different_documents(hub: Hub) -> None:
     hub.commit("some/corpus", {f"train-{at}.jsonl": rows_file("a", "b") for at in range(2)}, kind="datasets")
     code = (
         "from biphase.corpus.text import find_text_sources, read_documents\n"
         "print([d.id for one in find_text_sources(['some/corpus']) for d in read_documents(one)])"
     )
-    assert ask(code) == str([f"hub:some/corpus::train#{file}/2: row {row}" for file in (1, 2) for row in (1, 2)])
+    assert hub.told(code) == str([f"hub:some/corpus::train#{file}/2: row {row}" for file in (1, 2) for row in (1, 2)])
 
 
-def test_a_model_that_is_here_in_part_is_none(hub: SimulatedHub) -> None:
+def test_a_model_that_is_here_in_part_is_none(hub: Hub) -> None:
     hub.commit("some/model", {"config.json": "{}", "model.safetensors": b"0" * 1000})
     hub.faults = [Fault("HEAD .*safetensors", times=99, status=400)]
-    assert "cannot be had from the hub" in ask(FETCH.format(("some/model",)))
-    assert "cannot be had from the hub" in ask(FETCH.format(("some/model",)), HF_HUB_OFFLINE="1")
+    assert "cannot be had from the hub" in hub.told(FETCH.format(("some/model",)))
+    assert "cannot be had from the hub" in hub.told(FETCH.format(("some/model",)), HF_HUB_OFFLINE="1")
