@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,8 +106,9 @@ def test_a_version_mismatch_is_told_whole(monkeypatch: pytest.MonkeyPatch) -> No
         connect_ray("auto")
 
 
-@contextmanager
+@pytest.fixture(scope="module")
 def two_nodes() -> Iterator:
+    """A cluster, for tests in an order: the last one ends it."""
     pytest.importorskip("ray", reason="Ray is not installed")
     from ray.cluster_utils import Cluster
 
@@ -135,48 +137,49 @@ def driving(address: str, folder: Path) -> Iterator[subprocess.Popen]:
 
 
 @pytest.mark.slow
-def test_a_command_on_a_cluster_ends_in_one_line(tmp_path: Path) -> None:
-    """When it is asked to stop, and when the head is gone, after which Ray would end it without a word."""
-    with two_nodes() as cluster:
-        address = cluster.address
-        with driving(address, tmp_path) as process:
-            process.terminate()
-            out, told = process.communicate(timeout=60)
-        assert (process.returncode, out, told) == (143, "", "biphase: stopped; run the same command to go on\n")
-        with driving(address, tmp_path) as process:
-            cluster.head_node.kill_gcs_server()
-            out, told = process.communicate(timeout=60)
-        assert (process.returncode, out) == (2, "")
-        assert told.splitlines()[-1].startswith(f"biphase: the head of the Ray cluster at {address} is gone")
-    assert [path.name for path in tmp_path.iterdir()] == ["first"]
-
-
-@pytest.mark.slow
-def test_a_node_with_other_files_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_with_other_files_ends_the_run(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its units would be done where nobody sees it. A cluster of this machine alone, before, changes nothing."""
     [alone] = run_units([Unit("a", os.getpid, {})], Engine(kind="ray", workers=1))
     assert alone.error is None
     monkeypatch.setattr(ray_module, "hash_code", lambda: "of another version")
-    with two_nodes() as cluster, pytest.raises(InputError, match=r"the Ray node [\w.:]+ has another biphase"):
-        list(run_units([Unit("a", os.getpid, {})], Engine(kind="ray", address=cluster.address), folder=tmp_path))
+    engine = Engine(kind="ray", address=request.getfixturevalue("two_nodes").address)
+    with pytest.raises(InputError, match=r"the Ray node [\w.:]+ has another biphase"):
+        list(run_units([Unit("a", os.getpid, {})], engine, folder=tmp_path))
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
 def test_who_waits_for_a_place_is_told_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    two_nodes: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     """Others hold it, or no node that is left has it: that ends the run."""
     monkeypatch.setattr(ray_module, "PLACE_SECONDS", 0.5)
     monkeypatch.setattr(ray_module, "LEFT_SECONDS", 3.0)
-    with two_nodes() as cluster:
-        engine = Engine(kind="ray", address=cluster.address)
-        large = cluster.add_node(num_cpus=4)
-        monkeypatch.setattr(ray_module, "share_nodes", lambda *_: (1, 4, 0))
-        cluster.remove_node(large)
-        with pytest.raises(InputError, match="each worker was to hold 4 CPUs, and none of the 2 Ray nodes that are"):
-            list(run_units([Unit("a", os.getpid, {})], engine))
+    engine = Engine(kind="ray", address=two_nodes.address)
+    large = two_nodes.add_node(num_cpus=4)
+    monkeypatch.setattr(ray_module, "share_nodes", lambda *_: (1, 4, 0))
+    two_nodes.remove_node(large)
+    with pytest.raises(InputError, match="each worker was to hold 4 CPUs, and none of the 2 Ray nodes that are"):
+        list(run_units([Unit("a", os.getpid, {})], engine))
     assert "each worker wants 4 CPUs, and no node that is left has them" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_command_on_a_cluster_ends_in_one_line(two_nodes: Any, tmp_path: Path) -> None:
+    """When it is asked to stop, and when the head is gone, after which Ray would end it without a word."""
+    address = two_nodes.address
+    with driving(address, tmp_path) as process:
+        process.terminate()
+        out, told = process.communicate(timeout=60)
+    assert (process.returncode, out, told) == (143, "", "biphase: stopped; run the same command to go on\n")
+    with driving(address, tmp_path) as process:
+        two_nodes.head_node.kill_gcs_server()
+        out, told = process.communicate(timeout=60)
+    assert (process.returncode, out) == (2, "")
+    assert told.splitlines()[-1].startswith(f"biphase: the head of the Ray cluster at {address} is gone")
+    assert [path.name for path in tmp_path.iterdir()] == ["first"]
 
 
 def test_the_head_is_looked_after(monkeypatch: pytest.MonkeyPatch) -> None:
