@@ -14,10 +14,12 @@ import inspect
 import os
 import subprocess
 import tempfile
+from collections.abc import Sequence
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 CODE = r"""
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -77,11 +79,11 @@ load_device()
 
 import torch  # noqa: E402
 from torch.nn.attention import varlen  # noqa: E402
-from torch.utils._pytree import tree_leaves, tree_map  # noqa: E402
 
 GPU = torch.device("cuda", 0)
 MOVING = {"_to_copy", "copy_"}
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
+MULTIPLYING = {"mm", "addmm", "bmm", "baddbmm"}
 SCALARS_MEET = {"fill_", "where", "masked_fill", "masked_fill_", "lerp_", "_fused_adamw_"}
 """Operations besides pointwise ones that take a single number of the CPU."""
 
@@ -135,58 +137,91 @@ class GpuTensor(torch.Tensor):
     storage = untyped_storage
 
 
-def bare(value: Any) -> Any:
-    return value.elem if isinstance(value, GpuTensor) else value
+class Operation(NamedTuple):
+    """What is asked of an operation each time, which PyTorch is slow to tell."""
+
+    name: str
+    namespace: str
+    changes_arguments: bool
+    meets_scalars: bool
 
 
-def on_gpu(value: Any) -> Any:
-    return GpuTensor(value) if isinstance(value, torch.Tensor) and not isinstance(value, GpuTensor) else value
+@cache
+def describe(function: Any) -> Operation:
+    name = function.overloadpacket.__name__
+    meets = torch.Tag.pointwise in function.tags or name.startswith("_foreach") or name in SCALARS_MEET
+    return Operation(name, function.namespace, function._schema.is_mutable, meets)
+
+
+def bare(value: Any, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> Any:
+    """An argument with tensors of the CPU for those of the device; each tensor is noted beside what stands for it."""
+    if isinstance(value, torch.Tensor):
+        raw = value.elem if isinstance(value, GpuTensor) else value
+        pairs.append((value, raw))
+        return raw
+    return type(value)([bare(each, pairs) for each in value]) if type(value) in (list, tuple) else value
+
+
+def on_gpu(value: Any, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()) -> Any:
+    """A result on the device; what was changed in place is what was given."""
+    if isinstance(value, torch.Tensor):
+        for given, raw in pairs:
+            if raw is value:
+                return given
+        return value if isinstance(value, GpuTensor) else GpuTensor(value)
+    return type(value)([on_gpu(each, pairs) for each in value]) if isinstance(value, list | tuple) else value
 
 
 def run(function: Any, args: Any, kwargs: Any) -> Any:
     """An operation on tensors of the device, or one that makes such."""
-    name, device = function.overloadpacket.__name__, kwargs.get("device")
-    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    is_here = any(isinstance(tensor, GpuTensor) for tensor in tensors)
-    stays = is_here if device is None else torch.device(device).type == "cuda"
-    if function.namespace == "biphase":  # our own operators do what they do by others, which are looked at
+    operation, device = describe(function), kwargs.get("device")
+    name = operation.name
+    if operation.namespace == "biphase":  # our own operators do what they do by others, which are looked at
         from biphase.encoder.buckets import bucket_attention, bucket_attention_backward
 
         ours = {each._name: each._init_fn for each in (bucket_attention, bucket_attention_backward)}
         return ours[name](*args, **kwargs)
+    pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+    given, named = bare(tuple(args), pairs), {key: bare(value, pairs) for key, value in kwargs.items()}
+    is_here = any(tensor is not raw for tensor, raw in pairs)
+    stays = is_here if device is None else torch.device(device).type == "cuda"
     if is_here and name not in MOVING:
-        refuse_strangers(function, name, args, tensors)
-    if stays and any(isinstance(leaf, torch.Generator) for leaf in tree_leaves(kwargs)):
+        refuse_strangers(function, operation, args, [tensor for tensor, raw in pairs if tensor is raw])
+    if stays and any(isinstance(value, torch.Generator) for value in kwargs.values()):
         raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
     if name == "is_pinned":
         return False
     if name == "mm" and args[0].shape == (8192, 8192):  # the peak is measured by it
         return args[0]
     if device is not None:
-        kwargs = {key: value for key, value in kwargs.items() if key != "pin_memory"} | {"device": torch.device("cpu")}
-    given, named = tree_map(bare, args), tree_map(bare, kwargs)
+        named.pop("pin_memory", None)
+        named["device"] = torch.device("cpu")
     if name == "histc":  # of integers, which the CPU does not count
         given = (given[0].float(), *given[1:])
-    if function.namespace == "torch_attn":
-        return tree_map(on_gpu, attend(name, *given, **named))
-    found = function(*given, **named)
+    if operation.namespace == "torch_attn":
+        return on_gpu(attend(name, *given, **named))
+    found = multiply(function, given, named) if name in MULTIPLYING else function(*given, **named)
     if not stays:
         return found
-    # What was changed in place is what was given.
-    places = list(zip(tree_leaves((args, kwargs)), tree_leaves((given, named)), strict=True))
-    places = places if function._schema.is_mutable else []
-    return tree_map(lambda out: next((one for one, raw in places if raw is out), on_gpu(out)), found)
+    return on_gpu(found, pairs if operation.changes_arguments else ())
 
 
-def refuse_strangers(function: Any, name: str, args: Any, tensors: list[torch.Tensor]) -> None:
+def multiply(function: Any, given: Any, named: Any) -> Any:
+    """A product of matrices; of 16 bits in fp32 and rounded once: a CPU that has none for 16 bits is slow at it."""
+    tensors = [each for each in given if isinstance(each, torch.Tensor)]
+    if named or any(tensor.dtype != torch.bfloat16 for tensor in tensors):
+        return function(*given, **named)
+    return function(*(each.float() if isinstance(each, torch.Tensor) else each for each in given)).bfloat16()
+
+
+def refuse_strangers(function: Any, operation: Operation, args: Any, strangers: list[torch.Tensor]) -> None:
     """As CUDA does, where tensors of the CPU meet those of the device."""
-    strangers = [tensor for tensor in tensors if not isinstance(tensor, GpuTensor)]
-    if torch.Tag.pointwise in function.tags or name.startswith("_foreach") or name in SCALARS_MEET:
+    if operation.meets_scalars:
         strangers = [tensor for tensor in strangers if tensor.dim() > 0]
-    if name in INDEXING and isinstance(args[0], GpuTensor):
+    if strangers and operation.name in INDEXING and isinstance(args[0], GpuTensor):
         indices = [index for index in args[1] if index is not None]
         strangers = [tensor for tensor in strangers if not any(tensor is index for index in indices)]
-        strangers = [tensor for tensor in strangers if name == "index" or tensor.numel() > 1]
+        strangers = [tensor for tensor in strangers if operation.name == "index" or tensor.numel() > 1]
     if strangers:
         shapes = [tuple(tensor.shape) for tensor in strangers]
         raise RuntimeError(f"Expected all tensors to be on the same device: {function} met {GPU} and cpu, {shapes}")
