@@ -43,19 +43,30 @@ Make = Callable[..., EmbeddingRecipe]
 
 @pytest.fixture
 def make(encoder_folder: Path, pairs: list[dict[str, str]], tmp_path: Path) -> Make:
+    return make_in(tmp_path, encoder_folder, pairs)
+
+
+@pytest.fixture(scope="module")
+def whole(encoder_folder: Path, pairs: list[dict[str, str]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model of the recipe, trained without a break."""
+    folder = tmp_path_factory.mktemp("whole")
+    return train_embedder(make_in(folder, encoder_folder, pairs)(), folder / "runs")[0]
+
+
+def make_in(folder: Path, encoder_folder: Path, pairs: list[dict[str, str]]) -> Make:
     """A recipe of one stage of four steps on pairs of a file, changed by overrides."""
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs), encoding="utf-8")
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs), encoding="utf-8")
     tree = {
         "name": "tiny",
         "model": str(encoder_folder),
-        "out": str(tmp_path / "out"),
+        "out": str(folder / "out"),
         "max_length": 48,
         "precision": "fp32",
         "device": DEVICE,
         "stages": [
             {
                 "name": "pairs",
-                "data": [{"path": str(tmp_path / "pairs.jsonl")}],
+                "data": [{"path": str(folder / "pairs.jsonl")}],
                 "batch_size": 8,
                 "max_steps": 4,
                 "save_steps": 2,
@@ -192,7 +203,7 @@ def test_a_pickle_among_the_modules_is_refused(wide_teacher: Path) -> None:
 
 
 def test_a_killed_training_goes_on_as_if_it_had_not_been(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TensorBoard's curve goes on too: each step once, the scores at the end."""
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
@@ -200,8 +211,6 @@ def test_a_killed_training_goes_on_as_if_it_had_not_been(
     rows = [f"text {number},another {number},{number / 9}\n" for number in range(9)]
     (tmp_path / "sts.csv").write_text("sentence1,sentence2,score\n" + "".join(rows))
     tracked = ("tracking=tensorboard", f"evaluation=[{tmp_path / 'sts.csv'}]")
-    whole, _ = train_embedder(make(f"out={tmp_path / 'whole'}"), tmp_path / "a")
-
     facts = kill_and_go_on(make(*tracked), tmp_path / "b", whole, monkeypatch)
     events = reader.EventAccumulator(str(next((tmp_path / "b").glob("*/tensorboard"))))
     events.Reload()
@@ -228,17 +237,16 @@ def test_a_stage_goes_on_with_the_pairs_it_began_on_alone(
         train_embedder(again, tmp_path / "b")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_training_that_is_asked_to_stop_keeps_every_step(
-    number: signal.Signals, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By real signals, between two checkpoints; one during the last step changes nothing."""
-    whole, _ = train_embedder(make(f"out={tmp_path / 'whole'}"), tmp_path / "a")
-    recipe, at = make("stages.0.save_steps=100"), 1
+    recipe = make("stages.0.save_steps=100")
+    signals = {0: signal.SIGTERM, 2: signal.SIGINT, 3: signal.SIGTERM}
 
     def ask(self: Any, args: Any, state: Any, *_: Any, **__: Any) -> None:
-        if state.global_step == at - 1:
-            signal.raise_signal(number)
+        if state.global_step in signals:
+            signal.raise_signal(signals[state.global_step])
 
     monkeypatch.setattr(training.StageRun, "on_step_begin", ask, raising=False)
     for at in (1, 3):
@@ -246,7 +254,6 @@ def test_a_training_that_is_asked_to_stop_keeps_every_step(
             train_embedder(recipe, tmp_path / "b")
         [kept] = (tmp_path / "b").glob("*/stages/pairs/trainer/checkpoint-*")
         assert kept.name == f"checkpoint-{at}"
-    at = 4
     facts = go_on(recipe, tmp_path / "b", whole)
     assert [logged["step"] for logged in facts["stages"][0]["losses"]] == [1, 3, 4]
 
