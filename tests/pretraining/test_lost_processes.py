@@ -118,7 +118,7 @@ def run_of_two(
     tiny_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., list[str]]:
     """The command of a run by two processes that would take for ever."""
-    monkeypatch.setenv(GRACE, "20")  # one that is stopped hears nothing
+    monkeypatch.setenv(GRACE, "20")
     recipe = tiny_recipe("curriculum=[{objective: clm, steps: 1000000}]", "checkpoints.every_steps=1000")
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
 
@@ -200,8 +200,9 @@ def test_a_killed_process_is_named_in_one_line(run_of_two: Callable[..., list[st
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_stopped_process_is_named_in_one_line(
-    rank: int, run_of_two: Callable[..., list[str]], tmp_path: Path
+    rank: int, run_of_two: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(GRACE, "2")  # the other one has ended by then
     with started(run_of_two(ENDLESS), tmp_path) as launcher:
         os.kill(ranks_of(launcher.pid, tmp_path)[rank], signal.SIGSTOP)
         assert launcher.wait(PATIENCE) == 2
