@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from transformers import CONFIG_MAPPING, AutoModel, PretrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from biphase.encoder.network import language_model_class
@@ -181,6 +182,7 @@ def layer_kinds(config: PretrainedConfig) -> set[str]:
     lists = ("layer_types", "layers_block_type", "block_types", "mlp_layer_types", "attention_layers")
     named = {str(kind) for key in lists for kind in getattr(text_config, key, None) or []}
     kind = AutoModel if text_config.is_encoder_decoder else language_model_class(text_config) or AutoModel
-    with suppress(AttributeError, KeyError, TypeError), torch.device("meta"):  # some defaults make no network
+    some_make_none = suppress(AttributeError, KeyError, TypeError)
+    with some_make_none, torch.device("meta"), no_init_weights():
         return named | {type(module).__name__ for module in kind.from_config(text_config).modules()}
     return named
