@@ -87,7 +87,7 @@ def test_packed_evaluation_equals_one_by_one(encoder: Encoder, data_dirs: Dirs, 
     [
         ("snli", {}, 1.0),
         ("wnut17", {}, 1.0),
-        ("squad_v2", {"epochs": 100}, 0.9),
+        ("squad_v2", {"epochs": 60}, 0.9),
         ("squad_v2", {"epochs": 100, "qa_head": "token"}, 0.9),
         ("squad_retrieval", {}, None),
     ],
@@ -95,7 +95,7 @@ def test_packed_evaluation_equals_one_by_one(encoder: Encoder, data_dirs: Dirs, 
 def test_overfits_a_few_examples(
     encoder: Encoder, data_dirs: Dirs, task: str, settings: dict, reached: float | None
 ) -> None:
-    given = {"epochs": 60, "learning_rate": 5e-3, "head_dropout": 0.0, "weight_decay": 0.0}
+    given = {"epochs": 40, "learning_rate": 5e-3, "head_dropout": 0.0, "weight_decay": 0.0}
     cell = make_cell(task, **given | settings)
     encoded = encoded_for(encoder, cell, data_dirs)
     model = fresh(encoder, cell)
