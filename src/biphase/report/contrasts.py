@@ -355,13 +355,11 @@ def with_averages(results: ResultSet) -> ResultSet:
         cells = groups.setdefault((result.arm, result.metric), {})
         assert (result.family, result.dataset) not in cells, "a cell is there twice"
         cells[result.family, result.dataset] = result
-    keys = itertools.product(results.families, results.metrics)
-    names = {(family, metric): results.datasets(family, metric) for family, metric in keys}
     averages: list[Result] = []
     for (_, metric), cells in groups.items():
         all_tasks: list[tuple[Family, str]] = []
         for family in results.families:
-            columns = [(family, name) for name in names[family, metric]]
+            columns = [(family, name) for name in results.datasets[family, metric]]
             all_tasks += columns
             if columns and (family, AVERAGE) not in cells and cells.keys() >= set(columns):
                 averages.append(average([cells[column] for column in columns], family, AVERAGE))

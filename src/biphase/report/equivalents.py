@@ -29,7 +29,6 @@ from biphase.report.results import (
     read_words,
     reference_mask,
     short_steps,
-    sizes_of,
 )
 from biphase.report.tables import Cell, Row, Table, interval_cell
 from biphase.style import LOOKS, SERIES
@@ -269,7 +268,7 @@ def list_prices(
     trained = [arm for arm in results.models if arm.setup != "efficiency" and arm.objective != "none"]
     trained = [arm for arm in trained if not arm.cpt_steps]
     lists, lacking = [], []
-    for size in sizes_of(trained):
+    for size in results.sizes:
         arms = [arm for arm in trained if arm.size == size]
         baseline = choose_baseline(arms)
         if not baseline:

@@ -30,12 +30,10 @@ from biphase.report.results import (
     num_parameters,
     objective_pairs,
     read_words,
-    reference_mask,
     short_steps,
     sizes_of,
-    stability_rates,
 )
-from biphase.report.statistics import Interval, rate_spread
+from biphase.report.statistics import Interval, rate_spread, stability_rates
 from biphase.style import INK, LOOKS, PLOT_STYLE, SERIES, Look, plot_losses
 
 if TYPE_CHECKING:
@@ -124,7 +122,7 @@ def choose_gaps(results: ResultSet, setup: str, objective: str, steps: str) -> l
 
 def choose_priced(results: ResultSet) -> list[Arms]:
     """Decayed arms whose FLOPs are known, with MLM at the reference ratio: CLM, MLM, and one after the other."""
-    masks, objectives = (None, reference_mask(results.arms)), ("clm", "mlm", "clm+mlm")
+    masks, objectives = (None, results.usual_mask), ("clm", "mlm", "clm+mlm")
     arms: dict[str, ReportArm] = {}
     for arm in results.arms:
         if arm.flops and arm.setup not in ("efficiency", "control", "other") and arm.mask_percent in masks:
@@ -280,7 +278,7 @@ def measure_arms(row: FigureRow, results: ResultSet, family: str, arms: Arms) ->
             return None
         return scores[0].interval if len(scores) == 1 else difference(*scores).against()
     tables = []
-    for dataset in results.datasets(family, results.primary_metric):
+    for dataset in results.datasets[family, results.primary_metric]:
         score = results.by_model.get(arms[0].name, {}).get((family, dataset))
         by_rate = score.by_rate or {} if score else {}
         rows = [by_rate[rate] for rate in stability_rates(sorted(by_rate))]

@@ -102,6 +102,11 @@ class AskedInequality:
     """For a compute equivalent: the arms of the baseline, smallest budget first."""
 
     @property
+    def quantifiers(self) -> tuple[str, str, str]:
+        """`every` or `some` for tasks, budget and model, as its place has them; empty where one is fixed or open."""
+        return find_quantifiers(self.place)
+
+    @property
     def placed(self) -> tuple[Operand, ...]:
         """The operands that must be there at each place: all, but for a baseline, whose whole ladder is asked."""
         return self.operands[:1] if self.is_equivalent else self.operands

@@ -26,7 +26,7 @@ from biphase.report.claims import Claim, Inequality, strongest
 from biphase.report.contrasts import Contrast, contrast, jackknife
 from biphase.report.equivalents import contrast_at_share, refuse_gaps
 from biphase.report.formats import show_count, show_list
-from biphase.report.grammar import QUANTIFIERS, RATE, AskedInequality, Operand, Parser, find_quantifiers
+from biphase.report.grammar import QUANTIFIERS, RATE, AskedInequality, Operand, Parser
 from biphase.report.results import (
     FAMILY_CODES,
     FAMILY_NAMES,
@@ -35,8 +35,8 @@ from biphase.report.results import (
     Result,
     ResultSet,
     num_parameters,
-    stability_rates,
 )
+from biphase.report.statistics import stability_rates
 
 
 class Spot(NamedTuple):
@@ -181,7 +181,7 @@ def place_inequality(
                 if not any(weights.values()):  # it compares an arm with itself
                     continue
                 # Of those that differ in no `every` and in no named place, one is enough.
-                at = zip(find_quantifiers(line.place), (task, spot.budget, spot.model), strict=True)
+                at = zip(line.quantifiers, (task, spot.budget, spot.model), strict=True)
                 every = [term.kind for term in terms if term.quantifier == "every"]
                 key = (*(value for word, value in at if word != "some"), *every)
                 label, ladder = label_choice(line, terms, task, spot), baseline_ladder(line, ladders, spot)
@@ -332,7 +332,7 @@ def make_line(groups: Sequence[Sequence[AskedInequality]], results: ResultSet) -
     is below 0.6" becomes "the arm is above the baseline's line at 1 / 0.6 of the arm's compute".
     """
     line, arms = groups[0][0], {arm.name: arm for arm in results.arms}
-    words = (*find_quantifiers(line.place), *(operand.quantifier for operand in line.operands))
+    words = (*line.quantifiers, *(operand.quantifier for operand in line.operands))
     inequalities, untested = [], []
     for rivals in groups:
         measured, lacks = [], []
@@ -426,4 +426,4 @@ def list_datasets(task: str, results: ResultSet) -> list[str]:
     if task != MEAN_OF_FAMILIES and task not in FAMILY_NAMES:
         return [task]
     families = results.families if task == MEAN_OF_FAMILIES else [task]
-    return [name for family in families for name in results.datasets(family, results.primary_metric)]
+    return [name for family in families for name in results.datasets.get((family, results.primary_metric), [])]

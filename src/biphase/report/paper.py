@@ -24,7 +24,7 @@ from biphase.report.contrasts import with_averages
 from biphase.report.formats import show_count, show_list
 from biphase.report.hypotheses import Ladder, Spot, bind, make_line
 from biphase.report.page import PageText, write_report
-from biphase.report.results import ReportArm, Result, ResultSet, reference_mask, short_steps, sizes_of
+from biphase.report.results import ReportArm, Result, ResultSet, reference_mask, short_steps
 from biphase.report.statistics import Interval, is_stability_rate
 
 PUBLISHED_FAMILIES = ("SC", "TC", "QA", "IR")
@@ -112,14 +112,13 @@ def stand_for(definition: Mapping[str, Any], results: ResultSet) -> Ladder:
     for arm in results.arms:
         kind_of_training = arm.size, arm.cpt_steps > 0
         longest[kind_of_training] = max(longest.get(kind_of_training, 0), arm.budget)
-    usual_mask = reference_mask(results.arms)
     low, high = definition.get("share", (0, 1))
     least, most = definition.get("reached", (0, 1))
     where = {key: definition[key] for key in ("setup", "objective") if key in definition}
     ladder: dict[Spot, dict[str, str]] = {}
     for arm in results.select(**where).arms:
         is_chosen = (
-            ("mask" not in definition or arm.mask_percent == usual_mask)
+            ("mask" not in definition or arm.mask_percent == results.usual_mask)
             and bool(arm.cpt_steps) >= definition.get("continued", False)
             and low <= arm.clm_share <= high
             and least <= arm.budget / longest[arm.size, arm.cpt_steps > 0] <= most
@@ -138,9 +137,8 @@ def measure_findings(results: ResultSet) -> tuple[claims.Finding, ...]:
     """Measure every finding, not judged yet, by the primary metric at the paper's fine-tuning rates; a line about arms
     that are not there is untested. `results` have their averages."""
     results = results.select(metric=results.primary_metric)
-    sizes = sizes_of(results.arms)
-    is_published = {size.lower() for size in sizes} <= PUBLISHED_SIZES
-    scope = "" if is_published else f"here, at {show_list(sizes)}"
+    is_published = {size.lower() for size in results.sizes} <= PUBLISHED_SIZES
+    scope = "" if is_published else f"here, at {show_list(results.sizes)}"
     families = {family: family for family in PUBLISHED_FAMILIES}
     planned_tasks = {task: family for task, family in results.planned_tasks.items() if family in families}
     selected = []

@@ -20,7 +20,7 @@ from biphase.errors import InputError
 from biphase.files import parse_yaml
 from biphase.finetuning.choosing import RateChoice
 from biphase.finetuning.scores import KeptExamples
-from biphase.report.statistics import Interval, is_stability_rate, mean_interval, repetitions
+from biphase.report.statistics import Interval, mean_interval, repetitions
 
 Family = Literal["SC", "TC", "QA", "IR", "EM", ""]
 """A mean over all tasks has none."""
@@ -225,6 +225,16 @@ class ResultSet:
         return list(dict.fromkeys(result.arm for result in self.results))
 
     @cached_property
+    def sizes(self) -> list[str]:
+        """The sizes of all arms, smallest first."""
+        return sizes_of(self.arms)
+
+    @cached_property
+    def usual_mask(self) -> int | None:
+        """The masking ratio (percent) at which objectives are compared; None without MLM."""
+        return reference_mask(self.arms)
+
+    @cached_property
     def metrics(self) -> list[Metric]:
         return [metric for metric in get_args(Metric) if any(r.metric == metric for r in self.results)]
 
@@ -237,10 +247,19 @@ class ResultSet:
     def families(self) -> list[Family]:
         return [family for family in FAMILY_NAMES if any(r.family == family for r in self.results)]  # type: ignore[misc]
 
-    def datasets(self, family: str, metric: str) -> list[str]:
-        """Return the names of a family's datasets in the order in which they come; the average is none of them."""
-        of_family = [result.dataset for result in self.results if (result.family, result.metric) == (family, metric)]
-        return [name for name in dict.fromkeys(of_family) if name not in (AVERAGE, ALL_TASKS)]
+    @cached_property
+    def datasets(self) -> dict[tuple[str, str], list[str]]:
+        """(family, metric) → the names of its datasets in the order in which they come; the average is none of them."""
+        names: dict[tuple[str, str], list[str]] = {}
+        for family, metric in itertools.product(self.families, self.metrics):
+            names[family, metric] = []
+        for result in self.results:
+            if result.dataset in (AVERAGE, ALL_TASKS):
+                continue
+            of_family = names[result.family, result.metric]
+            if result.dataset not in of_family:
+                of_family.append(result.dataset)
+        return names
 
     def select(
         self, family: str | None = None, dataset: str | None = None, metric: str | None = None, **arm: Any
@@ -287,18 +306,12 @@ def pool(results: Sequence[Result]) -> Result:
     )
 
 
-def stability_rates(rates: Sequence[float]) -> list[float]:
-    """Return the rates among these over which stability is measured; all of them where fewer than two are."""
-    inside = [rate for rate in rates if is_stability_rate(rate)]
-    return inside if len(inside) > 1 else list(rates)
-
-
 def missing_cells(results: ResultSet) -> list[str]:
     """List, a line for each arm, the datasets that it lacks and another arm of its comparison has."""
     lines, comparisons = [], read_words()["comparisons"]
     for metric, setup in itertools.product(results.metrics, comparisons):
         part = results.select(metric=metric, setup=setup)
-        names = {family: part.datasets(family, metric) for family in part.families}
+        names = {family: part.datasets[family, metric] for family in part.families}
         for family, arm in itertools.product(names, part.arms):
             lost = [name for name in names[family] if part.find(arm, family, name, metric) is None]
             if lost:
@@ -322,7 +335,7 @@ def check_averages(results: ResultSet) -> list[str]:
     other."""
     lines, num_averages = [], 0
     for family, metric in itertools.product(results.families, results.metrics):
-        names = results.datasets(family, metric)
+        names = results.datasets[family, metric]
         for result in results.select(family, AVERAGE, metric).results:
             num_averages += 1
             cells = [results.find(result.arm, family, name, metric) for name in names]
@@ -368,7 +381,7 @@ def objective_pairs(results: ResultSet) -> list[tuple[ReportArm, ReportArm]]:
     Of several with recipes of their own, it is the one with the recipe of most arms; without such a one, none.
     """
     arms = results.select(setup="objective").arms
-    mask = reference_mask(results.arms)
+    mask = results.usual_mask
     pairs: list[tuple[ReportArm, ReportArm]] = []
     for size in sizes_of(arms):
         budgets: dict[tuple[int, int], dict[str, list[ReportArm]]] = {}

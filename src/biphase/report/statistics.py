@@ -78,6 +78,12 @@ def is_stability_rate(rate: float) -> bool:
     return low * (1 - 1e-9) <= rate <= high * (1 + 1e-9)
 
 
+def stability_rates(rates: Sequence[float]) -> list[float]:
+    """Return the rates among these over which stability is measured; all of them where fewer than two are."""
+    inside = [rate for rate in rates if is_stability_rate(rate)]
+    return inside if len(inside) > 1 else list(rates)
+
+
 def rate_spread(scores_RS: ArrayLike, rng: np.random.Generator, num_resamples: int = 10_000) -> Interval:
     """Measure how much a score depends on the fine-tuning's learning rate and seed: the paper's stability (its finding
     F5).

@@ -112,7 +112,7 @@ def make_tables(results: ResultSet) -> list[Table]:
         blocks = {arm: tuple(show(arm) for show in compared) for arm in part.models}
         trained = [arm for arm in blocks if arm.objective != "none"]
         for family in part.families:
-            names = part.datasets(family, metric)
+            names = part.datasets[family, metric]
             columns = {name: (family, name) for name in ([*names, AVERAGE] if len(names) != 1 else names)}
             title = f"{words['name']}, {FAMILY_NAMES[family]} ({tell_measures(part, family, metric)})"
             name = f"{setup}-{family.lower()}"
@@ -137,7 +137,7 @@ def wide_table(results: ResultSet, metric: str) -> Table:
     """Make a table with a row for every model; columns are the mean over all tasks, then for each family its mean
     (where there are several families) and its tasks."""
     results = results.select(metric=metric)
-    names_of = {family: results.datasets(family, metric) for family in results.families}
+    names_of = {family: results.datasets[family, metric] for family in results.families}
     num_tasks = sum(map(len, names_of.values()))
     has_all = num_tasks > 1 and any(("", ALL_TASKS) in by_task for by_task in results.by_model.values())
     columns = [("", ALL_TASKS)] if has_all else []  # family and dataset; no family: all tasks

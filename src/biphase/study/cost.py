@@ -199,10 +199,10 @@ def measure_sizes(plan: Plan) -> Sizes:
     for name, run in plan.runs.items():
         data = run.recipe.data
         if data not in texts:
-            texts[data] = find_lengths(data, planning)
             vocabularies[data.shards] = planning.vocab_size
             if (Path(data.shards) / "manifest.json").exists():
                 vocabularies[data.shards] = read_shard_manifest(Path(data.shards)).vocab_size
+            texts[data] = find_lengths(data, planning)
         vocab_size = vocabularies[data.shards]
         if run.parent:  # runs stand behind those that they start from
             shapes[name] = shapes[run.parent]

@@ -271,6 +271,7 @@ def report_study(
         findings, verdicts = judge_results(hypotheses, results)
         declared = tell_declaration(hypotheses, folder.path) if findings else ""
         files = {"hypotheses.json": hypotheses_json(hypotheses, declared, findings)} if findings else {}
+        equivalents = list_equivalents(hypotheses)
         files["scores.csv"] = cells_csv(state.scores)
         bm25 = {}
         for score in (score for scores in state.scores.values() for score in scores.scores):
@@ -281,15 +282,15 @@ def report_study(
             question=plan.study.question,
             verdicts=verdicts,
             hypotheses=(findings, declared) if findings else None,
-            declared=list_equivalents(hypotheses),
+            declared=equivalents,
             notes=list(list_notes(state)),
-            costs=list_costs(state),
             commands=[*tell_texts(state), *commands],
             bm25=bm25,
             plan_svg=picture.result(),
             losses=read_losses(state),
             files=files,
             missing=list(list_missing(state)),
+            costs=list_costs(state),
         )
         page = write_report(results, out, page_text, pool)
     return page, page_text, results
