@@ -259,3 +259,14 @@ def test_what_a_verb_answers_is_json_where_asked(
     for words, answer in asked.items():
         code, told, _ = run_main(*words, "--format", "json")
         assert (code, json.loads(told)) == (0, answer)
+
+
+def test_a_study_that_has_not_begun_has_a_status(
+    run_main: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, printed, _ = run_main("study", "status", "demo", "--format", "json")
+    lines = {line["name"]: (line["done"], line["total"]) for line in json.loads(printed)["lines"]}
+    assert (code, lines) == (0, {"train": (0, 2), "genre": (0, 15), "uner_en_ewt": (0, 15)})
+    code, printed, _ = run_main("study", "status", "demo")
+    assert code == 0 and re.search(r"uner_en_ewt\W+0\W+0\W+0\W+15\b", printed)

@@ -392,9 +392,7 @@ def study_status(file: str, changes: Sequence[str], folder: Path | None) -> dict
     Example: `biphase study status mini`
     """
     study = studies.study(file, changes, folder)
-    progress = study.progress()
-    progress["lines"] = [vars(line) for line in progress["lines"]]
-    return {"study": study.planned.study.name, "folder": str(study.folder), **progress}
+    return {"study": study.planned.study.name, "folder": str(study.folder), **study.progress()}
 
 
 @like(studies.study, OpenStudy.report, arguments="file changes", hidden="data", folder=OutFolder, out=ReportFolder)
