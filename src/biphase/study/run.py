@@ -331,4 +331,4 @@ def look_for_data(plan: Plan) -> None:
         task = find_task(name)
         folder = dir_of(task, folders)
         if task.hub is None or folder not in (None, str(HUB)):
-            find_source(task, None if folder is None else Path(folder))
+            find_source(task, folder)
