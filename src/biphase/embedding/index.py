@@ -130,8 +130,8 @@ def build_index(text: str, model: str, index: Path, text_field: str = "text") ->
             if words is not None:
                 words.save(part / WORDS)
         path, shape_ND = part / VECTORS, (len(lines), manifest.width)
-        lengths = {"normalize_embeddings": embedder.similarity_fn_name == "cosine"}
-        embed_to_file(embedder.encode_document, read_passages(part), shape_ND, path, "index", **lengths)
+        unit = {"normalize_embeddings": embedder.similarity_fn_name == "cosine"}
+        embed_to_file(embedder.encode_document, read_passages(part), shape_ND, path, "index", **unit)
         write_json(part / "index.json", asdict(manifest))
     console.err.print(f"{index}: {len(lines):,} passages")
     return manifest
