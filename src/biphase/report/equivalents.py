@@ -21,15 +21,7 @@ from biphase.errors import InputError
 from biphase.report.contrasts import Contrast, Noise, average, contrast
 from biphase.report.figures import Panel, mark_interval, round_ticks
 from biphase.report.formats import MISSING, show_noise
-from biphase.report.results import (
-    FAMILY_NAMES,
-    ReportArm,
-    Result,
-    ResultSet,
-    read_words,
-    reference_mask,
-    short_steps,
-)
+from biphase.report.results import FAMILY_NAMES, ReportArm, Result, ResultSet, read_words, reference_mask, short_steps
 from biphase.report.tables import Cell, Row, Table, interval_cell
 from biphase.style import LOOKS, SERIES
 
@@ -355,10 +347,8 @@ def price_sentence(price_list: PriceList) -> str:
     the share of the first without the task that it rests on most, and whether more than half of it (by its logarithm)
     goes with that: ` Without genre, A has 0.93.`
     """
-    chosen, alone = (
-        price_list.declared or price_list.compared,
-        f"MLM alone ({price_list.baseline[0].mask_percent} % masked)",
-    )
+    chosen = price_list.declared or price_list.compared
+    alone = f"MLM alone ({price_list.baseline[0].mask_percent} % masked)"
     first, last = chosen[0], chosen[-1]
     name, cells = first.score.arm.name, first.score.cells
     unit, ends = f"of its {AXES[first.axis]}", show_ends(first)
