@@ -11,15 +11,16 @@ from transformers import EuroBertConfig, EuroBertForMaskedLM
 
 from biphase.encoder.network import TokenIds, make_model
 from biphase.encoder.packed import count_flops
-from biphase.encoder.presets import PRESETS, shape_of
 from biphase.errors import InputError
 from biphase.flops import (
     PEAK_FLOPS,
+    PRESETS,
     SampleLengths,
     count_positions,
     flops_per_token,
     known_device,
     longest_text,
+    shape_of,
     update_flops,
 )
 from biphase.pretraining.optimizer import make_optimizers

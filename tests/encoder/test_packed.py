@@ -43,9 +43,9 @@ import biphase.encoder.packed as packed
 from biphase.encoder.attention import ATTENTION, Backend, PackedLayout, explain_computing, lay_out, reference_attention
 from biphase.encoder.network import TokenIds, load_backbone, load_model, make_model
 from biphase.encoder.packed import PackedModel, count_flops, packed_hidden
-from biphase.encoder.presets import PRESETS, shape_of
 from biphase.encoder.proofs import FailedProofError, check_head, find_first_position, probe_causality
 from biphase.errors import InputError
+from biphase.flops import PRESETS, shape_of
 
 V = 96
 TINY = {

@@ -33,9 +33,8 @@ from transformers import RobertaConfig, RobertaForMaskedLM
 from biphase.distributed import join_world
 from biphase.encoder.attention import lay_out
 from biphase.encoder.packed import PackedModel
-from biphase.encoder.presets import shape_of
 from biphase.errors import StoppedError
-from biphase.flops import plan_memory
+from biphase.flops import plan_memory, shape_of
 from biphase.pretraining.checkpoint import read_checkpoint_manifest
 from biphase.pretraining.loop import train
 from biphase.pretraining.optimizer import autocast

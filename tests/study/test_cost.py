@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from biphase.config import BUNDLED, parse_config
-from biphase.encoder.presets import shape_of
 from biphase.errors import InputError
-from biphase.flops import SHAPE_KEYS, Shape
+from biphase.flops import SHAPE_KEYS, Shape, shape_of
 from biphase.recipe import Data, Init
 from biphase.study import cost
 from biphase.study.cost import (

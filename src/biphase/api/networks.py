@@ -12,10 +12,10 @@ from biphase.console import print_rows
 from biphase.corpus.packing import open_text
 from biphase.corpus.text import are_names, check_place, name_sources
 from biphase.embedding.recipe import EmbeddingRecipe, refuse_equal_names
-from biphase.encoder.presets import find_preset
 from biphase.errors import InputError
 from biphase.files import read_json, refuse_filled, refuse_foreign, write_json
 from biphase.finetuning.cells import find_folder
+from biphase.flops import find_preset
 from biphase.hub import fetch_model
 from biphase.recipe import Recipe
 from biphase.run import find_checkpoint, name_run

@@ -1,8 +1,10 @@
 """Text → a tokenizer; text and a budget → advice."""
 
 import math
+import time
 from numbers import Integral, Real
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from biphase.console import out as console
@@ -12,6 +14,10 @@ from biphase.files import refuse_foreign
 
 if TYPE_CHECKING:
     from biphase.study.advise import Advice
+    from biphase.study.cost import Machine
+
+MEASURED = "3m"
+"""The preset that a CPU is measured with: small enough for a few steps on a slow or busy one."""
 
 
 def train_tokenizer(
@@ -101,7 +107,46 @@ def advise(
     if hours is not None:
         machine = machines.find_machine(device or "CPU", 1 if devices is None else devices, efficiency)
         if machine.name == "CPU" and machine.source == "assumed":
-            from biphase.api import speed
-
-            machine = speed.measure_cpu(devices)
+            machine = measure_cpu(devices)
     return choose(amount, flops=flops, hours=hours, machine=machine, evidence=evidence, from_scratch=from_scratch)
+
+
+def measure_cpu(cores: int | None = None, seconds: float = 10) -> "Machine":
+    """Measure this machine's CPU by training a small network, and return a machine of so many such cores; of all that
+    this one has, unless given."""
+    import numpy as np
+    import torch
+
+    from biphase.device import choose_dtype
+    from biphase.encoder.attention import lay_out
+    from biphase.encoder.network import TokenIds, make_model
+    from biphase.encoder.packed import PackedModel, count_flops
+    from biphase.pretraining.optimizer import autocast, make_optimizers
+    from biphase.recipe import Optimizer
+    from biphase.report.formats import show_count
+    from biphase.study.cost import Machine
+
+    device, vocab_size = torch.device("cpu"), 8192
+    dtype = choose_dtype("auto", device)
+    model = PackedModel(make_model(MEASURED, {}, TokenIds(vocab_size, 0, 1, 2, None), 256, seed=0))
+    optimizers = make_optimizers(Optimizer(), model)
+    # Four samples of 256 random tokens, of which every third is predicted.
+    bounds_S1, tokens_T = np.arange(0, 1025, 256), torch.randint(3, vocab_size, (1024,))
+    positions_T, targets_N = torch.arange(1024) % 256, torch.arange(0, 1024, 3)
+    layout = lay_out(bounds_S1, causal=False)
+    durations: list[float] = []
+    while len(durations) < 3 or sum(durations) < seconds:
+        begin = time.perf_counter()
+        with autocast(device, dtype):
+            loss_sum, _, _ = model(tokens_T, positions_T, layout, targets_N, tokens_T[targets_N])
+        (loss_sum / len(targets_N)).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        durations.append(time.perf_counter() - begin)
+    threads = torch.get_num_threads()
+    flops = count_flops(model.network).batch(np.diff(bounds_S1), len(targets_N), causal=False)
+    speed = flops / median(durations[1:]) / threads  # the first step takes longer, and does not count
+    on = f"preset {MEASURED} and {show_count(threads, 'thread')}"
+    source = f"measured here for {sum(durations):.0f} s with {on}, and with everything else that was running"
+    return Machine("CPU", cores or threads, float(speed), 1.0, source)

@@ -22,9 +22,9 @@ from transformers.models.auto import modeling_auto
 from biphase import console
 from biphase.encoder.attention import ATTENTION, OwnAttentionError
 from biphase.encoder.packed import PaddedBackbone
-from biphase.encoder.presets import find_preset
 from biphase.encoder.proofs import FailedProofError, check_padded, find_first_position, looks_both_ways
 from biphase.errors import InputError, first_line, is_raised_here, nearest, told_as
+from biphase.flops import find_preset
 from biphase.hub import MOST_LAYERS, load_model_config, refuse_pickles
 
 

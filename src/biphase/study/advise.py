@@ -16,10 +16,9 @@ from typing import Any
 
 from biphase.corpus.shards import ShardSet
 from biphase.corpus.text import find_language, find_text_sources, read_documents, spread
-from biphase.encoder.presets import PRESETS, shape_of
 from biphase.errors import InputError
 from biphase.files import parse_yaml
-from biphase.flops import SampleLengths, Shape, flops_per_token
+from biphase.flops import PRESETS, SampleLengths, Shape, flops_per_token, shape_of
 from biphase.recipe import Checkpoints, ComputeConfig, Data, Init, Optimizer, Phase, Recipe, Schedule, Validation
 from biphase.report.formats import format_bytes, show_estimate, show_list
 from biphase.study.cost import Machine, fit_memory

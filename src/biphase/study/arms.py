@@ -7,9 +7,9 @@ from itertools import product
 from typing import Any
 
 from biphase.config import parse_config
-from biphase.encoder.presets import PRESETS
 from biphase.errors import InputError, nearest, refuse_doubles
 from biphase.files import content_hash
+from biphase.flops import PRESETS
 from biphase.recipe import Phase, Recipe
 from biphase.study.spec import (
     ARCHITECTURE,

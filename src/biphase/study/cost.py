@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from biphase.corpus.shards import read_shard_manifest
-from biphase.encoder.presets import PRESETS, shape_of
 from biphase.errors import InputError, nearest
 from biphase.files import read_json, read_json_as
 from biphase.flops import (
     DEVICES,
     LLAMA_SHAPED,
     PEAK_FLOPS,
+    PRESETS,
     SHAPE_KEYS,
     SampleLengths,
     Shape,
@@ -28,6 +28,7 @@ from biphase.flops import (
     known_device,
     plan_memory,
     read_shape,
+    shape_of,
     update_flops,
 )
 from biphase.machine import total_memory
