@@ -39,7 +39,7 @@ for mistake in (lambda: x + torch.ones(3), lambda: torch.ones(2)[x[:, 0] > 0], l
 
 DEMO = """
 from pathlib import Path
-from biphase.cli.demo import demo
+from biphase.cli.commands import demo
 cell = "max_train_examples=32"
 demo(Path("demo"), changes=[
     "arms.0.budgets=[12]", "arms.0.curricula=[40/60]", "hypotheses=[]",

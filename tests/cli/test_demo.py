@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from biphase.cli.demo import demo
+from biphase.cli.commands import demo
 
 SHORT = (
     "arms.0.budgets=[10]",

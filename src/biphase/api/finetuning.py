@@ -137,7 +137,7 @@ def predict(
     *,
     out: str | Path | None = None,
     template: str | None = None,
-    device: str = "auto",
+    device: Literal["auto", "cpu", "cuda"] = "auto",
 ) -> "pandas.DataFrame | Path":
     """Predict labels, spans or answers for every row; the rows' own columns stay.
 

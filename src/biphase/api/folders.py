@@ -2,7 +2,7 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,24 @@ BEGIN_CHARACTERS, BEGIN_DOCUMENTS = 200, 2
 MODEL_KEYS = ("architectures", "model_type", "is_causal", "hidden_size", "num_hidden_layers", "vocab_size")
 
 
+FOLDER_KINDS: Mapping[str, tuple[str, ...]] = {
+    "run": ("config.yaml",),
+    "checkpoint": ("model/config.json",),
+    "shards": ("manifest.json",),
+    "study": ("study.yaml",),
+    "fine-tuned model": (RECORD,),
+    "model": ("config.json",),
+    "cell": ("score.json",),
+    "task": ("task.yaml",),
+    "cache": ("hashes.json", "encoded/*.safetensors", "encoded/*/hashes.json"),
+    "tokenizer": ("tokenizer.json",),
+    "scores": ("*/score.json", "*/*/score.json"),
+    "runs": ("*/stages", "*/steps"),
+    **dict.fromkeys(("embedding model", "converted model", "search index", "report"), ()),
+}
+"""Each kind of folder, and the files of which one tells it where it has no mark of ours."""
+
+
 def inspect(folder: str | Path, *, verify: bool = False, near_copies: bool = False) -> Facts:
     """Return the facts of a folder that biphase wrote: its `kind`, its `path` and those of that kind.
 
@@ -57,13 +75,16 @@ def inspect(folder: str | Path, *, verify: bool = False, near_copies: bool = Fal
     if not path.is_dir():
         raise InputError(f"{path} is not a folder")
     kind = find_kind(path)
-    options = {"shards": {"verify": verify, "near_copies": near_copies}, "run": {"verify": verify}}
     head = {"kind": kind, "path": str(path)}
     if verify and (marks := sorted(path.rglob(MARK))):
         for mark in marks:
             refuse_damaged(mark.parent, ANEW)
         head["verified"] = "every hash agrees"
-    return head | FOLDER_KINDS[kind][1](path, **options.get(kind, {})) | head
+    if kind == "shards":
+        facts = shard_facts(path, verify, near_copies)
+    else:
+        facts = run_facts(path, verify) if kind == "run" else read_facts(kind, path)
+    return head | facts | head
 
 
 def find_kind(path: Path) -> str:
@@ -72,13 +93,53 @@ def find_kind(path: Path) -> str:
         marked = str(read_json_as(path / MARK, dict[str, Any]).get("biphase"))
         if marked in FOLDER_KINDS:
             return marked
-    for kind, (patterns, _) in FOLDER_KINDS.items():
+    for kind, patterns in FOLDER_KINDS.items():
         if any(next(path.glob(pattern), None) for pattern in patterns):
             return kind
     raise InputError(f"{path} holds nothing that biphase knows: no {', no '.join([*FOLDER_KINDS])}")
 
 
-def shard_facts(path: Path, *, verify: bool, near_copies: bool) -> Facts:
+def read_facts(kind: str, path: Path) -> Facts:
+    """Read the facts of a folder of a kind that has no options: what its record and the names of its files say."""
+    match kind:
+        case "checkpoint":
+            return checkpoint_facts(path)
+        case "tokenizer":
+            return tokenizer_facts(path)
+        case "task":
+            return find_task(str(path / "task.yaml")).model_dump(mode="json", exclude_defaults=True)
+        case "search index":
+            return read_json_as(path / "index.json", dict[str, Any])
+        case "runs":
+            return {"runs": sorted(file.parent.name for file in path.glob("*/config.yaml"))}
+        case "report":
+            tables = sorted(str(file.relative_to(path)) for file in (*path.glob("tables/*"), *path.glob("*.csv")))
+            figures = len(list(path.glob("figures/*.svg")))
+            return {"page": str(path / "index.html"), "tables": tables, "figures": figures}
+        case "study":
+            study = read_yaml(path / "study.yaml")
+            facts: Facts = {key: study.get(key) for key in ("name", "title", "question")}
+            facts["trained_runs"] = len(list(path.glob("trained/*.json")))
+            facts["scores"] = len(list(path.glob("scores/*/*/score.json")))
+            return facts | {"failed": [file.stem for file in sorted(path.glob("failed/*.json"))]}
+        case "cell":
+            score = read_score(path)
+            facts = fields_of(score, "model task metric metrics num_examples num_steps diverged seconds")
+            return facts | fields_of(score.config, "learning_rate seed")
+        case "scores":
+            scores = read_scores(path)
+            facts = {"scores": len(scores.scores), "models": scores.models, "tasks": tuple(sorted(scores.grids))}
+            return facts | {"broken": [f"{file} ({reason})" for file, reason in scores.broken.items()]}
+        case "cache":  # texts of tasks as token ids: a file for each, in earlier versions a folder
+            encoded = [path] if path.parent.name == "encoded" else sorted(path.glob("encoded/[!.]*-*"))
+            files = [file for entry in encoded for file in (entry, *entry.glob("*")) if file.is_file()]
+            facts = {"tasks": sorted({entry.name.rpartition("-")[0] for entry in encoded}), "folders": len(encoded)}
+            facts["bytes"] = sum(file.stat().st_size for file in files)
+            return facts | {"note": "made anew when needed: safe to delete"}
+    return model_facts(path)
+
+
+def shard_facts(path: Path, verify: bool, near_copies: bool) -> Facts:
     sets = [ShardSet.open(path, split) for split in SHARD_SPLITS]
     if verify:
         for shards in sets:
@@ -108,7 +169,7 @@ def shard_facts(path: Path, *, verify: bool, near_copies: bool) -> Facts:
     return facts | ({"verified": "every hash agrees"} if verify else {})
 
 
-def run_facts(path: Path, *, verify: bool) -> Facts:
+def run_facts(path: Path, verify: bool) -> Facts:
     if (path / "stages").is_dir():
         embedding = load_config(EmbeddingRecipe, path / "config.yaml")
         stages = [stage.name for stage in embedding.stages]
@@ -162,80 +223,12 @@ def model_facts(path: Path) -> Facts:
     return facts
 
 
-def study_facts(path: Path) -> Facts:
-    study = read_yaml(path / "study.yaml")
-    return {
-        **{key: study.get(key) for key in ("name", "title", "question")},
-        "trained_runs": len(list((path / "trained").glob("*.json"))),
-        "scores": len(list((path / "scores").glob("*/*/score.json"))),
-        "failed": [file.stem for file in sorted((path / "failed").glob("*.json"))],
-    }
-
-
-def score_facts(path: Path) -> Facts:
-    score = read_score(path)
-    facts = fields_of(score, "model task metric metrics num_examples num_steps diverged seconds")
-    return facts | fields_of(score.config, "learning_rate seed")
-
-
-def scores_facts(path: Path) -> Facts:
-    score_set = read_scores(path)
-    broken = [f"{file} ({reason})" for file, reason in score_set.broken.items()]
-    names = {"models": score_set.models, "tasks": tuple(sorted(score_set.grids))}
-    return {"scores": len(score_set.scores), **names, "broken": broken}
-
-
-def cache_facts(path: Path) -> Facts:
-    """Return the facts of a cache of texts of tasks as token ids: a file for each, in earlier versions a folder."""
-    encoded = [path] if path.parent.name == "encoded" else sorted((path / "encoded").glob("[!.]*-*"))
-    files = [file for entry in encoded for file in (entry, *entry.glob("*")) if file.is_file()]
-    return {
-        "tasks": sorted({entry.name.rpartition("-")[0] for entry in encoded}),
-        "folders": len(encoded),
-        "bytes": sum(file.stat().st_size for file in files),
-        "note": "made anew when needed: safe to delete",
-    }
-
-
-def task_facts(path: Path) -> Facts:
-    return find_task(str(path / "task.yaml")).model_dump(mode="json", exclude_defaults=True)
-
-
-def report_facts(path: Path) -> Facts:
-    names = sorted(str(file.relative_to(path)) for pattern in ("tables/*", "*.csv") for file in path.glob(pattern))
-    return {"page": str(path / "index.html"), "tables": names, "figures": len(list((path / "figures").glob("*.svg")))}
-
-
 def tokenizer_facts(path: Path) -> Facts:
     from biphase.corpus.tokenizer import load_tokenizer, tokenizer_hash
 
     tokenizer = load_tokenizer(path)
     special = {role: getattr(tokenizer, f"{role}_token") for role in ("mask", "eos", "pad")}
     return {"vocab_size": len(tokenizer), **special, "hash": tokenizer_hash(tokenizer)}
-
-
-FOLDER_KINDS: Mapping[str, tuple[tuple[str, ...], Callable[..., Facts]]] = {
-    "run": (("config.yaml",), run_facts),
-    "checkpoint": (("model/config.json",), checkpoint_facts),
-    "shards": (("manifest.json",), shard_facts),
-    "study": (("study.yaml",), study_facts),
-    "fine-tuned model": ((RECORD,), model_facts),
-    "model": (("config.json",), model_facts),
-    "cell": (("score.json",), score_facts),
-    "task": (("task.yaml",), task_facts),
-    "cache": (("hashes.json", "encoded/*.safetensors", "encoded/*/hashes.json"), cache_facts),
-    "tokenizer": (("tokenizer.json",), tokenizer_facts),
-    "embedding model": ((), model_facts),
-    "converted model": ((), model_facts),
-    "search index": ((), lambda path: read_json_as(path / "index.json", dict[str, Any])),
-    "report": ((), report_facts),
-    "scores": (("*/score.json", "*/*/score.json"), scores_facts),
-    "runs": (
-        ("*/stages", "*/steps"),
-        lambda path: {"runs": sorted(file.parent.name for file in path.glob("*/config.yaml"))},
-    ),
-}
-"""Each kind of folder: the files of which one tells it where it has no mark of ours, if there are such; its facts."""
 
 
 def check_task(task: str, data_dir: Path | None = None) -> Facts:

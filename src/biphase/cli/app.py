@@ -38,7 +38,7 @@ GROUPS = {
     "report": "Reports on published scores.",
 }
 """The first words of commands of two words, with a line on each."""
-MODULES = ("commands", "init", "demo")
+MODULES = ("commands", "init")
 """The modules beside this one whose functions are commands: `demo`, `study_plan` for `study plan`."""
 OPTIONS: dict[str, str] = {}
 """The option behind each parameter of the command that runs, which stands for the parameter in what errors say."""

@@ -5,6 +5,7 @@
 
 import re
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import wraps
@@ -22,8 +23,8 @@ from biphase.api.finetuning import to_json
 from biphase.api.studies import OpenStudy
 from biphase.cli import doctor as machine
 from biphase.cli import show
-from biphase.config import MOST_REPEATS, by_commas, parse_config
-from biphase.console import err
+from biphase.config import BUNDLED, MOST_REPEATS, by_commas, parse_config
+from biphase.console import duration, err
 from biphase.console import out as console
 from biphase.corpus.prepare import prepare as prepare_text
 from biphase.errors import InputError
@@ -60,31 +61,19 @@ Form = Annotated[
     Literal["text", "json"], Parameter(name="--format", help="print text for people, or JSON for programs.")
 ]
 Changes = Annotated[Sequence[str], Parameter(name="KEY=VALUE", help="changes to single keys.")]
-DataDirs = Annotated[
-    list[str] | None,
-    Parameter(name="--data-dir", help="TASK=FOLDER with the task's data as published; may be repeated."),
-]
 DataDir = Annotated[
     Path | None, Parameter(name="--data-dir", help="the folder with the task's data as published, in place of the hub.")
 ]
 OutFolder = Annotated[Path | None, Parameter(name="--out")]
-ReportFolder = Annotated[Path | None, Parameter(name="--report")]
 
-MODELS = (
-    "RUN[@STEP], model folders or hub ids (ID@REVISION); then changes to single settings of all cells. Without a "
-    "model: what --out holds already."
-)
-TASKS = "names or YAML files, by commas; `paper`, its twelve, unless given; or zero-shot:FOLDER and mteb:NAME."
 WORDS: dict[str, Any] = {
     **dict.fromkeys(("file", "recipe", "run", "source", "tokenizer"), str),
     **dict.fromkeys(("language", "model"), str | None),
     "changes": Changes,
     "learning_rates": Annotated[tuple[float, ...], in_one_word(parse_rates, "rates, by commas.")],
-    "models": Annotated[Sequence[str], Parameter(name="MODEL|KEY=VALUE", help=MODELS)],
     "scores": Annotated[Path, Parameter(name="--out")],
     "seeds": Annotated[tuple[int, ...], in_one_word(parse_seeds, "by commas, or ranges such as 0-4.")],
     "sources": Sequence[str],
-    "tasks": Annotated[list[str] | None, in_one_word(by_commas, TASKS)],
     "validation": list[str] | None,
 }
 """Types on the command line for parameters that take more kinds of things in Python."""
@@ -95,29 +84,27 @@ def like(
     arguments: str = "",
     hidden: str = "",
     shows: Callable[[Any], str | None] | None = None,
-    **types: Any,
 ) -> Callable[..., Any]:
-    """Make a command of a function: it has the parameters of other functions, and then its own. A function without
-    parameters has only a description, and its command calls the first of the others.
+    """Make a command of a function: it has the parameters of other functions, with their defaults and descriptions,
+    and then its own. Where it names one of theirs, it says the type. A function without parameters has only a
+    description, and its command calls the first of the others.
 
     Args:
-        functions: those from which parameters, their types, defaults and descriptions are taken.
+        functions: those from which parameters are taken.
         arguments: the names of those that are given by their place; the others are options.
         hidden: the names of those that only Python has.
         shows: how the answer is shown to a person, where `--format json` writes it for programs.
-        types: types of single parameters, in place of those in `WORDS` and of Python's.
     """
 
     def dress(run: Callable[..., Any]) -> Callable[..., Any]:
-        parameters: dict[str, PythonParameter] = {}
+        own, parameters = signature(run).parameters, dict[str, PythonParameter]()
         for function in (*functions, run):
             descriptions = {entry.arg_name: entry.description or "" for entry in parse(getdoc(function) or "").params}
             for name, parameter in signature(function).parameters.items():
                 is_typed = parameter.annotation is not parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
                 if is_typed and name not in (*parameters, *hidden.split()):
-                    if function is not run:
-                        kind = (WORDS | types).get(name, parameter.annotation)
-                        parameter = parameter.replace(annotation=kind)
+                    kind = own[name].annotation if name in own else WORDS.get(name, parameter.annotation)
+                    parameter = parameter.replace(annotation=kind)
                     parameters[name] = as_option(parameter, descriptions.get(name, ""), name in arguments.split())
         if shows is not None:
             choice = PythonParameter("form", PythonParameter.KEYWORD_ONLY, default="text", annotation=Form)
@@ -130,7 +117,7 @@ def like(
             bound.apply_defaults()
             is_json = shows is not None and bound.arguments.pop("form") == "json"
             with console.capture() if is_json else nullcontext():  # nothing else stands beside the JSON
-                answer = (run if signature(run).parameters else functions[0])(**bound.arguments)
+                answer = (run if own else functions[0])(**bound.arguments)
             if shows is not None:
                 answer = to_json(answer) if is_json else shows(answer)
             if answer is not None and not isinstance(answer, Path):
@@ -163,6 +150,44 @@ def as_option(parameter: PythonParameter, description: str, is_argument: bool) -
         kind, passing, default = str, parameter.VAR_POSITIONAL, parameter.empty
     annotation: Any = Annotated[(kind, described, *settings)]
     return parameter.replace(kind=passing, annotation=annotation, default=default)
+
+
+def demo(
+    folder: Path = Path("biphase-demo"), /, *, changes: Annotated[Sequence[str], Parameter(parse=False)] = ()
+) -> None:
+    """Run the whole path on bundled text and tasks, in minutes on a laptop: does pretraining CLM → MLM pay?
+
+    Example: `biphase demo`
+
+    Args:
+        folder: where to work; finished parts are kept.
+        changes: of the study, as on the command line of `biphase study run`.
+    """
+    from biphase.study.folder import StudyFolder
+
+    started = time.monotonic()
+    corpus = BUNDLED / "corpus"
+    err.print("[1/5] train a tokenizer on the bundled text")
+    if not (folder / "tokenizer").exists():
+        text.train_tokenizer(corpus / "train.jsonl.zst", folder / "tokenizer", vocab_size=4096)
+    err.print("[2/5] tokenize it into shards")
+    shards, held_out = folder / "shards", corpus / "validation.jsonl.zst"
+    prepare_text(corpus / "train.jsonl.zst", folder / "tokenizer", shards, validation=held_out)
+    study = studies.study("demo", [f"recipe.data.shards={shards}", *changes], folder / "study")
+    plan = study.planned
+    err.print(f"[3/5] pretrain {', '.join(plan.arms)}; fine-tune each and random weights: {len(plan.cells)} cells")
+    study.run()
+    err.print("[4/5] export the biphasic encoder for transformers")
+    last = next(model for model in plan.models if model.name == list(plan.arms)[-1])
+    study_folder = StudyFolder(study.folder)
+    record = study_folder.find_record(plan.runs[last.run])
+    assert record is not None
+    encoder = folder / f"encoder-{record.folder.rpartition('-')[2]}"
+    if not encoder.exists():
+        networks.export(f"{(study_folder.runs / record.folder).resolve()}@{last.step}", encoder)
+    err.print("[5/5] report")
+    study.report(folder / "report")
+    console.print(f"encoder: {encoder} · took {duration(time.monotonic() - started)}")
 
 
 @like(machine.examine, arguments="folder", shows=show.print_facts)
@@ -273,23 +298,19 @@ def task_check() -> None:
     """
 
 
-@like(
-    finetuning.finetune,
-    arguments="model task changes",
-    hidden="template label missing",
-    task=Annotated[str, Parameter(required=True)],
-    data=DataDir,
-)
-def finetune(task: str, changes: Changes = (), **options: Any) -> None:
+@like(finetuning.finetune, arguments="model task changes", hidden="template label missing")
+def finetune(
+    task: Annotated[str, Parameter(required=True)], data: DataDir, changes: Changes = (), **options: Any
+) -> None:
     """Fine-tune one model on one task with one rate and seed, and score it on validation and test.
 
     Example: `biphase finetune runs/tiny-1a2b3c4d snli learning_rate=1e-4 seed=3 --keep snli-model`
     """
     settings = parse_config(FinetuneConfig, {}, changes, origin=task).model_dump(exclude_unset=True)
-    finetuning.finetune(task=task, **options, **settings)
+    finetuning.finetune(task=task, data=data, **options, **settings)
 
 
-@like(finetuning.predict, arguments="model data", data=Path, device=Literal["auto", "cpu", "cuda"])
+@like(finetuning.predict, arguments="model data")
 def predict(model: str, data: Path, out: Path | None, form: Form = "text", **options: Any) -> str | None:
     """Predict labels, spans or answers for every row of a file. Each row keeps its columns.
 
@@ -301,11 +322,21 @@ def predict(model: str, data: Path, out: Path | None, form: Form = "text", **opt
     return to_json({"file": str(out)}) if form == "json" else None
 
 
-@like(finetuning.evaluate, arguments="models", data=DataDirs)
+MODELS = (
+    "RUN[@STEP], model folders or hub ids (ID@REVISION); then changes to single settings of all cells. Without a "
+    "model: what --out holds already."
+)
+TASKS = "names or YAML files, by commas; `paper`, its twelve, unless given; or zero-shot:FOLDER and mteb:NAME."
+
+
+@like(finetuning.evaluate, arguments="models")
 def evaluate(
-    models: Sequence[str],
-    tasks: list[str] | None,
-    data: list[str] | None,
+    models: Annotated[Sequence[str], Parameter(name="MODEL|KEY=VALUE", help=MODELS)],
+    tasks: Annotated[list[str] | None, in_one_word(by_commas, TASKS)],
+    data: Annotated[
+        list[str] | None,
+        Parameter(name="--data-dir", help="TASK=FOLDER with the task's data as published; may be repeated."),
+    ],
     compare: Annotated[
         tuple[str, str] | None, Parameter(help="two models: who wins where, and is it more than noise?")
     ] = None,
@@ -353,7 +384,7 @@ def search(**options: Any) -> Any:
 @like(studies.study, OpenStudy.plan, arguments="file changes", hidden="folder data")
 def study_plan(
     file: str,
-    changes: Sequence[str],
+    changes: Changes,
     form: Annotated[
         Literal["text", "json", "mermaid"], Parameter(name="--format", help="mermaid draws the tree of runs.")
     ] = "text",
@@ -376,8 +407,8 @@ def study_plan(
     return to_json(plan_json(study.planned, estimate)) if form == "json" else describe_plan(study.planned, estimate)
 
 
-@like(studies.study, OpenStudy.run, arguments="file changes", hidden="data", folder=OutFolder)
-def study_run(file: str, changes: Sequence[str], folder: Path | None, **options: Any) -> None:
+@like(studies.study, OpenStudy.run, arguments="file changes", hidden="data")
+def study_run(file: str, changes: Changes, folder: OutFolder, **options: Any) -> None:
     """Train and evaluate whatever is missing. Killed? The same command goes on; several of them share the work.
 
     Example: `biphase study run mini`
@@ -385,8 +416,8 @@ def study_run(file: str, changes: Sequence[str], folder: Path | None, **options:
     studies.study(file, changes, folder).run(**options)
 
 
-@like(studies.study, arguments="file changes", hidden="data", shows=show.print_facts, folder=OutFolder)
-def study_status(file: str, changes: Sequence[str], folder: Path | None) -> dict[str, Any]:
+@like(studies.study, arguments="file changes", hidden="data", shows=show.print_facts)
+def study_status(file: str, changes: Changes, folder: OutFolder) -> dict[str, Any]:
     """Show what is done, begun and failed, and how long the rest takes.
 
     Example: `biphase study status mini`
@@ -395,8 +426,10 @@ def study_status(file: str, changes: Sequence[str], folder: Path | None) -> dict
     return {"study": study.planned.study.name, "folder": str(study.folder), **study.progress()}
 
 
-@like(studies.study, OpenStudy.report, arguments="file changes", hidden="data", folder=OutFolder, out=ReportFolder)
-def study_report(file: str, changes: Sequence[str], folder: Path | None, out: Path | None) -> None:
+@like(studies.study, OpenStudy.report, arguments="file changes", hidden="data")
+def study_report(
+    file: str, changes: Changes, folder: OutFolder, out: Annotated[Path | None, Parameter(name="--report")]
+) -> None:
     """Write tables, figures, verdicts and one HTML page from what is finished so far.
 
     Example: `biphase study report mini`
