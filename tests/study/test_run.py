@@ -118,6 +118,23 @@ def test_checkpoints_that_nobody_needs_are_dropped(plan: Plan, finished: StudyFo
     assert steps == {12}  # step 6, from which a branch went, and step 7, before the decay, are gone
 
 
+def test_what_is_scored_needs_no_checkpoint(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
+    """A folder without weights and predictions, as one is kept: its page says the same, and nothing is trained."""
+    place = copy_of(finished, tmp_path / "kept")
+    for path in (*place.runs.glob("*/steps"), *place.path.glob("scores/*/*/*.jsonl")):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    before, after = read_state(plan, finished), read_state(plan, place)
+    assert (after.done, after.begun) == (before.done, {}) and not any(after.steps.values())
+    reports = [report_study(plan, folder, tmp_path / name, []) for name, folder in (("a", finished), ("b", place))]
+    assert reports[0][1].missing == reports[1][1].missing == []
+    assert [result.examples.table is not None for result in reports[1][2].results if result.examples] == [
+        result.examples.table is not None for result in reports[0][2].results if result.examples
+    ]
+    shutil.rmtree(next(place.scores("tiny-50-50-12").glob("wnut17-*")))
+    lacking = {train_name(name) for name in plan.runs} - read_state(plan, place).done
+    assert lacking == {train_name("tiny-50-50-12"), train_name("tiny-clm-12")}, "the branch, and what it starts from"
+
+
 def test_more_pretraining_seeds_train_nothing_anew(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
     """From one pretraining seed to two: what is done counts, the second has weights of its own, one seed at a time."""
     plan, place = changed(plan, *ONE_CELL), copy_of(finished, tmp_path / "seeds")

@@ -329,12 +329,14 @@ def read_examples(score: Score, split: EvaluatedSplit = "test", most: int | None
     """Read the table of one score, of all its examples; or of `most` of them, evenly over the file, where these are
     fewer.
 
-    Raises `InputError` when predictions were not kept, are damaged, or, if all are read, do not add up to the score.
+    What each contributes is enough: the predictions beside it may be deleted. Raises `InputError` when neither was
+    kept, when they are damaged, or, if all are read, when they do not add up to the score.
     """
-    if score.folder is None or not (path := score.folder / f"{split}.jsonl").exists():
+    path = (score.folder or Path()) / f"{split}.jsonl"
+    if score.folder is None or not (path.exists() or path.with_suffix(".npz").exists()):
         raise InputError(f"{score.folder or 'a score'} has no per-example predictions ({split}.jsonl)")
     written = score.predictions.get(split)
-    if written is not None:
+    if written is not None and path.exists():
         files.refuse_changed(score.folder, {path.name: written}, "rerun its cell")
     ids, (values, statistic), is_degenerate = read_contributions(path, score, written)
     if most is None:

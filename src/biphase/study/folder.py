@@ -3,10 +3,11 @@
 OUT/  study.yaml  runs/NAME-HASH8/  trained/NAME.json  scores/MODEL/TASK-HASH16/  failed/UNIT.json
 
 A trained run has a record in `trained`, a scored cell its folder in `scores`. Both count only while they are what the
-plan asks for: the record by a key of the recipe and of all recipes behind it, the cell by weights and settings.
+plan asks for: the record by a key of the recipe and of all recipes behind it, the cell by weights and settings. The
+checkpoints of models whose cells are all scored may be deleted: nothing is trained again for them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -43,6 +44,9 @@ class TrainedRecord:
     """The fingerprints of its shard sets when it was trained; None where that was not recorded."""
     untimed: tuple[str, ...] = ()
     """Folders of runs that had begun before their time was kept: of these the seconds are not all."""
+    models: Mapping[int, tuple[str, int]] = field(default_factory=dict)
+    """The models that it gave, by step: their hashes, and how many tokens they have positions for. By these the scores
+    of a checkpoint are known when it is gone."""
 
     @property
     def is_timed(self) -> bool:
@@ -156,7 +160,7 @@ class StudyState:
     records: dict[str, TrainedRecord]
     """What is recorded of the runs that are trained."""
     trained: set[str]
-    """Runs that are complete: with every checkpoint that is still needed."""
+    """Runs that are complete: they have every checkpoint that something still needs."""
     scored: set[str]
     """Names of the cells whose scores are all there."""
     begun: dict[str, int]
@@ -164,7 +168,7 @@ class StudyState:
     steps: dict[str, set[int]] = field(default_factory=dict)
     """The checkpoints of each run that is recorded."""
     needed: dict[str, set[int]] = field(default_factory=dict)
-    """The steps of each run whose checkpoints are models, or begin a run that is not complete."""
+    """The steps of each run whose checkpoints are models to be scored, or begin a run that is not complete."""
 
     @property
     def done(self) -> set[str]:
@@ -188,6 +192,14 @@ class StudyState:
         is_there = step in self.steps.get(run, ())
         return f"{(self.folder.runs / self.records[run].folder).resolve()}@{step}" if is_there else None
 
+    def identify(self, run: str, step: int) -> tuple[str, int] | None:
+        """Return the hash of a model and how many tokens it has positions for: those of its checkpoint, or, where that
+        is gone, those that its record has; None where neither is there."""
+        if reference := self.reference(run, step):
+            model = identify(reference)
+            return model.hash, model.max_length
+        return self.records[run].models.get(step) if run in self.records else None
+
 
 def read_runs(plan: Plan, folder: StudyFolder) -> StudyState:
     """Read the state of a study's runs alone: which are trained, which of their checkpoints are there and needed."""
@@ -195,46 +207,56 @@ def read_runs(plan: Plan, folder: StudyFolder) -> StudyState:
     for name, run in plan.runs.items():
         if record := folder.find_record(run):
             records[name], steps[name] = record, {*whole_steps(Run(folder.runs / record.folder))}
-    trained, needed = {*records}, {name: set[int]() for name in plan.runs}
-    for checkpoint in reversed(plan.checkpoints):  # runs stand behind those that they start from
-        if checkpoint.models or not trained.issuperset(checkpoint.needed_by):
+    return find_needed(StudyState(plan, folder, {}, records, set(), set(), {}, steps))
+
+
+def find_needed(state: StudyState, scored_models: set[str] | frozenset[str] = frozenset()) -> StudyState:
+    """Return the state with the checkpoints that are needed, and the runs that have all of theirs. A model that is
+    scored on all its tasks needs no checkpoint."""
+    trained, needed = {*state.records}, {name: set[int]() for name in state.plan.runs}
+    for checkpoint in reversed(state.plan.checkpoints):  # runs stand behind those that they start from
+        if not scored_models.issuperset(checkpoint.models) or not trained.issuperset(checkpoint.needed_by):
             needed[checkpoint.run].add(checkpoint.step)
-            if checkpoint.step not in steps.get(checkpoint.run, ()):
+            if checkpoint.step not in state.steps.get(checkpoint.run, ()):
                 trained.discard(checkpoint.run)
-    return StudyState(plan, folder, {}, records, trained, set(), {}, steps, needed)
+    return replace(state, trained=trained, needed=needed)
 
 
 def read_state(plan: Plan, folder: StudyFolder) -> StudyState:
-    state, begun = read_runs(plan, folder), dict[str, int]()
-    for name in plan.runs.keys() - state.trained:
-        for path in folder.runs.glob(f"{name}-????????"):
-            if (path / "config.yaml").exists() and (rows := read_metrics(open_run(path), "train")):
-                begun[name] = max(rows[-1]["step"], begun.get(name, 0))
+    state = read_runs(plan, folder)
     cells: dict[str, list[StudyCell]] = {model.name: [] for model in plan.models}
     for cell in plan.cells:
         cells[cell.model].append(cell)
     scores = {model.name: ScoreSet(()) for model in plan.models}
-    scored: set[str] = set()
+    scored, scored_models = set[str](), set[str]()
     keys_of = cache(keys_of_cell)  # models share the same few hundred cells
     for model in plan.models:
-        reference = state.reference(model.run, model.step)
-        if reference is None or not folder.scores(model.name).is_dir():
+        identity = state.identify(model.run, model.step)
+        if identity is None or not folder.scores(model.name).is_dir():
             continue
-        fingerprint, read = identify(reference), read_scores(folder.scores(model.name))
+        (model_hash, max_length), read = identity, read_scores(folder.scores(model.name))
         keys = {}
         for cell in cells[model.name]:
-            keys[cell.name] = keys_of(cell.task, cell.evaluates, cell.config, fingerprint.max_length)
+            keys[cell.name] = keys_of(cell.task, cell.evaluates, cell.config, max_length)
         all_keys, current, matched = set().union(*keys.values()), list[Score](), set[str]()
         for score in read.scores:
             # It may have been asked for with its precision, or with whatever the machine has units for.
             name = f"{score.trained_on} {score.task}" if score.trained_on.startswith(EMBED) else score.task
             configs = (score.config, score.config.model_copy(update={"precision": "auto"}))
             keys_of_score = {score_key(name, config) for config in configs}
-            if (score.model_hash, score.protocol) == (fingerprint.hash, PROTOCOL) and keys_of_score & all_keys:
+            if (score.model_hash, score.protocol) == (model_hash, PROTOCOL) and keys_of_score & all_keys:
                 current.append(score)
                 matched |= keys_of_score
         scores[model.name] = ScoreSet(tuple(current), read.broken)
-        scored |= {name for name, wanted in keys.items() if wanted <= matched}
+        scored_cells = {name for name, wanted in keys.items() if wanted <= matched}
+        scored |= scored_cells
+        if scored_cells == keys.keys():
+            scored_models.add(model.name)
+    state, begun = find_needed(state, scored_models), dict[str, int]()
+    for name in plan.runs.keys() - state.trained:
+        for path in folder.runs.glob(f"{name}-????????"):
+            if (path / "config.yaml").exists() and (rows := read_metrics(open_run(path), "train")):
+                begun[name] = max(rows[-1]["step"], begun.get(name, 0))
     return replace(state, scores=scores, scored=scored, begun=begun)
 
 

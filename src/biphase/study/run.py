@@ -27,6 +27,7 @@ from biphase.engine.local import Engine, Unit
 from biphase.engine.scheduler import Failure, Forecast, run_batch
 from biphase.errors import EXIT_BUSY, STOPPED, BusyError, InputError, StoppedError
 from biphase.files import locked, read_json_as, write_json, write_text
+from biphase.finetuning.cells import identify
 from biphase.finetuning.grid import fit_unit, measure_cells
 from biphase.hub import refuse_missing
 from biphase.machine import grace, stop_signals
@@ -84,7 +85,12 @@ def train_unit(plan: Plan, run: str, folder: StudyFolder, processes: int) -> lis
         steps = whole_steps(Run(path))
         manifest = read_checkpoint_manifest(Run(path).steps / str(steps[-1]), check_files=False) if steps else None
         text = manifest.data_history[-1][1] if manifest and manifest.data_history else None
-        record = replace(timed, folder=path.name, text=text)
+        models = {}
+        for model in plan.models:
+            if model.run == run and model.step in steps:
+                identity = identify(f"{path}@{model.step}")
+                models[model.step] = identity.hash, identity.max_length
+        record = replace(timed, folder=path.name, text=text, models=models)
         write_json(clock, asdict(record))
         clock.replace(folder.record(run))
     last = f", {duration(record.seconds - before.seconds)} of it since it went on" if before.seconds else ""
