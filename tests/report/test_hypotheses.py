@@ -152,7 +152,7 @@ def test_a_compute_equivalent_asks_for_the_whole_ladder_of_the_baseline() -> Non
         ("both > 0", "'both' is that of several arms of one model and budget; name one, or say every, some"),
         ("spread(both over rate) > 0", "'both' is that of several arms of one model and budget"),
         ("mean(mlm40 over rate) > 0", "over rates there is a spread, no mean"),
-        ("mean(mlm40 over time) > 0", "'budget' or 'mask' or 'share' or 'rate' is wanted where 'time' stands"),
+        ("mean(mlm40 over time) > 0", "'budget', 'mask', 'share' or 'rate' is wanted where 'time' stands"),
         (
             "spread(both over mask) - mlm40 > 0",
             "a spread stands beside spreads over the same axis on the same task only",
@@ -167,13 +167,13 @@ def test_a_compute_equivalent_asks_for_the_whole_ladder_of_the_baseline() -> Non
         ("mlm40 - clm > 1", "1 of what\\? Write 1 points, of 100"),
         ("compute_equivalent(25/75, mlm40) < 60 points", "a share of compute has no points"),
         ("1 - compute_equivalent(25/75, mlm40) > 0", "is wanted where|stands alone on the left"),
-        ("mlm40 -clm > 0", "'<' or '>' is wanted where '-clm' stands"),
-        ("mlm40 - clm", "'<' or '>' is wanted where the end stands"),
-        ("mlm40 - clm > 0 at 400", "or a number of steps, as 400 steps, is wanted where the end stands"),
+        ("mlm40 -clm > 0", "'<' or '>' or .* is wanted where '-clm' stands"),
+        ("mlm40 - clm", "'<' or '>' or .* is wanted where the end stands"),
+        ("mlm40 - clm > 0 at 400", "or a number of steps, as 400 steps, is wanted where '400' stands"),
         ("mlm40 on every task - clm > 0", "several places stand behind the number; a term has one"),
         ("'mlm40 - clm > 0", "a quote is not closed"),
-        ("mlm40 - clm > 0 when it rains", "'on', 'at', 'for' or the end is wanted where 'when' stands"),
-        ("__import__('os') > 0", "'<' or '>' is wanted where '\\(' stands"),
+        ("mlm40 - clm > 0 when it rains", "'on' or 'at' or 'for' or the end is wanted where 'when' stands"),
+        ("__import__('os') > 0", "'<' or '>' or .* is wanted where '\\(' stands"),
     ],
 )
 def test_what_is_not_in_the_grammar_is_refused_at_its_place(line: str, message: str) -> None:

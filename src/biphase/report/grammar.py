@@ -6,44 +6,44 @@
     trend(masking over mask) > 0 on retrieval
     compute_equivalent(stack, mlm40) < 0.6 at the largest budget
 
-The grammar, in which a name is an arm or one arm at several budgets, or a group of them, quoted where it has spaces:
-
-    inequality  sum ('<' | '>') number ['point' | 'points'] places
-    sum         term (('+' | '-') term)*                       operators stand between blanks
-    term        [number '*'] (arm | '(' sum ')') places
-                or compute_equivalent '(' name ',' name ')', which stands alone on its side
-    arm         ['every' | 'some'] name | ('mean' | 'trend' | 'spread') '(' name 'over' axis ')'
-    axis        'budget' | 'mask' | 'share' | 'rate'
-    places      ('on' task ('and' task)* | 'at' budget | 'for' model)*
-    task        'average' | ('every' | 'some') ('family' | 'task') | a family | a task
-    budget      ['every' | 'some' | 'the' ('largest' | 'smallest')] 'budget' | number 'steps'
-    model       ['every' | 'some' | 'the' ('largest' | 'smallest')] 'model' | a name
-
-A place on a term fixes it for that term; on the last one of a sum, or of a bracket, for all of it. Places behind the
-number say where the inequality is to hold: at each of them, by default at every budget, for every model, on the average
-over families. Where `some` is said, one is enough; `every` is chosen before `some`. The functions are those of
+The grammar stands in `inequality.lark`. A name is an arm or one arm at several budgets, or a group of them. A place on
+a term fixes it for that term; on the last one of a sum, or of a bracket, for all of it. Places behind the number say
+where the inequality is to hold: at each of them, by default at every budget, for every model, on the average over
+families. Where `some` is said, one is enough; `every` is chosen before `some`. The functions are those of
 `report.hypotheses`. Nothing in the text is run.
 """
 
-import itertools
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from lark import Lark, Token, UnexpectedCharacters, UnexpectedToken
 
 from biphase.errors import InputError, clipped
 
-NO_NAMES = ("", "(", ")", ",", "*", "<", ">", "+", "-", "on", "at", "for", "and")
 QUANTIFIERS = ("every", "some")
-FUNCTIONS = ("mean", "trend", "spread")
 RATE = "rate"
-GROUP_AXES = ("budget", "mask", "share", RATE)
-EQUIVALENT = "compute_equivalent"
-"""The share of a baseline's FLOPs at which an arm reaches its score (`report.equivalents`)."""
 QUOTES = "'\""
-TOKEN = re.compile(r"'[^']*'|\"[^\"]*\"|[(),*<>]|[^\s(),*<>'\"]+")
 MOST_BRACKETS = 50
-NUMBER_FORM = re.compile(r"-?\d{1,15}(?:\.\d+)?(?:e-?\d{1,2})?")
+
+EXPECTED = {
+    "NAME": "a name",
+    "AXIS": "'budget', 'mask', 'share' or 'rate'",
+    "SIGN": "'<' or '>'",
+    "NUMBER": "a number",
+    "BUDGET": "'every budget', 'the largest' or 'the smallest budget'",
+    "STEPS": "a number of steps, as 400 steps,",
+    "OVER": "'over'",
+    "COMMA": "','",
+    "RPAR": "')'",
+    "ON": "'on'",
+    "AT": "'at'",
+    "FOR": "'for'",
+    "$END": "the end",
+}
+"""Terminals of the grammar in words, as far as a message says that they are wanted."""
 
 
 Place = Mapping[str, Any]
@@ -102,164 +102,98 @@ class AskedInequality:
     """For a compute equivalent: the arms of the baseline, smallest budget first."""
 
     @property
-    def quantifiers(self) -> tuple[str, str, str]:
-        """`every` or `some` for tasks, budget and model, as its place has them; empty where one is fixed or open."""
-        return find_quantifiers(self.place)
-
-    @property
     def placed(self) -> tuple[Operand, ...]:
         """The operands that must be there at each place: all, but for a baseline, whose whole ladder is asked."""
         return self.operands[:1] if self.is_equivalent else self.operands
 
 
-class Parser:
-    """A parser of a line of text, which it reads from left to right. Raises `InputError` with the place at which the
-    line leaves the grammar."""
+SyntaxTree = Any
+"""A `lark.Tree`: the name of its rule as `data`, trees and tokens as `children`, None for what is left out in `[ ]`."""
 
-    def __init__(self, text: str) -> None:
-        if text.count("(") > MOST_BRACKETS:
-            raise InputError(f"more than {MOST_BRACKETS} brackets")
-        if TOKEN.sub("", text).strip():
-            raise InputError("a quote is not closed")
-        self.text = text
-        self.tokens = TOKEN.findall(text)
-        """Words, signs, and names with their quotes: a word in quotes is a name."""
-        self.at = 0
-        self.trailing: Place = {}
-        """The place behind the last term."""
 
-    @property
-    def next(self) -> str:
-        """The next token; empty at the end."""
-        return self.tokens[self.at] if self.at < len(self.tokens) else ""
+@cache
+def line_parser() -> Lark:
+    grammar = (resources.files("biphase.report") / "inequality.lark").read_text("utf-8")
+    return Lark(grammar, start="inequality", parser="lalr")
 
-    def refuse(self, expected: str) -> NoReturn:
-        next_token = f"'{clipped(self.next.strip(QUOTES), 20)}'" if self.next else "the end"
-        raise InputError(f"{expected} is wanted where {next_token} stands")
 
-    def take(self, *tokens: str) -> str:
-        """Take the next token, which must be one of these."""
-        if self.next not in tokens:
-            self.refuse(" or ".join(f"'{token}'" for token in tokens))
-        self.at += 1
-        return self.tokens[self.at - 1]
+def parse_inequality(text: str) -> AskedInequality:
+    """Parse a line of text. Raises `InputError` with the place at which the line leaves the grammar."""
+    if text.count("(") > MOST_BRACKETS:
+        raise InputError(f"more than {MOST_BRACKETS} brackets")
+    line = " ".join(text.split())
+    try:
+        tree: SyntaxTree = line_parser().parse(line)
+    except UnexpectedToken as error:
+        expected = [words for terminal, words in EXPECTED.items() if terminal in error.accepts]
+        next_token = f"'{clipped(error.token.strip(QUOTES), 20)}'" if error.token else "the end"
+        raise InputError(f"{' or '.join(expected)} is wanted where {next_token} stands") from None
+    except UnexpectedCharacters as error:
+        rest = clipped(line[error.pos_in_stream :], 20)
+        raise InputError(f"'{rest}' is not in the grammar; perhaps a quote is not closed") from None
+    left, sign, number, unit, *places = tree.children
+    bound, is_equivalent = float(number), left.data == "equivalent"
+    if unit and is_equivalent:
+        raise InputError("a share of compute has no points; write it as a number, such as 0.6")
+    if bound and not unit and not is_equivalent:
+        raise InputError(f"{bound:g} of what? Write {bound:g} points, of 100")
+    if is_equivalent and bound <= 0:
+        raise InputError("a share of compute lies above 0")
+    if is_equivalent:
+        arm, baseline = left.children
+        operands = [Operand(1.0, arm.strip(QUOTES)), Operand(-1.0, baseline.strip(QUOTES))]
+    else:
+        operands = read_sum(left)
+    spreads = {term.function == "spread" and (term.axis, term.place.get("tasks")) for term in operands}
+    if len(spreads) > 1:
+        raise InputError("a spread stands beside spreads over the same axis on the same task only")
+    scale = 1.0 if is_equivalent else 0.01
+    direction = 1.0 if sign == ">" else -1.0
+    return AskedInequality(text, tuple(operands), is_equivalent, direction, scale * bound, read_places(places))
 
-    def has(self, *words: str) -> bool:
-        """Take these words if they come next, and tell whether they did."""
-        if tuple(self.tokens[self.at : self.at + len(words)]) != words:
-            return False
-        self.at += len(words)
-        return True
 
-    def name(self, noun: str) -> str:
-        if self.next in NO_NAMES:
-            self.refuse(noun)
-        self.at += 1
-        return self.tokens[self.at - 1].strip(QUOTES)
-
-    def number(self) -> float | None:
-        """Take the next word as a number; None where it is none, or where it is a name such as 25/75."""
-        if not NUMBER_FORM.fullmatch(self.next):
-            return None
-        self.at += 1
-        return float(self.tokens[self.at - 1])
-
-    def inequality(self) -> AskedInequality:
-        is_equivalent = self.has(EQUIVALENT, "(")
-        if is_equivalent:
-            operands = [Operand(1.0, self.name("an arm"))]
-            self.take(",")
-            operands.append(Operand(-1.0, self.name("an arm")))
-            self.take(")")
-        else:
-            operands = self.sum()
-        sign = 1.0 if self.take("<", ">") == ">" else -1.0
-        bound = self.number()
-        if bound is None:
-            self.refuse("a number")
-        has_unit = self.has("points") or self.has("point")
-        if has_unit and is_equivalent:
-            raise InputError("a share of compute has no points; write it as a number, such as 0.6")
-        if bound and not has_unit and not is_equivalent:
-            raise InputError(f"{bound:g} of what? Write {bound:g} points, of 100")
-        place = self.place()
-        if self.at < len(self.tokens):
-            self.refuse("'on', 'at', 'for' or the end")
-        if is_equivalent and bound <= 0:
-            raise InputError("a share of compute lies above 0")
-        spreads = {term.function == "spread" and (term.axis, term.place.get("tasks")) for term in operands}
-        if len(spreads) > 1:
-            raise InputError("a spread stands beside spreads over the same axis on the same task only")
-        scale = 1.0 if is_equivalent else 0.01
-        return AskedInequality(self.text, tuple(operands), is_equivalent, sign, scale * bound, place)
-
-    def sum(self) -> list[Operand]:
-        operands = self.term(1.0)
-        while self.next in ("+", "-"):
-            operands += self.term(1.0 if self.take("+", "-") == "+" else -1.0)
-        return [replace(term, place={**self.trailing, **term.place}) for term in operands]
-
-    def term(self, sign: float) -> list[Operand]:
-        start = self.at
-        factor = self.number()
-        if factor is None or not self.has("*"):
-            self.at, factor = start, 1.0
-        if self.has("("):
-            operands = self.sum()
-            self.take(")")
-        elif self.has(EQUIVALENT):
-            raise InputError(f"{EQUIVALENT}(arm, baseline) stands alone on the left")
-        else:
-            operands = [self.arm()]
-        place = self.trailing = self.place()
+def read_sum(tree: SyntaxTree) -> list[Operand]:
+    """Read the operands of a sum, each with its weight and its place."""
+    operands: list[Operand] = []
+    place: Place = {}
+    sign = 1.0
+    for part in tree.children:
+        if isinstance(part, Token):
+            sign = 1.0 if part == "+" else -1.0
+            continue
+        factor, content, *places = part.children
+        place = read_places(places)
         if any(find_quantifiers(place)) or len(place.get("tasks", ())) > 1:
             raise InputError("several places stand behind the number; a term has one")
+        scale = sign * float(factor or 1)
         # What stands nearer to a name goes before what stands behind the bracket around it.
-        scale = sign * factor
-        return [replace(term, weight=scale * term.weight, place={**place, **term.place}) for term in operands]
+        for operand in read_sum(content) if content.data == "sum" else [read_arm(content)]:
+            operands.append(replace(operand, weight=scale * operand.weight, place={**place, **operand.place}))
+    return [replace(operand, place={**place, **operand.place}) for operand in operands]
 
-    def arm(self) -> Operand:
-        for function in FUNCTIONS:
-            if self.has(function, "("):
-                name = self.name("a group of arms")
-                self.take("over")
-                axis = self.take(*GROUP_AXES)
-                if axis == RATE and function != "spread":
-                    raise InputError(f"over rates there is a spread, no {function}")
-                self.take(")")
-                return Operand(1.0, name, function=function, axis=axis)
-        quantifier = next((word for word in QUANTIFIERS if self.has(word)), "")
-        return Operand(1.0, self.name("an arm"), quantifier=quantifier)
 
-    def place(self) -> Place:
-        place: dict[str, Any] = {}
-        while True:
-            if self.has("on"):
-                tasks = [self.task()]
-                while self.has("and"):
-                    tasks.append(self.task())
-                place["tasks"] = tuple(tasks)
-            elif self.has("at"):
-                place["budget"] = self.quantified("budget") or self.steps()
-            elif self.has("for"):
-                place["model"] = self.quantified("model") or self.name("a model")
-            else:
-                return place
+def read_arm(tree: SyntaxTree) -> Operand:
+    """Read an arm, or a function of arms over an axis."""
+    if tree.data == "arm":
+        quantifier, name = tree.children
+        return Operand(1.0, name.strip(QUOTES), quantifier=str(quantifier or ""))
+    function, name, axis = map(str, tree.children)
+    if axis == RATE and function != "spread":
+        raise InputError(f"over rates there is a spread, no {function}")
+    return Operand(1.0, name.strip(QUOTES), function=function, axis=axis)
 
-    def task(self) -> str:
-        for word, noun in itertools.product(QUANTIFIERS, ("family", "task")):
-            if self.has(word, noun):
-                return f"{word} {noun}"
-        return self.name("a task or a family")
 
-    def steps(self) -> int:
-        steps = self.number()
-        if steps is None or not self.has("steps"):
-            self.refuse("'every budget', 'the largest' or 'the smallest budget', or a number of steps, as 400 steps,")
-        return int(steps)
-
-    def quantified(self, noun: str) -> str | None:
-        for end in ("largest", "smallest"):
-            if self.has("the", end, noun):
-                return end
-        return next((word for word in QUANTIFIERS if self.has(word, noun)), None)
+def read_places(trees: Sequence[SyntaxTree]) -> Place:
+    """Read the tasks, the budget and the model that one place names."""
+    place: dict[str, Any] = {}
+    for tree in trees:
+        first = tree.children[0]
+        if tree.data == "tasks":
+            place["tasks"] = tuple(name.strip(QUOTES) for name in tree.children)
+        elif first.type == "STEPS":
+            place["budget"] = int(float(first.split()[0]))
+        elif first.type == "NAME":
+            place["model"] = first.strip(QUOTES)
+        else:  # `every model` → `every`, `the largest budget` → `largest`
+            place[tree.data] = first.split()[-2]
+    return place

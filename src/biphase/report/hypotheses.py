@@ -26,7 +26,7 @@ from biphase.report.claims import Claim, Inequality, strongest
 from biphase.report.contrasts import Contrast, contrast, jackknife
 from biphase.report.equivalents import contrast_at_share, refuse_gaps
 from biphase.report.formats import show_count, show_list
-from biphase.report.grammar import QUANTIFIERS, RATE, AskedInequality, Operand, Parser
+from biphase.report.grammar import QUANTIFIERS, RATE, AskedInequality, Operand, find_quantifiers, parse_inequality
 from biphase.report.results import (
     FAMILY_CODES,
     FAMILY_NAMES,
@@ -157,7 +157,7 @@ def bind(text: str, ladders: Mapping[str, Ladder], tasks: Mapping[str, str]) -> 
     with those that are; and where the names are nowhere there together.
     """
     try:
-        line = Parser(text).inequality()
+        line = parse_inequality(text)
         check_names(line, ladders)
         return place_inequality(line, ladders, tasks)
     except InputError as error:
@@ -181,7 +181,7 @@ def place_inequality(
                 if not any(weights.values()):  # it compares an arm with itself
                     continue
                 # Of those that differ in no `every` and in no named place, one is enough.
-                at = zip(line.quantifiers, (task, spot.budget, spot.model), strict=True)
+                at = zip(find_quantifiers(line.place), (task, spot.budget, spot.model), strict=True)
                 every = [term.kind for term in terms if term.quantifier == "every"]
                 key = (*(value for word, value in at if word != "some"), *every)
                 label, ladder = label_choice(line, terms, task, spot), baseline_ladder(line, ladders, spot)
@@ -332,7 +332,7 @@ def make_line(groups: Sequence[Sequence[AskedInequality]], results: ResultSet) -
     is below 0.6" becomes "the arm is above the baseline's line at 1 / 0.6 of the arm's compute".
     """
     line, arms = groups[0][0], {arm.name: arm for arm in results.arms}
-    words = (*line.quantifiers, *(operand.quantifier for operand in line.operands))
+    words = (*find_quantifiers(line.place), *(operand.quantifier for operand in line.operands))
     inequalities, untested = [], []
     for rivals in groups:
         measured, lacks = [], []
