@@ -247,8 +247,8 @@ def test_the_choice_of_rates_by_hand() -> None:
     assert contrast([(1, a), (-1, replace(b, choice=one_rate))]).choice_degrees == 49
     several = Result(CLM, "SC", "a", "standard", (0.1, 0.2, 0.4), pretraining_seeds=(0, 1, 2))
     assert difference(several, b).choice_variance == pytest.approx(0.2)
-    average = with_averages(ResultSet([a, replace(a, dataset="b")])).find(CLM, "SC", AVERAGE, "standard")
-    assert average is not None and contrast([(1, average)]).choice_variance == pytest.approx(0.15)
+    average = with_averages(ResultSet([a, replace(a, dataset="b")])).scores[CLM.name]["SC"]
+    assert contrast([(1, average)]).choice_variance == pytest.approx(0.15)
 
 
 def test_chosen_rates_are_rarely_called_different() -> None:
@@ -339,8 +339,7 @@ def test_averages_are_their_datasets() -> None:
         gap_SN = values[CLM] - values[MLM]
         sums, variances = sums + gap_SN.mean(axis=1) / 2, variances + gap_SN.mean(axis=0).var(ddof=1) / num / 4
     results = with_averages(ResultSet([*cells[CLM], *cells[MLM]]))
-    clm, mlm = (results.find(arm, "SC", AVERAGE, "standard") for arm in cells)
-    assert clm and mlm
+    clm, mlm = (results.scores[arm.name]["SC"] for arm in cells)
     seen = difference(clm, mlm)
     assert seen.seed_variance == pytest.approx(np.var(sums, ddof=1) / 3)
     assert seen.example_variance == pytest.approx(variances) and seen.num_examples == 30

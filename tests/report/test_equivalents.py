@@ -183,7 +183,7 @@ def test_published_shares(name: str, share: float, low: float | None, high: floa
 def test_a_model_has_one_score_on_a_page() -> None:
     """80.295 by one order of adding and less by another: 80.30 beside the 80.29 of the table."""
     results = with_averages(read_reference())
-    means = {name: scores["", ALL_TASKS] for name, scores in results.by_model.items() if ("", ALL_TASKS) in scores}
+    means = {name: scores[ALL_TASKS] for name, scores in results.scores.items() if ALL_TASKS in scores}
     ladder = [means[f"610m-mlm40-{budget}"].arm for budget in ("12k", "22k", "42k")]
     mean = means["610m-clm-32k-mlm40-42k"]
     found = compute_equivalent(results, mean.arm, ladder, is_tested=False)

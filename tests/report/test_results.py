@@ -11,7 +11,6 @@ from biphase.finetuning.scores import KeptExamples, ScoreSet, read_score
 from biphase.report.contrasts import difference, with_averages
 from biphase.report.page import describe_results
 from biphase.report.results import (
-    AVERAGE,
     ReportArm,
     Result,
     ResultSet,
@@ -43,8 +42,7 @@ def test_averages_go_seed_by_seed() -> None:
     """(0.5, 0.7) and (0.8, 0.6) average to 0.65 with both seeds: no spread at all, although each dataset has one.
     So no interval: two equal numbers tell nothing of a third."""
     cells = [Result(CLM, "SC", "a", "standard", (0.5, 0.7)), Result(CLM, "SC", "b", "standard", (0.8, 0.6))]
-    average = with_averages(ResultSet(cells)).find(CLM, "SC", AVERAGE, "standard")
-    assert average is not None
+    average = with_averages(ResultSet(cells)).scores[CLM.name]["SC"]
     assert average.samples == pytest.approx((0.65, 0.65))
     assert math.isnan(average.half_width) and not math.isnan(cells[0].half_width)
 
@@ -112,8 +110,7 @@ def test_predictions_that_contradict_their_score_are_missing(write_cell: Any) ->
 def test_averages_of_unequal_seeds_are_independent() -> None:
     """Student's t, with Welch's degrees of freedom, of the two means over two and three seeds."""
     cells = [Result(CLM, "SC", "a", "standard", (0.5, 0.7)), Result(CLM, "SC", "b", "standard", (0.8, 0.6, 0.7))]
-    average = with_averages(ResultSet(cells)).find(CLM, "SC", AVERAGE, "standard")
-    assert average is not None
+    average = with_averages(ResultSet(cells)).scores[CLM.name]["SC"]
     assert (average.mean, average.samples, average.num) == (pytest.approx(0.65), (), 2)
     welch = stats.ttest_ind((0.5, 0.7), (0.8, 0.6, 0.7), equal_var=False).confidence_interval()
     assert average.half_width == pytest.approx((welch.high - welch.low) / 2 / 2)
@@ -131,9 +128,7 @@ def test_averages_without_a_cell_stay_over_pretraining_seeds() -> None:
             scores = [level for _, level in points]
             pretraining = [seed for seed, _ in points]
             cells.append(Result(arm, "SC", dataset, "standard", scores, seeds=seeds, pretraining_seeds=pretraining))
-        found = with_averages(ResultSet(cells)).find(arm, "SC", AVERAGE, "standard")
-        assert found is not None
-        return found
+        return with_averages(ResultSet(cells)).scores[arm.name]["SC"]
 
     whole, part = (average_of(CLM, (0.50, 0.52, 0.57), num) for num in (0, 1))
     assert part.samples == () and part.num_pretrainings == 3
@@ -147,7 +142,7 @@ def test_no_average_of_a_part() -> None:
     cells = [Result(CLM, "SC", name, "standard", (0.5, 0.7)) for name in "ab"]
     cells.append(Result(MLM, "SC", "a", "standard", (0.5, 0.7)))
     results = with_averages(ResultSet(cells))
-    assert results.find(MLM, "SC", AVERAGE, "standard") is None
+    assert "SC" not in results.scores[MLM.name]
     assert missing_cells(results) == ["objective and masking ratio · mlm · SC: b (standard metric)"]
     assert with_averages(results) == results
 

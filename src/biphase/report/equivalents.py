@@ -21,7 +21,7 @@ from biphase.errors import InputError
 from biphase.report.contrasts import Contrast, Noise, average, contrast
 from biphase.report.figures import Panel, mark_interval, round_ticks
 from biphase.report.formats import MISSING, show_noise
-from biphase.report.results import FAMILY_NAMES, ReportArm, Result, ResultSet, read_words, reference_mask, short_steps
+from biphase.report.results import ReportArm, Result, ResultSet, read_words, reference_mask, short_steps
 from biphase.report.tables import Cell, Row, Table, interval_cell
 from biphase.style import LOOKS, SERIES
 
@@ -122,7 +122,7 @@ def shared_datasets(results: ResultSet, arms: Sequence[ReportArm], required: Seq
     """Return the data sets that all arms have, or those `required`. Raises `InputError` where a required one is
     missing, or none is shared."""
     by_arm = [results.scores.get(arm.name, {}) for arm in arms]
-    shared = set.intersection(*map(set, by_arm)) - FAMILY_NAMES.keys()
+    shared = set(itertools.chain(*results.datasets.values())).intersection(*by_arm)
     if required is not None and (lost := sorted(set(required) - shared)):
         raise InputError(f"no scores of {', '.join(arm.name for arm in arms)} on {', '.join(lost)}; finish their cells")
     names = tuple(name for name in by_arm[0] if name in shared and (required is None or name in required))

@@ -31,7 +31,6 @@ from biphase.report.results import (
     objective_pairs,
     read_words,
     short_steps,
-    sizes_of,
 )
 from biphase.report.statistics import Interval, rate_spread, stability_rates
 from biphase.style import INK, LOOKS, PLOT_STYLE, SERIES, Look, plot_losses
@@ -224,7 +223,8 @@ def fill_panels(name: str, results: ResultSet) -> list[Panel]:
     if has_names:
         margin = 0.6 if row.kind == "bars" else 0.4
         settings["xlim"] = (-margin, len(values) - 1 + margin)
-    sizes = [size for size in sizes_of(arms) if row.kind == "rings" and num_parameters(size) < math.inf]
+    drawn = {arm.size for arm in arms if row.kind == "rings" and num_parameters(arm.size) < math.inf}
+    sizes = [size for size in results.sizes if size in drawn]
     series = list_series(row, rows)
     panels = []
     for family in results.families:
@@ -279,7 +279,7 @@ def measure_arms(row: FigureRow, results: ResultSet, family: str, arms: Arms) ->
         return scores[0].interval if len(scores) == 1 else difference(*scores).against()
     tables = []
     for dataset in results.datasets[family, results.primary_metric]:
-        score = results.by_model.get(arms[0].name, {}).get((family, dataset))
+        score = results.scores.get(arms[0].name, {}).get(dataset)
         by_rate = score.by_rate or {} if score else {}
         rows = [by_rate[rate] for rate in stability_rates(sorted(by_rate))]
         if len({len(seeds) for seeds in rows}) != 1 or np.isnan(rows).all():

@@ -134,7 +134,7 @@ def dissolve_groups(node: Element) -> None:
 def answer_sentences(results: ResultSet) -> Iterator[str]:
     """Compare the best model with the best of any other objective (else the runner-up), and with random weights; or say
     why there is none."""
-    means = [scores["", ALL_TASKS] for scores in results.by_model.values() if ("", ALL_TASKS) in scores]
+    means = [scores[ALL_TASKS] for scores in results.scores.values() if ALL_TASKS in scores]
     groups: dict[object, list[Result]] = {}
     for result in means:
         if result.arm.objective != "none":

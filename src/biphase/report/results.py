@@ -186,38 +186,22 @@ class ResultSet:
     """(name of an arm, task) → how many fine-tunings there are to be, over all rates and seeds."""
 
     @cached_property
-    def cells(self) -> dict[tuple[str, str, str, str, str], Result]:
-        """(setup, arm, family, dataset, metric) → its result."""
-        return {(r.arm.setup, r.arm.name, r.family, r.dataset, r.metric): r for r in self.results}
-
-    @cached_property
-    def by_model(self) -> dict[str, dict[tuple[str, str], Result]]:
-        """Name of a model → (family, dataset) → its result by the primary metric, with the arm of the first of its
-        comparisons."""
-        by_model: dict[str, dict[tuple[str, str], Result]] = {}
+    def scores(self) -> dict[str, dict[str, Result]]:
+        """Name of a model → a dataset, the code of a family for its average, or `ALL_TASKS` → its score by the primary
+        metric, with the arm of the first of its comparisons."""
+        scores: dict[str, dict[str, Result]] = {}
         for result in self.results:
             if result.metric == self.primary_metric:
-                scores = by_model.setdefault(result.arm.name, {})
-                arm = next(iter(scores.values()), result).arm
-                scores.setdefault((result.family, result.dataset), replace(result, arm=arm))
-        return by_model
+                by_name = scores.setdefault(result.arm.name, {})
+                arm = next(iter(by_name.values()), result).arm
+                name = result.family if result.dataset == AVERAGE else result.dataset
+                by_name.setdefault(name, replace(result, arm=arm))
+        return scores
 
     @property
     def models(self) -> list[ReportArm]:
         """Every model once: one that stands in several comparisons is given for the first of them."""
-        return [next(iter(scores.values())).arm for scores in self.by_model.values()]
-
-    @cached_property
-    def scores(self) -> dict[str, dict[str, Result]]:
-        """Name of a model → a dataset, or the code of a family for its average → its score by the primary metric,
-        whichever of its comparisons it is from."""
-        scores: dict[str, dict[str, Result]] = {}
-        for name, results in self.by_model.items():
-            by_name = scores.setdefault(name, {})
-            for (family, dataset), score in results.items():
-                if dataset != ALL_TASKS:
-                    by_name[family if dataset == AVERAGE else dataset] = score
-        return scores
+        return [next(iter(scores.values())).arm for scores in self.scores.values()]
 
     @cached_property
     def arms(self) -> list[ReportArm]:
@@ -226,8 +210,9 @@ class ResultSet:
 
     @cached_property
     def sizes(self) -> list[str]:
-        """The sizes of all arms, smallest first."""
-        return sizes_of(self.arms)
+        """The sizes of all arms, smallest first; those whose names are no number of parameters (`610M`, `1b`) come
+        last, in the order in which they come."""
+        return sorted(dict.fromkeys(arm.size for arm in self.arms), key=num_parameters)
 
     @cached_property
     def usual_mask(self) -> int | None:
@@ -274,9 +259,6 @@ class ResultSet:
                 chosen.append(result)
         return replace(self, results=tuple(chosen))
 
-    def find(self, arm: ReportArm, family: str, dataset: str, metric: str) -> Result | None:
-        return self.cells.get((arm.setup, arm.name, family, dataset, metric))
-
 
 def pool(results: Sequence[Result]) -> Result:
     """Pool the results of an arm on a dataset, one for each pretraining seed, which must have `pretraining_seeds`."""
@@ -311,11 +293,10 @@ def missing_cells(results: ResultSet) -> list[str]:
     lines, comparisons = [], read_words()["comparisons"]
     for metric, setup in itertools.product(results.metrics, comparisons):
         part = results.select(metric=metric, setup=setup)
-        names = {family: part.datasets[family, metric] for family in part.families}
-        for family, arm in itertools.product(names, part.arms):
-            lost = [name for name in names[family] if part.find(arm, family, name, metric) is None]
+        for family, (name, scores) in itertools.product(part.families, part.scores.items()):
+            lost = [dataset for dataset in part.datasets[family, metric] if dataset not in scores]
             if lost:
-                where = f"{comparisons[setup]['name']} · {arm.name} · {family}"
+                where = f"{comparisons[setup]['name']} · {name} · {family}"
                 lines.append(f"{where}: {', '.join(lost)} ({metric} metric)")
     return lines
 
@@ -333,17 +314,19 @@ def missing_examples(results: ResultSet) -> list[str]:
 def check_averages(results: ResultSet) -> list[str]:
     """Count the averages that are the mean of their datasets, up to the rounding of both to 0.01 %; add a line for any
     other."""
-    lines, num_averages = [], 0
-    for family, metric in itertools.product(results.families, results.metrics):
-        names = results.datasets[family, metric]
-        for result in results.select(family, AVERAGE, metric).results:
+    lines, num_averages, comparisons = [], 0, read_words()["comparisons"]
+    for metric, setup in itertools.product(results.metrics, comparisons):
+        by_model = results.select(metric=metric, setup=setup).scores
+        for (name, scores), family in itertools.product(by_model.items(), results.families):
+            if family not in scores:
+                continue
             num_averages += 1
-            cells = [results.find(result.arm, family, name, metric) for name in names]
-            means = [cell.mean for cell in cells if cell is not None]
-            recomputed = float(np.mean(means)) if len(means) == len(cells) else result.mean
-            if abs(recomputed - result.mean) > PUBLISHED_DIGIT * (1 + 1e-9):
-                where = f"{read_words()['comparisons'][result.arm.setup]['name']} · {result.arm.name} · {family}"
-                lines.append(f"{where}: {100 * result.mean:.2f}, but its datasets give {100 * recomputed:.2f}")
+            mean, datasets = scores[family].mean, results.datasets[family, metric]
+            means = [scores[dataset].mean for dataset in datasets if dataset in scores]
+            recomputed = float(np.mean(means)) if len(means) == len(datasets) else mean
+            if abs(recomputed - mean) > PUBLISHED_DIGIT * (1 + 1e-9):
+                where = f"{comparisons[setup]['name']} · {name} · {family}"
+                lines.append(f"{where}: {100 * mean:.2f}, but its datasets give {100 * recomputed:.2f}")
     right = f"{num_averages - len(lines)} of {num_averages} averages are the mean of their datasets, up to rounding."
     return [right, *lines]
 
@@ -362,12 +345,6 @@ def reference_mask(arms: Iterable[ReportArm]) -> int | None:
     return max(counts, key=lambda mask: (counts[mask], mask)) if counts else None
 
 
-def sizes_of(arms: Iterable[ReportArm]) -> list[str]:
-    """Return sizes, smallest first; those whose names are no number of parameters (`610M`, `1b`) come last, in the
-    order given."""
-    return sorted(dict.fromkeys(arm.size for arm in arms), key=num_parameters)
-
-
 def num_parameters(size: str) -> float:
     try:
         return float(size[:-1]) * {"k": 1e3, "m": 1e6, "b": 1e9}[size[-1:].lower()]
@@ -380,13 +357,12 @@ def objective_pairs(results: ResultSet) -> list[tuple[ReportArm, ReportArm]]:
 
     Of several with recipes of their own, it is the one with the recipe of most arms; without such a one, none.
     """
-    arms = results.select(setup="objective").arms
-    mask = results.usual_mask
+    compared = results.select(setup="objective")
     pairs: list[tuple[ReportArm, ReportArm]] = []
-    for size in sizes_of(arms):
+    for size in compared.sizes:
         budgets: dict[tuple[int, int], dict[str, list[ReportArm]]] = {}
-        for arm in arms:
-            if arm.size == size and arm.mask_percent in (None, mask):
+        for arm in compared.arms:
+            if arm.size == size and arm.mask_percent in (None, results.usual_mask):
                 budgets.setdefault((arm.pretrain_steps, arm.cpt_steps), {}).setdefault(arm.objective, []).append(arm)
         complete = [budget for budget, by_objective in budgets.items() if by_objective.keys() >= {"clm", "mlm"}]
         if complete:

@@ -113,7 +113,7 @@ def make_tables(results: ResultSet) -> list[Table]:
         trained = [arm for arm in blocks if arm.objective != "none"]
         for family in part.families:
             names = part.datasets[family, metric]
-            columns = {name: (family, name) for name in ([*names, AVERAGE] if len(names) != 1 else names)}
+            columns = {name: name for name in names} | ({AVERAGE: family} if len(names) != 1 else {})
             title = f"{words['name']}, {FAMILY_NAMES[family]} ({tell_measures(part, family, metric)})"
             name = f"{setup}-{family.lower()}"
             if "first_table" in words and family != "EM":
@@ -139,27 +139,23 @@ def wide_table(results: ResultSet, metric: str) -> Table:
     results = results.select(metric=metric)
     names_of = {family: results.datasets[family, metric] for family in results.families}
     num_tasks = sum(map(len, names_of.values()))
-    has_all = num_tasks > 1 and any(("", ALL_TASKS) in by_task for by_task in results.by_model.values())
-    columns = [("", ALL_TASKS)] if has_all else []  # family and dataset; no family: all tasks
+    has_all = num_tasks > 1 and any(ALL_TASKS in scores for scores in results.scores.values())
+    columns = {ALL_TASKS: ALL_TASKS} if has_all else {}
+    datasets_beside_means = set[str]()
     for family, names in names_of.items():
-        is_mean_of_all = has_all and len(names) == num_tasks
-        has_mean = len(names) > 1 and not is_mean_of_all
-        columns += [(family, name) for name in ([AVERAGE, *names] if has_mean else names)]
+        if len(names) > 1 and not (has_all and len(names) == num_tasks):  # that would be the mean of all
+            columns[f"{family} mean"] = family
+            datasets_beside_means.update(names)
+        columns |= {name: name for name in names}
 
     blocks = {arm: rivals(arm) for arm in results.models}
     # How far tasks tell models apart is a question about models that are compared: those of the largest block.
     ((largest, _),) = Counter(blocks.values()).most_common(1)
     compared = [arm for arm in blocks if blocks[arm] == largest]
-    # A dataset may have the name of another family's: `uner` of two families becomes `uner (TC)`.
-    heads = [f"{code} mean" if name == AVERAGE else name for code, name in columns]
-    heads = [f"{head} ({columns[at][0]})" if heads.count(head) > 1 else head for at, head in enumerate(heads)]
     about = "; ".join(f"{FAMILY_NAMES[code]}: {tell_measures(results, code, metric)}" for code in results.families)
-    of_means = [code for code, name in columns if name in (AVERAGE, ALL_TASKS)]
-    is_long = len(columns) > MOST_COLUMNS
-    details = tuple(is_long and name not in (AVERAGE, ALL_TASKS) and code in of_means for code, name in columns)
+    details = [len(columns) > MOST_COLUMNS and name in datasets_beside_means for name in columns]
     title = f"All models and tasks, {'standard' if metric == 'standard' else 'the paper’s own'} metrics ({about})"
-    by_head = dict(zip(heads, columns, strict=True))
-    return make_score_table(f"all-{metric}", title, results, WIDE_STUBS, blocks, by_head, compared, details)
+    return make_score_table(f"all-{metric}", title, results, WIDE_STUBS, blocks, columns, compared, details)
 
 
 def mark_column(scores: Sequence[Result | None]) -> list[Cell]:
@@ -186,7 +182,7 @@ def make_score_table(
     results: ResultSet,
     stubs: Mapping[str, Callable[[ReportArm], str]],
     blocks: Mapping[ReportArm, object],
-    columns: Mapping[str, tuple[str, str]],
+    columns: Mapping[str, str],
     compared: Sequence[ReportArm],
     details: Sequence[bool] = (),
 ) -> Table:
@@ -194,11 +190,11 @@ def make_score_table(
 
     Args:
         stubs: what stands before the scores of an arm, by its header.
-        columns: the head of each column → the family and the dataset of its scores.
+        columns: the head of each column → what it shows, a key of the scores of a model.
         compared: those arms that the columns are to tell apart.
     """
     rows: list[Row] = []
-    scores = results.by_model
+    scores = results.scores
     for block in dict.fromkeys(blocks.values()):
         members = [arm for arm in blocks if blocks[arm] == block]
         marked = [mark_column([scores[arm.name].get(column) for arm in members]) for column in columns.values()]
