@@ -9,6 +9,7 @@ from scipy import stats
 
 from biphase.finetuning.scores import KeptExamples, ScoreSet, read_score
 from biphase.report.contrasts import difference, with_averages
+from biphase.report.figures import choose_objectives
 from biphase.report.page import describe_results
 from biphase.report.results import (
     ReportArm,
@@ -16,7 +17,6 @@ from biphase.report.results import (
     ResultSet,
     missing_cells,
     missing_examples,
-    objective_pairs,
     pool,
 )
 from biphase.report.statistics import Interval
@@ -147,14 +147,17 @@ def test_no_average_of_a_part() -> None:
     assert with_averages(results) == results
 
 
+def pairs(*arms: ReportArm) -> list[tuple[str, str]]:
+    """The arms with CLM and with MLM that a figure sets beside each other."""
+    results = ResultSet(tuple(Result(arm, "SC", "a", "standard", (0.5, 0.7)) for arm in arms))
+    names = [arm.name for (arm,) in choose_objectives(results)]
+    return [*zip(names[: len(names) // 2], names[len(names) // 2 :], strict=True)]
+
+
 def test_objectives_are_compared_under_one_recipe() -> None:
     """Of two MLM arms of one size and budget the one with the recipe of most arms, wherever it stands; of two with
     recipes of their own neither."""
     tuned, other = (replace(MLM, name=name, is_plain=False) for name in ("tuned", "other"))
-
-    def pairs(*arms: ReportArm) -> list[tuple[str, str]]:
-        found = ResultSet(tuple(Result(arm, "SC", "a", "standard", (0.5, 0.7)) for arm in arms))
-        return [(clm.name, mlm.name) for clm, mlm in objective_pairs(found)]
 
     assert pairs(CLM, MLM, tuned) == pairs(tuned, MLM, CLM) == [("clm", "mlm")]
     assert pairs(CLM, tuned) == [("clm", "tuned")]
@@ -164,10 +167,6 @@ def test_objectives_are_compared_under_one_recipe() -> None:
 def test_objectives_are_compared_at_one_budget() -> None:
     """The largest that both have, in whatever order the arms stand; none where they share none."""
     clm, mlm = (replace(arm, name=f"{arm.name}-short", pretrain_steps=10) for arm in (CLM, MLM))
-
-    def pairs(*arms: ReportArm) -> list[tuple[str, str]]:
-        found = ResultSet(tuple(Result(arm, "SC", "a", "standard", (0.5, 0.7)) for arm in arms))
-        return [(clm.name, mlm.name) for clm, mlm in objective_pairs(found)]
 
     assert pairs(clm, CLM, mlm, MLM) == pairs(clm, CLM, MLM) == pairs(MLM, mlm, CLM) == [("clm", "mlm")]
     assert pairs(clm, CLM, mlm) == [("clm-short", "mlm-short")]

@@ -52,6 +52,8 @@ class Equivalent:
     """What compute is counted in."""
     score: Result
     """The arm's mean score over data sets, which are its `cells`."""
+    compute: float
+    """The compute of all the arm's training."""
     ladder: Rungs
     heights: tuple[float, ...]
     """The scores of the baseline, made monotone."""
@@ -64,11 +66,6 @@ class Equivalent:
     high: float
     noise: tuple[Noise, ...]
     """What the interval accounts for."""
-
-    @property
-    def compute(self) -> float:
-        """The compute of all the arm's training."""
-        return getattr(self.score.arm, self.axis)
 
 
 def compute_equivalent(
@@ -99,7 +96,8 @@ def compute_equivalent(
     # where the line is level `interp` takes what comes last.
     log = np.interp(-mean, -heights[::-1], np.log([*ladder])[::-1])
     interval = find_interval(score, compute, ladder) if is_tested else (math.nan, math.nan, ())
-    return Equivalent(axis, score, ladder, tuple(heights.tolist()), compute / math.exp(log), beyond, *interval)
+    share = compute / math.exp(log)
+    return Equivalent(axis, score, compute, ladder, tuple(heights.tolist()), share, beyond, *interval)
 
 
 def contrast_at_share(

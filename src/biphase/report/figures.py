@@ -28,7 +28,6 @@ from biphase.report.results import (
     ReportArm,
     ResultSet,
     num_parameters,
-    objective_pairs,
     read_words,
     short_steps,
 )
@@ -94,8 +93,26 @@ class FigureRow:
 
 
 def choose_objectives(results: ResultSet) -> list[Arms]:
-    pairs = objective_pairs(results)
-    return [*((clm,) for clm, _ in pairs), *((mlm,) for _, mlm in pairs)]
+    """Choose CLM, then MLM at the usual ratio, at the largest budget of each size that has both, smallest first.
+
+    Of several with recipes of their own, it is the one with the recipe of most arms; without such a one, none.
+    """
+    compared = results.select(setup="objective")
+    chosen: dict[str, list[Arms]] = {"clm": [], "mlm": []}
+    for size in compared.sizes:
+        budgets: dict[tuple[int, int], dict[str, list[ReportArm]]] = {}
+        for arm in compared.arms:
+            if arm.size == size and arm.mask_percent in (None, results.usual_mask):
+                budgets.setdefault((arm.pretrain_steps, arm.cpt_steps), {}).setdefault(arm.objective, []).append(arm)
+        complete = [budget for budget, by_objective in budgets.items() if by_objective.keys() >= {"clm", "mlm"}]
+        if complete:
+            usual = {}
+            for objective, rivals in budgets[max(complete)].items():
+                usual[objective] = [arm for arm in rivals if arm.is_plain][:1] or (rivals if len(rivals) == 1 else [])
+            for clm, mlm in zip(usual["clm"], usual["mlm"], strict=False):
+                chosen["clm"].append((clm,))
+                chosen["mlm"].append((mlm,))
+    return chosen["clm"] + chosen["mlm"]
 
 
 def choose_arms(results: ResultSet, **where: str) -> list[Arms]:
@@ -138,10 +155,6 @@ def name_objective(arm: ReportArm) -> str:
     return {"clm+mlm": "CLM, then MLM"}.get(arm.whole_objective, arm.whole_objective.upper())
 
 
-def name_mask(arm: ReportArm) -> str:
-    return f"MLM {arm.mask_percent} %" if arm.mask_percent else "CLM"
-
-
 def name_split(arm: ReportArm) -> str:
     return f"{short_steps(arm.clm_steps)} CLM, then {short_steps(arm.mlm_steps)} MLM" if arm.clm_steps else "MLM"
 
@@ -152,7 +165,9 @@ choose_splits = partial(choose_gaps, setup="ratio", objective="clm+mlm", steps="
 choose_continued = partial(choose_gaps, setup="cpt", objective="clm", steps="cpt_steps")
 
 FIGURES: dict[str, FigureRow] = {
-    "objective-by-size": FigureRow(choose_objectives, name_mask, "size", dodge=0.12),
+    "objective-by-size": FigureRow(
+        choose_objectives, lambda arm: f"MLM {arm.mask_percent} %" if arm.mask_percent else "CLM", "size", dodge=0.12
+    ),
     "masking-ratio": FigureRow(choose_ratios, attrgetter("size"), "mask_percent", look="", dodge=0.5),
     "score-by-steps": FigureRow(
         choose_undecayed, name_objective, "pretrain_steps", by_size=True, is_logarithmic=True, dodge=-0.04

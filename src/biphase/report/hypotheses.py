@@ -158,7 +158,8 @@ def bind(text: str, ladders: Mapping[str, Ladder], tasks: Mapping[str, str]) -> 
     """
     try:
         line = parse_inequality(text)
-        check_names(line, ladders)
+        for operand in line.operands:
+            check_name(operand, ladders)
         return place_inequality(line, ladders, tasks)
     except InputError as error:
         raise InputError(f"'{clipped(text)}': {error}") from None
@@ -200,19 +201,18 @@ def whole_names(line: AskedInequality, ladders: Mapping[str, Ladder]) -> str:
     return f"; other models or budgets have whole names, such as {show_list(sorted(arms)[-2:])}"
 
 
-def check_names(line: AskedInequality, ladders: Mapping[str, Ladder]) -> None:
+def check_name(operand: Operand, ladders: Mapping[str, Ladder]) -> None:
     """Raises `InputError` for a name that stands for no arm, or for several where one is wanted."""
-    for operand in line.operands:
-        if operand.name not in ladders:
-            raise InputError(f"unknown arm '{operand.name}'{nearest(operand.name, ladders)}")
-        if not ladders[operand.name]:
-            raise InputError(f"no arm is '{operand.name}'")
-        is_group = any(len(arms) > 1 for arms in ladders[operand.name].values())
-        if is_group and (operand.axis == RATE or not (operand.quantifier or operand.function)):
-            raise InputError(
-                f"'{operand.name}' is that of several arms of one model and budget; name one, or say "
-                "every, some, or which function of them over an axis"
-            )
+    if operand.name not in ladders:
+        raise InputError(f"unknown arm '{operand.name}'{nearest(operand.name, ladders)}")
+    if not ladders[operand.name]:
+        raise InputError(f"no arm is '{operand.name}'")
+    is_group = any(len(arms) > 1 for arms in ladders[operand.name].values())
+    if is_group and (operand.axis == RATE or not (operand.quantifier or operand.function)):
+        raise InputError(
+            f"'{operand.name}' is that of several arms of one model and budget; name one, or say "
+            "every, some, or which function of them over an axis"
+        )
 
 
 def label_choice(line: AskedInequality, terms: Sequence[Operand], task: str, spot: Spot) -> str:
@@ -353,49 +353,45 @@ def make_line(groups: Sequence[Sequence[AskedInequality]], results: ResultSet) -
 
 def measure(line: AskedInequality, results: ResultSet, arms: Mapping[str, ReportArm]) -> Inequality:
     """Measure the sum that is to lie above the bound. Raises `InputError` that says which scores are lacking."""
-    refuse_lacking(line, results)
     first, sign = line.operands[0], line.sign
     label = line.label if sign > 0 else f"−({line.label})"
-    measured: Contrast | None = None
+    bound = 0.0 if line.is_equivalent or not line.bound else sign * line.bound
     if line.is_equivalent:
         arm, ladder, share = arms[first.arms[0]], [arms[name] for name in line.ladder], line.bound
-        datasets = None if first.task == MEAN_OF_FAMILIES else list_datasets(first.task, results)
-        measured = contrast_at_share(results, arm, ladder, share, datasets)
-        sides = [(-sign, arm, first.task), *((sign, rung, first.task) for rung in ladder)]
+        weighted = weigh_scores([(-sign, arm, first.task), *((sign, rung, first.task) for rung in ladder)], results)
+        gap = contrast_at_share(results, arm, ladder, share, list_datasets(first.task, results))
+        gap = replace(gap, estimate=-sign * gap.estimate)
         owners = ("the arm’s", "the baseline’s")[:: -int(sign)]
         label = f"{line.label}: {' score minus '.join(owners)}, the baseline with {1 / share:.2g} times the arm’s FLOPs"
-        measured = replace(measured, estimate=-sign * measured.estimate)
     elif first.function == "spread":
-        measured, values = contrast_spreads(line.operands, arms, results)
-        measured = replace(measured, estimate=sign * measured.estimate)
-        label = f"{label} ({first.axis} {', '.join(f'{value:g}' for value in values)})"
         # A spread is over what did not diverge, by its definition: that counts on neither side.
         sides = [(0.0, arms[name], term.task) for term in line.operands for name in term.arms]
+        weighted = weigh_scores(sides, results)
+        gap, values = contrast_spreads(line.operands, arms, results)
+        gap = replace(gap, estimate=sign * gap.estimate)
+        label = f"{label} ({first.axis} {', '.join(f'{value:g}' for value in values)})"
     else:
         sides = [(sign * weight, arm, task) for weight, arm, task in weigh_arms(line.operands, arms)]
-    weighted: list[tuple[float, Result]] = []
+        weighted = weigh_scores(sides, results)
+        gap = contrast(weighted)
+    return Inequality(label, gap, bound, *find_lacks(weighted, results.planned_runs))
+
+
+def weigh_scores(sides: Sequence[tuple[float, ReportArm, str]], results: ResultSet) -> list[tuple[float, Result]]:
+    """Write a weighted sum of arms, each on a task, in a family or on average, as one of scores. Raises `InputError`
+    where an arm lacks one of them, or a score that is planned there."""
+    weighted = []
     for weight, arm, task in sides:
-        parts = [
-            results.scores[arm.name].get(part) for part in (results.families if task == MEAN_OF_FAMILIES else [task])
-        ]
-        scores = [score for score in parts if score is not None]
-        if not scores or len(scores) < len(parts):
-            raise InputError("no scores")
-        weighted += [(weight / len(scores), score) for score in scores]
-    bound = 0.0 if line.is_equivalent or not line.bound else sign * line.bound
-    return Inequality(label, measured or contrast(weighted), bound, *find_lacks(weighted, results.planned_runs))
-
-
-def refuse_lacking(line: AskedInequality, results: ResultSet) -> None:
-    """Raises `InputError` where an arm lacks a score that is planned on a task, in a family, or on average."""
-    for term in line.operands:
+        scores = results.scores.get(arm.name, {})
         tasks = results.planned_tasks.items()
-        due = [name for name, family in tasks if term.task in (name, family, MEAN_OF_FAMILIES)]
-        for arm in (*term.arms, *line.ladder):
-            if arm not in results.scores:
-                raise InputError("no scores")
-            if lost := [name for name in due if name not in results.scores[arm]]:
-                raise InputError(f"no scores of {arm} on {', '.join(lost)}")
+        lost = [name for name, family in tasks if task in (name, family, MEAN_OF_FAMILIES) and name not in scores]
+        if scores and lost:
+            raise InputError(f"no scores of {arm.name} on {', '.join(lost)}")
+        parts = results.families if task == MEAN_OF_FAMILIES else [task]
+        if not parts or any(part not in scores for part in parts):
+            raise InputError("no scores")
+        weighted += [(weight / len(parts), scores[part]) for part in parts]
+    return weighted
 
 
 def find_lacks(

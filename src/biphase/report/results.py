@@ -350,24 +350,3 @@ def num_parameters(size: str) -> float:
         return float(size[:-1]) * {"k": 1e3, "m": 1e6, "b": 1e9}[size[-1:].lower()]
     except (KeyError, ValueError):
         return math.inf
-
-
-def objective_pairs(results: ResultSet) -> list[tuple[ReportArm, ReportArm]]:
-    """Pair CLM with MLM at the reference ratio, at the largest budget of each size that has both, smallest first.
-
-    Of several with recipes of their own, it is the one with the recipe of most arms; without such a one, none.
-    """
-    compared = results.select(setup="objective")
-    pairs: list[tuple[ReportArm, ReportArm]] = []
-    for size in compared.sizes:
-        budgets: dict[tuple[int, int], dict[str, list[ReportArm]]] = {}
-        for arm in compared.arms:
-            if arm.size == size and arm.mask_percent in (None, results.usual_mask):
-                budgets.setdefault((arm.pretrain_steps, arm.cpt_steps), {}).setdefault(arm.objective, []).append(arm)
-        complete = [budget for budget, by_objective in budgets.items() if by_objective.keys() >= {"clm", "mlm"}]
-        if complete:
-            usual = {}
-            for objective, rivals in budgets[max(complete)].items():
-                usual[objective] = [arm for arm in rivals if arm.is_plain][:1] or (rivals if len(rivals) == 1 else [])
-            pairs += zip(usual["clm"], usual["mlm"], strict=False)
-    return pairs
