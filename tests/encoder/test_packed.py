@@ -367,7 +367,8 @@ def test_a_head_that_scales_its_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     config = GraniteConfig(**TINY, logits_scaling=8.0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION)
     check_head(model)
-    monkeypatch.setattr(packed, "scaled", lambda network, hidden_ND: hidden_ND)
+    monkeypatch.setattr("biphase.encoder.packed.head_input", lambda network, hidden_ND: hidden_ND)
+    monkeypatch.setattr("biphase.encoder.proofs.head_input", lambda network, hidden_ND: hidden_ND)
     with pytest.raises(InputError, match="GraniteForCausalLM transforms its logits"):
         check_head(model)
 

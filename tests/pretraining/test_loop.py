@@ -28,7 +28,7 @@ from biphase.flops import SampleLengths
 from biphase.pretraining.checkpoint import read_checkpoint_manifest
 from biphase.pretraining.job import load_state, open_job, work_between
 from biphase.pretraining.loop import open_batches, train
-from biphase.pretraining.objectives import make_microbatch, make_microbatches, prefetch
+from biphase.pretraining.objectives import make_microbatches, prefetch
 from biphase.pretraining.optimizer import learning_rate, parallelize
 from biphase.recipe import ComputeConfig, Phase, Recipe
 from biphase.run import Run, read_metrics, read_recipe, whole_steps
@@ -260,12 +260,16 @@ def test_a_part_without_a_sample_asks_nothing(tiny_recipe: MakeRecipe) -> None:
     recipe = tiny_recipe()
     job, batches = loader_of(recipe)
     for phase in recipe.curriculum:
-        parts = [make_microbatch(job, batches.batch(0, part, 40), phase) for part in range(40)]
+        parts = []
+        for rank in range(40):
+            parts += make_microbatches(replace(job, world=World(rank, 40, torch.device("cpu"))), batches, phase, 0)
+        assert len(parts) == 40
         assert any(len(part.inputs_T) == 1 for part in parts)
         assert all(len(part.inputs_T) > 0 and len(part.sample_ids_S) > 0 for part in parts)
         assert all((len(part.inputs_T) + part.layout.num_padding) % PAD_TO_MULTIPLE_OF == 0 for part in parts)
         targets = torch.cat([part.targets_N for part in parts])
-        assert torch.equal(targets, make_microbatch(job, batches.batch(0), phase).targets_N)
+        expected = torch.cat([part.targets_N for part in make_microbatches(job, batches, phase, 0)])
+        assert torch.equal(targets, expected)
 
 
 def test_unequal_microbatches_leave_the_gradient_unchanged(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from scipy import stats
 
 from biphase.corpus.packing import PackedBatch
-from biphase.pretraining.objectives import LabelledBatch, label_batch
+from biphase.pretraining.objectives import label_batch
 from biphase.recipe import Phase
 
 MASK, EOS, PAD = 3, 1, 7
@@ -58,9 +58,9 @@ def within(count: int, num: int, probability: float) -> bool:
 
 def chosen(phase: Phase, batch: PackedBatch, seed: int = 5) -> np.ndarray:
     """Boolean [T]: the tokens that are predicted."""
-    example = label_batch(phase, batch, SHARDS, seed)
+    _, positions_N, _ = label_batch(phase, batch, SHARDS, seed)
     chosen_T = np.zeros(len(batch.tokens_T), dtype=bool)
-    chosen_T[example.target_positions_N + (phase.objective == "mntp")] = True
+    chosen_T[positions_N + (phase.objective == "mntp")] = True
     return chosen_T
 
 
@@ -79,45 +79,42 @@ CLM, MNTP = Phase(objective="clm", steps=1), Phase(objective="mntp", steps=1)
 
 def test_clm_predicts_each_next_token_of_the_same_sample() -> None:
     batch = make_batch([4, 1, 3, 2])
-    example = label_batch(CLM, batch, SHARDS, seed=0)
-    assert example.target_positions_N.tolist() == [0, 1, 2, 5, 6, 8]
-    assert np.array_equal(example.targets_N, batch.tokens_T[[1, 2, 3, 6, 7, 9]])
-    assert np.array_equal(example.inputs_T, batch.tokens_T)
-    assert example.causal
+    inputs_T, positions_N, targets_N = label_batch(CLM, batch, SHARDS, seed=0)
+    assert positions_N.tolist() == [0, 1, 2, 5, 6, 8]
+    assert np.array_equal(targets_N, batch.tokens_T[[1, 2, 3, 6, 7, 9]])
+    assert np.array_equal(inputs_T, batch.tokens_T)
     assert CLM.is_causal
 
 
 def test_clm_of_one_token_samples_asks_nothing() -> None:
-    example = label_batch(CLM, make_batch([1, 1, 1]), SHARDS, seed=0)
-    assert len(example.targets_N) == 0
+    _, _, targets_N = label_batch(CLM, make_batch([1, 1, 1]), SHARDS, seed=0)
+    assert len(targets_N) == 0
 
 
 @pytest.mark.parametrize("phase", [mlm(), mlm(mask_token_share=0.8, random_token_share=0.1)])
 def test_mlm_predicts_in_place(phase: Phase) -> None:
     batch = make_batch([100] * 20)
     before = batch.tokens_T.copy()
-    example = label_batch(phase, batch, SHARDS, seed=0)
-    assert np.array_equal(example.targets_N, batch.tokens_T[example.target_positions_N])
-    assert not example.causal
+    inputs_T, positions_N, targets_N = label_batch(phase, batch, SHARDS, seed=0)
+    assert np.array_equal(targets_N, batch.tokens_T[positions_N])
     assert not phase.is_causal
     untouched = np.ones(2000, dtype=bool)
-    untouched[example.target_positions_N] = False
-    assert np.array_equal(example.inputs_T[untouched], batch.tokens_T[untouched])
+    untouched[positions_N] = False
+    assert np.array_equal(inputs_T[untouched], batch.tokens_T[untouched])
     assert np.array_equal(batch.tokens_T, before), "the batch itself was changed"
 
 
 def test_mlm_shows_the_mask_token_alone() -> None:
-    example = label_batch(mlm(), make_batch([100] * 20), SHARDS, seed=0)
-    assert (example.inputs_T[example.target_positions_N] == MASK).all()
+    inputs_T, positions_N, _ = label_batch(mlm(), make_batch([100] * 20), SHARDS, seed=0)
+    assert (inputs_T[positions_N] == MASK).all()
 
 
 def test_mntp_predicts_from_the_position_before() -> None:
     batch = make_batch([50] * 40)
-    example = label_batch(MNTP, batch, SHARDS, seed=0)
-    assert np.array_equal(example.targets_N, batch.tokens_T[example.target_positions_N + 1])
-    assert (example.inputs_T[example.target_positions_N + 1] == MASK).all()
-    assert (batch.positions_T[example.target_positions_N + 1] > 0).all(), "a target across samples"
-    assert not example.causal
+    inputs_T, positions_N, targets_N = label_batch(MNTP, batch, SHARDS, seed=0)
+    assert np.array_equal(targets_N, batch.tokens_T[positions_N + 1])
+    assert (inputs_T[positions_N + 1] == MASK).all()
+    assert (batch.positions_T[positions_N + 1] > 0).all(), "a target across samples"
     in_place = chosen(mlm(), batch)
     assert np.array_equal(chosen(MNTP, batch), in_place & (batch.positions_T > 0))
 
@@ -132,7 +129,7 @@ def test_mask_rate(probability: float, large: PackedBatch) -> None:
 
 def test_passes_over_a_text_choose_other_tokens_at_the_same_rate(large: PackedBatch) -> None:
     phase, ordinary = mlm(0.3, mask_passes=3), ~np.isin(large.tokens_T, SHARDS.special_ids)
-    passes = [label_batch(phase, large, SHARDS, seed=5, mask_pass=number).target_positions_N for number in range(3)]
+    passes = [label_batch(phase, large, SHARDS, seed=5, mask_pass=number)[1] for number in range(3)]
     assert np.array_equal(passes[0], np.flatnonzero(chosen(mlm(0.3), large))), "the first is that of a single pass"
     assert len(np.unique(np.concatenate(passes))) == sum(map(len, passes)), "a token is masked twice"
     assert all(within(len(positions), int(ordinary.sum()), 0.3) for positions in passes)
@@ -157,8 +154,8 @@ def test_special_tokens_are_never_chosen(phase: Phase, large: PackedBatch) -> No
     special = np.isin(large.tokens_T, SHARDS.special_ids)
     assert special.sum() > 1000
     assert not (chosen(phase, large) & special).any()
-    example = label_batch(phase, large, SHARDS, seed=0)
-    assert np.array_equal(example.inputs_T[special], large.tokens_T[special])
+    inputs_T, _, _ = label_batch(phase, large, SHARDS, seed=0)
+    assert np.array_equal(inputs_T[special], large.tokens_T[special])
 
 
 def test_masks_are_uniform_and_independent(large: PackedBatch) -> None:
@@ -195,27 +192,25 @@ def test_masks_are_the_same_for_any_split() -> None:
     for phase in (CLM, mlm(), MNTP, mlm(mask_token_share=0.8, random_token_share=0.1)):
         whole = label_batch(phase, batch, SHARDS, seed=9)
         for cuts in ([0, 3, 8], [0, 1, 2, 5, 6, 8]):
-            parts, offsets = [], []
+            parts = []
             for first, end in itertools.pairwise(cuts):
-                parts.append(label_batch(phase, take(batch, first, end), SHARDS, seed=9))
-                offsets.append(batch.bounds_S1[first])
-            positions = [p.target_positions_N + o for p, o in zip(parts, offsets, strict=True)]
-            assert np.array_equal(np.concatenate([part.inputs_T for part in parts]), whole.inputs_T)
-            assert np.array_equal(np.concatenate(positions), whole.target_positions_N)
-            assert np.array_equal(np.concatenate([part.targets_N for part in parts]), whole.targets_N)
+                inputs_T, positions_N, targets_N = label_batch(phase, take(batch, first, end), SHARDS, seed=9)
+                parts.append((inputs_T, positions_N + batch.bounds_S1[first], targets_N))
+            for made, expected in zip(zip(*parts, strict=True), whole, strict=True):
+                assert np.array_equal(np.concatenate(made), expected)
 
 
 @pytest.mark.parametrize(("masked", "random"), [(0.8, 0.1), (0.5, 0.4)])
 def test_eighty_ten_ten(masked: float, random: float, large: PackedBatch) -> None:
     phase = mlm(mask_token_share=masked, random_token_share=random)
-    example = label_batch(phase, large, SHARDS, seed=5)
-    shown_N = example.inputs_T[example.target_positions_N]
+    inputs_T, positions_N, targets_N = label_batch(phase, large, SHARDS, seed=5)
+    shown_N = inputs_T[positions_N]
     num, ordinary = len(shown_N), 200 - len(SHARDS.special_ids)
     assert num > 5e4
     same_by_chance = random / ordinary
     assert within(int((shown_N == MASK).sum()), num, masked)
-    assert within(int((shown_N == example.targets_N).sum()), num, 0.1 + same_by_chance)
-    randoms_N = shown_N[(shown_N != MASK) & (shown_N != example.targets_N)]
+    assert within(int((shown_N == targets_N).sum()), num, 0.1 + same_by_chance)
+    randoms_N = shown_N[(shown_N != MASK) & (shown_N != targets_N)]
     assert not np.isin(randoms_N, SHARDS.special_ids).any()
     counts = np.bincount(randoms_N, minlength=200)[np.setdiff1d(np.arange(200), SHARDS.special_ids)]
     assert stats.chisquare(counts).pvalue > CHANCE
@@ -225,20 +220,20 @@ def test_eighty_ten_ten(masked: float, random: float, large: PackedBatch) -> Non
 def test_masks_of_runs_that_exist_stay() -> None:
     """Pinned: which tokens are chosen, and what is shown in their place."""
     batch = replace(make_batch([100] * 20, first_sample=7, epoch=3), tokens_T=np.arange(2000) % 190 + 8)
-    example = label_batch(mlm(mask_token_share=0.5, random_token_share=0.4), batch, SHARDS, seed=42)
-    both = np.concatenate([example.target_positions_N, example.inputs_T])
+    inputs_T, positions_N, _ = label_batch(mlm(mask_token_share=0.5, random_token_share=0.4), batch, SHARDS, seed=42)
+    both = np.concatenate([positions_N, inputs_T])
     assert xxhash.xxh3_64_hexdigest(both.astype("<i8").tobytes()) == "d3b5837cc044ecea"
 
 
 def test_only_random_tokens(large: PackedBatch) -> None:
-    example = label_batch(mlm(mask_token_share=0.0, random_token_share=1.0), large, SHARDS, seed=5)
-    assert not np.isin(example.inputs_T[example.target_positions_N], SHARDS.special_ids).any()
+    inputs_T, positions_N, _ = label_batch(mlm(mask_token_share=0.0, random_token_share=1.0), large, SHARDS, seed=5)
+    assert not np.isin(inputs_T[positions_N], SHARDS.special_ids).any()
 
 
 @pytest.mark.parametrize("phase", [mlm(), MNTP])
 def test_a_batch_of_special_tokens_asks_nothing(phase: Phase) -> None:
     batch = make_batch([5, 3])
     batch.tokens_T[:] = EOS
-    example: LabelledBatch = label_batch(phase, batch, SHARDS, seed=0)
-    assert len(example.targets_N) == len(example.target_positions_N) == 0
-    assert np.array_equal(example.inputs_T, batch.tokens_T)
+    inputs_T, positions_N, targets_N = label_batch(phase, batch, SHARDS, seed=0)
+    assert len(targets_N) == len(positions_N) == 0
+    assert np.array_equal(inputs_T, batch.tokens_T)

@@ -9,8 +9,9 @@ from torch import nn
 from transformers import AutoModelForCausalLM, EsmConfig, EsmForMaskedLM, GPT2Config
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from biphase.distributed import World
 from biphase.encoder.attention import ATTENTION, lay_out
-from biphase.encoder.network import TokenIds, describe_network, empty_network, load_model, make_model
+from biphase.encoder.network import TokenIds, load_model, make_model
 from biphase.encoder.packed import PackedModel
 from biphase.encoder.proofs import freeze_unreached
 from biphase.errors import InputError
@@ -19,6 +20,7 @@ from biphase.pretraining.optimizer import (
     block_matrices,
     make_optimizers,
     orthogonalize,
+    outline_network,
     set_rate,
     transformer_blocks,
 )
@@ -132,7 +134,8 @@ def test_what_no_loss_reaches_is_not_trained(tmp_path: Path) -> None:
     model(tokens, torch.arange(8), lay_out(np.array([0, 8]), causal=False), torch.arange(8), tokens)[0].backward()
     trained = {id(weight) for weight in model.parameters() if weight.grad is not None}
     assert {*all_ids(make_optimizers(Optimizer(), model))} == trained
-    outline = empty_network(describe_network(network))
+    outline, _ = outline_network(lambda: network, World(0, 1, torch.device("cpu")))
+    assert all(weight.is_meta for weight in outline.parameters())
     assert [name for name, weight in outline.named_parameters() if not weight.requires_grad] == frozen
 
 

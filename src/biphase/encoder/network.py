@@ -7,7 +7,6 @@ shape can be averaged, and compared layer by layer.
 """
 
 import copy
-import json
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -233,45 +232,15 @@ def language_model_class(config: PretrainedConfig) -> Any:
     return None
 
 
-def free_padding_row(model: PreTrainedModel) -> int | None:
-    """Let the padding row of the embedding learn, and leave it as it is; returns its number, where there is one."""
-    embedding = model.get_input_embeddings()
-    if not isinstance(embedding, nn.Embedding):
-        return None
-    padding_idx, embedding.padding_idx = embedding.padding_idx, None
-    return padding_idx
-
-
+@torch.no_grad()
 def train_padding_row(model: PreTrainedModel) -> None:
     """Let the padding row learn from a random start: where pad = eos (Llama 3), eos would stay zero for ever."""
-    padding_idx = free_padding_row(model)
-    weight: Any = model.get_input_embeddings().weight
-    if padding_idx is not None and not weight[padding_idx].any():
-        with torch.no_grad():
-            weight[padding_idx].normal_(std=getattr(model.config, "initializer_range", 0.02))
-
-
-def describe_network(model: PreTrainedModel) -> str:
-    """Describe a network as JSON, from which `empty_network` makes one like it."""
-    config, first_position = model.config.to_json_string(use_diff=False), getattr(model.base_model, "first_position", 0)
-    frozen = [name for name, weight in model.named_parameters() if not weight.requires_grad]
-    return json.dumps([type(model).__name__, config, first_position, frozen])
-
-
-def empty_network(described: str, config: PretrainedConfig | None = None) -> PreTrainedModel:
-    """Make a network like the one described, or of its very `config`, whose weights have shapes and no values: they are
-    on the meta device. Its padding row learns, as in every network that is trained."""
-    name, settings, first_position, frozen = json.loads(described)
-    kind: Any = getattr(transformers, name)
-    config = config or kind.config_class.from_dict(json.loads(settings))
-    config._attn_implementation = ATTENTION
-    with torch.device("meta"):
-        network = kind(config).to("meta")  # all of it: some draw a weight where they are not told to
-    free_padding_row(network)
-    network.base_model.first_position = first_position
-    for weight in frozen:
-        network.get_parameter(weight).requires_grad_(False)
-    return network
+    embedding = model.get_input_embeddings()
+    if isinstance(embedding, nn.Embedding) and embedding.padding_idx is not None:
+        row_D = embedding.weight[embedding.padding_idx]
+        embedding.padding_idx = None
+        if not row_D.any():
+            row_D.normal_(std=getattr(model.config, "initializer_range", 0.02))
 
 
 def load_backbone(source: str | Path) -> nn.Module:
@@ -304,10 +273,11 @@ def load_headless(source: str | Path, attention: str) -> PreTrainedModel:
     """Load a network without a head, and without a pooler, which belongs to next sentence prediction."""
     network: Any = load_weights(transformers.AutoModel, source, attention=attention)
     with told_as(f"{source} is a '{network.config.model_type}' model, which does not read tokens of text"):
-        network.get_input_embeddings()
+        embedding = network.get_input_embeddings()
+    if isinstance(embedding, nn.Embedding):
+        embedding.padding_idx = None  # its row learns, from where it stands
     if getattr(network, "pooler", None) is not None:
         network.pooler = nn.Identity()  # some call it, whether it is there or not
-    free_padding_row(network)
     return network.eval()
 
 

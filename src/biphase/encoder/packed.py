@@ -187,14 +187,6 @@ class PackedModel(nn.Module):
         return language_model_loss(hidden_ND, head.weight, head_bias(self.network), targets_N, softcap)
 
 
-def scaled(network: Any, hidden_ND: Tensor) -> Tensor:
-    """Scale hidden states by the number by which logits are multiplied (Cohere, Falcon H1) or divided (Granite)."""
-    config = network.config
-    factor = getattr(config, "logit_scale", None) or getattr(config, "lm_head_multiplier", None) or 1.0
-    divisor = getattr(config, "logits_scaling", None) or 1.0
-    return hidden_ND * (factor * divisor if config.model_type == "hyperclovax" else factor / divisor)
-
-
 DENSE_GELU_NORM = ("lm_head.dense", "gelu", "lm_head.layer_norm")
 HEAD_TRANSFORMS: dict[str, tuple[str, ...]] = {
     "albert": ("predictions.dense", "predictions.activation", "predictions.LayerNorm"),
@@ -212,10 +204,14 @@ proves that the right ones were taken, or rightly none."""
 
 
 def head_input(network: Any, hidden_ND: Tensor) -> Tensor:
-    """Transform hidden states as the network's head does before its product with the output embeddings."""
-    if network.config.model_type not in HEAD_TRANSFORMS:
-        return scaled(network, hidden_ND)
-    for name in HEAD_TRANSFORMS[network.config.model_type]:
+    """Transform hidden states as the network's head does before its product with the output embeddings: by modules, or
+    by the number by which logits are multiplied (Cohere, Falcon H1) or divided (Granite)."""
+    config = network.config
+    if config.model_type not in HEAD_TRANSFORMS:
+        factor = getattr(config, "logit_scale", None) or getattr(config, "lm_head_multiplier", None) or 1.0
+        divisor = getattr(config, "logits_scaling", None) or 1.0
+        return hidden_ND * (factor * divisor if config.model_type == "hyperclovax" else factor / divisor)
+    for name in HEAD_TRANSFORMS[config.model_type]:
         transform = nn.functional.gelu if name == "gelu" else network.get_submodule(name)
         hidden_ND = transform(hidden_ND)
     return hidden_ND
@@ -293,25 +289,23 @@ class PaddedBackbone(nn.Module):
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, layout: PackedLayout, use_cache: bool = False) -> Any:
         """Compute `last_hidden_state` [1, T, D] of tokens [1, T]; the network numbers the positions itself."""
+        device, pad_id = input_ids.device, getattr(self.config, "pad_token_id", None) or 0
         lengths = layout.bounds_S1.diff().tolist()
         samples = input_ids[0, : sum(lengths)].split(lengths)
-        groups: dict[int, list[int]] = {}
+        batches: dict[int, list[int]] = {}
         for number, length in enumerate(lengths):
-            groups.setdefault(length if self.equal_lengths else 0, []).append(number)
+            batches.setdefault(length if self.equal_lengths else 0, []).append(number)
         hidden: dict[int, Tensor] = {}
-        for numbers in groups.values():
-            hidden.update(zip(numbers, self.read_padded([samples[number] for number in numbers]), strict=True))
+        for numbers in batches.values():
+            members = [samples[number] for number in numbers]
+            tokens_NL = nn.utils.rnn.pad_sequence(members, batch_first=True, padding_value=pad_id)
+            lengths_N = torch.tensor([lengths[number] for number in numbers], device=device)
+            is_token_NL = torch.arange(tokens_NL.shape[1], device=device) < lengths_N[:, None]
+            hidden_NLD = self.network(input_ids=tokens_NL, attention_mask=is_token_NL.long()).last_hidden_state
+            for number, hidden_LD in zip(numbers, hidden_NLD, strict=True):
+                hidden[number] = hidden_LD[: lengths[number]]
         hidden_TD = torch.cat([hidden[number] for number in range(len(samples))])
         return SimpleNamespace(last_hidden_state=nn.functional.pad(hidden_TD, (0, 0, 0, layout.num_padding))[None])
-
-    def read_padded(self, samples: list[Tensor]) -> list[Tensor]:
-        """Compute the hidden states of each sample in one padded batch."""
-        pad_id = getattr(self.config, "pad_token_id", None) or 0
-        tokens_NL = nn.utils.rnn.pad_sequence(samples, batch_first=True, padding_value=pad_id)
-        lengths_N = torch.tensor([len(sample) for sample in samples], device=tokens_NL.device)
-        is_token_NL = torch.arange(tokens_NL.shape[1], device=tokens_NL.device) < lengths_N[:, None]
-        output = self.network(input_ids=tokens_NL, attention_mask=is_token_NL.long())
-        return [row[: len(sample)] for row, sample in zip(output.last_hidden_state, samples, strict=True)]
 
     def get_input_embeddings(self) -> nn.Module:
         return self.network.get_input_embeddings()

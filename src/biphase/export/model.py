@@ -173,9 +173,8 @@ def check_export(folder: Path, kind: Any, network: PreTrainedModel, causal: bool
     reloaded = kind.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval()
     if proofs.window_of(reloaded.config) != proofs.window_of(network.config):
         raise FailedProofError(f"{folder}: its window is another than in training")
-    longest = position_limit(network) or 2**31
-    reloaded, packed = proofs.with_windows(reloaded, longest), proofs.with_windows(network.eval(), longest)
-    length = min(max(proofs.PROOF_LENGTHS), longest)
+    reloaded, packed = proofs.with_windows(reloaded), proofs.with_windows(network.eval())
+    length = min(max(proofs.PROOF_LENGTHS), position_limit(network) or 2**31)
     last, changed, *tokens = proofs.telling_tokens(network, length + 1).tolist()
     tokens_T, changed_T = torch.tensor([*tokens, last]), torch.tensor([*tokens, changed])
     layout = lay_out(np.array([0, length]), causal=causal)

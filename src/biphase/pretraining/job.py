@@ -48,10 +48,8 @@ ORIGIN = "origin.json"
 
 @dataclass(frozen=True)
 class Start:
-    """The point at which a run begins; with other `run_step`, `tokens_seen` and folders, at which it goes on."""
+    """The point at which a run begins; with other `tokens_seen` and folders, at which it goes on."""
 
-    run_step: int = 0
-    """Updates of this run that are already done."""
     step: int = 0
     """Updates of all runs before this one."""
     tokens_seen: int = 0
@@ -74,11 +72,6 @@ class Job:
     text: TrainingText
     origin: Start
     """The point at which the run began, however often it was resumed since."""
-
-    @property
-    def num_tokens(self) -> int:
-        """The tokens of all its updates, resumed or not."""
-        return self.tokens_before(self.recipe.num_steps)
 
     def tokens_before(self, run_step: int) -> int:
         """The tokens of all updates of this run before `run_step`."""
@@ -264,8 +257,6 @@ class State:
     flops: FlopCount
     compiling: str
     """Whether its blocks are compiled, and why."""
-    last_checkpoint: int | None
-    """The step from which it would go on."""
 
 
 def load_state(job: Job, run_step: int) -> State:
@@ -279,7 +270,6 @@ def load_state(job: Job, run_step: int) -> State:
             raise InputError(f"{job.run.path} trains on a set to which an earlier version added text: begin it anew")
         start = replace(
             start,
-            run_step=run_step,
             tokens_seen=manifest.tokens_seen,
             model_folder=str(folder / "model"),
             optimizer_folder=folder,
@@ -288,8 +278,9 @@ def load_state(job: Job, run_step: int) -> State:
     sharded = world.size > 1 and recipe.compute.parallel == "fsdp"
     network, whole = outline_network(load, world) if sharded else (load(), None)
     counted: Any = whole if sharded else network  # an outline forms no products
+    num_tokens = job.tokens_before(recipe.num_steps)  # of the whole run, resumed or not
     flops = world.decide(partial(count_flops, counted), "FLOPs are not counted; the first process says why")
-    compiles, compiling = decide_compile(recipe.compute, world.device, job.dtype, job.num_tokens * flops.per_token)
+    compiles, compiling = decide_compile(recipe.compute, world.device, job.dtype, num_tokens * flops.per_token)
     model = parallelize(PackedModel(network), recipe.compute, job.dtype, world, compiles=compiles)
     if sharded:
         fill_parts(model, whole, world)
@@ -298,8 +289,7 @@ def load_state(job: Job, run_step: int) -> State:
     flops = replace(flops, per_update=update_flops(recipe.optimizer, [each.shape for each in block_matrices(model)]))
     if start.optimizer_folder is not None:
         load_optimizer(start.optimizer_folder, unwrap(model), optimizers, world)
-    last_checkpoint = start.step + run_step if run_step else None
-    return State(model, optimizers, start.tokens_seen, flops, compiling, last_checkpoint)
+    return State(model, optimizers, start.tokens_seen, flops, compiling)
 
 
 def save_state(job: Job, state: State, done: int, mixture: Phase) -> None:
@@ -325,7 +315,6 @@ def save_state(job: Job, state: State, done: int, mixture: Phase) -> None:
     if packed.network.config.model_type != "eurobert":  # so that transformers reloads a decoder as it looks now
         packed.network.config.is_causal = mixture.is_causal
     save_checkpoint(run, manifest, packed, state.optimizers, job.text.main.tokenizer, job.world)
-    state.last_checkpoint = manifest.step
     if job.world.is_main:
         passing = [step for step in whole_steps(run) if step - origin.step not in recipe.kept_steps]  # 0 keeps them all
         for step in passing[: -(recipe.checkpoints.keep_last or len(passing))]:

@@ -185,8 +185,8 @@ def update(
         # The samples of a loss that is no number, and the checkpoint from which to go on.
         suspects = [m for m, value in zip(microbatches, local_sums, strict=True) if not math.isfinite(value)]
         samples = first_of([str(number) for m in suspects or microbatches for number in m.sample_ids_S], 8)
-        last = state.last_checkpoint
-        checkpoint = "no checkpoint was written yet" if last is None else f"the last checkpoint is @{last}"
+        steps = whole_steps(job.run)
+        checkpoint = f"the last checkpoint is @{steps[-1]}" if steps else "no checkpoint was written yet"
         where = f"{job.run.path.name}: loss {loss} and gradient norm {grad_norm} at step {step + 1}, samples {samples}"
         raise InputError(f"{where}; {checkpoint}; lower schedule.peak_lr or look at these samples")
     rate = set_rate(state.optimizers, recipe.schedule, step, recipe.num_steps)
@@ -268,7 +268,7 @@ def describe_start(job: Job, state: State, batches: Batches) -> str:
     recipe, world, compute, carried = job.recipe, job.world, job.recipe.compute, job.origin.carried
     network: Any = unwrap(state.model).network
     millions = sum(parameter.numel() for parameter in network.parameters()) / 1e6
-    epochs = job.num_tokens / batches.num_tokens
+    epochs = job.tokens_before(recipe.num_steps) / batches.num_tokens
     phases = " → ".join(f"{phase.steps:,} steps of {phase.words}" for phase in recipe.curriculum)
     left_out = f", {batches.left_out_tokens:,} tokens left out" if batches.left_out_tokens else ""
     taken = f"; taken over: {', '.join(carried)}" if carried else ""

@@ -89,48 +89,39 @@ def make_microbatches(job: Job, batches: Batches, phase: Phase, step: int, mask_
     """Make this process's parts of batch `step`: as many on every process, each about `microbatch_tokens` long."""
     size, rank = job.world.size, job.world.rank
     num = -(-batches.batch_tokens(step) // (size * job.recipe.compute.microbatch_tokens))
-    parts = [batches.batch(step, rank * num + i, size * num) for i in range(num)]
-    return [make_microbatch(job, part, phase, mask_pass) for part in parts]
-
-
-def make_microbatch(job: Job, batch: PackedBatch, phase: Phase, mask_pass: int = 0) -> Microbatch:
-    """Label part of a batch for the phase and lay it out on the device."""
     device, manifest = job.world.device, job.text.main.manifest
-    if len(batch.sample_ids_S) == 0:
-        # A part of a small validation set may hold no sample, but its process must take part in every layer, and
-        # transformers cannot compute on no token: so one special token, which no objective asks for.
-        zero = np.zeros(1, np.int64)
-        batch = PackedBatch(np.array([manifest.mask_id]), zero, np.array([0, 1]), zero, zero)
-    labelled = label_batch(phase, batch, manifest, job.recipe.seed, mask_pass)
     backend, padding = choose_backend(device, job.dtype), PAD_TO_MULTIPLE_OF
-    layout = lay_out(
-        batch.bounds_S1, causal=labelled.causal, device=device, backend=backend, pad_to_multiple_of=padding
-    )
-    return Microbatch(
-        inputs_T=to_device(labelled.inputs_T, device),
-        positions_T=to_device(batch.positions_T, device),
-        layout=layout,
-        target_positions_N=to_device(labelled.target_positions_N, device),
-        targets_N=to_device(labelled.targets_N, device),
-        sample_ids_S=batch.sample_ids_S,
-        lengths_S=batch.lengths_S,
-    )
-
-
-@dataclass(frozen=True)
-class LabelledBatch:
-    """Inputs and targets of a batch: the hidden state at `target_positions_N[i]` must predict `targets_N[i]`."""
-
-    inputs_T: np.ndarray
-    target_positions_N: np.ndarray
-    targets_N: np.ndarray
-    causal: bool
+    microbatches = []
+    for part in range(rank * num, (rank + 1) * num):
+        batch = batches.batch(step, part, size * num)
+        if len(batch.sample_ids_S) == 0:
+            # A part of a small validation set may hold no sample, but its process must take part in every layer, and
+            # transformers cannot compute on no token: so one special token, which no objective asks for.
+            zero = np.zeros(1, np.int64)
+            batch = PackedBatch(np.array([manifest.mask_id]), zero, np.array([0, 1]), zero, zero)
+        inputs_T, target_positions_N, targets_N = label_batch(phase, batch, manifest, job.recipe.seed, mask_pass)
+        layout = lay_out(
+            batch.bounds_S1, causal=phase.is_causal, device=device, backend=backend, pad_to_multiple_of=padding
+        )
+        microbatches.append(
+            Microbatch(
+                inputs_T=to_device(inputs_T, device),
+                positions_T=to_device(batch.positions_T, device),
+                layout=layout,
+                target_positions_N=to_device(target_positions_N, device),
+                targets_N=to_device(targets_N, device),
+                sample_ids_S=batch.sample_ids_S,
+                lengths_S=batch.lengths_S,
+            )
+        )
+    return microbatches
 
 
 def label_batch(
     phase: Phase, batch: PackedBatch, shards: ShardManifest, seed: int, mask_pass: int = 0
-) -> LabelledBatch:
-    """Label a batch by a phase's objective; the manifest of the shards knows the special tokens.
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Label a batch by a phase's objective: return the inputs [T], the positions [N] whose hidden states are to
+    predict, and the tokens [N] that they must. The manifest of the shards knows the special tokens.
 
     clm: every position but a sample's last predicts the token after it.
     mlm: each non-special token is chosen with `mask_probability`, and is predicted in place; in another pass over the
@@ -142,7 +133,7 @@ def label_batch(
         is_last_T = np.zeros(len(batch.tokens_T), dtype=bool)
         is_last_T[batch.bounds_S1[1:] - 1] = True
         positions_N = np.flatnonzero(~is_last_T)
-        return LabelledBatch(batch.tokens_T, positions_N, batch.tokens_T[positions_N + 1], causal=True)
+        return batch.tokens_T, positions_N, batch.tokens_T[positions_N + 1]
     assert not phase.is_ramped, "a masking ratio that moves has one value in each step"
     may_T = ~np.isin(batch.tokens_T, shards.special_ids)
     if phase.objective == "mntp":
@@ -170,4 +161,4 @@ def label_batch(
         inputs_T[takes_random_T] = ordinary[(token_T * len(ordinary)).astype(np.int64)][takes_random_T]
     inputs_T[masked_T] = shards.mask_id
     shift = 1 if phase.objective == "mntp" else 0
-    return LabelledBatch(inputs_T, positions_N - shift, targets_N, causal=False)
+    return inputs_T, positions_N - shift, targets_N

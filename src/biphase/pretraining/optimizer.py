@@ -6,6 +6,7 @@ bf16 units emulates at a hundredth of its speed. This one takes the type as an a
 shape in one batched product.
 """
 
+import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -21,7 +22,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from biphase.device import missing_for_compile
 from biphase.distributed import World
-from biphase.encoder.network import describe_network, empty_network
 from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError
 from biphase.flops import NEWTON_SCHULZ_ITERATIONS
@@ -82,11 +82,14 @@ def outline_network(
     process. Every process must call it.
     """
     whole = world.first(load, "the network could not be made; the first process says why")
-    described = world.share("" if whole is None else describe_network(whole))
-    network = empty_network(described, None if whole is None else whole.config)
-    if whole is not None and whole.can_generate():
-        network.generation_config = whole.generation_config
-    return network, whole
+    outline: Any = None
+    if whole is not None:
+        # What deepcopy takes for copied already, it does not copy: in place of each tensor stands its shape.
+        shapes: dict[int, Tensor] = {id(buffer): buffer.to("meta") for buffer in whole.buffers()}
+        for weight in whole.parameters():
+            shapes[id(weight)] = nn.Parameter(weight.to("meta"), weight.requires_grad)
+        outline = copy.deepcopy(whole, shapes)
+    return world.share(outline), whole
 
 
 def fill_parts(model: nn.Module, whole: PreTrainedModel | None, world: World) -> None:
