@@ -7,8 +7,15 @@ import numpy as np
 import pytest
 
 import biphase.corpus.packing as packing_module
-from biphase.corpus.order import permute, uniform
-from biphase.corpus.packing import Batches, DocumentSamples, PackedBatch, PackedSet, StreamSamples
+from biphase.corpus.packing import (
+    Batches,
+    DocumentSamples,
+    PackedBatch,
+    PackedSet,
+    StreamSamples,
+    permute,
+    uniform,
+)
 from biphase.errors import InputError
 
 

@@ -205,7 +205,7 @@ def test_bad_parquet_columns(tmp_path: Path) -> None:
     fails(path, "'text'", "content")
     fails(path, "row 2", "null", text_field="content")
     pq.write_table(pa.table([["a"], ["b"], ["c"]], names=["text", "id", "text"]), path)
-    fails(path, "names a column twice ('text'): rename one")
+    fails(path, "the column text is named twice")
 
 
 def test_bad_names(tmp_path: Path, monkeypatch) -> None:

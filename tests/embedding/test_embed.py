@@ -32,7 +32,7 @@ from biphase.embedding import training
 from biphase.embedding.model import hash_embedder, load_embedder, teach_once, whitened
 from biphase.embedding.pairs import read_pairs
 from biphase.embedding.recipe import EmbeddingRecipe, HardNegatives, PairSource
-from biphase.embedding.training import load_teacher, make_loss, tell_unused_modules, train_embedder
+from biphase.embedding.training import make_loss, tell_unused_modules, train_embedder
 from biphase.errors import InputError, StoppedError
 from biphase.finetuning.families import retrieval
 
@@ -461,13 +461,11 @@ def test_what_is_left_out_of_an_embedding_model_is_told(
     assert not capsys.readouterr().err
 
 
-def test_a_teacher_that_has_changed_is_opened_anew(make: Make, wide_teacher: Path) -> None:
-    stage = make("stages.0.loss=distill", f"stages.0.teacher={wide_teacher}", "stages.0.projection=true").stages[0]
-    before, before_hash = load_teacher(stage, 32), hash_embedder(str(wide_teacher))
-    assert load_teacher(stage, 32) is before
+def test_a_teacher_that_has_changed_is_another(wide_teacher: Path) -> None:
+    before = hash_embedder(str(wide_teacher))
     place = wide_teacher / "2_Dense" / "model.safetensors"
     save_file({name: 2 * weight for name, weight in load_file(place).items()}, place)
-    assert hash_embedder(str(wide_teacher)) != before_hash and load_teacher(stage, 32) is not before
+    assert hash_embedder(str(wide_teacher)) != before
 
 
 def test_of_several_gpus_one_trains_with_the_batch_of_the_recipe(

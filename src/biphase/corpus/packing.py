@@ -17,8 +17,7 @@ from math import floor
 
 import numpy as np
 
-from biphase.corpus.order import permute, uniform
-from biphase.corpus.shards import ShardSet, check_tokenizer
+from biphase.corpus.shards import ShardSet, check_tokenizer, mix
 from biphase.errors import InputError
 from biphase.files import content_hash
 from biphase.recipe import Data
@@ -271,10 +270,41 @@ def make_samples(data: Data, shards: ShardSet) -> Samples:
     return DocumentSamples(shards.document_ends, data.min_sample_tokens, data.max_sample_tokens)
 
 
-def make_batches(data: Data, text: TrainingText, tokens_before: Callable[[int], int], *, origin: int) -> Batches:
-    """Make the batches of a run that begins `origin` tokens into the data order."""
-    sets = [
-        PackedSet(shards, make_samples(data, shards), data.order_seed + number)
-        for number, shards in enumerate(text.sets)
-    ]
-    return Batches(sets, tokens_before, text.shares, origin)
+# Draws that are computed for the asked places alone
+
+
+def permute(places: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
+    """Tell which of n things stands at each place: a permutation of 0..n-1, computed for the asked places alone.
+
+    A four-round Feistel network on the smallest even number of bits that holds n; results past n walk on through the
+    same network until they fall inside (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
+    """
+    # n = 1,000 needs 10 bits, so each half has 5. A round swaps the halves and adds (by xor) to the one a hash of the
+    # other: left, right = right, left ^ hash(right). Any such round can be undone, whatever the hash, so the network
+    # is a permutation of 0..1023. A place whose number is 1,000 or more goes through it again: along its cycle the
+    # place itself, which is below 1,000, comes in the end, and no two places meet on the way.
+    half = max(1, (int(n - 1).bit_length() + 1) // 2)
+    low = np.uint64((1 << half) - 1)  # as a mask, the bits of the right half
+    keys = mix(np.arange(4, dtype=np.uint64) + mix(np.uint64(seed % 2**64)) + np.uint64(epoch * 4 + 1))
+
+    def network(values: np.ndarray) -> np.ndarray:
+        left, right = values >> np.uint64(half), values & low
+        for key in keys:
+            left, right = right, left ^ (mix(right ^ key) & low)
+        return (left << np.uint64(half)) | right
+
+    values = network(places.astype(np.uint64))
+    outside = values >= n
+    while outside.any():
+        values[outside] = network(values[outside])
+        outside = values >= n
+    return values.astype(np.int64)
+
+
+def uniform(seed: int, *words: np.ndarray | int) -> np.ndarray:
+    """Draw a number in [0, 1) that depends on the seed and the words alone; words broadcast."""
+    with np.errstate(over="ignore"):
+        state = mix(np.uint64(seed % 2**64))
+        for word in words:
+            state = mix(state ^ mix(np.asarray(word).astype(np.uint64)))
+    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -77,10 +77,8 @@ class ShardPlan:
     sources: tuple[TextSource, ...]
     split: ShardSplitName | None
     """The split of all its documents; None draws one for each document."""
-    options: Options
-    tokenizer_hash: str
-    dtype: str
-    eos_id: int
+    draft: ShardManifest
+    """The record of the set, still without shards."""
     copies: tuple[frozenset[int], ...]
     """The documents to leave out of each source, by their numbers."""
 
@@ -96,7 +94,7 @@ class ShardPlan:
             return False
         parts = read_json_as(self.folder / "shard.json", Shard, f"delete {self.folder} and rerun").parts
         return set(parts) == set(SHARD_SPLITS) and all(
-            wrong_size(self.folder, split, part, self.dtype) is None for split, part in parts.items()
+            wrong_size(self.folder, split, part, self.draft.dtype) is None for split, part in parts.items()
         )
 
 
@@ -204,39 +202,43 @@ def make_set(
     refuse_links(out / "tokenizer", out / "token_bytes.npy", out / "shards", out / ".locks", *inside)
     before = read_shard_manifest(out) if (out / "manifest.json").exists() else None
     vocab_size = max(tokenizer.get_vocab().values()) + 1
-    facts: dict[str, Any] = {
-        "format_version": FORMAT_VERSION,
-        "sources_hash": content_hash([[split, [source.fingerprint for source in group]] for split, group in grouped]),
-        "options": options,
-        "tokenizer_hash": tokenizer_hash(tokenizer),
-        "dtype": "uint16" if vocab_size <= 1 << 16 else "uint32",
-        "vocab_size": vocab_size,
-        "eos_id": tokenizer.eos_token_id,
-        "mask_id": tokenizer.mask_token_id,
-        "pad_id": tokenizer.pad_token_id,
-        "bos_id": tokenizer.bos_token_id,
-        "special_ids": tuple(special_ids(tokenizer)),
-    }
-    names = ("sources_hash", "tokenizer_hash", "options")
-    if what := [name.removesuffix("_hash") for name in names if before and getattr(before, name) != facts[name]]:
-        remedy = f"choose another folder, or delete {out / 'manifest.json'} to make it anew (equal files stay)"
-        raise InputError(f"{out} holds a finished shard set of other {', '.join(what)}: {remedy}")
+    draft = ShardManifest(
+        format_version=FORMAT_VERSION,
+        fingerprint="",
+        sources_hash=content_hash([[split, [source.fingerprint for source in group]] for split, group in grouped]),
+        tokenizer_hash=tokenizer_hash(tokenizer),
+        token_bytes_sha256="",
+        dtype="uint16" if vocab_size <= 1 << 16 else "uint32",
+        vocab_size=vocab_size,
+        eos_id=tokenizer.eos_token_id,
+        mask_id=tokenizer.mask_token_id,
+        pad_id=tokenizer.pad_token_id,
+        bos_id=tokenizer.bos_token_id,
+        special_ids=tuple(special_ids(tokenizer)),
+        options=options,
+        splits={},
+        shards=(),
+    )
     if before is None:
         save_tokenizer(tokenizer, out / "tokenizer")
+    else:
+        names = ("sources_hash", "tokenizer_hash", "options")
+        if what := [name.removesuffix("_hash") for name in names if getattr(before, name) != getattr(draft, name)]:
+            remedy = f"choose another folder, or delete {out / 'manifest.json'} to make it anew (equal files stay)"
+            raise InputError(f"{out} holds a finished shard set of other {', '.join(what)}: {remedy}")
     part = out / ".token_bytes.part.npy"
     part.unlink(missing_ok=True)
     np.save(part, token_byte_lengths(tokenizer))
-    facts["token_bytes_sha256"] = file_hash(part)
     os.replace(part, out / "token_bytes.npy")
     copies = find_copies((source for _, group in grouped for source in group), options) if options.drop_copies else {}
-    plans = [plan for split, group in grouped for plan in plan_shards(out, group, split, facts, copies)]
-    keep_encoder(facts["tokenizer_hash"], tokenizer.backend_tokenizer)
+    plans = [plan for split, group in grouped for plan in plan_shards(out, group, split, draft, copies)]
+    keep_encoder(draft.tokenizer_hash, tokenizer.backend_tokenizer)
     missing = [plan for plan in plans if not plan.is_done]
     if before is not None:
         recorded = {shard.name for shard in before.shards}  # others are of sources that were grouped in another way
         missing = [plan for plan in missing if plan.folder.name in recorded]
     tokenize_missing(plans, missing, engine)
-    return finish_set(out, plans, facts) if before is None else mend_set(out, before, missing)
+    return finish_set(out, plans, draft) if before is None else mend_set(out, before, missing)
 
 
 def mend_set(out: Path, before: ShardManifest, lost: list[ShardPlan]) -> ShardManifest:
@@ -255,25 +257,25 @@ def plan_shards(
     out: Path,
     sources: list[TextSource],
     split: ShardSplitName | None,
-    facts: dict[str, Any],
+    draft: ShardManifest,
     copies: Mapping[str, frozenset[int]],
 ) -> Iterator[ShardPlan]:
-    options = facts["options"]
+    """Share sources out among the shards of a set."""
     per_unit = max(1, -(-len(sources) // MAX_SHARDS))
     for start in range(0, len(sources), per_unit):
         group = tuple(sources[start : start + per_unit])
-        decides = [[source.fingerprint for source in group], split, options.model_dump(), facts["tokenizer_hash"]]
+        options = draft.options.model_dump()
+        decides: list[Any] = [[source.fingerprint for source in group], split, options, draft.tokenizer_hash]
         dropped = tuple(copies.get(source.fingerprint, frozenset()) for source in group)
         if any(dropped):
             decides.append([sorted(numbers) for numbers in dropped])
         stem = re.sub(r"[^\w.-]+", "-", Path(group[0].name).name)[:40].lstrip(".")
         name = f"{stem}-{content_hash([*decides, NAMED_BY])[:12]}"
-        encoding = {key: facts[key] for key in ("tokenizer_hash", "dtype", "eos_id")}
-        yield ShardPlan(out.resolve() / "shards" / name, group, split, options, **encoding, copies=dropped)
+        yield ShardPlan(out.resolve() / "shards" / name, group, split, draft, dropped)
 
 
-def finish_set(out: Path, plans: list[ShardPlan], facts: dict[str, Any]) -> ShardManifest:
-    """Write the manifest of the shards that are there."""
+def finish_set(out: Path, plans: list[ShardPlan], draft: ShardManifest) -> ShardManifest:
+    """Complete the manifest by the shards, which are all there, and write it."""
     shards = tuple(read_json_as(plan.folder / "shard.json", Shard) for plan in plans)
     splits: dict[ShardSplitName, SplitTotals] = {}
     for split in SHARD_SPLITS:
@@ -286,20 +288,21 @@ def finish_set(out: Path, plans: list[ShardPlan], facts: dict[str, Any]) -> Shar
     if splits["validation"].documents == 0:
         if any(plan.split == "validation" for plan in plans):
             raise InputError("the validation sources hold no text: name others, or leave them out")
-        if facts["options"].validation_fraction > 0:
+        if draft.options.validation_fraction > 0:
             remedy = "give validation sources or a higher fraction; documents without an id are drawn by the name of "
             remedy += "their file: have .txt files split into paragraphs, or give files of one name names of their own"
             console.err.print(f"no document fell into validation ({count} in all): {remedy}", markup=False)
     hashes = []
     for shard in shards:
         hashes += [[shard.parts[split].tokens_sha256, shard.parts[split].ends_sha256] for split in SHARD_SPLITS]
-    manifest = ShardManifest(
-        fingerprint=content_hash([facts["tokenizer_hash"], facts["dtype"], facts["vocab_size"], hashes]),
-        splits=splits,
-        shards=shards,
-        duplicates=count_copies(out, shards),
-        **facts,
-    )
+    made: dict[str, Any] = {
+        "fingerprint": content_hash([draft.tokenizer_hash, draft.dtype, draft.vocab_size, hashes]),
+        "token_bytes_sha256": file_hash(out / "token_bytes.npy"),
+        "splits": splits,
+        "shards": shards,
+        "duplicates": count_copies(out, shards),
+    }
+    manifest = draft.model_copy(update=made)
     write_hashed(out / "manifest.json", manifest.model_dump(mode="json"))
     names = {shard.name for shard in shards}
     for folder in (out / "shards").iterdir():
@@ -381,10 +384,10 @@ def tokenize_unit(plan: ShardPlan) -> None:
     remedy = "finished files are kept; mend this, and run it again"
     with told_as(f"{plan.folder} cannot be made", remedy), locked(out / ".locks" / plan.folder.name, wait=True):
         if not plan.is_done:
-            if plan.tokenizer_hash not in ENCODERS:
+            if plan.draft.tokenizer_hash not in ENCODERS:
                 from tokenizers import Tokenizer
 
-                keep_encoder(plan.tokenizer_hash, Tokenizer.from_file(str(out / "tokenizer" / "tokenizer.json")))
+                keep_encoder(plan.draft.tokenizer_hash, Tokenizer.from_file(str(out / "tokenizer" / "tokenizer.json")))
             threads = int(os.environ.get("RAYON_NUM_THREADS") or num_cores())
             tokenize_shard(plan, threads)
 
@@ -398,12 +401,12 @@ class SplitWriter:
 
     kinds = ("tokens", "ends", "hashes")
 
-    def __init__(self, folder: Path, split: ShardSplitName, dtype: str, eos_id: int) -> None:
+    def __init__(self, folder: Path, split: ShardSplitName, draft: ShardManifest) -> None:
         self.files: list[IO[bytes]] = [(folder / f"{split}.{kind}").open("wb") for kind in self.kinds]
         self.digests = [hashlib.sha256() for _ in self.kinds]
         self.document = xxhash.xxh3_64()  # of the tokens so far of the document that is being written
-        self.dtype = np.dtype(dtype).newbyteorder("<")
-        self.eos_id = eos_id
+        self.dtype = np.dtype(draft.dtype).newbyteorder("<")
+        self.eos_id = draft.eos_id
         self.documents = self.tokens = self.text_bytes = self.empty_texts = 0
 
     def write(self, encoded: list[tuple[TextPiece, "Encoding"]]) -> int:
@@ -444,9 +447,9 @@ Writers = dict[ShardSplitName, SplitWriter]
 
 def tokenize_shard(plan: ShardPlan, threads: int) -> None:
     """Write the shard's folder. While `tokenizers` works on a batch, the next is read and the last one written."""
-    backend, cuts_at_lines = ENCODERS[plan.tokenizer_hash]
+    backend, cuts_at_lines = ENCODERS[plan.draft.tokenizer_hash]
     with whole_folder(plan.folder) as folder, ExitStack() as stack:
-        writers: Writers = {split: SplitWriter(folder, split, plan.dtype, plan.eos_id) for split in SHARD_SPLITS}
+        writers: Writers = {split: SplitWriter(folder, split, plan.draft) for split in SHARD_SPLITS}
         for writer in writers.values():
             stack.callback(writer.close)
         helper = stack.enter_context(ThreadPoolExecutor(1))
@@ -480,7 +483,7 @@ def read_batches(
     """Pieces in lots of about `batch_bytes`, each with the bytes read for it. Empty texts are counted here."""
     pieces: list[TextPiece] = []
     held = 0
-    options = plan.options
+    options = plan.draft.options
     for source, copies in zip(plan.sources, plan.copies, strict=True):
         reported = bytes_read = 0
         documents = read_documents(source, options.text_field, options.id_field, options.txt_documents)

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from biphase.config import Strict
-from biphase.errors import InputError, clipped
+from biphase.errors import InputError, clipped, refuse_doubles
 from biphase.files import parse_json, reading
 from biphase.hub import load_rows, pin_commit
 
@@ -203,12 +203,6 @@ def shown(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)[:40]
 
 
-def check_header(location: str, names: Sequence[str]) -> None:
-    """Raises `InputError` where a table has two columns of one name: only one of them would be read."""
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise InputError(f"{location}: the header names a column twice ('{twice[0]}'): rename one")
-
-
 def find_field(row: Mapping[str, Any], name: str, default: Any = None) -> Any:
     """Find a field of a row; where none has that very name, `meta.text` is the field `text` of the object `meta`."""
     if name in row:
@@ -295,7 +289,7 @@ def choose_columns(path: Path, schema: Any, wanted: Sequence[str]) -> tuple[list
     outer = [name if name in schema.names else name.partition(".")[0] for name in wanted]
     is_all = not outer or outer[0] not in schema.names
     columns = [name for name in schema.names if is_all or name in outer]
-    check_header(str(path), columns)
+    refuse_doubles(f"{path}: the column", columns)
     written = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
     return columns, written.get("info", {}).get("features") or {}
 
@@ -345,11 +339,6 @@ def saved_tables(folder: Path) -> list[Path]:
         return []
 
 
-def is_saved(folder: Path) -> bool:
-    """Tell whether a folder was written by `save_to_disk` of a `datasets.Dataset`, or of several by name."""
-    return (folder / SAVED_STATE).is_file() or (folder / SPLITS).is_file()
-
-
 def rows_in_memory(data: Any, text_field: str = "text") -> Iterator[Row]:
     """Yield the rows of a DataFrame, a `datasets.Dataset`, or of anything that can be gone through: dictionaries, or
     texts.
@@ -363,7 +352,7 @@ def rows_in_memory(data: Any, text_field: str = "text") -> Iterator[Row]:
     pandas, datasets = sys.modules.get("pandas"), sys.modules.get("datasets")
     if pandas is not None and isinstance(data, pandas.DataFrame):
         data = data.set_axis([str(name) for name in data.columns], axis=1)
-        check_header("DataFrame", [*data.columns])
+        refuse_doubles("DataFrame: the column", [*data.columns])
         data = data.astype(object).where(data.notna(), None).to_dict("records")
     elif datasets is not None and isinstance(data, datasets.Dataset):
         data = read_dataset(data)
@@ -454,7 +443,7 @@ def read_separated(path: Path, layout: FileForm, *, is_csv: bool) -> Iterator[Pl
         location = f"{path}:{number}"
         if not header:
             header = fields if layout.has_header else [str(at) for at in range(len(fields))]
-            check_header(location, header)
+            refuse_doubles(f"{location}: the column", header)
             if layout.has_header:
                 continue
         fits = len(fields) == len(header)

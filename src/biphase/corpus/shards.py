@@ -23,7 +23,6 @@ import xxhash
 from pydantic import Field
 
 from biphase.config import Count, PositiveCount, Strict
-from biphase.corpus.order import mix
 from biphase.corpus.text import TxtDocuments
 from biphase.corpus.tokenizer import find_tokenizer, token_byte_lengths, tokenizer_hash
 from biphase.errors import InputError, nearest
@@ -185,17 +184,16 @@ class ShardSet:
         """
         ends_D = np.empty(self.num_documents, np.int64)
         for number, shard in enumerate(self.manifest.shards):
-            data = (self.folder_of(shard) / f"{self.split}.ends").read_bytes()
-            if hashlib.sha256(data).hexdigest() != shard.parts[self.split].ends_sha256:
-                raise self.damaged(shard, "ends")
             first, last = self.first_documents[number : number + 2]
-            ends_D[first:last] = np.frombuffer(data, dtype="<i8")
-            ends_D[first:last] += self.starts[number]
+            ends_D[first:last] = np.fromfile(self.checked_file(shard, "ends"), dtype="<i8") + self.starts[number]
         return ends_D
 
-    def damaged(self, shard: Shard, kind: str) -> InputError:
+    def checked_file(self, shard: Shard, kind: str) -> Path:
+        """Return a file of a shard. Raises `InputError` where it is not as made."""
         path = self.folder_of(shard) / f"{self.split}.{kind}"
-        return InputError(f"{path} is damaged (its SHA-256 is not the manifest's): {self.remedy(shard)}")
+        if file_hash(path) != getattr(shard.parts[self.split], f"{kind}_sha256"):
+            raise InputError(f"{path} is damaged (its SHA-256 is not the manifest's): {self.remedy(shard)}")
+        return path
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Read the token ids [start, stop) of the stream, read-only where they lie in one shard (a view of the file).
@@ -263,10 +261,8 @@ class ShardSet:
     def verify(self) -> None:
         """Read every byte of the split and the tokenizer. Raises `InputError` naming a file that is not as made."""
         for shard in self.manifest.shards:
-            part = shard.parts[self.split]
             for kind in ("tokens", "ends", "hashes"):
-                if file_hash(self.folder_of(shard) / f"{self.split}.{kind}") != getattr(part, f"{kind}_sha256"):
-                    raise self.damaged(shard, kind)
+                self.checked_file(shard, kind)
         if not np.array_equal(self.token_bytes(), token_byte_lengths(self.tokenizer)):
             raise InputError(f"{self.folder / 'token_bytes.npy'} is not that of the tokenizer: prepare the set anew")
 
@@ -352,3 +348,12 @@ def shingles(tokens_T: np.ndarray) -> np.ndarray:
     for column_N in windows_NK.T:
         hashed_N = mix(hashed_N ^ column_N)
     return np.unique(hashed_N >> np.uint64(32))
+
+
+def mix(word: Any) -> Any:
+    """SplitMix64's output function (Steele, Lea and Flood 2014): every input bit moves every output bit."""
+    with np.errstate(over="ignore"):
+        word = np.asarray(word, dtype=np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+        word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return word ^ (word >> np.uint64(31))

@@ -5,13 +5,13 @@ token. Encoding adds no special token; `corpus.shards` ends each document with t
 """
 
 import base64
-import binascii
 import hashlib
 import json
 import os
 import re
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -234,11 +234,14 @@ def load_llama3(path: Path) -> "PreTrainedTokenizerFast":
     from tokenizers import AddedToken, Tokenizer, models
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-    ranks = read_ranks(path)
-    if len(ranks) != LLAMA3_RANKS:
-        raise InputError(
-            f"{path} holds {len(ranks):,} ranks, not the {LLAMA3_RANKS:,} of Llama 3, which alone are known"
-        )
+    ranks: dict[bytes, int] = {}
+    with suppress(ValueError):  # what is read up to a damaged line is too little
+        for line in path.read_bytes().splitlines():
+            token, rank = line.split()
+            ranks[base64.b64decode(token, validate=True)] = int(rank)
+    if list(ranks.values()) != list(range(LLAMA3_RANKS)):
+        message = f"holds other than the {LLAMA3_RANKS:,} tokens of Llama 3, each in base64 and with its rank in order"
+        raise InputError(f"{path} {message}: it is damaged, or another model's, which cannot be read")
     letters = bytes_to_unicode()
     spelled = {token: "".join(letters[byte] for byte in token) for token in ranks}
     merges: list[tuple[str, str]] = []
@@ -256,20 +259,6 @@ def load_llama3(path: Path) -> "PreTrainedTokenizerFast":
     return wrap_backend(
         backend, {"bos_token": "<|begin_of_text|>", "eos_token": EOS, "pad_token": EOS, "mask_token": MASK}
     )
-
-
-def read_ranks(path: Path) -> dict[bytes, int]:
-    """Read the tokens of a tiktoken file by rank, ascending."""
-    ranks: dict[bytes, int] = {}
-    for number, line in enumerate(path.read_bytes().splitlines()):
-        try:
-            token, rank = line.split()
-            ranks[base64.b64decode(token, validate=True)] = int(rank)
-        except (ValueError, binascii.Error):
-            rank = b"-1"
-        if int(rank) != number:
-            raise InputError(f"{path}:{number + 1}: not a base64 token and its rank, {number}; the file is damaged")
-    return ranks
 
 
 def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> None:

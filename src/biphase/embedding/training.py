@@ -19,7 +19,7 @@ import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,8 @@ FURTHER_MODULES = "modules.safetensors"
 """The weights of the modules behind the network."""
 Sources = dict[str, list[Pairs]]
 """The sources of each stage, by its name."""
+Teachers = dict[str | None, SentenceTransformer]
+"""The teachers of all stages, by what the stages call them."""
 NOTED_ROWS = 1000
 """The first rows of a source, and their number, tell one way of making pairs from another."""
 SMALLEST_DIM = 32
@@ -87,22 +89,26 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
     before, model = open_models(recipe)
     computing = explain_computing(recipe.precision, device, before[0].network)
     console.err.print(f"{computing} · not compiled (too short a run)")
-    sources = read_sources(recipe, before)
+    teachers = load_teachers(recipe, width_of(before))
+    sources = read_sources(recipe, before, teachers)
     datasets = [read_judged_set(Path(path)) for path in recipe.evaluation]
     hashes = [pairs.hash for of_stage in sources.values() for pairs in of_stage]
     hashes += [embedders.hash_embedder(stage.teacher) for stage in recipe.stages if stage.teacher is not None]
     identity = recipe.identity(embedders.hash_embedder(recipe.model), [*hashes, str(dtype)])
     folder = runs / f"{recipe.name}-{identity[:8]}"
-    stage_folders = [folder / "stages" / stage.name for stage in recipe.stages]
-    written = [part / name for part in stage_folders for name in ("trainer", "model")]
-    files.refuse_links(folder / "stages", *stage_folders, *written)
+    stage_runs: list[StageRun] = []
+    for stage in recipe.stages:
+        stage_folder, teacher = folder / "stages" / stage.name, teachers.get(stage.teacher)
+        files.refuse_links(folder / "stages", stage_folder, stage_folder / "trainer", stage_folder / "model")
+        bf16 = dtype == torch.bfloat16
+        stage_runs.append(StageRun(recipe, stage, model, stage_folder, bf16, sources[stage.name], teacher))
     with files.locked(folder / "lock"):
         settings = recipe.model_dump(mode="json")
         files.write_text(folder / "config.yaml", yaml.safe_dump(settings, sort_keys=False))
         tracking = None if (folder / "done.json").exists() else recipe.tracking
-        with console.open_tracking(tracking, folder, settings, steps_done(recipe, folder) + 1) as send:
-            bf16 = dtype == torch.bfloat16
-            records = run_stages(recipe, sources, model.to(device), folder, bf16, send)
+        with console.open_tracking(tracking, folder, settings, steps_done(stage_runs) + 1) as send:
+            model.to(device)
+            records = run_stages(stage_runs, send)
             cosines = layer_cosines(model[0], before[0])
             if recipe.merge:
                 merge_weights(model[0], before[0], recipe.merge)
@@ -161,7 +167,22 @@ def tell_unused_modules(recipe: EmbeddingRecipe) -> None:
         console.err.print(f"{recipe.model}: the network alone is trained, without {', '.join(left_out)}")
 
 
-def read_sources(recipe: EmbeddingRecipe, model: SentenceTransformer) -> Sources:
+def load_teachers(recipe: EmbeddingRecipe, width: int) -> Teachers:
+    """Load the teacher of each stage that has one. Raises `InputError` for one that cannot be loaded, or has another
+    dimension than the student."""
+    teachers: Teachers = {}
+    for stage in recipe.stages:
+        if stage.teacher is None:
+            continue
+        if stage.teacher not in teachers:
+            teachers[stage.teacher] = embedders.load_embedder(stage.teacher)
+        if (dimension := width_of(teachers[stage.teacher])) != width and not stage.projection:
+            message = f"teacher {stage.teacher} has {dimension} dimensions, the model {width}"
+            raise InputError(f"stage {stage.name}: {message}: say projection: true, or take another teacher")
+    return teachers
+
+
+def read_sources(recipe: EmbeddingRecipe, model: SentenceTransformer, teachers: Teachers) -> Sources:
     """Read all sources of all stages, and make each loss once: mistakes are reported before anything trains."""
     sources: Sources = {}
     for stage in recipe.stages:
@@ -171,7 +192,7 @@ def read_sources(recipe: EmbeddingRecipe, model: SentenceTransformer) -> Sources
         if len(widths) > 1 and stage.hard_negatives is None:
             console.err.print(f"stage {stage.name}: its sources have unlike numbers of negatives", markup=False)
         for kind in {pairs.kind for pairs in tables}:
-            make_loss(model, stage, kind, recipe.matryoshka)
+            make_loss(model, stage, kind, recipe.matryoshka, teachers.get(stage.teacher))
         for pairs in tables:
             if stage.hard_negatives is not None and len(pairs.table.columns) > 2:
                 message = f"hard_negatives are for pairs alone, and {pairs.name} has scores or negatives of its own"
@@ -180,13 +201,13 @@ def read_sources(recipe: EmbeddingRecipe, model: SentenceTransformer) -> Sources
     return sources
 
 
-def steps_done(recipe: EmbeddingRecipe, folder: Path) -> int:
+def steps_done(stage_runs: Sequence["StageRun"]) -> int:
     """Count the steps of the stages that are trained, and of an interrupted one up to its last checkpoint."""
     steps = 0
-    for stage_folder in (folder / "stages" / stage.name for stage in recipe.stages):
-        last = last_checkpoint(stage_folder / "trainer")
-        if (stage_folder / "done.json").exists():
-            steps += int(read_json(stage_folder / "done.json")["steps"])
+    for run in stage_runs:
+        last = last_checkpoint(run.folder / "trainer")
+        if (run.folder / "done.json").exists():
+            steps += int(read_json(run.folder / "done.json")["steps"])
         elif last is not None:
             steps += int(last.name.partition("-")[2])
     return steps
@@ -199,32 +220,28 @@ def last_checkpoint(folder: Path) -> Path | None:
     return max((path.parent for path in whole), key=lambda path: int(path.name.partition("-")[2]), default=None)
 
 
-def run_stages(
-    recipe: EmbeddingRecipe, sources: Sources, model: SentenceTransformer, folder: Path, bf16: bool, send: console.Send
-) -> list[dict[str, Any]]:
+def run_stages(stage_runs: Sequence["StageRun"], send: console.Send) -> list[dict[str, Any]]:
     """Train the stages that are not done, one after the other; returns the record of each."""
     records: list[dict[str, Any]] = []
-    network: Any = model[0]
-    for stage in recipe.stages:
-        stage_folder = folder / "stages" / stage.name
-        if (stage_folder / "done.json").exists():
-            refuse_damaged(stage_folder / "model", f"delete {stage_folder} and rerun")
-            network.backbone = load_backbone(stage_folder / "model").to(model.device)
-            if recipe.dense:
-                nn.Sequential(*list(model)[1:]).load_state_dict(load_file(stage_folder / "model" / FURTHER_MODULES))
-            console.err.print(f"stage {stage.name}: done before", markup=False)
-            records.append(read_json(stage_folder / "done.json"))
+    for run in stage_runs:
+        kept, network = run.folder / "model", run.model[0]
+        if (run.folder / "done.json").exists():
+            refuse_damaged(kept, f"delete {run.folder} and rerun")
+            network.backbone = load_backbone(kept).to(run.model.device)
+            if run.recipe.dense:
+                nn.Sequential(*list(run.model)[1:]).load_state_dict(load_file(kept / FURTHER_MODULES))
+            console.err.print(f"stage {run.stage.name}: done before", markup=False)
+            records.append(read_json(run.folder / "done.json"))
         else:
-            before = sum(record["steps"] for record in records)
-            run = StageRun(recipe, stage, model, stage_folder, bf16, send, before)
-            records.append(run_stage(run, sources[stage.name]))
+            run.send, run.steps_before = send, sum(record["steps"] for record in records)
+            records.append(run_stage(run))
     return records
 
 
-def run_stage(run: "StageRun", sources: Sequence[Pairs]) -> dict[str, Any]:
+def run_stage(run: "StageRun") -> dict[str, Any]:
     """Train the model in place, keep it, and return the record of the stage. Raises `InputError` where the stage began
     on other pairs."""
-    stage, folder = run.stage, run.folder
+    stage, folder, sources = run.stage, run.folder, run.sources
     disable_progress_bars()
     folder.mkdir(parents=True, exist_ok=True)
     # The same text may have been cut in another way when the stage began.
@@ -232,7 +249,7 @@ def run_stage(run: "StageRun", sources: Sequence[Pairs]) -> dict[str, Any]:
     if (folder / "pairs.json").exists() and read_json(folder / "pairs.json") != begun:
         raise InputError(f"stage {stage.name} began on pairs that were made in another way: delete {folder}")
     write_json(folder / "pairs.json", begun)
-    tables = stage_tables(run, sources)
+    tables = stage_tables(run)
     names = {loss_name(stage, kind) for kind, _ in tables.values()}
     is_cached = any(name.startswith("cached") for name in names)
     key = f"mini_batch_tokens ({stage.mini_batch_tokens:,})" if is_cached else f"batch_size ({stage.batch_size:,})"
@@ -259,12 +276,12 @@ def run_stage(run: "StageRun", sources: Sequence[Pairs]) -> dict[str, Any]:
     return record
 
 
-def stage_tables(run: "StageRun", sources: Sequence[Pairs]) -> dict[str, tuple[str, Dataset]]:
+def stage_tables(run: "StageRun") -> dict[str, tuple[str, Dataset]]:
     """Make the tables that a stage trains on: of each source, its kind and its rows, with hard negatives or a teacher's
     embeddings. Both are made once and kept in the folder."""
-    stage, teacher = run.stage, load_teacher(run.stage, width_of(run.model))
+    stage = run.stage
     tables: dict[str, tuple[str, Dataset]] = {}
-    for number, (source, pairs) in enumerate(zip(stage.data, sources, strict=True)):
+    for number, (source, pairs) in enumerate(zip(stage.data, run.sources, strict=True)):
         # An epoch goes through all rows `weight` times: through a fraction that is drawn with the seed, in order.
         whole, part = divmod(source.weight, 1)
         num_rows, seed = len(pairs.table), run.recipe.seed
@@ -277,31 +294,13 @@ def stage_tables(run: "StageRun", sources: Sequence[Pairs]) -> dict[str, tuple[s
         if stage.hard_negatives is not None:
             path = run.folder / f"negatives-{number}.arrow"
             table = embedders.mine_once(table, run.model, stage.name, stage.hard_negatives, path)
-        if teacher is not None:
-            table = embedders.teach_once(table, teacher, stage.name, run.folder / f"taught-{number}.arrow")
+        if run.teacher is not None:
+            table = embedders.teach_once(table, run.teacher, stage.name, run.folder / f"taught-{number}.arrow")
         tables[f"source_{number}"] = pairs.kind, table
     return tables
 
 
 # A stage in training
-
-
-@lru_cache(maxsize=1)
-def open_teacher(name: str, _content: str) -> SentenceTransformer:
-    """Load a teacher, and keep the last one, unless its files have changed."""
-    return embedders.load_embedder(name)
-
-
-def load_teacher(stage: EmbeddingStage, width: int) -> SentenceTransformer | None:
-    """Load the stage's teacher. Raises `InputError` where it cannot be loaded, or has another dimension than the
-    student."""
-    if stage.teacher is None:
-        return None
-    teacher = open_teacher(stage.teacher, embedders.hash_embedder(stage.teacher))
-    if (dimension := width_of(teacher)) != width and not stage.projection:
-        message = f"teacher {stage.teacher} has {dimension} dimensions, the model {width}"
-        raise InputError(f"stage {stage.name}: {message}: say projection: true, or take another teacher")
-    return teacher
 
 
 def loss_name(stage: EmbeddingStage, kind: str) -> str:
@@ -316,7 +315,11 @@ def loss_name(stage: EmbeddingStage, kind: str) -> str:
 
 
 def make_loss(
-    model: SentenceTransformer, stage: EmbeddingStage, kind: str, matryoshka: bool | Sequence[int]
+    model: SentenceTransformer,
+    stage: EmbeddingStage,
+    kind: str,
+    matryoshka: bool | Sequence[int],
+    teacher: SentenceTransformer | None = None,
 ) -> nn.Module:
     """Make the stage's loss, over several widths of the embeddings unless the recipe says otherwise.
 
@@ -330,8 +333,6 @@ def make_loss(
         settings.setdefault("scale", 1 / stage.temperature)
     if "mini_batch_num_tokens" in parameters:
         settings.setdefault("mini_batch_num_tokens", stage.mini_batch_tokens)
-    width = width_of(model)
-    teacher = load_teacher(stage, width)
     if teacher is not None and stage.projection:
         settings.setdefault("projection_dim", width_of(teacher))
     try:
@@ -342,7 +343,7 @@ def make_loss(
         return loss
     if stage.orthogonal_weight:
         loss = WithOrthogonality(model, loss, stage.orthogonal_weight)
-    dims = matryoshka_dims(width, matryoshka)
+    dims = matryoshka_dims(width_of(model), matryoshka)
     return losses.MatryoshkaLoss(model, loss, dims) if len(dims) > 1 else loss
 
 
@@ -397,6 +398,8 @@ class StageRun(TrainerCallback):
     """It is trained in place."""
     folder: Path
     bf16: bool
+    sources: Sequence[Pairs] = ()
+    teacher: SentenceTransformer | None = None
     send: console.Send = lambda record: None
     steps_before: int = 0
     """Steps of the stages before it: losses are counted on from there."""
@@ -483,7 +486,9 @@ def train_stage(run: StageRun, tables: Tables) -> dict[str, Any]:
     """
     stage, model = run.stage, run.model
     torch.manual_seed(run.recipe.seed)  # a loss may draw weights, whatever was drawn before
-    loss_modules = {name: make_loss(model, stage, kind, run.recipe.matryoshka) for name, (kind, _) in tables.items()}
+    loss_modules = {
+        name: make_loss(model, stage, kind, run.recipe.matryoshka, run.teacher) for name, (kind, _) in tables.items()
+    }
     rows = {name: table for name, (_, table) in tables.items()}
     only = next(iter(tables)) if len(tables) == 1 else None
     trainer = CardlessTrainer(

@@ -23,7 +23,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from biphase.console import Send, Tracker, open_tracking, track
-from biphase.corpus.packing import Batches, PackedSet, TrainingText, make_batches, make_samples
+from biphase.corpus.packing import Batches, PackedSet, TrainingText, make_samples
 from biphase.corpus.shards import ShardSet
 from biphase.device import peak_flops
 from biphase.distributed import join_world
@@ -219,10 +219,13 @@ def open_batches(job: Job) -> tuple[Batches, Callable[[nn.Module, Phase], dict[s
 
     Raises `InputError` where batches are too small for the processes.
     """
-    recipe, world, main = job.recipe, job.world, job.text.main
-    held_out = ShardSet(main.folder, "validation", main.manifest)
-    token_bytes_V = main.token_bytes().astype(np.int64) if held_out.num_documents else None
-    batches = make_batches(recipe.data, job.text, job.tokens_before, origin=job.origin.data_position)
+    recipe, world, text = job.recipe, job.world, job.text
+    held_out = ShardSet(text.main.folder, "validation", text.main.manifest)
+    token_bytes_V = text.main.token_bytes().astype(np.int64) if held_out.num_documents else None
+    sets = []
+    for number, shards in enumerate(text.sets):
+        sets.append(PackedSet(shards, make_samples(recipe.data, shards), recipe.data.order_seed + number))
+    batches = Batches(sets, job.tokens_before, text.shares, job.origin.data_position)
     # A batch grows or shrinks from its first to its last update.
     smallest = min(batches.batch_tokens(0), batches.batch_tokens(recipe.num_steps - 1))
     microbatches = -(-smallest // (world.size * recipe.compute.microbatch_tokens))

@@ -22,8 +22,7 @@ from math import floor
 import numpy as np
 from torch import Tensor
 
-from biphase.corpus.order import uniform
-from biphase.corpus.packing import Batches, PackedBatch
+from biphase.corpus.packing import Batches, PackedBatch, uniform
 from biphase.corpus.shards import ShardManifest
 from biphase.device import to_device
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, PackedLayout, choose_backend, lay_out

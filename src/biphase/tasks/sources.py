@@ -17,11 +17,11 @@ from biphase.corpus.rows import (
     PUBLISHED,
     SHORT_ROW,
     PlacedRow,
-    is_saved,
     plain_path,
     read_hub_split,
     renamed,
     rows_of_file,
+    saved_tables,
 )
 from biphase.errors import InputError, nearest
 from biphase.files import content_hash, hash_stamped
@@ -173,7 +173,7 @@ def find_layout(task: Task, layout: FileLayout, folder: Path) -> PartFiles:
         for ending in ("", *CODECS):
             matches = folder.glob(name + ending) if "*" in name else [folder / (name + ending)]
             for path in matches:
-                if path.is_file() or is_saved(path):
+                if path.is_file() or saved_tables(path):
                     by_name.setdefault(str(path).removesuffix(ending), path)
         files[part] = tuple(path for _, path in sorted(by_name.items()))
     return files
