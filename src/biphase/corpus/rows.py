@@ -237,7 +237,7 @@ SAVED_STATE = "state.json"
 
 def read_table(path: Path, wanted: Sequence[str] = ()) -> Iterator[tuple[int, Row, int]]:
     """Yield the rows of a .parquet or .arrow file, each with its number (from 1) and how many bytes of the file are
-    read by then.
+    read with its piece.
 
     Args:
         wanted: the columns to read, as far as they are there; all columns where the first of them is not, or none is
@@ -246,14 +246,13 @@ def read_table(path: Path, wanted: Sequence[str] = ()) -> Iterator[tuple[int, Ro
     Raises:
         InputError: the file is damaged, a text is not UTF-8, or two columns have one name.
     """
-    number = before = 0
+    number = 0
     with reading(path, DAMAGED):
         try:
             for batch, features, num_bytes in read_pieces(path, wanted):
-                for at, row in enumerate(name_classes(batch.to_pylist(), features), start=1):
+                for row in name_classes(batch.to_pylist(), features):
                     number += 1
-                    yield number, row, before + (num_bytes - before) * at // len(batch)
-                before = num_bytes
+                    yield number, row, num_bytes
         except UnicodeDecodeError:
             raise InputError(f"{path}: a text after row {number} is not UTF-8") from None
 

@@ -373,12 +373,10 @@ def write_embedder(
         packed.network.save_pretrained(part)
         tokenizer.save_pretrained(part)
         further = [type(module).__name__ for module in list(model)[2:]]
-        modules: dict[str, Any] = {
-            "pooling": recipe.pooling,
-            "further": further,
-            "prompts": recipe.prompts.model_dump(),
-        }
-        write_sentence_transformer(part, packed.network, packed.max_seq_length, **modules)
+        prompts = recipe.prompts.model_dump()
+        write_sentence_transformer(
+            part, packed.network, packed.max_seq_length, pooling=recipe.pooling, further=further, prompts=prompts
+        )
         if recipe.dense:
             dense: Any = model[2]
             (part / "2_Dense").mkdir()
@@ -388,7 +386,7 @@ def write_embedder(
             write_json(part / "2_Dense" / "config.json", {key: dense.get_config_dict()[key] for key in keys})
         # As a user would load it.
         again = SentenceTransformer(str(part), trust_remote_code=False, device="cpu")
-        gap = embedding_gap(model, again, texts)
+        gap = np.abs(probe_embeddings(model, texts) - probe_embeddings(again, texts)).max()
         assert gap < TOLERANCE, f"the saved model computes something else: embeddings differ by {gap:.1e}"
         head = ModelCardData(
             library_name="sentence-transformers",
@@ -420,27 +418,18 @@ def load_embedder(name: str) -> SentenceTransformer:
     first: Any = plain[0]
     if type(first) is not Transformer or first.do_lower_case or not (folder / "config.json").exists():
         return plain
-    packed = PackedTransformer(load_backbone(folder), first.tokenizer, first.max_seq_length)
-    prompts: Any = plain.prompts
-    repacked = SentenceTransformer(
-        modules=[packed, *list(plain)[1:]],
-        prompts=prompts,
-        default_prompt_name=plain.default_prompt_name,
-        similarity_fn_name=plain.similarity_fn_name,
-        truncate_dim=plain.truncate_dim,
-    )
-    if embedding_gap(repacked, plain, ["a", "What a text of some more words says."]) < TOLERANCE:
-        return repacked
-    console.err.print(f"{name}: embedded by sentence-transformers alone, as packed it would differ", markup=False)
+    texts = ["a", "What a text of some more words says."]
+    expected_ND = probe_embeddings(plain, texts)
+    plain[0] = PackedTransformer(load_backbone(folder), first.tokenizer, first.max_seq_length).to(plain.device)
+    if np.abs(probe_embeddings(plain, texts) - expected_ND).max() >= TOLERANCE:
+        console.err.print(f"{name}: embedded by sentence-transformers alone, as packed it would differ", markup=False)
+        plain[0] = first
     return plain
 
 
-def embedding_gap(first: SentenceTransformer, second: SentenceTransformer, texts: Sequence[str]) -> float:
-    """Return the largest difference of two models in any dimension of embeddings of length 1, prompts included."""
-    settings: dict[str, Any] = {"normalize_embeddings": True, "show_progress_bar": False}
-    rows: Any = first.encode_query(list(texts), **settings)
-    rows_of_second: Any = second.encode_query(list(texts), **settings)
-    return float(np.abs(rows.astype(np.float64) - rows_of_second).max())
+def probe_embeddings(model: SentenceTransformer, texts: Sequence[str]) -> np.ndarray:
+    """Embed texts, with the prompt of queries, to length 1."""
+    return np.asarray(model.encode_query(list(texts), normalize_embeddings=True, show_progress_bar=False))
 
 
 def hash_embedder(name: str) -> str:
