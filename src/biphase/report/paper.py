@@ -37,9 +37,11 @@ TOKENS_PER_STEP = 2_359_296
 
 def read_reference() -> ResultSet:
     """Read the paper's 800 published cells, averages included, in the order of its tables (`reference/SOURCE.md`)."""
-    training = {row["arm"]: row for row in read_reference_rows("paper_flops.csv")}
+    folder = resources.files("biphase") / "bundled" / "paper"
+    with (folder / "paper_flops.csv").open(encoding="utf-8") as file:
+        training = {row["arm"]: row for row in csv.DictReader(file)}
     results = []
-    for row in read_reference_rows("paper_scores.csv"):
+    for row in csv.DictReader((folder / "paper_scores.csv").read_text("utf-8").splitlines()):
         steps = {key: int(row[key] or 0) for key in ("pretrain_steps", "clm_steps", "mlm_steps", "cpt_steps")}
         mask = int(row["mask_percent"]) if row["mask_percent"] else None
         name, comparison = row["arm"], (row["setup"], row["size"], row["objective"].lower())
@@ -51,11 +53,6 @@ def read_reference() -> ResultSet:
         summary = Interval(mean, mean - half_width, mean + half_width, num=5)
         results.append(Result(arm, family, row["dataset"], "paper", summary=summary))
     return ResultSet(tuple(results))
-
-
-def read_reference_rows(name: str) -> Iterable[dict[str, str]]:
-    text = (resources.files("biphase") / "bundled" / "paper" / name).read_text(encoding="utf-8")
-    return csv.DictReader(text.splitlines())
 
 
 def place_arms(arms: Iterable[ReportArm]) -> tuple[ReportArm, ...]:
