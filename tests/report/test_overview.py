@@ -12,6 +12,7 @@ from biphase.report.contrasts import with_averages
 from biphase.report.page import PageText, answer_sentences, print_results, tell_answer
 from biphase.report.paper import judge_paper, measure_findings, place_arms
 from biphase.report.results import ReportArm, Result, ResultSet
+from biphase.report.tables import wide_table
 from biphase.study.cost import measure_sizes
 from biphase.study.plan import plan_study
 from biphase.study.report import arm_of_model
@@ -97,7 +98,7 @@ def test_the_terminal_has_the_table_and_the_answer(capsys: pytest.CaptureFixture
         for task in ("a", "b")
     ]
     results = with_averages(ResultSet(scores))
-    print_results(results)
+    print_results(results, wide_table(results, results.primary_metric))
     told = capsys.readouterr().out
     assert told.count("80.33 ± ") == told.count("50.33 ± ") == 3, "the mean and both tasks"
     assert "clm is ahead of 1m-random on average over 2 tasks" in told.replace("\n", " ")

@@ -192,7 +192,7 @@ def test_what_is_given_is_escaped_and_shown(part: ResultSet, tmp_path: Path) -> 
         plan_svg='<?xml version="1.0"?><svg width="9pt" viewBox="0 0 9 9"><g id="tree"><use href="#tree"/></g></svg>',
         missing=[hostile],
     )
-    file = write_report(part, tmp_path / "report", told)
+    file, _ = write_report(part, tmp_path / "report", told)
     page = parse(file)
     assert len(page.all("script")) == 1
     assert "".join(page.words).count("alert('x')") == 6  # as title (twice), question, cost, command, and missing line
@@ -202,8 +202,8 @@ def test_what_is_given_is_escaped_and_shown(part: ResultSet, tmp_path: Path) -> 
 
 def test_an_earlier_report_is_replaced_and_nothing_else(part: ResultSet, tmp_path: Path) -> None:
     out = tmp_path / "report"
-    page = write_report(part, out, PageText("one", ""))
-    assert write_report(part, out, PageText("two", "")) == page
+    page, _ = write_report(part, out, PageText("one", ""))
+    assert write_report(part, out, PageText("two", ""))[0] == page
     assert "<h1>two</h1>" in page.read_text()
     (out / "tables" / "notes.csv").write_text("mine")
     with pytest.raises(InputError, match=r"notes\.csv is not as biphase wrote it"):
@@ -225,7 +225,7 @@ def test_no_scores_no_report(tmp_path: Path) -> None:
 
 
 def test_a_report_without_claims_has_no_verdicts(part: ResultSet, tmp_path: Path) -> None:
-    page = parse(write_report(part, tmp_path / "report", PageText("plain", "")))
+    page = parse(write_report(part, tmp_path / "report", PageText("plain", ""))[0])
     assert not page.all("section", id="verdicts") and not page.all("a", href="#verdicts")
     assert page.all("section", id="tables")
 
@@ -271,9 +271,8 @@ def test_an_estimate_has_two_digits() -> None:
 def test_hypotheses_are_shown_as_verdicts_are(part: ResultSet, tmp_path: Path) -> None:
     """Each with its p-value and what would decide it, so that nobody has to guess why it is undecided."""
     findings = judge_claims(measure_findings(read_reference()))
-    page = parse(
-        write_report(part, tmp_path / "report", PageText("plain", "", hypotheses=(findings, "declared today")))
-    )
+    page_text = PageText("plain", "", hypotheses=(findings, "declared today"))
+    page = parse(write_report(part, tmp_path / "report", page_text)[0])
     text = " ".join(page.words)
     inequalities = [one for finding in findings for one in finding.inequalities]
     assert len(inequalities) > 5 and not page.all("section", id="verdicts")

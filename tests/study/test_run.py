@@ -208,7 +208,7 @@ def test_report(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
     assert list((tmp_path / "report" / "tables").iterdir()) and list((tmp_path / "report" / "figures").iterdir())
     cells = (tmp_path / "report" / "scores.csv").read_text().splitlines()
     assert len(cells) == 1 + 20 and "test paper_f1" in cells[0]
-    again, told, _ = report_study(plan, finished, tmp_path / "report", [])
+    again, told, *_ = report_study(plan, finished, tmp_path / "report", [])
     assert (again, told.hypotheses) == (page, None)
 
 

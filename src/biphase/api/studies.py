@@ -166,8 +166,8 @@ class OpenStudy:
 
         commands = [self.command(verb) for verb in ("run", "report")]
         report_folder = self.folder / "report" if out is None else Path(out)
-        page, written, results = report_study(self.planned, StudyFolder(self.folder), report_folder, commands)
-        print_results(results)
+        page, written, results, table = report_study(self.planned, StudyFolder(self.folder), report_folder, commands)
+        print_results(results, table)
         for line in tell_findings(*written.hypotheses) if written.hypotheses else ():
             console.prose(line)
         console.print(str(page))

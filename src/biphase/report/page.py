@@ -216,9 +216,12 @@ class PageText:
     """What the study lacks, in sentences."""
 
 
-def write_report(results: ResultSet, out: Path, page_text: PageText, pool: Executor | None = None) -> Path:
+def write_report(
+    results: ResultSet, out: Path, page_text: PageText, pool: Executor | None = None
+) -> tuple[Path, tables.Table]:
     """Write `tables/`, `figures/` and `index.html` on one study into the folder `out`, whole or not at all; returns the
-    page. `InputError` for a folder that is no unchanged report, and without a score.
+    page and its table of all models and tasks. `InputError` for a folder that is no unchanged report, and without a
+    score.
 
     `pool` is where figures are drawn, if there is one already (`figure_pool`); it is shut down.
     """
@@ -250,7 +253,7 @@ def write_report(results: ResultSet, out: Path, page_text: PageText, pool: Execu
         for name, text in {**texts, "index.html": html}.items():
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8")
-    return out / "index.html"
+    return out / "index.html", wide[0]
 
 
 def tell_answer(results: ResultSet, price_sentences: Iterable[str], page_text: PageText) -> Iterator[str]:
@@ -335,9 +338,8 @@ def locate(value: float, ends: Sequence[float], width: float) -> float | None:
     return None if math.isnan(pixels) else round(pixels, 1)
 
 
-def print_results(results: ResultSet) -> None:
+def print_results(results: ResultSet, table: tables.Table) -> None:
     """Print the table of all models and tasks and the answer to the study's question, as on its page."""
-    title = "Test scores in %, mean over seeds ± half of the 95 % interval"
-    tables.print_table(replace(tables.wide_table(results, results.primary_metric), title=title))
+    tables.print_table(replace(table, title="Test scores in %, mean over seeds ± half of the 95 % interval"))
     for sentence in answer_sentences(results):
         terminal.print(sentence, markup=False)

@@ -38,10 +38,11 @@ TOKENS_PER_STEP = 2_359_296
 def read_reference() -> ResultSet:
     """Read the paper's 800 published cells, averages included, in the order of its tables (`reference/SOURCE.md`)."""
     folder = resources.files("biphase") / "bundled" / "paper"
-    with (folder / "paper_flops.csv").open(encoding="utf-8") as file:
-        training = {row["arm"]: row for row in csv.DictReader(file)}
+    training_rows = csv.DictReader((folder / "paper_flops.csv").read_text("utf-8").splitlines())
+    score_rows = csv.DictReader((folder / "paper_scores.csv").read_text("utf-8").splitlines())
+    training = {row["arm"]: row for row in training_rows}
     results = []
-    for row in csv.DictReader((folder / "paper_scores.csv").read_text("utf-8").splitlines()):
+    for row in score_rows:
         steps = {key: int(row[key] or 0) for key in ("pretrain_steps", "clm_steps", "mlm_steps", "cpt_steps")}
         mask = int(row["mask_percent"]) if row["mask_percent"] else None
         name, comparison = row["arm"], (row["setup"], row["size"], row["objective"].lower())
@@ -204,4 +205,5 @@ def report_paper(out: Path) -> Path:
     verdicts = judge_paper(measure_findings(results))
     title_and_question = read_findings()["report"]
     page_text = PageText(**title_and_question, verdicts=verdicts, commands=COMMANDS, answer=verdicts[1])
-    return write_report(results, out, page_text)
+    page, _ = write_report(results, out, page_text)
+    return page

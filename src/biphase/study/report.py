@@ -22,6 +22,7 @@ from biphase.report.formats import csv_text, show_count
 from biphase.report.page import PageText, write_report
 from biphase.report.paper import place_arms
 from biphase.report.results import ReportArm, Result, ResultSet, pool
+from biphase.report.tables import Table
 from biphase.run import Run, read_metrics, read_recipe
 from biphase.study.advise import Evidence
 from biphase.study.cost import Sizes, measure_sizes
@@ -257,9 +258,9 @@ CELL_COLUMNS = ("model", "task", "learning_rate", "seed", "metric", "steps", "se
 
 def report_study(
     plan: Plan, folder: StudyFolder, out: Path, commands: Sequence[str]
-) -> tuple[Path, PageText, ResultSet]:
+) -> tuple[Path, PageText, ResultSet, Table]:
     """Write tables, figures, verdicts and the page of what is finished into the folder `out`; returns the page, what it
-    tells, and the results.
+    tells, the results, and the table of all models and tasks.
 
     `commands` make the results again, in their order.
     """
@@ -292,8 +293,8 @@ def report_study(
             missing=list(list_missing(state)),
             costs=list_costs(state),
         )
-        page = write_report(results, out, page_text, pool)
-    return page, page_text, results
+        page, table = write_report(results, out, page_text, pool)
+    return page, page_text, results, table
 
 
 def tell_texts(state: StudyState) -> Iterator[str]:
