@@ -353,45 +353,51 @@ def make_line(groups: Sequence[Sequence[AskedInequality]], results: ResultSet) -
 
 def measure(line: AskedInequality, results: ResultSet, arms: Mapping[str, ReportArm]) -> Inequality:
     """Measure the sum that is to lie above the bound. Raises `InputError` that says which scores are lacking."""
+    refuse_lacking(line, results)
     first, sign = line.operands[0], line.sign
     label = line.label if sign > 0 else f"−({line.label})"
-    bound = 0.0 if line.is_equivalent or not line.bound else sign * line.bound
+    gap: Contrast | None = None
     if line.is_equivalent:
         arm, ladder, share = arms[first.arms[0]], [arms[name] for name in line.ladder], line.bound
-        weighted = weigh_scores([(-sign, arm, first.task), *((sign, rung, first.task) for rung in ladder)], results)
         gap = contrast_at_share(results, arm, ladder, share, list_datasets(first.task, results))
         gap = replace(gap, estimate=-sign * gap.estimate)
+        sides = [(-sign, arm, first.task), *((sign, rung, first.task) for rung in ladder)]
         owners = ("the arm’s", "the baseline’s")[:: -int(sign)]
         label = f"{line.label}: {' score minus '.join(owners)}, the baseline with {1 / share:.2g} times the arm’s FLOPs"
     elif first.function == "spread":
-        # A spread is over what did not diverge, by its definition: that counts on neither side.
-        sides = [(0.0, arms[name], term.task) for term in line.operands for name in term.arms]
-        weighted = weigh_scores(sides, results)
         gap, values = contrast_spreads(line.operands, arms, results)
         gap = replace(gap, estimate=sign * gap.estimate)
         label = f"{label} ({first.axis} {', '.join(f'{value:g}' for value in values)})"
+        # A spread is over what did not diverge, by its definition: that counts on neither side.
+        sides = [(0.0, arms[name], term.task) for term in line.operands for name in term.arms]
     else:
         sides = [(sign * weight, arm, task) for weight, arm, task in weigh_arms(line.operands, arms)]
-        weighted = weigh_scores(sides, results)
-        gap = contrast(weighted)
-    return Inequality(label, gap, bound, *find_lacks(weighted, results.planned_runs))
-
-
-def weigh_scores(sides: Sequence[tuple[float, ReportArm, str]], results: ResultSet) -> list[tuple[float, Result]]:
-    """Write a weighted sum of arms, each on a task, in a family or on average, as one of scores. Raises `InputError`
-    where an arm lacks one of them, or a score that is planned there."""
-    weighted = []
+    weighted: list[tuple[float, Result]] = []
     for weight, arm, task in sides:
-        scores = results.scores.get(arm.name, {})
-        tasks = results.planned_tasks.items()
-        lost = [name for name, family in tasks if task in (name, family, MEAN_OF_FAMILIES) and name not in scores]
-        if scores and lost:
-            raise InputError(f"no scores of {arm.name} on {', '.join(lost)}")
-        parts = results.families if task == MEAN_OF_FAMILIES else [task]
-        if not parts or any(part not in scores for part in parts):
-            raise InputError("no scores")
-        weighted += [(weight / len(parts), scores[part]) for part in parts]
-    return weighted
+        parts = list_parts(task, results)
+        weighted += [(weight / len(parts), results.scores[arm.name][part]) for part in parts]
+    bound = 0.0 if line.is_equivalent or not line.bound else sign * line.bound
+    return Inequality(label, gap or contrast(weighted), bound, *find_lacks(weighted, results.planned_runs))
+
+
+def refuse_lacking(line: AskedInequality, results: ResultSet) -> None:
+    """Raises `InputError` where an arm lacks a score, also one that is planned, on a task, in a family, or on
+    average."""
+    for term in line.operands:
+        tasks, parts = results.planned_tasks.items(), list_parts(term.task, results)
+        due = [name for name, family in tasks if term.task in (name, family, MEAN_OF_FAMILIES)]
+        for arm in (*term.arms, *line.ladder):
+            scores = results.scores.get(arm, {})
+            lost = [name for name in due if name not in scores]
+            if scores and lost:
+                raise InputError(f"no scores of {arm} on {', '.join(lost)}")
+            if not parts or any(part not in scores for part in parts):
+                raise InputError("no scores")
+
+
+def list_parts(task: str, results: ResultSet) -> Sequence[str]:
+    """List what a term's score is the mean of: all families, or the one task or family itself."""
+    return results.families if task == MEAN_OF_FAMILIES else [task]
 
 
 def find_lacks(
@@ -419,7 +425,7 @@ def find_lacks(
 
 def list_datasets(task: str, results: ResultSet) -> list[str]:
     """Return the datasets of a task, of a family, or of all families."""
-    if task != MEAN_OF_FAMILIES and task not in FAMILY_NAMES:
+    families = list_parts(task, results)
+    if task not in (MEAN_OF_FAMILIES, *FAMILY_NAMES):
         return [task]
-    families = results.families if task == MEAN_OF_FAMILIES else [task]
     return [name for family in families for name in results.datasets.get((family, results.primary_metric), [])]
