@@ -29,7 +29,6 @@ from biphase.report.formats import show_count, show_list
 from biphase.report.grammar import QUANTIFIERS, RATE, AskedInequality, Operand, find_quantifiers, parse_inequality
 from biphase.report.results import (
     FAMILY_CODES,
-    FAMILY_NAMES,
     MEAN_OF_FAMILIES,
     ReportArm,
     Result,
@@ -425,7 +424,6 @@ def find_lacks(
 
 def list_datasets(task: str, results: ResultSet) -> list[str]:
     """Return the datasets of a task, of a family, or of all families."""
-    families = list_parts(task, results)
-    if task not in (MEAN_OF_FAMILIES, *FAMILY_NAMES):
-        return [task]
-    return [name for family in families for name in results.datasets.get((family, results.primary_metric), [])]
+    metric, datasets = results.primary_metric, results.datasets
+    of_families = [name for family in list_parts(task, results) for name in datasets.get((family, metric), [])]
+    return of_families or [task]
