@@ -19,8 +19,7 @@ from biphase.finetuning.cells import identify
 from biphase.finetuning.config import FinetuneConfig, settle_config
 from biphase.finetuning.encoding import CellContext
 from biphase.finetuning.heads import add_head, check_keepable, copy_backbone, load_encoder, to_transformers
-from biphase.finetuning.keep import keep_network
-from biphase.finetuning.kept import RECORD, find_kept
+from biphase.finetuning.kept import RECORD, find_kept, keep_network
 from biphase.tasks.examples import load_examples
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import Task, task_table
@@ -86,7 +85,7 @@ def test_a_kept_model_that_has_changed_does_not_predict(model_folder: Path, tmp_
     rows = tmp_path / "rows.jsonl"
     rows.write_text("{}")
     (kept / "README.md").write_text("mine")
-    assert find_kept(str(kept), rows).record is not None
+    assert find_kept(str(kept), rows).is_ours
     flip_bit(kept / "model.safetensors")
     with pytest.raises(InputError, match=r"safetensors is damaged .*or delete .biphase.json where you changed it"):
         find_kept(str(kept), rows)
@@ -95,7 +94,7 @@ def test_a_kept_model_that_has_changed_does_not_predict(model_folder: Path, tmp_
     with pytest.raises(InputError, match=r"safetensors is damaged"):
         identify(str(kept))  # whatever reads it: fine-tuning goes on from it too
     (kept / MARK).unlink()
-    assert find_kept(str(kept), rows).record is not None
+    assert find_kept(str(kept), rows).is_ours
     record = json.loads((kept / RECORD).read_text())
     record["task"]["classes"].reverse()
     (kept / RECORD).write_text(json.dumps(record))

@@ -14,7 +14,7 @@ from biphase.corpus.shards import SHARD_SPLITS, ShardSet, count_near_copies
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.errors import InputError
 from biphase.files import ANEW, MARK, read_json_as, refuse_damaged
-from biphase.finetuning.kept import RECORD, KeptRecord
+from biphase.finetuning.kept import RECORD, KeptModel
 from biphase.finetuning.scores import read_score, read_scores
 from biphase.run import Run, read_done, read_metrics, read_recipe, whole_steps
 from biphase.tasks.examples import (
@@ -217,7 +217,7 @@ def model_facts(path: Path) -> Facts:
         modules = read_json_as(path / "modules.json", list[dict[str, Any]])
         facts["sentence_transformers"] = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
     if (path / RECORD).exists():
-        record = read_json_as(path / RECORD, KeptRecord)
+        record = read_json_as(path / RECORD, KeptModel)
         facts |= {"task": record.task.name, "family": record.task.family}
         facts |= fields_of(record.config, "learning_rate seed")
     return facts

@@ -28,6 +28,9 @@ from biphase.tasks.spec import Task, TaskSplit
 TEXTS_PER_CALL = 50_000
 """How many texts the tokenizer gets at a time, so that its own records of a large task never fill the memory."""
 
+BatchModel = Callable[["Batch"], Tensor]
+"""What gives outputs for a batch: a network with a head, or one of transformers behind `heads.padded_logits`."""
+
 
 @dataclass(frozen=True)
 class HashedTokenizer:
@@ -130,13 +133,15 @@ class TokenizedTexts:
     def count_tokens(self, samples: np.ndarray) -> int:
         return int(self.lengths_S[samples].sum())
 
-    def compute(self, model: nn.Module, samples: np.ndarray, cell: "CellContext") -> tuple["Batch", Tensor]:
+    def compute(self, model: "BatchModel", samples: np.ndarray, cell: "CellContext") -> tuple["Batch", Tensor]:
         """Compute the model's output for the given samples as one batch; return both."""
         batch = pack(self, samples, cell)
         with cell.autocast():
             return batch, model(batch)
 
-    def outputs(self, model: nn.Module, samples: np.ndarray, cell: "CellContext") -> Iterator[tuple["Batch", Tensor]]:
+    def outputs(
+        self, model: "BatchModel", samples: np.ndarray, cell: "CellContext"
+    ) -> Iterator[tuple["Batch", Tensor]]:
         """The model's output for the given samples, longest first, batch by batch. Call under `torch.no_grad`."""
         most = cell.config.microbatch_tokens
         if cell.device.type == "cpu":
@@ -145,7 +150,7 @@ class TokenizedTexts:
         for part in split_by_tokens(ordered, self.lengths_S, most):
             yield self.compute(model, part, cell)
 
-    def predict(self, model: nn.Module, cell: "CellContext", width: int, *, of_tokens: bool = False) -> np.ndarray:
+    def predict(self, model: "BatchModel", cell: "CellContext", width: int, *, of_tokens: bool = False) -> np.ndarray:
         """The model's outputs for each sample, [S, width], or for each token, [T, width], fp32. Call under
         `torch.no_grad`."""
         outputs_XC = np.zeros((len(self.tokens_T) if of_tokens else self.num_samples, width), dtype=np.float32)
@@ -207,7 +212,7 @@ class EncodedSplit(ABC):
             total += loss.detach()
         return total
 
-    def predict(self, model: nn.Module, cell: "CellContext") -> Any:
+    def predict(self, model: "BatchModel", cell: "CellContext") -> Any:
         """The predictions for all examples, unless a family has its own the outputs for each sample, [S, C]. Called
         under `torch.no_grad`, with a model in evaluation mode."""
         return self.texts.predict(model, cell, cell.num_outputs)

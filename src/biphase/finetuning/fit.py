@@ -28,7 +28,7 @@ from biphase.finetuning.config import PROTOCOL, FinetuneConfig
 from biphase.finetuning.encoding import CellContext, EncodedSplit, EncodedTask
 from biphase.finetuning.encoding_cache import load_encoded
 from biphase.finetuning.heads import build_network, check_keepable, open_encoder, to_transformers
-from biphase.finetuning.keep import keep_network
+from biphase.finetuning.kept import keep_network
 from biphase.finetuning.metrics import Rows
 from biphase.finetuning.scores import Score, read_score, write_cell
 from biphase.tasks.examples import input_of, load_examples
@@ -188,7 +188,7 @@ def fit_cells(plans: Sequence[CellPlan], out: Path, keep: Path | None = None) ->
     one process load the model and encode the task once.
 
     Args:
-        keep: the trained network becomes a model folder there (`keep.keep_network`); a finished cell is trained again
+        keep: the trained network becomes a model folder there (`kept.keep_network`); a finished cell is trained again
             for it, its score stays. A training that diverges leaves none.
 
     Raises `BusyError` when another process is at work on one of the cells.

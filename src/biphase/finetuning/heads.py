@@ -167,23 +167,17 @@ class TaskNetwork(nn.Module):
         return self.out(self.dropout(rows)).float()
 
 
-class PaddedNetwork(nn.Module):
-    """A class of transformers with its own head that takes a batch: what is packed is padded for it."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, batch: Batch) -> Tensor:
-        """Logits, fp32: [S, C] of samples, or [T, C] of tokens; C are start and end of an answer's span."""
-        lengths_S = batch.layout.bounds_S1.long().diff()
-        is_token_SL = torch.arange(int(lengths_S.max()), device=lengths_S.device) < lengths_S[:, None]
-        padded_SL = batch.tokens_T.new_full(is_token_SL.shape, getattr(self.model.config, "pad_token_id", None) or 0)
-        padded_SL[is_token_SL] = batch.tokens_T
-        output = self.model(input_ids=padded_SL, attention_mask=is_token_SL.long())
-        is_span = "start_logits" in output
-        logits = torch.stack([output.start_logits, output.end_logits], -1) if is_span else output[0]
-        return (logits[is_token_SL] if logits.ndim == 3 else logits).float()
+def padded_logits(model: Any, batch: Batch) -> Tensor:
+    """Compute the logits of a class of transformers with its own head, which takes padded batches: fp32, [S, C] of
+    samples, or [T, C] of tokens; C are start and end of an answer's span."""
+    lengths_S = batch.layout.bounds_S1.long().diff()
+    is_token_SL = torch.arange(int(lengths_S.max()), device=lengths_S.device) < lengths_S[:, None]
+    padded_SL = batch.tokens_T.new_full(is_token_SL.shape, getattr(model.config, "pad_token_id", None) or 0)
+    padded_SL[is_token_SL] = batch.tokens_T
+    output = model(input_ids=padded_SL, attention_mask=is_token_SL.long())
+    is_span = "start_logits" in output
+    logits = torch.stack([output.start_logits, output.end_logits], -1) if is_span else output[0]
+    return (logits[is_token_SL] if logits.ndim == 3 else logits).float()
 
 
 def add_head(backbone: nn.Module, cell: CellContext) -> nn.Module:
@@ -391,6 +385,6 @@ def with_same_head(config: Any, network: Any, cell: CellContext) -> Any:
     tokens_T = telling_tokens(model.base_model, 17).numpy()
     texts = TokenizedTexts(tokens_T, np.array([0, 12, 17]), np.array([], dtype=np.int64))
     batch = pack(texts, np.arange(2), replace(cell, device=torch.device("cpu"), dtype=torch.float32))
-    if not torch.allclose(network(batch), PaddedNetwork(model)(batch), rtol=1e-3, atol=1e-4):
+    if not torch.allclose(network(batch), padded_logits(model, batch), rtol=1e-3, atol=1e-4):
         raise refusal
     return model

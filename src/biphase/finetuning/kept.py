@@ -1,22 +1,32 @@
-"""A folder of a fine-tuned network and a file of a user's rows → what is predicted for which inputs; without PyTorch.
+"""A fine-tuned network becomes a folder of the transformers class that users expect; such a folder and a file of a
+user's rows say what is predicted for which inputs.
 
 Rows stand under the names that the task has for their columns. Files for training say how one that ends alike is read;
-a .txt is a text a line. What is wrong with folder or file is said before the network is loaded, which takes seconds.
+a .txt is a text a line. What is wrong with folder or file is said before PyTorch and the network are loaded, which
+takes seconds.
 """
 
+import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
 
 from biphase.config import Strict
 from biphase.corpus.rows import FORMATS, PlacedRow, Row, column, plain_path, read_text_lines, renamed, rows_of_file
 from biphase.errors import InputError, clipped
-from biphase.files import read_json_as
+from biphase.files import read_json_as, whole_folder, write_json, write_mark, write_text
 from biphase.finetuning.cells import find_folder
 from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.scores import Score
+from biphase.run import find_model
 from biphase.tasks.spec import Family, FileLayout, Task, template_columns
+
+if TYPE_CHECKING:
+    from biphase.finetuning.encoding import CellContext
+    from biphase.finetuning.heads import Encoder
 
 RECORD = "biphase.json"
 """The file of a kept folder that says what its inputs look like."""
@@ -32,27 +42,94 @@ HEADS: dict[str, Family] = {
 """What a folder is for, by how the class that it names ends."""
 
 
-class KeptRecord(Strict):
-    """The record says what `biphase predict` must know of the training, to make inputs of rows as it did."""
+class KeptModel(Strict):
+    """What must be known of a fine-tuned network, not yet loaded, to make inputs of rows as its training did."""
 
     cell: str | None = None
     """The hash of all that decided the network, as `CellPlan` has it."""
     task: Task
     config: FinetuneConfig
+    """The settings of the training; the defaults for a folder that `finetune --keep` did not write."""
     has_unanswerable: bool = False
     """Question answering: whether no answer may be predicted."""
 
-
-@dataclass(frozen=True)
-class KeptModel:
-    """A folder that predicts, not yet loaded, and how rows are read for it."""
-
-    folder: Path
-    task: Task
-    record: KeptRecord | None
-    """None for a folder that `finetune --keep` did not write."""
-    layout: FileLayout
+    # What finding it adds, which its record does not hold.
+    folder: Path = Field(default=Path(), exclude=True)
+    is_ours: bool = Field(default=True, exclude=True)
+    """Whether `finetune --keep` wrote the folder."""
+    layout: FileLayout = Field(default=FileLayout(), exclude=True)
     """The layout by which a file of rows is read."""
+
+
+PIPELINE_TAGS = {"sequence_classification": "text-classification", "retrieval": "sentence-similarity"}
+"""What the hub calls the models of a family, where that is not its own name; rankers of pairs are `text-ranking`."""
+
+
+def keep_network(model: Any, encoder: "Encoder", cell: "CellContext", folder: Path, score: Score, test: Any) -> None:
+    """Write a trained network, as `to_transformers` gives it, as a model folder with its labels, tokenizer and card,
+    whole or not at all; what is there is replaced. `test` is the encoded test split."""
+    from biphase.export.model import close_texts, set_direction, write_sentence_transformer
+
+    card = card_text(cell, encoder, model, score)
+    tokenizer = copy.deepcopy(encoder.tokenizer.pretrained)
+    close_texts(tokenizer)
+    tokenizer.model_max_length = cell.config.max_length
+    if cell.config.ranking == "pairs":  # both texts of a pair had the same type
+        tokenizer.model_input_names = ["input_ids", "attention_mask"]
+    if getattr(model.config, "is_causal", True) is False:
+        set_direction(model.config, causal=False)
+    with whole_folder(folder) as part:
+        model.save_pretrained(part)
+        tokenizer.save_pretrained(part)
+        if cell.is_embedder:
+            templates = {"query": cell.task.query_template, "document": cell.task.document_template}
+            prompts = {name: template.removesuffix("{text}") for name, template in templates.items()}
+            write_sentence_transformer(part, model, cell.config.max_length, prompts=prompts)
+        kept = KeptModel(cell=score.cell, task=cell.task, config=cell.config)
+        if cell.task.family == "question_answering":
+            longest = cell.config.max_answer_tokens or test.max_answer_tokens
+            config = cell.config.model_copy(update={"max_answer_tokens": longest})
+            kept = kept.model_copy(update={"config": config, "has_unanswerable": test.has_unanswerable})
+        write_json(part / RECORD, kept.model_dump(mode="json"))
+        write_text(part / "README.md", card)
+        write_mark(part, "fine-tuned model")
+
+
+def card_text(cell: "CellContext", encoder: "Encoder", model: Any, score: Score) -> str:
+    """Write a small model card, with the fields that the hub reads. A model and data of this machine have no name
+    there."""
+    from huggingface_hub import ModelCardData
+
+    from biphase.export.card import harmless, render_card, tell_direction
+
+    task, kind, base, headline = cell.task, type(model).__name__, encoder.name.partition("@")[0], score.headline()
+    is_of_this_machine = Path(find_model(encoder.name)).exists() or Path(base).exists()
+    name = harmless(Path(encoder.name).name if is_of_this_machine else encoder.name)
+    pipeline_tag = PIPELINE_TAGS.get(task.family, task.family.replace("_", "-"))
+    library, load = "transformers", f"{kind}.from_pretrained(folder)"
+    if task.family == "retrieval":
+        library, load = "sentence-transformers", f"SentenceTransformer(folder)  # {kind}"
+        if not cell.is_embedder:
+            pipeline_tag, load = "text-ranking", "CrossEncoder(folder)  # of sentence-transformers"
+    hub_id = task.hub.id if task.hub is not None else None
+    head = ModelCardData(
+        library_name=library,
+        pipeline_tag=pipeline_tag,
+        base_model=None if is_of_this_machine else base,
+        datasets=hub_id if score.source.partition("@")[0] == hub_id else None,
+        tags=["biphase", model.config.model_type],
+    )
+    return render_card(
+        Path(__file__).with_name("card.md.j2"),
+        head,
+        task=task,
+        name=name,
+        headline=headline.replace(encoder.name, name),
+        load=load,
+        is_embedder=cell.is_embedder,
+        direction=tell_direction(model.config),
+        harmless=harmless,
+    )
 
 
 def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
@@ -64,7 +141,7 @@ def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
     Raises:
         InputError: a folder without a head that predicts, or one whose inputs nobody knows.
     """
-    folder, record = find_folder(name), None
+    folder = find_folder(name)
     config = read_json_as(folder / "config.json", dict[str, Any])
     classes = [str(kind) for kind in config.get("architectures") or []]
     family = next((HEADS[end] for kind in classes for end in HEADS if kind.endswith(end)), None)
@@ -77,8 +154,8 @@ def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
         )
     if (folder / RECORD).exists():
         remedy = "fine-tune it again with --keep"
-        record = read_json_as(folder / RECORD, KeptRecord, remedy)
-        task, labels = record.task, config.get("id2label")
+        model = read_json_as(folder / RECORD, KeptModel, remedy)
+        task, labels = model.task, config.get("id2label")
         expected = {str(number): label for number, label in enumerate(task.classes)}
         if labels and expected and task.family != "multiple_choice" and labels != expected:
             raise InputError(f"{folder}: {RECORD} names other classes than config.json (id2label); {remedy}")
@@ -92,7 +169,8 @@ def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
             template_columns(task.template)
         except ValueError as error:
             raise InputError(f"--{error}") from None
-    return KeptModel(folder, task, record, layout_to_predict(task, file))
+        model = KeptModel.model_construct(task=task, config=FinetuneConfig(), is_ours=False)
+    return model.model_copy(update={"folder": folder, "layout": layout_to_predict(task, file)})
 
 
 def layout_to_predict(task: Task, file: Path) -> FileLayout:
@@ -134,7 +212,7 @@ def open_rows(model: KeptModel, file: Path) -> Iterator[PlacedRow]:
         raise InputError(f"{file} has no rows")
     origin, row = first[0], with_task_names(task, model.layout, first[1])
     if task.family == "token_classification":
-        words = f"'{task.words}' (a list of words) or " if model.record is not None else ""
+        words = f"'{task.words}' (a list of words) or " if model.is_ours else ""
         if TEXT not in row and not (words and task.words in row):
             raise InputError(f"{origin}: {words}'{TEXT}' is needed; the columns are: {clipped(', '.join(row))}")
     else:

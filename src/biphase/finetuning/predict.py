@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import pipeline
 
 from biphase.console import err
@@ -19,8 +20,7 @@ from biphase.corpus.tokenizer import load_tokenizer
 from biphase.encoder.network import load_weights
 from biphase.encoder.packed import position_limit
 from biphase.errors import InputError
-from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import CellContext, HashedTokenizer
+from biphase.finetuning.encoding import Batch, CellContext, HashedTokenizer
 from biphase.finetuning.families.question_answering import encode_questions
 from biphase.finetuning.families.retrieval import encode_pairs
 from biphase.finetuning.families.sequence_classification import (
@@ -31,7 +31,7 @@ from biphase.finetuning.families.sequence_classification import (
     read_outputs,
 )
 from biphase.finetuning.families.token_classification import encode_words, tag_rows
-from biphase.finetuning.heads import AUTO_CLASSES, PaddedNetwork
+from biphase.finetuning.heads import AUTO_CLASSES, padded_logits
 from biphase.finetuning.kept import TEXT, KeptModel, input_columns, with_task_names
 from biphase.finetuning.metrics import find_entities
 from biphase.tasks import examples
@@ -52,10 +52,13 @@ class Predicting:
     """A loaded model, and what its inputs look like."""
 
     model: KeptModel
-    network: PaddedNetwork
+    network: Any
+    """A class of transformers with its head."""
     tokenizer: HashedTokenizer
     cell: CellContext
-    """The settings are those that a cell has by default, where `finetune --keep` did not write the folder."""
+
+    def logits(self, batch: Batch) -> Tensor:
+        return padded_logits(self.network, batch)
 
 
 @torch.no_grad()
@@ -69,9 +72,8 @@ def predict_placed(model: KeptModel, rows: Iterator[PlacedRow], name: str, devic
     tokenizer = HashedTokenizer(load_tokenizer(model.folder))
     limit = position_limit(network) or tokenizer.pretrained.model_max_length  # many a tokenizer names none
     tokenizer.pretrained.model_max_length = limit = min(limit, tokenizer.pretrained.model_max_length)
-    settings = model.record.config if model.record is not None else FinetuneConfig()
-    cell = CellContext(model.task, settings, device, torch.float32)
-    predicting, predict = Predicting(model, PaddedNetwork(network), tokenizer, cell), PREDICTORS[model.task.family]
+    cell = CellContext(model.task, model.config, device, torch.float32)
+    predicting, predict = Predicting(model, network, tokenizer, cell), PREDICTORS[model.task.family]
     num_rows = num_cut = num_empty = 0
     while chunk := list(islice(rows, ROWS_AT_ONCE)):
         named = [(origin, with_task_names(model.task, model.layout, row)) for origin, row in chunk]
@@ -100,7 +102,7 @@ def choose(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
             raise InputError(f"{origin}: {len(choices)} choices, where task '{task.name}' names {len(task.classes)}")
         inputs.append(examples.ChoiceTexts(origin, choices, 0))
     split = encode_choices(task, inputs, predicting.tokenizer, cell.config)
-    scores_S1 = split.predict(predicting.network, cell)
+    scores_S1 = split.predict(predicting.logits, cell)
     parts = zip(np.split(scores_S1[:, 0], split.bounds_Q1[1:-1]), names, strict=True)
     return [best_choice(*part) for part in parts], split.num_truncated
 
@@ -109,7 +111,7 @@ def score_pairs(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
     """Score how well each row's `document` answers its `query`: the higher, the better."""
     pairs = [(text_column(origin, row, "query"), text_column(origin, row, "document")) for origin, row in rows]
     texts = encode_pairs(predicting.tokenizer, pairs, predicting.cell.config.max_length)
-    scores_S = texts.predict(predicting.network, predicting.cell, 1)[:, 0]
+    scores_S = texts.predict(predicting.logits, predicting.cell, 1)[:, 0]
     return [{"predicted": round(score, 5)} for score in scores_S.tolist()], len(texts.truncated)
 
 
@@ -123,12 +125,12 @@ def classify(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
     for (origin, row), empty in zip(rows, is_empty, strict=True):
         text, columns = examples.fill_row(task, origin, blank if empty else row)
         inputs.append(examples.LabelledText(origin, text, no_label, columns))
-    if predicting.model.record is None:
+    if not predicting.model.is_ours:
         predictions, num_cut = classify_as_pipeline(predicting, [example.text for example in inputs])
     else:
         cell = predicting.cell
         split = encode_labelled(task, inputs, predicting.tokenizer, cell.config)
-        logits_SC = split.predict(predicting.network, cell)
+        logits_SC = split.predict(predicting.logits, cell)
         predictions, num_cut = [*read_outputs(task, logits_SC)], split.num_truncated
     for number in np.flatnonzero(is_empty):
         values = predictions[number].items()
@@ -139,8 +141,8 @@ def classify(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
 def classify_as_pipeline(predicting: Predicting, texts: Sequence[str]) -> tuple[list[Row], int]:
     tokenizer = predicting.tokenizer.pretrained
     lengths = map(len, tokenizer(texts, truncation=False, verbose=False)["input_ids"])
-    pipe = pipeline("text-classification", predicting.network.model, tokenizer=tokenizer, device=predicting.cell.device)
-    is_single = predicting.network.model.config.problem_type != "multi_label_classification"
+    pipe = pipeline("text-classification", predicting.network, tokenizer=tokenizer, device=predicting.cell.device)
+    is_single = predicting.network.config.problem_type != "multi_label_classification"
     predictions: list[Row] = []
     for scores in in_order_of_length(lambda part: pipe(part, top_k=None, truncation=True, batch_size=32), texts):
         if len(scores) == 1:  # a number, with no class
@@ -159,7 +161,7 @@ def tag_words(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
     words are in 0–8, 6–14, 12–20, and the tags are those of 0–7, 7–13, 13–20.
     """
     cell = predicting.cell
-    if predicting.model.record is None or cell.task.words not in rows[0][1]:
+    if not predicting.model.is_ours or cell.task.words not in rows[0][1]:
         return tag_text(predicting, rows)
     lists = [examples.words_of(cell.task, origin, row) for origin, row in rows]
     tagged: list[Row] = [{"predicted": [], "probabilities": []} for _ in lists]
@@ -168,7 +170,7 @@ def tag_words(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
         rests = [lists[number][begin:] for number, begin in starts.items()]
         sentences = [examples.TaggedWords("", words, (0,) * len(words)) for words in rests]
         split = encode_words(cell.task, sentences, predicting.tokenizer, cell.config)
-        sentence_rows = tag_rows(split, split.predict(predicting.network, cell), cell.task.classes)
+        sentence_rows = tag_rows(split, split.predict(predicting.logits, cell), cell.task.classes)
         cut, inside = set(split.texts.truncated.tolist()), split.words_T[split.words_T >= 0]
         ends = np.searchsorted(inside, split.word_bounds_S1[1:])  # how many tokens stand in front of the next sentence
         inputs, starts = starts, {}
@@ -205,7 +207,7 @@ def tag_text(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
     tokenizer = predicting.tokenizer
     pipe: Any = pipeline(
         "token-classification",
-        predicting.network.model,
+        predicting.network,
         tokenizer=tokenizer.pretrained,
         device=predicting.cell.device,
         aggregation_strategy="simple",
@@ -250,9 +252,7 @@ def in_order_of_length(predict: Callable[[list[str]], list[Any]], texts: Sequenc
 
 def answer_questions(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
     """Find the answer, where it stands in the context, its probability, and how much better no answer is."""
-    cell = predicting.cell
-    assert predicting.model.record is not None
-    has_unanswerable = predicting.model.record.has_unanswerable
+    cell, has_unanswerable = predicting.cell, predicting.model.has_unanswerable
     inputs = []
     for number, (origin, row) in enumerate(rows):
         question, context = text_column(origin, row, "question"), text_column(origin, row, "context")
@@ -263,7 +263,7 @@ def answer_questions(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predi
         inputs.append(examples.Question(str(number), question, context, (), candidates))
     split = encode_questions(cell.task, inputs, predicting.tokenizer, cell.config, has_unanswerable)
     answers: list[Row] = []
-    for answer in split.predict(predicting.network, cell):
+    for answer in split.predict(predicting.logits, cell):
         start, end = (answer["start"], answer["end"]) if answer["text"] else (None, None)
         row = {"predicted": answer["text"], "start": start, "end": end, "probability": round(answer["probability"], 5)}
         if has_unanswerable:

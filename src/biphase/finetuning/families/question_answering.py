@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 
 from biphase import console
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import Batch, CellContext, EncodedSplit, HashedTokenizer, to_bounds
+from biphase.finetuning.encoding import Batch, BatchModel, CellContext, EncodedSplit, HashedTokenizer, to_bounds
 from biphase.finetuning.metrics import Judgement, Rows, answer_scores, counted_answers, paper_answer_f1, token_f1
 from biphase.tasks.examples import Answer, Question, TaskData
 from biphase.tasks.spec import Task, TaskSplit
@@ -123,7 +123,7 @@ class QuestionSplit(EncodedSplit):
 
         return self.backward(model, items, cell, loss_of)
 
-    def predict(self, model: nn.Module, cell: CellContext) -> Rows:
+    def predict(self, model: BatchModel, cell: CellContext) -> Rows:
         """The answer to each question as `text`, which is empty for none; the best one, also where no answer scores
         higher, as `best_text`, with its `start` and `end` in its context; by how much no answer scores higher; the
         `probability` of that span, of the span head; and the tokens of the answer as `selected`, counted from the first

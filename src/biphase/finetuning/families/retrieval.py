@@ -24,6 +24,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import (
+    BatchModel,
     CellContext,
     EncodedSplit,
     HashedTokenizer,
@@ -95,7 +96,7 @@ class JudgedSplit(EncodedSplit):
                 texts.compute(model, part, cell)[1].backward(gradient)
         return loss.detach()
 
-    def predict(self, model: nn.Module, cell: CellContext) -> Ranked:
+    def predict(self, model: BatchModel, cell: CellContext) -> Ranked:
         """Exact search by cosine, the longest documents first."""
         queries_Q = np.unique(self.queries_J)
         assert cell.config.judged_only is not None, "the configuration is settled"
@@ -225,7 +226,7 @@ def in_pieces(rows_ND: Tensor) -> Iterator[tuple[np.ndarray, Tensor]]:
         yield np.arange(begin, begin + len(piece_ND)), piece_ND
 
 
-def embed_all(model: nn.Module, texts: TokenizedTexts, samples: np.ndarray, cell: CellContext) -> Tensor:
+def embed_all(model: BatchModel, texts: TokenizedTexts, samples: np.ndarray, cell: CellContext) -> Tensor:
     """Unit embeddings [S, D] of the given samples, in their order."""
     rows_of = {int(sample): row for row, sample in enumerate(samples)}
     embeddings = None

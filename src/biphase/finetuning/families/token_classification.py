@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import Batch, CellContext, EncodedSplit, HashedTokenizer, to_bounds
+from biphase.finetuning.encoding import Batch, BatchModel, CellContext, EncodedSplit, HashedTokenizer, to_bounds
 from biphase.finetuning.metrics import Judgement, Rows, tag_scores
 from biphase.tasks.examples import TaggedWords
 from biphase.tasks.spec import Task
@@ -44,7 +44,7 @@ class TaggedSplit(EncodedSplit):
 
         return self.backward(model, items, cell, loss_of)
 
-    def predict(self, model: nn.Module, cell: CellContext) -> tuple[np.ndarray, np.ndarray]:
+    def predict(self, model: BatchModel, cell: CellContext) -> tuple[np.ndarray, np.ndarray]:
         """The tags [W], and the mean, over a word's tokens, of the probability of its tag; 0 for words that were cut
         off."""
         classes, num_words = cell.task.classes, len(self.tags_W)
