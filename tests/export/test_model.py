@@ -197,7 +197,7 @@ def embeddings_by_us(run: str) -> torch.Tensor:
     texts = encoder.tokenizer.encode_texts(TEXTS, max_length=encoder.max_length)
     cell = CellContext(task_table()["squad_retrieval"], FinetuneConfig(), torch.device("cpu"), torch.float32)
     with torch.no_grad():
-        return TaskNetwork(encoder.backbone)(pack(texts, np.arange(len(TEXTS)), cell))
+        return TaskNetwork(encoder.backbone, cell)(pack(texts, np.arange(len(TEXTS)), cell))
 
 
 @pytest.mark.parametrize("family", ["preset", "llama-tied", "roberta"])

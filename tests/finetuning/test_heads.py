@@ -42,7 +42,7 @@ def test_mean_pool_equals_its_slow_twin() -> None:
 
 
 def test_sequence_logits_packed_equal_alone(encoder: Encoder) -> None:
-    model = TaskNetwork(copy.deepcopy(encoder.backbone), 3, has_dense=True).eval()
+    model = TaskNetwork(copy.deepcopy(encoder.backbone), make_cell("snli")).eval()
     batch = packed(BOUNDS)
     logits = model(batch)
     assert logits.shape == (3, 3)
@@ -51,10 +51,11 @@ def test_sequence_logits_packed_equal_alone(encoder: Encoder) -> None:
 
 
 def test_token_logits_packed_equal_alone_and_see_both_sides(encoder: Encoder) -> None:
-    model = TaskNetwork(copy.deepcopy(encoder.backbone), 5, of_tokens=True, dropout=0.1).eval()
+    cell = make_cell("wnut17")
+    model = TaskNetwork(copy.deepcopy(encoder.backbone), cell).eval()
     batch = packed(BOUNDS)
     logits = model(batch)
-    assert logits.shape == (13, 5)
+    assert logits.shape == (13, len(cell.task.classes))
     torch.testing.assert_close(model(alone(batch, 1)), logits[1:8])
     moved = (model(packed(BOUNDS, change=7)) - logits).abs().amax(1) > 0
     assert moved.tolist() == [False] + [True] * 7 + [False] * 5
@@ -62,12 +63,15 @@ def test_token_logits_packed_equal_alone_and_see_both_sides(encoder: Encoder) ->
 
 def test_dropout_is_the_token_heads_alone(encoder: Encoder) -> None:
     batch = packed(BOUNDS)
-    sequence = TaskNetwork(copy.deepcopy(encoder.backbone), 3, has_dense=True).train()
+    sequence = TaskNetwork(copy.deepcopy(encoder.backbone), make_cell("snli")).train()
     assert torch.equal(sequence(batch), sequence(batch))
-    token = TaskNetwork(copy.deepcopy(encoder.backbone), 3, of_tokens=True, dropout=0.5).train()
-    assert not torch.equal(token(batch), token(batch))
+    for cell in (make_cell("wnut17", head_dropout=0.5), make_cell("squad", qa_head="token", head_dropout=0.5)):
+        token = TaskNetwork(copy.deepcopy(encoder.backbone), cell).train()
+        assert not torch.equal(token(batch), token(batch))
+    span = TaskNetwork(copy.deepcopy(encoder.backbone), make_cell("squad")).train()
+    assert torch.equal(span(batch), span(batch))
 
 
 def test_shapes_of_the_other_heads(encoder: Encoder) -> None:
-    assert TaskNetwork(encoder.backbone, 2, of_tokens=True)(packed(BOUNDS)).shape == (13, 2)
-    assert TaskNetwork(encoder.backbone)(packed(BOUNDS)).shape == (3, 32)
+    assert TaskNetwork(encoder.backbone, make_cell("squad"))(packed(BOUNDS)).shape == (13, 2)
+    assert TaskNetwork(encoder.backbone, make_cell("squad_retrieval"))(packed(BOUNDS)).shape == (3, 32)

@@ -18,7 +18,7 @@ from biphase.files import MARK
 from biphase.finetuning.cells import identify
 from biphase.finetuning.config import FinetuneConfig, settle_config
 from biphase.finetuning.encoding import CellContext
-from biphase.finetuning.heads import add_head, check_keepable, copy_backbone, load_encoder, to_transformers
+from biphase.finetuning.heads import TaskNetwork, check_keepable, copy_backbone, load_encoder, to_transformers
 from biphase.finetuning.kept import RECORD, find_kept, keep_network
 from biphase.tasks.examples import load_examples
 from biphase.tasks.sources import find_source
@@ -34,7 +34,7 @@ def keep_untrained(task: Task, model: Path, folder: Path, **settings: Any) -> Pa
     config = settle_config(FinetuneConfig(device=DEVICE, precision="fp32", **settings), task, 256)
     cell = CellContext(task, config, torch.device(DEVICE), torch.float32)
     torch.manual_seed(0)
-    network = add_head(copy_backbone(encoder.backbone, []), cell)
+    network = TaskNetwork(copy_backbone(encoder.backbone, []), cell)
     score: Any = SimpleNamespace(cell="", source="", headline=lambda: "not trained")
     keep_network(to_transformers(network, encoder, cell), encoder, cell, folder, score, None)
     return folder

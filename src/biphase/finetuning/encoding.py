@@ -3,7 +3,7 @@
 An input is its text and the tokenizer's end-of-text token; where a tokenizer opens inputs with a classification token
 (BERT's), that comes first. Names of special tokens inside a text are read as ordinary text.
 
-Letters: T tokens, S samples, U tokens in use.
+Letters: T tokens, S samples, I training items, U tokens in use.
 """
 
 from abc import ABC, abstractmethod
@@ -130,13 +130,10 @@ class TokenizedTexts:
         is_used[self.tokens_T] = True
         return np.flatnonzero(is_used)
 
-    def count_tokens(self, samples: np.ndarray) -> int:
-        return int(self.lengths_S[samples].sum())
-
     def compute(self, model: "BatchModel", samples: np.ndarray, cell: "CellContext") -> tuple["Batch", Tensor]:
         """Compute the model's output for the given samples as one batch; return both."""
         batch = pack(self, samples, cell)
-        with cell.autocast():
+        with torch.autocast(cell.device.type, cell.dtype, enabled=cell.dtype != torch.float32):
             return batch, model(batch)
 
     def outputs(
@@ -182,8 +179,10 @@ class EncodedSplit(ABC):
         """The training items of examples."""
         return examples
 
-    def count_tokens(self, items: np.ndarray) -> int:
-        return self.texts.count_tokens(items)
+    @cached_property
+    def lengths_I(self) -> np.ndarray:
+        """The tokens of each training item."""
+        return self.texts.lengths_S
 
     @abstractmethod
     def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: "CellContext") -> Tensor:
@@ -202,8 +201,7 @@ class EncodedSplit(ABC):
         Items are samples; with `bounds_G1`, numbers of groups that stay together: all samples between a group's bounds.
         """
         total = torch.zeros((), device=cell.device)
-        lengths = self.texts.lengths_S if bounds_G1 is None else np.diff(self.texts.bounds_S1[bounds_G1])
-        for part in split_by_tokens(items, lengths, cell.config.microbatch_tokens):
+        for part in split_by_tokens(items, self.lengths_I, cell.config.microbatch_tokens):
             if bounds_G1 is not None:
                 part = np.concatenate([np.arange(bounds_G1[group], bounds_G1[group + 1]) for group in part])
             batch, output = self.texts.compute(model, part, cell)
@@ -281,14 +279,18 @@ class CellContext:
         return self.task.family == "retrieval" and self.config.ranking == "embeddings"
 
     @property
+    def is_of_tokens(self) -> bool:
+        """Whether the network gives something for each token, not for each sample."""
+        return self.task.family in ("token_classification", "question_answering")
+
+    @property
     def num_outputs(self) -> int:
-        """Count the numbers that a head gives for a sample or a token to tag: one for each class, or one where texts
-        are scored."""
+        """Count the numbers that a head gives for a sample or a token: one for each class, one where texts are scored,
+        two where answers are found."""
+        if self.task.family == "question_answering":
+            return 2
         has_one = self.task.family in ("multiple_choice", "retrieval") or self.task.problem_type == "regression"
         return 1 if has_one else len(self.task.classes)
-
-    def autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
 
     def on_device(self, targets: np.ndarray) -> Tensor:
         """Targets as int64, or fp32 where they are fractions."""

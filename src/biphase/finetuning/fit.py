@@ -66,7 +66,7 @@ def train_network(network: nn.Module, encoded: EncodedTask, cell: CellContext) -
             optimizer.step()
             optimizer.zero_grad()
             unseen.append(torch.stack([loss.float(), norm.float()]))
-            num_tokens += split.count_tokens(items[indices])
+            num_tokens += int(split.lengths_I[items[indices]].sum())
             if len(unseen) == 25 or step + 1 == num_steps or time.perf_counter() - shown_at > 1:
                 for step_loss, step_norm in torch.stack(unseen).tolist():
                     if not (math.isfinite(step_loss) and math.isfinite(step_norm)):

@@ -128,27 +128,21 @@ def is_table(backbone: nn.Module, embedding: nn.Module) -> bool:
 
 
 class TaskNetwork(nn.Module):
-    """A network with the head of a family of tasks.
+    """A network with the new head of a cell's family, random by torch's generator.
 
     Of samples: mean over the tokens, end-of-text included → dense → GELU → linear; for a linear probe the last alone.
-    Of tokens: dropout → linear, for each its tag, or how well an answer starts and ends there. Without outputs there is
-    no head.
+    Of tokens: dropout → linear, for each its tag, or how well an answer starts and ends there. An embedder has no head.
     """
 
-    def __init__(
-        self,
-        backbone: Any,
-        num_outputs: int = 0,
-        *,
-        of_tokens: bool = False,
-        has_dense: bool = False,
-        dropout: float = 0.0,
-    ) -> None:
+    def __init__(self, backbone: Any, cell: CellContext, *, has_head: bool = True) -> None:
         super().__init__()
-        self.backbone, self.of_tokens = backbone, of_tokens
+        self.backbone, self.of_tokens = backbone, cell.is_of_tokens
+        has_head = has_head and not cell.is_embedder
+        has_dense = has_head and not (cell.is_of_tokens or cell.config.frozen)
+        classifies_tokens = cell.task.family == "token_classification" or cell.config.qa_head == "token"
         self.dense = new_linear(backbone, backbone.config.hidden_size) if has_dense else None
-        self.dropout = nn.Dropout(dropout)
-        self.out = new_linear(backbone, num_outputs) if num_outputs else None
+        self.dropout = nn.Dropout(cell.config.head_dropout if classifies_tokens else 0.0)
+        self.out = new_linear(backbone, cell.num_outputs) if has_head else None
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits [S, C] or [T, C]; without a head the means [S, D] or the hidden states [T, D]. Means and logits are
@@ -178,18 +172,6 @@ def padded_logits(model: Any, batch: Batch) -> Tensor:
     is_span = "start_logits" in output
     logits = torch.stack([output.start_logits, output.end_logits], -1) if is_span else output[0]
     return (logits[is_token_SL] if logits.ndim == 3 else logits).float()
-
-
-def add_head(backbone: nn.Module, cell: CellContext) -> nn.Module:
-    """The backbone with the new head of a cell's family, random by torch's generator."""
-    config, family = cell.config, cell.task.family
-    if cell.is_embedder:
-        return TaskNetwork(backbone)
-    if family == "token_classification":
-        return TaskNetwork(backbone, cell.num_outputs, of_tokens=True, dropout=config.head_dropout)
-    if family == "question_answering":
-        return TaskNetwork(backbone, 2, of_tokens=True, dropout=config.head_dropout if config.qa_head == "token" else 0)
-    return TaskNetwork(backbone, cell.num_outputs, has_dense=not config.frozen)
 
 
 def new_linear(backbone: Any, num_outputs: int) -> nn.Linear:
@@ -233,12 +215,11 @@ class FrozenFeatures(nn.Module):
         super().__init__()
         self.encoder, self.cell = encoder, cell
         self.config = encoder.backbone.config
-        self.is_of_tokens = cell.task.family == "token_classification"
 
     @cached_property
     def model(self) -> Any:
         """It is loaded by the first texts that are encoded, and is no part of the network."""
-        return TaskNetwork(place_backbone(self.encoder, self.cell.device), of_tokens=self.is_of_tokens)
+        return TaskNetwork(place_backbone(self.encoder, self.cell.device), self.cell, has_head=False)
 
     def look_up(self, batch: Batch) -> Tensor:
         """The mean over the tokens of each sample, or, for texts to tag, the hidden state of each token."""
@@ -252,7 +233,7 @@ class FrozenFeatures(nn.Module):
             neighbours = np.arange(block * BLOCK, min((block + 1) * BLOCK, texts.num_samples))
             with torch.no_grad():
                 for part, output in texts.outputs(self.model, neighbours, self.cell):
-                    lengths = texts.lengths_S[part.samples].tolist() if self.is_of_tokens else 1
+                    lengths = texts.lengths_S[part.samples].tolist() if self.cell.is_of_tokens else 1
                     rows_of.update(zip(part.samples.tolist(), output.float().split(lengths), strict=True))
         return torch.cat([rows_of[sample] for sample in samples])
 
@@ -263,10 +244,10 @@ def build_network(encoder: Encoder, cell: CellContext, tasks: Sequence[EncodedTa
     Random weights come from torch's generator.
     """
     if can_look_up(cell):
-        return add_head(FrozenFeatures(encoder, cell), cell)
+        return TaskNetwork(FrozenFeatures(encoder, cell), cell)
     splits = [split for encoded in tasks for split in encoded.splits.values()]
     texts = [value for split in splits for value in vars(split).values() if isinstance(value, TokenizedTexts)]
-    network: Any = add_head(copy_backbone(encoder.backbone, texts, cell.config.weights), cell)
+    network: Any = TaskNetwork(copy_backbone(encoder.backbone, texts, cell.config.weights), cell)
     if cell.config.frozen:
         network.backbone.requires_grad_(False)
     return network.to(torch.bfloat16) if cell.config.weight_dtype == "bf16" else network
@@ -287,7 +268,7 @@ def encode_packed(encoder: Encoder, texts: Sequence[str], device: torch.device) 
         err.print(f"{len(encoded.truncated):,} of {len(texts):,} texts are cut at {encoder.max_length:,} tokens")
     task = Task.model_construct(name="encode", family="retrieval")
     cell = CellContext(task, FinetuneConfig(precision="fp32"), device, torch.float32)
-    return encoded.predict(TaskNetwork(backbone).eval(), cell, backbone.config.hidden_size)
+    return encoded.predict(TaskNetwork(backbone, cell).eval(), cell, backbone.config.hidden_size)
 
 
 AUTO_CLASSES: dict[Family, Any] = {
@@ -316,8 +297,7 @@ def check_keepable(encoder: Encoder, task: Task, finetuning: FinetuneConfig) -> 
             f"otherwise than the tokenizer.json of {encoder.name}: what is kept would predict something else"
         )
     with torch.random.fork_rng(devices=[]):
-        backbone = copy_backbone(encoder.backbone, [])
-        to_transformers(add_head(backbone, cell), encoder, cell)
+        to_transformers(TaskNetwork(copy_backbone(encoder.backbone, []), cell), encoder, cell)
 
 
 @torch.no_grad()

@@ -115,7 +115,7 @@ class QuestionSplit(EncodedSplit):
     def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: CellContext) -> Tensor:
         """The mean loss over windows (span head) or over their tokens (token head), and its gradient."""
         is_span = cell.config.qa_head == "span"
-        num_targets = len(items) if is_span else self.texts.count_tokens(items)
+        num_targets = len(items) if is_span else int(self.lengths_I[items].sum())
 
         def loss_of(logits_T2: Tensor, batch: Batch) -> Tensor:
             loss = span_loss if is_span else token_loss

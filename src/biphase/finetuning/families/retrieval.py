@@ -64,8 +64,9 @@ class JudgedSplit(EncodedSplit):
     itself_A: np.ndarray
     """For each of all queries the document that is the query itself, or -1: it is not to be found."""
 
-    def count_tokens(self, items: np.ndarray) -> int:
-        return self.texts.count_tokens(self.queries_J[items]) + self.documents.count_tokens(self.documents_J[items])
+    @cached_property
+    def lengths_I(self) -> np.ndarray:
+        return self.texts.lengths_S[self.queries_J] + self.documents.lengths_S[self.documents_J]
 
     @cached_property
     def keys_J(self) -> np.ndarray:
@@ -79,7 +80,7 @@ class JudgedSplit(EncodedSplit):
         parts = [(self.texts, part) for part in split_by_tokens(queries, self.texts.lengths_S, most)]
         parts += [(self.documents, part) for part in split_by_tokens(documents, self.documents.lengths_S, most)]
         # 1. Embed all texts; with a graph only where all of them fit into memory at once.
-        fits = self.count_tokens(items) <= most
+        fits = self.lengths_I[items].sum() <= most
         with torch.set_grad_enabled(fits):
             pieces = [texts.compute(model, part, cell)[1] for texts, part in parts]
         embeddings = torch.cat(pieces)

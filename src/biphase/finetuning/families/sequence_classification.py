@@ -11,6 +11,7 @@ end.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -110,9 +111,9 @@ class ChoiceSplit(EncodedSplit):
     right_Q: np.ndarray
     """The right choice, counted from the first of its question."""
 
-    def count_tokens(self, items: np.ndarray) -> int:
-        tokens_Q1 = self.texts.bounds_S1[self.bounds_Q1]
-        return int((tokens_Q1[items + 1] - tokens_Q1[items]).sum())
+    @cached_property
+    def lengths_I(self) -> np.ndarray:
+        return np.diff(self.texts.bounds_S1[self.bounds_Q1])
 
     def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: CellContext) -> Tensor:
         """The mean over questions of the cross-entropy over their choices, and its gradient."""
