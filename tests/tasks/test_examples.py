@@ -9,7 +9,6 @@ import pytest
 
 from biphase.errors import InputError
 from biphase.tasks.examples import (
-    Answer,
     Collection,
     LabelledText,
     Question,
@@ -278,7 +277,7 @@ def test_squad(name: str, folder: str, sizes: tuple[int, ...], unanswerable: int
     assert (len(data.train), len(data.validation), len(data.test)) == sizes
     assert sum(not question.answers for question in data.test) == unanswerable
     for question in (*data.train, *data.validation, *data.test):
-        assert all(question.context.startswith(answer.text, answer.start) for answer in question.answers)
+        assert all(question.context.startswith(text, start) for text, start in question.answers)
 
 
 @needs_shared
@@ -320,7 +319,7 @@ ANSWERS = [
     ("context", "text", "start", "expected"), [a[1:] for a in ANSWERS], ids=[a[0] for a in ANSWERS]
 )
 def test_answers_are_put_where_they_stand(context: str, text: str, start: int, expected: int) -> None:
-    assert find_answer("here", context, text, start) == Answer(text, expected)
+    assert find_answer("here", context, text, start) == (text, expected)
     distances = [abs(i - start) for i in range(len(context)) if context.startswith(text, i)]
     assert abs(expected - start) == min(distances)
 
@@ -328,7 +327,7 @@ def test_answers_are_put_where_they_stand(context: str, text: str, start: int, e
 def test_answers(tmp_path: Path) -> None:
     answers = {"text": ["Ann", "met", "Ann"], "answer_start": [8, 1, 8]}
     question = load_task("squad", asked(tmp_path, ASKED | {"answers": answers})).test[0]
-    assert question == Question("q", "Who?", "Ann met Ann", (Answer("Ann", 8), Answer("met", 4)))
+    assert question == Question("q", "Who?", "Ann met Ann", (("Ann", 8), ("met", 4)))
     listed = [{"text": text, "answer_start": start} for text, start in zip(*answers.values(), strict=True)]
     assert load_task("squad", asked(tmp_path, ASKED | {"answers": listed})).test[0] == question
     for changes in ({"answers": {"text": [], "answer_start": []}}, {"answers": []}, {"is_impossible": True}):
@@ -383,7 +382,7 @@ def test_record(tmp_path: Path) -> None:
     (tmp_path / "rows").mkdir()
     files = write(tmp_path / "files", train_jsonl=lines(SUPERGLUE), val_jsonl=lines(SUPERGLUE))
     data = load_task("record", files)
-    ann, bob, again = Answer("Ann", 0), Answer("Bob", 8), Answer("Ann", 24)
+    ann, bob, again = ("Ann", 0), ("Bob", 8), ("Ann", 24)
     assert data.left_out == 2
     assert data.test == (
         Question("7-1", "@placeholder won", PASSAGE, (ann, again), (ann, bob, again)),
@@ -404,7 +403,7 @@ def test_record_answers_that_are_no_entities_become_some(tmp_path: Path) -> None
     row = {"passage": PASSAGE, "query": "@placeholder", "entity_spans": SPANS, "answers": ["won"], "idx": 0}
     text = lines(row, row | {"idx": 1})
     question = load_task("record", write(tmp_path, train_jsonl=text, validation_jsonl=text)).test[0]
-    assert question.answers == (Answer("won", 28),) and question.candidates[-1] == Answer("won", 28)
+    assert question.answers == (("won", 28),) and question.candidates[-1] == ("won", 28)
     bad = lines(row | {"answers": ["lost"]})
     with pytest.raises(InputError, match=r"validation\.jsonl:1: question '0': a context without its answer 'lost'"):
         load_task("record", write(tmp_path, train_jsonl=text, validation_jsonl=bad))

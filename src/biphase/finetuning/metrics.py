@@ -7,6 +7,8 @@ Letters: U units that carry a label (samples or words), S samples or sentences, 
 best documents of a query.
 """
 
+import heapq
+import math
 import re
 import string
 from collections import Counter
@@ -264,11 +266,11 @@ def answer_scores(
     is_version_2 = no_answer_scores is not None or not all(has_answer)
     pairs = list(zip(predictions, counted_answers(gold, is_version_2), strict=True))
     values = {"exact": [exact_match(*pair) for pair in pairs], "f1": [token_f1(*pair) for pair in pairs]}
-    scores = {metric: mean(numbers) for metric, numbers in values.items()}
+    scores = {metric: sum(numbers) / len(numbers) for metric, numbers in values.items()}
     for name, kind in (("has_answer", True), ("no_answer", False)) if is_version_2 else ():
         for metric, numbers in values.items():
             part = [value for value, answerable in zip(numbers, has_answer, strict=True) if answerable == kind]
-            scores |= {f"{name}_{metric}": mean(part)} if part else {}
+            scores |= {f"{name}_{metric}": sum(part) / len(part)} if part else {}
     if no_answer_scores is not None:
         for metric, numbers in values.items():
             scores[f"best_{metric}"] = best_share(numbers, predictions, has_answer, no_answer_scores)
@@ -303,12 +305,7 @@ def paper_answer_f1(
         assert 0 not in right, "the first token of an input is never part of an answer"
         right, labelled = right or {0}, labelled or {0}
         scores.append(2 * len(right & labelled) / (len(right) + len(labelled)))
-    return mean(scores)
-
-
-def mean(values: Iterable[float]) -> float:
-    numbers = list(values)
-    return sum(numbers) / len(numbers)
+    return sum(scores) / len(scores)
 
 
 Relevance = Mapping[str, Mapping[str, int]]
@@ -394,12 +391,8 @@ def paper_ndcg_at_10(relevance: Relevance, ranked: Ranked) -> dict[str, float]:
 
 def best_documents(scores: Mapping[str, float], num: int) -> list[tuple[str, float]]:
     """Find the `num` documents with the highest scores, best first; of equal scores, the last id in order first."""
-    values = np.fromiter(scores.values(), dtype=np.float64, count=len(scores))
-    assert not np.isnan(values).any(), "a score is not a number"
-    floor = np.partition(values, -num)[-num] if len(values) > num else -np.inf
-    names = list(scores)
-    best = [(names[number], float(values[number])) for number in np.flatnonzero(values >= floor)]
-    return sorted(best, key=lambda pair: (pair[1], pair[0]), reverse=True)[:num]
+    assert not any(map(math.isnan, scores.values())), "a score is not a number"
+    return heapq.nlargest(num, scores.items(), key=lambda pair: (pair[1], pair[0]))
 
 
 # Rows of predictions, as they are kept → what each contributes to a score

@@ -6,12 +6,12 @@ scored. Running texts to tag, and any other folder with a head for classificatio
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from transformers import pipeline
 
 from biphase.console import err
@@ -20,7 +20,7 @@ from biphase.corpus.tokenizer import load_tokenizer
 from biphase.encoder.network import load_weights
 from biphase.encoder.packed import position_limit
 from biphase.errors import InputError
-from biphase.finetuning.encoding import Batch, CellContext, HashedTokenizer
+from biphase.finetuning.encoding import BatchModel, CellContext, HashedTokenizer
 from biphase.finetuning.families.question_answering import encode_questions
 from biphase.finetuning.families.retrieval import encode_pairs
 from biphase.finetuning.families.sequence_classification import (
@@ -55,10 +55,9 @@ class Predicting:
     network: Any
     """A class of transformers with its head."""
     tokenizer: HashedTokenizer
+    logits: BatchModel
+    """The network's outputs for a packed batch."""
     cell: CellContext
-
-    def logits(self, batch: Batch) -> Tensor:
-        return padded_logits(self.network, batch)
 
 
 @torch.no_grad()
@@ -73,7 +72,10 @@ def predict_placed(model: KeptModel, rows: Iterator[PlacedRow], name: str, devic
     limit = position_limit(network) or tokenizer.pretrained.model_max_length  # many a tokenizer names none
     tokenizer.pretrained.model_max_length = limit = min(limit, tokenizer.pretrained.model_max_length)
     cell = CellContext(model.task, model.config, device, torch.float32)
-    predicting, predict = Predicting(model, network, tokenizer, cell), PREDICTORS[model.task.family]
+    predicting, predict = (
+        Predicting(model, network, tokenizer, partial(padded_logits, network), cell),
+        PREDICTORS[model.task.family],
+    )
     num_rows = num_cut = num_empty = 0
     while chunk := list(islice(rows, ROWS_AT_ONCE)):
         named = [(origin, with_task_names(model.task, model.layout, row)) for origin, row in chunk]

@@ -102,18 +102,16 @@ class Score(Strict):
 
 def write_cell(folder: Path, score: Score, losses: Sequence[float], predictions: Mapping[str, metrics.Rows]) -> None:
     """Write a cell's folder, whole or not at all: its score, and beside the predictions what each contributes to it."""
-    texts, hashes, arrays = dict[str, bytes](), dict[str, str](), dict[str, dict[str, Any]]()
-    for split, rows in predictions.items():
-        texts[split] = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-        hashes[split] = hashlib.sha256(texts[split]).hexdigest()
-        values, statistic = metrics.contributions(rows, score.metric, score.classes)
-        facts = {"statistic": getattr(statistic, "__name__", ""), "is_degenerate": metrics.is_one_for_all(rows)}
-        ids = np.array([row["id"] for row in rows])
-        arrays[split] = {"ids": ids, "values": values, "predictions": hashes[split], **facts}
+    hashes: dict[str, str] = {}
     with files.whole_folder(folder) as part:
-        for split, text in texts.items():
+        for split, rows in predictions.items():
+            text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
             (part / f"{split}.jsonl").write_bytes(text)
-            np.savez_compressed(part / f"{split}.npz", **arrays[split])
+            hashes[split] = hashlib.sha256(text).hexdigest()
+            values, statistic = metrics.contributions(rows, score.metric, score.classes)
+            facts: dict[str, Any] = {"predictions": hashes[split], "statistic": getattr(statistic, "__name__", "")}
+            facts["is_degenerate"] = metrics.is_one_for_all(rows)
+            np.savez_compressed(part / f"{split}.npz", ids=[row["id"] for row in rows], values=values, **facts)
         files.write_json(part / "losses.json", losses)
         files.write_hashed(part / "score.json", score.model_dump(mode="json") | {"predictions": hashes})
 
@@ -163,14 +161,12 @@ class ScoreSet:
     @cached_property
     def grids(self) -> dict[str, tuple[tuple[float, ...], tuple[int, ...]]]:
         """The rates and the seeds of each task that any model was given."""
-        points: dict[str, set[GridPoint]] = defaultdict(set)
+        rates: dict[str, set[float]] = defaultdict(set)
+        seeds: dict[str, set[int]] = defaultdict(set)
         for (_, task), cells in self.cells.items():
-            points[task].update(cells)
-        grids = {}
-        for task, grid in points.items():
-            rates, seeds = {rate for rate, _ in grid}, {seed for _, seed in grid}
-            grids[task] = tuple(sorted(rates)), tuple(sorted(seeds))
-        return grids
+            rates[task] |= {rate for rate, _ in cells}
+            seeds[task] |= {seed for _, seed in cells}
+        return {task: (tuple(sorted(rates[task])), tuple(sorted(seeds[task]))) for task in rates}
 
 
 def read_scores(folder: Path) -> ScoreSet:

@@ -139,15 +139,11 @@ def to_iob2(tags: Sequence[Any], scheme: Scheme, origin: str) -> list[Any]:
     return made
 
 
-@dataclass(frozen=True)
-class Answer:
-    """A span of the context: `context[start : start + len(text)] == text`."""
-
-    text: str
-    start: int
+Answer = tuple[str, int]
+"""A span of a context: its text, and the character at which it starts."""
 
 
-def read_spans(origin: str, name: str, value: Any) -> list[tuple[str, int]]:
+def read_spans(origin: str, name: str, value: Any) -> list[Answer]:
     """(text, start) pairs from lists of texts and starts, a list of mappings, or a list of texts alone (start 0)."""
     try:
         if isinstance(value, dict):
@@ -172,7 +168,7 @@ def find_answer(origin: str, context: str, text: str, start: int) -> Answer:
     starts = [at for at in (context.rfind(text, 0, start + len(text)), context.find(text, start)) if at >= 0]
     if not starts:
         raise InputError(f"{origin}: a context without its answer '{text[:40]}'")
-    return Answer(text, min(starts, key=lambda at: abs(at - start)))
+    return text, min(starts, key=lambda at: abs(at - start))
 
 
 CLASSES_SHOWN = 5
@@ -471,8 +467,8 @@ def make_question(task: Task, origin: str, row: Row) -> Question | None:
     if not gold:
         return None
     # The hub keeps only the texts of answers: their mentions are the candidates that read so.
-    mentions = {candidate for candidate in candidates if candidate.text in {text for text, _ in gold}}
-    mentions |= {locate(text, start) for text, start in gold if text not in {mention.text for mention in mentions}}
-    ordered = sorted(candidates | mentions, key=lambda answer: (answer.start, len(answer.text)))
+    mentions = {(text, start) for text, start in candidates if text in dict(gold)}
+    mentions |= {locate(text, start) for text, start in gold if text not in dict(mentions)}
+    ordered = sorted(candidates | mentions, key=lambda answer: (answer[1], len(answer[0])))
     answers = tuple(answer for answer in ordered if answer in mentions)
     return Question(id, text_column(origin, row, "question"), context, answers, tuple(ordered))

@@ -18,15 +18,15 @@ from biphase.finetuning.families.question_answering import (
     token_loss,
 )
 from biphase.finetuning.heads import Encoder
-from biphase.tasks.examples import Answer, Question, TaskData
+from biphase.tasks.examples import Question, TaskData
 from biphase.tasks.spec import task_table
 
 from ..conftest import make_cell
 
 CONTEXT = "The naïve dog — “Rex” — sleeps near the river. " * 2 + "A cat named Zoë watches 🤖 robots."
 QUESTIONS = (
-    Question("a", "Who sleeps?", CONTEXT, (Answer("naïve dog", 4), Answer("dog", 10))),
-    Question("b", "Who watches?", CONTEXT, (Answer("Zoë", CONTEXT.index("Zoë")),)),
+    Question("a", "Who sleeps?", CONTEXT, (("naïve dog", 4), ("dog", 10))),
+    Question("b", "Who watches?", CONTEXT, (("Zoë", CONTEXT.index("Zoë")),)),
     Question("c", "Who flies?", CONTEXT, ()),
 )
 
@@ -217,7 +217,7 @@ def test_token_loss_labels_the_first_answer(encoder: Encoder) -> None:
 def test_the_longest_answer_is_chosen_from_train(
     encoder: Encoder, capsys: pytest.CaptureFixture[str], num_long: int, given: int | None
 ) -> None:
-    long, short = Answer("dog " * 40 + "dog", 0), Answer("dog", 0)
+    long, short = ("dog " * 40 + "dog", 0), ("dog", 0)
     train = [Question(str(n), "Who?", "dog " * 60, (long if n < num_long else short,)) for n in range(100)]
     task = task_table()["squad"].model_copy(update={"name": "mine"})
     data = TaskData(task, "here", tuple(train), tuple(train[:2]), tuple(train[:2]), 0)

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.families.token_classification import (
@@ -6,7 +7,6 @@ from biphase.finetuning.families.token_classification import (
     encode_words,
     tag_rows,
     vote,
-    words_of_tokens,
 )
 from biphase.finetuning.heads import Encoder
 from biphase.tasks.examples import TaggedWords
@@ -36,9 +36,13 @@ def test_every_token_belongs_to_its_word(encoder: Encoder) -> None:
     assert split.tags_W.tolist() == [7, 0, 0, 9, 0, 1, 0, 0, 7]
 
 
-def test_a_space_belongs_to_the_word_after_it() -> None:
+def test_a_space_belongs_to_the_word_after_it(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """`ab cd`: tokens `a`, `b`, ` `, `cd`."""
-    assert words_of_tokens(("ab", "cd"), np.array([0, 1, 2, 4])).tolist() == [0, 0, 1, 1]
+    tokens = np.arange(4, dtype=np.int32), np.array([[0, 1], [1, 2], [2, 3], [3, 5]], dtype=np.int32)
+    monkeypatch.setattr(type(encoder.tokenizer), "tokenize", lambda *_, **__: iter([tokens]))
+    sentences = [TaggedWords("a", ("ab", "cd"), (0, 0))]
+    split = encode_words(task_table()["wnut17"], sentences, encoder.tokenizer, FinetuneConfig())
+    assert split.words_T.tolist() == [0, 0, 1, 1, -1]
 
 
 def test_words_cut_off_stay_in_gold(encoder: Encoder) -> None:

@@ -61,9 +61,7 @@ def best_spans(
 def segment_logsumexp(logits_TC: Tensor, bounds_S1: Tensor) -> Tensor:
     """[S, C], over the rows of each segment."""
     segments_T = torch.repeat_interleave(torch.arange(len(bounds_S1) - 1, device=logits_TC.device), bounds_S1.diff())
-    index_TC = segments_T[:, None].expand_as(logits_TC)
-    highest = logits_TC.new_full((len(bounds_S1) - 1, logits_TC.shape[1]), float("-inf"))
-    highest = highest.scatter_reduce(0, index_TC, logits_TC.detach(), "amax")
+    highest = torch.segment_reduce(logits_TC.detach(), "max", offsets=bounds_S1, axis=0)
     sums = torch.zeros_like(highest).index_add(0, segments_T, (logits_TC - highest[segments_T]).exp())
     return sums.log() + highest
 
@@ -257,7 +255,7 @@ def encode_questions(
         context_bounds_Q1=to_bounds([len(part) for part in spans]),
         spans_K2=np.concatenate(spans),
         answers_Q2=np.array(answers, dtype=np.int64),
-        gold=[[answer.text for answer in example.answers] for example in examples],
+        gold=[[text for text, _ in example.answers] for example in examples],
         contexts=[example.context for example in examples],
         candidates_C2=np.array(candidates, dtype=np.int64).reshape(-1, 2),
         candidate_bounds_Q1=to_bounds([len(example.candidates) for example in examples]),
@@ -286,8 +284,9 @@ def cut_windows(num_tokens: int, room: int, config: FinetuneConfig) -> list[tupl
 def tokens_of_answer(answer: Answer | None, spans_K2: np.ndarray, first: int, limit: int) -> TokenSpan:
     """The tokens that an answer's characters touch, from and up to; (-1, -1) without one or past `limit`."""
     if answer is not None:
-        begin = int(np.searchsorted(spans_K2[:, 1], answer.start, side="right"))
-        end = int(np.searchsorted(spans_K2[:, 0], answer.start + len(answer.text), side="left"))
+        text, start = answer
+        begin = int(np.searchsorted(spans_K2[:, 1], start, side="right"))
+        end = int(np.searchsorted(spans_K2[:, 0], start + len(text), side="left"))
         if begin < end <= limit:
             return first + begin, first + end
     return -1, -1

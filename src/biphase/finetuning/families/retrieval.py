@@ -80,7 +80,7 @@ class JudgedSplit(EncodedSplit):
         parts = [(self.texts, part) for part in split_by_tokens(queries, self.texts.lengths_S, most)]
         parts += [(self.documents, part) for part in split_by_tokens(documents, self.documents.lengths_S, most)]
         # 1. Embed all texts; with a graph only where all of them fit into memory at once.
-        fits = self.lengths_I[items].sum() <= most
+        fits = bool(self.lengths_I[items].sum() <= most)
         with torch.set_grad_enabled(fits):
             pieces = [texts.compute(model, part, cell)[1] for texts, part in parts]
         embeddings = torch.cat(pieces)

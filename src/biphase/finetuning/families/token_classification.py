@@ -75,8 +75,9 @@ def encode_words(
         parts.append(ids)
         # The words of the tokens that are kept, numbered through the whole split, between special tokens (-1).
         last_characters = np.maximum(spans_T2[:, 1] - 1, spans_T2[:, 0])[:room]
-        inside = first + words_of_tokens(example.words, last_characters)
-        words += [np.full(len(tokenizer.opening), -1), inside, np.full(1, -1)]
+        ends_W = np.cumsum([len(word) + 1 for word in example.words]) - 1  # a space belongs to the word after it
+        inside = np.searchsorted(ends_W, last_characters, side="right").clip(max=len(ends_W) - 1)
+        words += [np.full(len(tokenizer.opening), -1), first + inside, np.full(1, -1)]
     texts = tokenizer.concatenate(parts, config.max_length)
     return TaggedSplit(
         ids=[example.id for example in examples],
@@ -91,12 +92,6 @@ def encode_words(
 
 UNKNOWN = -1
 """The prediction for a word that was cut off, where no tag stands for nothing: always wrong, written as ""."""
-
-
-def words_of_tokens(words: Sequence[str], last_characters: np.ndarray) -> np.ndarray:
-    """The number of the word that each token's last character is in; a space belongs to the word after it."""
-    ends_W = np.cumsum([len(word) + 1 for word in words]) - 1
-    return np.minimum(np.searchsorted(ends_W, last_characters, side="right"), len(words) - 1)
 
 
 def vote(labels_T: np.ndarray, words_T: np.ndarray, num_words: int, num_labels: int, default: int) -> np.ndarray:
