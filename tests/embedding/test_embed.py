@@ -1,6 +1,7 @@
 """`biphase embed`: stages, resume after a kill, the folder that users load, what is refused before anything trains."""
 
 import json
+import re
 import shutil
 import signal
 from collections.abc import Callable
@@ -34,6 +35,7 @@ from biphase.embedding.pairs import read_pairs
 from biphase.embedding.recipe import EmbeddingRecipe, HardNegatives, PairSource
 from biphase.embedding.training import make_loss, tell_unused_modules, train_embedder
 from biphase.errors import InputError, StoppedError
+from biphase.files import write_mark
 from biphase.finetuning.families import retrieval
 
 from ..conftest import DEVICE, flip_bit
@@ -427,14 +429,21 @@ def wide_teacher(encoder_folder: Path, tmp_path: Path) -> Path:
     return tmp_path / "teacher"
 
 
+@pytest.mark.parametrize("name_of_loss", ["source_0", "loss"])
 def test_a_teacher_is_followed_through_a_kill(
-    make: Make, wide_teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name_of_loss: str, make: Make, wide_teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The map to its dimension is learnt, and kept in checkpoints; its embeddings are learnt whole."""
+    """The map to its dimension is learnt, and kept in checkpoints, also under an earlier version's name; its embeddings
+    are learnt whole."""
     distil = ("stages.0.loss=distill", f"stages.0.teacher={wide_teacher}", "stages.0.projection=true")
     whole, facts = train_embedder(make(*distil, f"out={tmp_path / 'whole'}"), tmp_path / "a")
     assert facts["stages"][0]["loss"] == "distill" and facts["dims"] == [32]
-    kill_and_go_on(make(*distil), tmp_path / "b", whole, monkeypatch)
+    kill_at_third_step(make(*distil), tmp_path / "b", monkeypatch)
+    [last] = tmp_path.glob("b/*/stages/pairs/trainer/checkpoint-2")
+    learnt = load_file(last / training.LOSS_WEIGHTS)
+    save_file({re.sub("^source_0", name_of_loss, name): learnt[name] for name in learnt}, last / training.LOSS_WEIGHTS)
+    write_mark(last, "checkpoint")
+    go_on(make(*distil), tmp_path / "b", whole)
 
 
 def test_a_teacher_reads_with_its_own_prompts(wide_teacher: Path, tmp_path: Path) -> None:
@@ -490,8 +499,8 @@ def test_prompts_are_those_of_pairs_beside_scored_ones(make: Make) -> None:
         return training.arguments_of(training.StageRun(recipe, recipe.stages[0], model, Path("x"), bf16=False), tables)
 
     alone, both, scored = given(s0="pairs"), given(s0="pairs", s1="scored"), given(s0="scored")
-    assert alone.prompts["anchor"] == "q: " and alone.prompts["negative_2"] == "d: "
-    assert both.prompts == {"s0": alone.prompts} and both.batch_sampler == alone.batch_sampler == "no_duplicates"
+    assert alone.prompts["s0"]["anchor"] == "q: " and alone.prompts["s0"]["negative_2"] == "d: "
+    assert both.prompts == alone.prompts and both.batch_sampler == alone.batch_sampler == "no_duplicates"
     assert scored.prompts is None and scored.batch_sampler == "batch_sampler"
 
 

@@ -81,11 +81,8 @@ class ShardPlan:
     """The record of the set, still without shards."""
     copies: tuple[frozenset[int], ...]
     """The documents to leave out of each source, by their numbers."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of its sources on disk; those of the hub count as none."""
-        return sum(source.num_bytes or 0 for source in self.sources)
+    num_bytes: int
+    """Bytes of its sources on disk; those of the hub count as none."""
 
     @property
     def is_done(self) -> bool:
@@ -271,7 +268,8 @@ def plan_shards(
             decides.append([sorted(numbers) for numbers in dropped])
         stem = re.sub(r"[^\w.-]+", "-", Path(group[0].name).name)[:40].lstrip(".")
         name = f"{stem}-{content_hash([*decides, NAMED_BY])[:12]}"
-        yield ShardPlan(out.resolve() / "shards" / name, group, split, draft, dropped)
+        num_bytes = sum(source.num_bytes or 0 for source in group)
+        yield ShardPlan(out.resolve() / "shards" / name, group, split, draft, dropped, num_bytes)
 
 
 def finish_set(out: Path, plans: list[ShardPlan], draft: ShardManifest) -> ShardManifest:

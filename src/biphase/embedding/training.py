@@ -15,6 +15,7 @@ Stages are trained by sentence-transformers' trainer and losses.
 import copy
 import inspect
 import random
+import re
 import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -449,8 +450,6 @@ def arguments_of(run: StageRun, tables: Tables) -> SentenceTransformerTrainingAr
         if kind == "pairs" and any(recipe.prompts.model_dump().values()):
             texts = [column for column in table.column_names if column != "label"]
             prompts[name] = dict.fromkeys(texts, recipe.prompts.document) | {"anchor": recipe.prompts.query}
-    if len(tables) == 1:
-        prompts = next(iter(prompts.values()), {})
     arguments = SentenceTransformerTrainingArguments(
         output_dir=str(run.folder / "trainer"),
         num_train_epochs=stage.epochs,
@@ -490,18 +489,17 @@ def train_stage(run: StageRun, tables: Tables) -> dict[str, Any]:
         name: make_loss(model, stage, kind, run.recipe.matryoshka, run.teacher) for name, (kind, _) in tables.items()
     }
     rows = {name: table for name, (_, table) in tables.items()}
-    only = next(iter(tables)) if len(tables) == 1 else None
     trainer = CardlessTrainer(
         model,
         arguments_of(run, tables),
-        train_dataset=rows[only] if only else rows,
-        loss=loss_modules[only] if only else loss_modules,
+        train_dataset=rows,
+        loss=loss_modules,
         callbacks=[run],
     )
     trainer.remove_callback(PrinterCallback)
     of_model = {id(parameter) for parameter in model.parameters()}
-    modules: Any = nn.ModuleDict(loss_modules if only is None else {"loss": loss_modules[only]})
-    run.loss_weights = {name: weight for name, weight in modules.named_parameters() if id(weight) not in of_model}
+    learnt = nn.ModuleDict(loss_modules).named_parameters()
+    run.loss_weights = {name: weight for name, weight in learnt if id(weight) not in of_model}
     last = last_checkpoint(run.folder / "trainer")
     if last is not None:
         refuse_damaged(last, f"delete {last} and rerun")
@@ -509,7 +507,8 @@ def train_stage(run: StageRun, tables: Tables) -> dict[str, Any]:
         if run.loss_weights:
             with files.reading(last / LOSS_WEIGHTS, f"delete {last} and rerun"):
                 for name, weight in load_file(last / LOSS_WEIGHTS).items():
-                    run.loss_weights[name].data.copy_(weight)
+                    # An earlier version called the loss of a single source `loss`.
+                    run.loss_weights[re.sub("^loss", "source_0", name)].data.copy_(weight)
     try:
         with stop_signals(run.stop_signals.append):
             trainer.train(resume_from_checkpoint=str(last) if last else None)
