@@ -35,7 +35,7 @@ from biphase.embedding.pairs import read_pairs
 from biphase.embedding.recipe import EmbeddingRecipe, HardNegatives, PairSource
 from biphase.embedding.training import make_loss, tell_unused_modules, train_embedder
 from biphase.errors import InputError, StoppedError
-from biphase.files import write_mark
+from biphase.files import MARK, write_mark
 from biphase.finetuning.families import retrieval
 
 from ..conftest import DEVICE, flip_bit
@@ -442,6 +442,7 @@ def test_a_teacher_is_followed_through_a_kill(
     [last] = tmp_path.glob("b/*/stages/pairs/trainer/checkpoint-2")
     learnt = load_file(last / training.LOSS_WEIGHTS)
     save_file({re.sub("^source_0", name_of_loss, name): learnt[name] for name in learnt}, last / training.LOSS_WEIGHTS)
+    (last / MARK).unlink()
     write_mark(last, "checkpoint")
     go_on(make(*distil), tmp_path / "b", whole)
 
