@@ -38,6 +38,7 @@ ORDER = [
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 
 MODULES = sorted(path for path in SOURCE.rglob("*.py"))
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
 
 
 def name_of(path: Path) -> str:
@@ -48,15 +49,14 @@ def name_of(path: Path) -> str:
 
 def imports(path: Path) -> Iterator[tuple[str, bool]]:
     """Modules of ours that a file imports, without `biphase.`, and whether at the time of its own import."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
     late = {
         id(inner)
-        for node in ast.walk(tree)
+        for node in ast.walk(TREES[path])
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or is_type_checking(node)
         for inner in ast.walk(node)
     }
     known = {name_of(module) for module in MODULES}
-    for node in ast.walk(tree):
+    for node in ast.walk(TREES[path]):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -123,9 +123,7 @@ def test_what_does_without_torch() -> None:
         if name_of(path) in PLANNING or name_of(path).partition(".")[0] in ("corpus", "tasks", "report", "study")
     ]
     for path in light:
-        words = {
-            alias.name.partition(".")[0] for node in ast.walk(ast.parse(path.read_text())) for alias in names_in(node)
-        }
+        words = {alias.name.partition(".")[0] for node in ast.walk(TREES[path]) for alias in names_in(node)}
         assert "torch" not in words, f"{name_of(path)} imports torch"
     lines = [f"import biphase.{name_of(path)}" for path in light] + ["import biphase.cli.app, sys"]
     code = "; ".join([*lines, "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"])
@@ -140,7 +138,7 @@ def names_in(node: ast.AST) -> list[ast.alias]:
 
 def test_one_module_talks_to_other_processes() -> None:
     for path in MODULES:
-        imported = {alias.name for node in ast.walk(ast.parse(path.read_text())) for alias in names_in(node)}
+        imported = {alias.name for node in ast.walk(TREES[path]) for alias in names_in(node)}
         names_groups = imported & {"torch.distributed", "torch.distributed.device_mesh"}
         assert not names_groups or name_of(path) == "distributed", f"{name_of(path)} imports {names_groups}"
 
@@ -158,7 +156,7 @@ def test_every_claim_of_the_readme_names_its_test() -> None:
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_modules_say_what_they_are(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = TREES[path]
     if tree.body and name_of(path) != "__main__":
         assert ast.get_docstring(tree), f"{name_of(path)} has no docstring"
     assert not {"utils", "helpers", "common", "base"} & set(name_of(path).split("."))
@@ -169,7 +167,7 @@ def definitions(kind: str) -> dict[str, set[str]]:
     every member has one."""
     found: dict[str, set[str]] = defaultdict(set)
     for path in MODULES:
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in TREES[path].body:
             names: list[str] = []
             if isinstance(node, ast.FunctionDef if kind == "function" else ast.ClassDef) and kind != "constant":
                 names = [node.name]
@@ -196,14 +194,13 @@ def test_one_meaning_per_name(kind: str) -> None:
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_modules_can_be_read(path: Path) -> None:
     """Docstrings are sentences of their own, functions fit on a screen and modules into a head."""
-    text = path.read_text(encoding="utf-8")
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(TREES[path]):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             text_of = str(node.value.value)
             assert not text_of.startswith("Of "), f"line {node.lineno}: a docstring is a sentence with a subject"
         if isinstance(node, ast.FunctionDef):
             assert (node.end_lineno or 0) - node.lineno < 60, f"{node.name} is long: it has more than one job"
-    assert text.count("\n") <= 600, "is this one room or two?"
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 600, "is this one room or two?"
 
 
 def test_the_map_is_true() -> None:
