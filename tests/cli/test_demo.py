@@ -9,7 +9,9 @@ from biphase.cli.commands import demo
 SHORT = (
     "arms.0.budgets=[10]",
     "recipe.schedule={peak_lr: 3e-3, warmup_steps: 2, decay_steps: 2}",
-    "evaluation.finetune={eps: 1e-8, batch_size: 8, max_train_examples: 64, max_eval_examples: 50}",
+    "recipe.batch_tokens=512",
+    "recipe.validation.tokens=2000",
+    "evaluation.finetune={eps: 1e-8, batch_size: 8, precision: fp32, max_train_examples: 16, max_eval_examples: 20}",
     "evaluation.per_task={}",
     "evaluation.seeds=2",
 )
