@@ -345,6 +345,7 @@ def test_shards_of_a_data_set_are_of_the_commit_that_they_name(
     assert read_shard_manifest(tmp_path / "a") == manifest
 
 
+@pytest.mark.slow
 def test_an_index_of_a_data_set_is_searched_without_the_hub(hub: Hub, corpus: Any, tmp_path: Path) -> None:
     from transformers import AutoTokenizer, LlamaConfig, LlamaModel
 

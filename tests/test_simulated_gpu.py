@@ -65,6 +65,7 @@ def run(*arguments: str, beside: Path = TESTS, cwd: Path = TESTS.parent) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_device_refuses_what_cuda_refuses() -> None:
     assert run("-c", CODE).split() == ["RuntimeError", "RuntimeError", "TypeError"]
 

@@ -262,6 +262,7 @@ def children() -> list[int]:
     return [int(line.split()[0]) for line in listed.stdout.splitlines() if "biphase.engine.local" in line]
 
 
+@pytest.mark.slow
 def test_a_killed_worker_names_its_file_and_the_rest_is_kept(
     corpus: Path, tokenizer_folder: Path, tmp_path: Path
 ) -> None:

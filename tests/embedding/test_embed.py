@@ -378,6 +378,7 @@ def test_whitened_rows_are_the_nearest_whose_directions_are_equally_strong(
         make("whiten_token_embeddings=true")
 
 
+@pytest.mark.slow
 def test_a_linear_map_is_learnt_kept_and_gone_on_with(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,7 +88,7 @@ def test_packed_evaluation_equals_one_by_one(encoder: Encoder, data_dirs: Dirs, 
         ("snli", {}, 1.0),
         ("wnut17", {}, 1.0),
         ("squad_v2", {"epochs": 60}, 0.9),
-        ("squad_v2", {"epochs": 100, "qa_head": "token"}, 0.9),
+        pytest.param("squad_v2", {"epochs": 100, "qa_head": "token"}, 0.9, marks=pytest.mark.slow),
         ("squad_retrieval", {}, None),
     ],
 )

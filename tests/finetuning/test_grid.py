@@ -76,6 +76,7 @@ def test_only_what_is_missing_is_run(grid: Grid) -> None:
     assert plan_missing(wider, HERE)["known_trainings"] == 4, "what is damaged is told where scores are shown"
 
 
+@pytest.mark.slow
 def test_workers_give_the_same_scores(grid: Grid, tmp_path: Path) -> None:
     small = replace(grid, learning_rates=(3e-3,))
     run_grid(small, HERE)

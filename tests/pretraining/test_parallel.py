@@ -23,6 +23,7 @@ CUDA = torch.device("cuda")
 SMALL = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 16}
 
 
+@pytest.mark.slow
 def test_each_of_many_shapes_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dynamo keeps 8 graphs of a code object, and runs the rest uncompiled."""
     traced = nn.Module.compile

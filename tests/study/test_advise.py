@@ -380,6 +380,7 @@ def test_devices_are_for_hours(monkeypatch: pytest.MonkeyPatch) -> None:
     assert biphase.advise(flops=1e30).chosen.name == "1b"
 
 
+@pytest.mark.slow
 def test_a_cpu_is_measured_by_steps_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("biphase.api.text.MEASURED", "1m")
     machine = measure_cpu(cores=3, seconds=0)
