@@ -167,6 +167,7 @@ def test_workers_are_few_and_large(monkeypatch) -> None:
         monkeypatch.setattr(prepare_module, "num_cores", lambda: cores)
         return prepare_module.choose_engine(Engine(), num_files).workers or 1
 
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
     assert [num_workers(100, cores) for cores in (1, 2, 7, 8, 64)] == [1, 1, 1, 2, 16]
     assert num_workers(3, 64) == 3
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "False")
