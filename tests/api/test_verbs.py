@@ -189,7 +189,7 @@ def test_names_and_texts(tmp_path: Path) -> None:
         ([{"text": "a b"}], "^which column of train is the label"),
         ([], "^train has no rows; give some to train on"),
         ({"train": "nothere.csv"}, "nothere.csv is not a file of rows"),
-        ("nothere", "nothere does not exist; give a file of rows as data"),
+        ("nothere", "which task.* or give a file of rows as data, which nothere is not"),
         ([3], "row 0 is of type int"),
     ],
 )

@@ -169,7 +169,7 @@ def test_what_is_not_one_is_refused(tmp_path: Path) -> None:
     weights = llama().state_dict()
     cases: dict[str, tuple[dict[str, torch.Tensor], dict[str, Any]]] = {
         "is a 'llama' model": (weights, {"model_type": "llama"}),
-        "no EuroBERT has: adapter": (weights | {"adapter.weight": torch.ones(1)}, {}),
+        "are unexpected, such as 'adapter.weight'": (weights | {"adapter.weight": torch.ones(1)}, {}),
         "are missing, such as 'model.norm.weight'": (
             {name: weight for name, weight in weights.items() if name != "model.norm.weight"},
             {},
@@ -177,7 +177,10 @@ def test_what_is_not_one_is_refused(tmp_path: Path) -> None:
         "do not fit its config.json": (weights, {"intermediate_size": 64}),
         "are unexpected, such as 'model.layers.1.": (weights, {"num_hidden_layers": 1}),
         "of several precisions": (weights | {"lm_head.weight": weights["lm_head.weight"].half()}, {}),
-        "rope_scaling is 'linear'": (weights, {"rope_scaling": "linear"}),
+        "is no configuration of a EuroBERT (Validation error for field 'rope_parameters'": (
+            weights,
+            {"rope_scaling": "linear"},
+        ),
         "is no configuration of a EuroBERT": (weights, {"hidden_size": "many"}),
     }
     for number, (line, (given, changes)) in enumerate(cases.items()):

@@ -74,13 +74,12 @@ def finetune(
     if not isinstance(task, str | Path | None):
         raise InputError(f"the task is of type {type(task).__name__}: give its name or its file; rows go to `data`")
     config = parse_config(FinetuneConfig, settings, origin=str(task or "finetune"))
-    if task is None and is_folder(data) and not Path(data).exists():
-        raise InputError(f"{data} does not exist; give a file of rows as data")
-    folder = data if is_folder(data) else None
-    if folder is None and data is not None:
+    folder = data
+    if data is not None and not is_folder(data):
         task, folder = write_task(data, Path(scores) / OWN_TASKS, task, template, label, missing)
-    if task is None:
-        raise InputError("which task? Name one, such as snli, or a YAML file, or give rows as data")
+    elif task is None:
+        other = "rows as data" if data is None else f"a file of rows as data, which {data} is not"
+        raise InputError(f"which task? Name one, such as snli, or a YAML file, or give {other}")
     if keep is not None:
         refuse_filled(Path(keep), "keep")
     [plan] = plan_cells(str(model), [task], config, {} if folder is None else {find_task(task).name: folder})

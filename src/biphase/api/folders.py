@@ -105,7 +105,11 @@ def read_facts(kind: str, path: Path) -> Facts:
         case "checkpoint":
             return checkpoint_facts(path)
         case "tokenizer":
-            return tokenizer_facts(path)
+            from biphase.corpus.tokenizer import load_tokenizer, tokenizer_hash
+
+            tokenizer = load_tokenizer(path)
+            facts: Facts = {role: getattr(tokenizer, f"{role}_token") for role in ("mask", "eos", "pad")}
+            return {"vocab_size": len(tokenizer), **facts, "hash": tokenizer_hash(tokenizer)}
         case "task":
             return find_task(str(path / "task.yaml")).model_dump(mode="json", exclude_defaults=True)
         case "search index":
@@ -118,7 +122,7 @@ def read_facts(kind: str, path: Path) -> Facts:
             return {"page": str(path / "index.html"), "tables": tables, "figures": figures}
         case "study":
             study = read_yaml(path / "study.yaml")
-            facts: Facts = {key: study.get(key) for key in ("name", "title", "question")}
+            facts = {key: study.get(key) for key in ("name", "title", "question")}
             facts["trained_runs"] = len(list(path.glob("trained/*.json")))
             facts["scores"] = len(list(path.glob("scores/*/*/score.json")))
             return facts | {"failed": [file.stem for file in sorted(path.glob("failed/*.json"))]}
@@ -221,14 +225,6 @@ def model_facts(path: Path) -> Facts:
         facts |= {"task": record.task.name, "family": record.task.family}
         facts |= fields_of(record.config, "learning_rate seed")
     return facts
-
-
-def tokenizer_facts(path: Path) -> Facts:
-    from biphase.corpus.tokenizer import load_tokenizer, tokenizer_hash
-
-    tokenizer = load_tokenizer(path)
-    special = {role: getattr(tokenizer, f"{role}_token") for role in ("mask", "eos", "pad")}
-    return {"vocab_size": len(tokenizer), **special, "hash": tokenizer_hash(tokenizer)}
 
 
 def check_task(task: str, data_dir: Path | None = None) -> Facts:

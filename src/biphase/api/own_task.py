@@ -172,7 +172,7 @@ def describe_texts(
     if len(texts) > 2 and not template:
         err.print(f"template: {', '.join(texts)}: take out what says the answer, or is not known before it")
     keys = {"family": "sequence_classification", "template": template or "\n".join(f"{{{name}}}" for name in texts)}
-    return {**keys, "label": label, **describe_labels(data, label, labels, family, placed)}
+    return {**keys, "label": label, **describe_labels(data, label, labels, family)}
 
 
 def values_of(placed: Sequence[PlacedRow], name: str) -> list[Any]:
@@ -186,9 +186,7 @@ def values_of(placed: Sequence[PlacedRow], name: str) -> list[Any]:
     return values
 
 
-def describe_labels(
-    data: str, label: str, values: list[Any], family: str | None, placed: Sequence[PlacedRow]
-) -> dict[str, Any]:
+def describe_labels(data: str, label: str, values: list[Any], family: str | None) -> dict[str, Any]:
     """Say whether labels of texts are numbers, sets of classes or classes, by `family` or by what they are; and which
     classes.
 
@@ -197,28 +195,24 @@ def describe_labels(
     if family is None and isinstance(values[0], list):
         family = "multi_label_classification"
     numbers: list[float] = []
+    classes = {plain_label(value) for value in values}
     if family is None:
-        names = {plain_label(value) for value in values}
         with suppress(ValueError):
-            numbers = [float(name) for name in names]
+            numbers = [float(name) for name in classes]
         several = next((value for value in values if len(part_names(value)) > 1), None)
         if several is not None and not numbers:
             question = f"is '{several}' in '{label}' one class, several, or a number?"
             raise InputError(f"{data}: {question} Say it by `problem_type`, `multi_hot` or `classes` {IN_A_FILE}")
     if family == "regression" or len(numbers) > MOST_CLASSES or not all(map(float.is_integer, numbers)):
         return {"problem_type": "regression"}
-    is_several = family == "multi_label_classification"
-    classes: set[str] = set()
-    for (location, _), value in zip(placed, values, strict=True):
-        names_here = part_names(value) if is_several else [plain_label(value)]
-        if len(set(names_here)) < len(names_here):
-            reason = f"'{label}' has a class twice: name each once, or `multi_hot: true` {IN_A_FILE}"
-            raise InputError(f"{location}: {reason}")
-        classes.update(names_here)
+    if family == "multi_label_classification":
+        classes = {name for value in values for name in part_names(value)}
     if not 2 <= len(classes) <= MOST_CLASSES:
         raise InputError(f"{data}: '{label}' has {len(classes)} different values; name a column of classes as `label`")
     ordered = sorted(classes, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
-    return {"problem_type": family, "classes": ordered} if is_several else {"classes": ordered, "stratified": True}
+    if family == "multi_label_classification":
+        return {"problem_type": family, "classes": ordered}
+    return {"classes": ordered, "stratified": True}
 
 
 def find_splits(train: Path, needed: str | None = None) -> dict[str, str]:

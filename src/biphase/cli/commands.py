@@ -44,10 +44,9 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         span = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
         first, last = (int(span[1]), int(span[2] or span[1])) if span else (1, 0)
-        if first > last:
-            raise InputError(f"{text} must be numbers from 0 on, or ranges such as 0-4, separated by commas")
-        if last - first >= MOST_REPEATS:
-            raise InputError(f"{text} are more than {MOST_REPEATS:,} seeds, the most of a range")
+        if not 0 <= last - first < MOST_REPEATS:
+            form = f"must be numbers from 0 on, or ranges such as 0-4 of at most {MOST_REPEATS:,}, separated by commas"
+            raise InputError(f"{text} {form}")
         seeds += range(first, last + 1)
     return tuple(seeds)
 
@@ -107,8 +106,7 @@ def like(
                     parameter = parameter.replace(annotation=kind)
                     parameters[name] = as_option(parameter, descriptions.get(name, ""), name in arguments.split())
         if shows is not None:
-            choice = PythonParameter("form", PythonParameter.KEYWORD_ONLY, default="text", annotation=Form)
-            parameters["form"] = as_option(choice, "", is_argument=False)
+            parameters["form"] = PythonParameter("form", PythonParameter.KEYWORD_ONLY, default="text", annotation=Form)
         shape = Signature(sorted(parameters.values(), key=lambda parameter: parameter.kind))
 
         @wraps(run)
@@ -283,8 +281,7 @@ def convert(model: str, folder: Path, /) -> None:
         folder: the folder to write.
     """
     refuse_foreign(folder, "converted model")
-    if not Path(model).is_dir():
-        fetch_model(model)
+    fetch_model(model)
     from biphase.export.convert import convert_checkpoint
 
     console.print(convert_checkpoint(model, folder))

@@ -26,10 +26,8 @@ LOCAL_LOCKS = {"nolock", "localflock", "noflock", "local_lock=flock", "local_loc
 """Mount options of NFS and Lustre under which a lock is seen by its own machine alone, or by nobody."""
 GIB = 1 << 30
 
-Facts = dict[str, dict[str, str]]
 
-
-def examine(folder: Path = Path()) -> Facts:
+def examine(folder: Path = Path()) -> dict[str, dict[str, str]]:
     """Collect facts about this machine, by topic.
 
     Args:

@@ -18,7 +18,7 @@ from biphase.encoder.network import language_model_class
 from biphase.errors import InputError
 from biphase.pretraining.checkpoint import CheckpointManifest, read_checkpoint_manifest
 from biphase.run import Run, find_checkpoint, read_metrics, read_recipe, split_reference
-from biphase.style import LOOKS, plot_losses
+from biphase.style import LOOKS, PLOT_STYLE, plot_losses
 
 FLOOR = "5.17"
 """The first version of transformers in which every decoder that is adapted here looks both ways."""
@@ -154,15 +154,15 @@ def tell_parent(reference: str, content: str) -> tuple[str | None, list[str]]:
 
 def draw_curves(run: Run, last_step: int, path: Path) -> None:
     """Write training and validation loss over the steps, a colour for each objective, as a PNG."""
+    from matplotlib import style
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.add_subplot()
     rows = [row for row in (*read_metrics(run, "train"), *read_metrics(run, "validation")) if row["step"] <= last_step]
-    for objective in dict.fromkeys(row["objective"] for row in rows if row["kind"] == "train"):
-        labels = f"{objective.upper()}, training", f"{objective.upper()}, validation"
-        plot_losses([row for row in rows if row["objective"] == objective], LOOKS[objective], labels, axes)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    figure.savefig(path, dpi=150)
+    with style.context(PLOT_STYLE):
+        figure = Figure(figsize=(7, 4), layout="constrained")
+        axes = figure.add_subplot()
+        for objective in dict.fromkeys(row["objective"] for row in rows if row["kind"] == "train"):
+            labels = f"{objective.upper()}, training", f"{objective.upper()}, validation"
+            plot_losses([row for row in rows if row["objective"] == objective], LOOKS[objective], labels, axes)
+        axes.legend()
+        figure.savefig(path, dpi=150, facecolor="white")

@@ -152,10 +152,8 @@ def convert_eurobert(source: Path, part: Path, origin: str) -> tuple[str, str]:
     if len(dtypes) != 1:
         raise InputError(f"{source}: its weights are {'of several precisions' if dtypes else 'absent'}; save them anew")
     heads = frozenset({name.partition(".")[0] for name in weights} - BACKBONE_PARTS)
-    if heads not in CLASS_BY_HEAD:
-        raise InputError(f"{source} has weights that no EuroBERT has: {', '.join(sorted(heads))}")
     is_tied = not heads and config.tie_word_embeddings  # a tied head is not written
-    kind: Any = transformers.EuroBertForMaskedLM if is_tied else CLASS_BY_HEAD[heads]
+    kind: Any = CLASS_BY_HEAD.get(frozenset({"lm_head"}) if is_tied else heads, transformers.EuroBertModel)
     [dtype] = dtypes
     with told_as(f"{source}: its weights do not fit its config.json"):
         network, report = kind.from_pretrained(
@@ -180,14 +178,7 @@ def read_old_config(path: Path) -> Any:
     """Read an old configuration in transformers' own words."""
     old = read_json_as(path, dict[str, Any])
     names = EuroBertConfig().to_dict().keys() - {"architectures", "dtype", "model_type", "transformers_version"}
-    settings = {key: value for key, value in old.items() if key in names}
-    if "rope_parameters" not in settings:
-        scaling = old.get("rope_scaling") or {}
-        if not isinstance(scaling, dict):
-            raise InputError(f"{path}: rope_scaling is {scaling!r}; it must be a mapping or null")
-        kind = scaling.get("rope_type", scaling.get("type", "default"))
-        theta = old.get("rope_theta", ROPE_THETA_UNLESS_SAID)
-        settings["rope_parameters"] = {**scaling, "rope_type": kind, "rope_theta": theta}
-    settings.setdefault("classifier_pooling", old.get("clf_pooling", "late"))
+    settings = {"rope_theta": ROPE_THETA_UNLESS_SAID, "classifier_pooling": old.get("clf_pooling", "late")}
+    settings |= {key: value for key, value in old.items() if key in {*names, "rope_theta", "rope_scaling"}}
     with told_as(f"{path} is no configuration of a EuroBERT"):
-        return EuroBertConfig(**settings)
+        return EuroBertConfig(**settings)  # which makes `rope_parameters` of the two old keys
