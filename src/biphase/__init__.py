@@ -16,9 +16,8 @@ if TYPE_CHECKING:  # what loads `typing` would come before Ctrl-C is heard
     from biphase.api import silence
     from biphase.api.finetuning import compare, evaluate, finetune, predict
     from biphase.api.folders import inspect
-    from biphase.api.networks import embed, encode, export, load, pretrain, search
-    from biphase.api.studies import study
-    from biphase.api.text import advise, train_tokenizer
+    from biphase.api.networks import embed, encode, export, load, pretrain, search, train_tokenizer
+    from biphase.api.studies import advise, study
     from biphase.corpus.prepare import prepare
     from biphase.errors import InputError
     from biphase.export.push import push
@@ -28,12 +27,11 @@ __all__ += ["predict", "prepare", "pretrain", "push", "search", "silence", "stud
 __version__ = "0.1.0"
 
 OFFERED = {
-    **dict.fromkeys(("train_tokenizer", "advise"), "api.text"),
     "prepare": "corpus.prepare",
     "push": "export.push",
-    **dict.fromkeys(("pretrain", "export", "load", "encode", "embed", "search"), "api.networks"),
+    **dict.fromkeys(("train_tokenizer", "pretrain", "export", "load", "encode", "embed", "search"), "api.networks"),
     **dict.fromkeys(("finetune", "predict", "evaluate", "compare"), "api.finetuning"),
-    "study": "api.studies",
+    **dict.fromkeys(("study", "advise"), "api.studies"),
     "inspect": "api.folders",
     "silence": "api",
     "InputError": "errors",

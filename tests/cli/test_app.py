@@ -174,7 +174,7 @@ def test_parameters_of_verbs_are_options_here(run_main: Any, monkeypatch: pytest
     def refuse(**_: Any) -> None:
         raise InputError("`hours` as in `x`, `make it`")
 
-    monkeypatch.setattr("biphase.api.text.advise", refuse)
+    monkeypatch.setattr("biphase.api.studies.advise", refuse)
     assert refused(run_main("study", "advise")) == "biphase: --hours as in `x`, `make it`\n"
 
 
@@ -199,7 +199,7 @@ def test_ctrl_c(run_main: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
         signal.raise_signal(signal.SIGINT)  # to this thread: another one may take that of `os.kill`, and later
 
     line = "biphase: stopped; run the same command to go on\n"
-    monkeypatch.setattr("biphase.api.text.train_tokenizer", interrupted)
+    monkeypatch.setattr("biphase.api.networks.train_tokenizer", interrupted)
     assert run_main("demo", tmp_path) == (130, "", f"[1/5] train a tokenizer on the bundled text\n{line}")
     lines = ["import signal, time", "try:", " signal.raise_signal(signal.SIGINT)", " time.sleep(60)"]
     (tmp_path / "swallows.py").write_text("\n".join([*lines, "except BaseException:", " pass"]))

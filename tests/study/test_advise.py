@@ -17,7 +17,7 @@ from rich.console import Console
 from scipy import stats
 
 import biphase
-from biphase.api.text import measure_cpu
+from biphase.api.studies import measure_cpu
 from biphase.config import load_config
 from biphase.errors import InputError
 from biphase.flops import PRESETS
@@ -370,7 +370,7 @@ def test_devices_are_for_hours(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(InputError, match=f"`{name}` says what computes in `hours`: give these too"):
             biphase.advise(flops=1e18, **{name: value})
     measured = Machine("CPU", 2, 2e10, 1.0, "measured here")
-    monkeypatch.setattr("biphase.api.text.measure_cpu", lambda cores: replace(measured, devices=cores or 2))
+    monkeypatch.setattr("biphase.api.studies.measure_cpu", lambda cores: replace(measured, devices=cores or 2))
     assert biphase.advise(hours=1).machine == measured
     assert biphase.advise(hours=1, device="cpu", devices=4).machine == replace(measured, devices=4)
     assert biphase.advise(hours=1, efficiency=0.5).machine == find_machine("CPU", 1, 0.5)
@@ -382,7 +382,7 @@ def test_devices_are_for_hours(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_a_cpu_is_measured_by_steps_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("biphase.api.text.MEASURED", "1m")
+    monkeypatch.setattr("biphase.api.studies.MEASURED", "1m")
     machine = measure_cpu(cores=3, seconds=0)
     assert (machine.name, machine.devices, machine.efficiency) == ("CPU", 3, 1.0) and machine.peak_flops > 0
 

@@ -1,8 +1,11 @@
-"""A recipe becomes a run, a run a folder to give away; networks embed texts, become embedding models, and search."""
+"""Text becomes a tokenizer, a recipe a run, a run a folder to give away; networks embed texts, become embedding models,
+and search."""
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +13,7 @@ from biphase.api.own_task import Changes, read_settings
 from biphase.console import out as console
 from biphase.console import print_rows
 from biphase.corpus.packing import open_text
-from biphase.corpus.text import are_names, check_place, name_sources
+from biphase.corpus.text import TxtDocuments, are_names, check_place, find_text_sources, name_sources, sample_texts
 from biphase.embedding.recipe import EmbeddingRecipe, refuse_equal_names
 from biphase.errors import InputError
 from biphase.files import read_json, refuse_filled, refuse_foreign, write_json
@@ -23,6 +26,48 @@ from biphase.run import find_checkpoint, name_run
 if TYPE_CHECKING:
     import numpy as np
     import pandas
+
+
+def train_tokenizer(
+    sources: Any,
+    out: str | Path,
+    *,
+    vocab_size: int = 32_768,
+    limit_mb: float | None = 1000.0,
+    text_field: str = "text",
+    txt_documents: TxtDocuments = "file",
+) -> Path:
+    """Train a byte-level BPE tokenizer on text; returns its folder.
+
+    Args:
+        sources: files (.txt, .md, .jsonl, also .gz, .zst; .parquet, .arrow), folders, globs, hub data sets (ID:SUBSET);
+            in Python also a `datasets.Dataset`, a DataFrame, texts or rows in memory.
+        out: the folder to write.
+        vocab_size: tokens, special ones included.
+        limit_mb: train on at most this many MB of text.
+        text_field: the JSON field or the column with the text.
+        txt_documents: what a document is in .txt and .md files: file, paragraphs or lines.
+    """
+    from biphase.corpus.tokenizer import save_tokenizer
+    from biphase.corpus.tokenizer import train_tokenizer as train
+
+    check_numbers(Integral, vocab_size=vocab_size)
+    check_numbers(Real, limit_mb=limit_mb)
+    if limit_mb is not None and not limit_mb > 0:
+        raise InputError(f"`limit_mb` is {limit_mb:g} and leaves no text to train on: give more than 0")
+    refuse_foreign(Path(out), "tokenizer")
+    limit = math.inf if limit_mb is None else limit_mb
+    tokenizer = train(sample_texts(find_text_sources(sources), text_field, txt_documents, limit), vocab_size)
+    save_tokenizer(tokenizer, Path(out))
+    console.print(f"{out}: {len(tokenizer):,} tokens")
+    return Path(out)
+
+
+def check_numbers(kind: Any, **settings: Any) -> None:
+    """Raise `InputError` for a setting that is given and is no number of this kind."""
+    for name, value in settings.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, kind)):
+            raise InputError(f"`{name}` is {value!r}: give a {'whole ' if kind is Integral else ''}number")
 
 
 def pretrain(recipe: Any, changes: Changes = (), *, runs: str | Path = "runs") -> Path:

@@ -18,7 +18,7 @@ from cyclopts import Parameter
 from docstring_parser import parse
 from rich.console import RenderableType
 
-from biphase.api import finetuning, folders, networks, studies, text
+from biphase.api import finetuning, folders, networks, studies
 from biphase.api.finetuning import to_json
 from biphase.api.studies import OpenStudy
 from biphase.cli import doctor as machine
@@ -96,15 +96,15 @@ def like(
     """
 
     def dress(run: Callable[..., Any]) -> Callable[..., Any]:
-        own, parameters = signature(run).parameters, dict[str, PythonParameter]()
+        declared, parameters = signature(run).parameters, dict[str, PythonParameter]()
         for function in (*functions, run):
             descriptions = {entry.arg_name: entry.description or "" for entry in parse(getdoc(function) or "").params}
             for name, parameter in signature(function).parameters.items():
                 is_typed = parameter.annotation is not parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
                 if is_typed and name not in (*parameters, *hidden.split()):
-                    kind = own[name].annotation if name in own else WORDS.get(name, parameter.annotation)
-                    parameter = parameter.replace(annotation=kind)
-                    parameters[name] = as_option(parameter, descriptions.get(name, ""), name in arguments.split())
+                    kind = declared[name].annotation if name in declared else WORDS.get(name, parameter.annotation)
+                    is_argument, description = name in arguments.split(), descriptions.get(name, "")
+                    parameters[name] = as_option(parameter, kind, description, is_argument)
         if shows is not None:
             parameters["form"] = PythonParameter("form", PythonParameter.KEYWORD_ONLY, default="text", annotation=Form)
         shape = Signature(sorted(parameters.values(), key=lambda parameter: parameter.kind))
@@ -115,7 +115,7 @@ def like(
             bound.apply_defaults()
             is_json = shows is not None and bound.arguments.pop("form") == "json"
             with console.capture() if is_json else nullcontext():  # nothing else stands beside the JSON
-                answer = (run if own else functions[0])(**bound.arguments)
+                answer = (run if declared else functions[0])(**bound.arguments)
             if shows is not None:
                 answer = to_json(answer) if is_json else shows(answer)
             if answer is not None and not isinstance(answer, Path):
@@ -128,9 +128,9 @@ def like(
     return dress
 
 
-def as_option(parameter: PythonParameter, description: str, is_argument: bool) -> PythonParameter:
-    """Turn a parameter of Python into one of the command line."""
-    kind, settings, default = parameter.annotation, list[Parameter](), parameter.default
+def as_option(parameter: PythonParameter, kind: Any, description: str, is_argument: bool) -> PythonParameter:
+    """Turn a parameter of Python into one of this type on the command line."""
+    settings, default = list[Parameter](), parameter.default
     if get_origin(kind) is Annotated:
         kind, *settings = get_args(kind)
     if Path in get_args(kind):
@@ -167,7 +167,7 @@ def demo(
     corpus = BUNDLED / "corpus"
     err.print("[1/5] train a tokenizer on the bundled text")
     if not (folder / "tokenizer").exists():
-        text.train_tokenizer(corpus / "train.jsonl.zst", folder / "tokenizer", vocab_size=4096)
+        networks.train_tokenizer(corpus / "train.jsonl.zst", folder / "tokenizer", vocab_size=4096)
     err.print("[2/5] tokenize it into shards")
     shards, held_out = folder / "shards", corpus / "validation.jsonl.zst"
     prepare_text(corpus / "train.jsonl.zst", folder / "tokenizer", shards, validation=held_out)
@@ -196,7 +196,7 @@ def doctor() -> None:
     """
 
 
-@like(text.train_tokenizer, arguments="sources")
+@like(networks.train_tokenizer, arguments="sources")
 def tokenizer_train() -> None:
     """Train a byte-level BPE tokenizer on text.
 
@@ -217,7 +217,7 @@ def tokenizer_from(source: str, /, *, out: Path) -> None:
 
     tokenizer = load_tokenizer(source)
     save_tokenizer(tokenizer, out)
-    special = ", ".join(f"{role} {getattr(tokenizer, role + '_token')}" for role in ("mask", "eos", "pad"))
+    special = f"mask {tokenizer.mask_token}, eos {tokenizer.eos_token}, pad {tokenizer.pad_token}"
     console.print(f"{out}: {len(tokenizer):,} tokens, {special}")
 
 
@@ -434,7 +434,7 @@ def study_report(
     studies.study(file, changes, folder).report(out)
 
 
-@like(text.advise)
+@like(studies.advise)
 def study_advise(
     recipe: Annotated[Path | None, Parameter(help="write the recipe to this file.")] = None,
     form: Form = "text",
@@ -446,7 +446,7 @@ def study_advise(
     """
     from biphase.study.describe import describe_advice, recipe_yaml
 
-    advice = text.advise(**options)
+    advice = studies.advise(**options)
     console.print(to_json(advice) if form == "json" else describe_advice(advice))
     if form == "text" and recipe is None:
         console.print(recipe_yaml(advice, has_reasons=False))
