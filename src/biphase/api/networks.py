@@ -5,7 +5,6 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,8 +50,6 @@ def train_tokenizer(
     from biphase.corpus.tokenizer import save_tokenizer
     from biphase.corpus.tokenizer import train_tokenizer as train
 
-    check_numbers(Integral, vocab_size=vocab_size)
-    check_numbers(Real, limit_mb=limit_mb)
     if limit_mb is not None and not limit_mb > 0:
         raise InputError(f"`limit_mb` is {limit_mb:g} and leaves no text to train on: give more than 0")
     refuse_foreign(Path(out), "tokenizer")
@@ -61,13 +58,6 @@ def train_tokenizer(
     save_tokenizer(tokenizer, Path(out))
     console.print(f"{out}: {len(tokenizer):,} tokens")
     return Path(out)
-
-
-def check_numbers(kind: Any, **settings: Any) -> None:
-    """Raise `InputError` for a setting that is given and is no number of this kind."""
-    for name, value in settings.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, kind)):
-            raise InputError(f"`{name}` is {value!r}: give a {'whole ' if kind is Integral else ''}number")
 
 
 def pretrain(recipe: Any, changes: Changes = (), *, runs: str | Path = "runs") -> Path:

@@ -45,9 +45,7 @@ def read_settings(kind: type[Settings], source: Any, changes: Changes) -> Settin
         source = source.model_dump(mode="json")
     if isinstance(source, Mapping):
         return parse_config(kind, dict(source), overrides, origin=kind.__name__)
-    if not isinstance(source, str | Path):
-        raise InputError(f"{source!r} is no {kind.__name__}: give a YAML file, a mapping of keys, or a {kind.__name__}")
-    return load_config(kind, Path(source), overrides)
+    return load_config(kind, Path(str(source)), overrides)
 
 
 def list_changes(changes: Changes | None) -> list[str]:

@@ -4,7 +4,6 @@ import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from numbers import Real
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import to_jsonable_python
 
 from biphase.api.finetuning import by_task, place_data, raise_failures
-from biphase.api.networks import check_numbers
 from biphase.api.own_task import Changes, list_changes
 from biphase.config import parse_config
 from biphase.console import err
@@ -50,8 +48,6 @@ def study(
     from biphase.study.plan import plan_study
     from biphase.study.spec import load_study
 
-    if not isinstance(file, str | Path | Mapping):
-        raise InputError(f"a study is a YAML file or a mapping of its keys, and no {type(file).__name__}")
     overrides = list_changes(changes)
     keys = to_jsonable_python(dict(file), fallback=plain_value) if isinstance(file, Mapping) else None
     settings = load_study(Path(str(file)) if keys is None else keys, overrides)
@@ -205,7 +201,6 @@ def advise(
         from_scratch: start from random weights, even where a model could be continued.
         text_field: the JSON field or the column with the text.
     """
-    check_numbers(Real, hours=hours, devices=devices, efficiency=efficiency, flops=flops)
     from biphase.study import cost as machines
     from biphase.study.advise import advise as choose
     from biphase.study.advise import measure_text
