@@ -146,7 +146,7 @@ def test_long_rope_reads_texts_as_long_as_its_first_angles() -> None:
 def test_positions_begin_behind_padding_where_the_type_says_so() -> None:
     """RoBERTa's 514 are 512; a network without a limit has more than any text."""
     roberta = SimpleNamespace(max_position_embeddings=514, model_type="roberta", pad_token_id=1)
-    assert count_positions(roberta) == 512 and count_positions(roberta, first_position=0) == 514
+    assert count_positions(roberta) == 512
     bert = SimpleNamespace(max_position_embeddings=512, model_type="bert", pad_token_id=0)
     assert count_positions(bert) == 512 and count_positions(SimpleNamespace(model_type="t5")) > 10**9
 

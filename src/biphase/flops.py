@@ -259,14 +259,12 @@ def longest_text(config: Any) -> int | None:
     return limit if limit and limit > 0 else None
 
 
-def count_positions(config: Any, first_position: int | None = None) -> int:
-    """Count the tokens that a network has positions for. Loading finds the first one; else its type tells."""
+def count_positions(config: Any) -> int:
+    """Count the tokens that a network has positions for, as its type tells where the first one is."""
     positions = longest_text(config)
     if not positions:
         return 2**31
-    if first_position is None:
-        first_position = (config.pad_token_id or 0) + 1 if config.model_type in AFTER_PADDING else 0
-    return positions - first_position
+    return positions - ((config.pad_token_id or 0) + 1 if config.model_type in AFTER_PADDING else 0)
 
 
 @dataclass(frozen=True)

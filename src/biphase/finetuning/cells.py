@@ -14,13 +14,13 @@ from typing import Any
 
 from biphase.corpus.tokenizer import TOKENIZER_FILES
 from biphase.errors import InputError
-from biphase.files import MARK, content_hash, hash_stamped, read_hashed, read_json_as, refuse_changed, refuse_damaged
+from biphase.files import MARK, content_hash, read_hashed, read_json_as, refuse_changed, refuse_damaged
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
 from biphase.flops import AFTER_PADDING, count_positions
 from biphase.hub import INDEX, fetch_model, load_model_config, refuse_pickles
 from biphase.machine import has_bf16_cores, visible_gpus
 from biphase.run import find_model
-from biphase.tasks.sources import TaskSource, dir_of, find_source, training_source
+from biphase.tasks.sources import TaskSource, dir_of, find_source, hash_part, training_source
 from biphase.tasks.spec import Task, find_task
 
 IDENTIFYING_FILES = (
@@ -94,11 +94,7 @@ def hash_model(folder: Path) -> str:
         written = read_hashed(checkpoint / "manifest.json", dict[str, Any], remedy).get("files") or {}
         names = [f"model/{path.name}" for path in files]
         refuse_changed(checkpoint, {name: written.get(name, "") for name in names}, remedy)
-    hashes = []
-    for path in files:
-        status = path.stat()
-        hashes.append([path.name, hash_stamped(path, status.st_size, status.st_mtime_ns)])
-    return content_hash(hashes)
+    return content_hash([[path.name, hash_part(path)] for path in files])
 
 
 DataDirs = Mapping[str, str | Path]

@@ -255,11 +255,11 @@ def select_rate(
     if cells is None:
         raise InputError(f"no scores of {model} on task '{task}'")
     metric = metric or next(iter(cells.values())).metric
+    cells = dict(sorted(cells.items()))
     by_rate: dict[float, dict[int, float | None]] = defaultdict(dict)  # validation, by seed
-    for rate, seed in sorted(cells):
-        by_rate[rate][seed] = validation_of(cells[rate, seed], metric)
-    survivors = {point: cells[point] for point in sorted(cells) if not cells[point].diverged}
-    test = {point: score.metrics["test"][metric] for point, score in survivors.items()}
+    for (rate, seed), score in cells.items():
+        by_rate[rate][seed] = validation_of(score, metric)
+    test = {point: score.metrics["test"][metric] for point, score in cells.items() if not score.diverged}
     try:
         best = choose_rate({rate: [*by_seed.values()] for rate, by_seed in by_rate.items()})
     except InputError as error:
@@ -274,7 +274,7 @@ def select_rate(
     chosen = [cells[point] for point in points if point in test]
     if not chosen:
         raise InputError(f"{model} on {task}: no seed finished at the rate that the others chose; finish the grid")
-    scores_at = group_by_rate([*survivors.values(), *(score for score in peers if not score.diverged)])
+    scores_at = group_by_rate(score for score in [*cells.values(), *peers] if not score.diverged)
     by_rival = {rival: scores_at[rival] for rival in rivals}
     grid_rates, grid_seeds = scores.grids[task]
     return Selection(

@@ -184,31 +184,24 @@ class EncodedSplit(ABC):
         """The tokens of each training item."""
         return self.texts.lengths_S
 
-    @abstractmethod
+    def samples_of(self, items: np.ndarray) -> np.ndarray:
+        """The samples of training items, which stand in one batch."""
+        return items
+
     def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: "CellContext") -> Tensor:
-        """The mean loss over some training items, and its gradient added to that of the parameters."""
-
-    def backward(
-        self,
-        model: nn.Module,
-        items: np.ndarray,
-        cell: "CellContext",
-        loss_of: Callable[[Tensor, "Batch"], Tensor],
-        bounds_G1: np.ndarray | None = None,
-    ) -> Tensor:
-        """The sum of `loss_of` the output and the batch over microbatches that fit into memory, and its gradient.
-
-        Items are samples; with `bounds_G1`, numbers of groups that stay together: all samples between a group's bounds.
-        """
+        """The mean loss over some training items, and its gradient added to that of the parameters, over microbatches
+        that fit into memory."""
         total = torch.zeros((), device=cell.device)
         for part in split_by_tokens(items, self.lengths_I, cell.config.microbatch_tokens):
-            if bounds_G1 is not None:
-                part = np.concatenate([np.arange(bounds_G1[group], bounds_G1[group + 1]) for group in part])
-            batch, output = self.texts.compute(model, part, cell)
-            loss = loss_of(output, batch)
+            batch, output = self.texts.compute(model, self.samples_of(part), cell)
+            loss = self.loss(output, batch, items, cell)
             loss.backward()
             total += loss.detach()
         return total
+
+    def loss(self, output: Tensor, batch: "Batch", items: np.ndarray, cell: "CellContext") -> Tensor:
+        """The share that a batch of some of these training items has in the mean loss over all of them."""
+        raise NotImplementedError
 
     def predict(self, model: "BatchModel", cell: "CellContext") -> Any:
         """The predictions for all examples, unless a family has its own the outputs for each sample, [S, C]. Called

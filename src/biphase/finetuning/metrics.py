@@ -429,13 +429,12 @@ def count_tags(rows: Sequence[Mapping[str, Any]], metric: str, classes: Sequence
     `paper_f1`, the paper's score of token classification, is the mean over sentences of the macro F1 over tags, O
     included, as scikit-learn's `f1_score(average="macro")` of each sentence.
     """
-    gold, predicted, bounds = [], [], [0]
+    gold, predicted, bounds = list[str](), list[str](), [0]
     for row in rows:
-        if not row["gold"]:
-            raise ValueError("a sentence has no word")
-        for right, tag in zip(row["gold"], row["predicted"], strict=True):
-            gold.append(right)
-            predicted.append(tag)
+        if not row["gold"] or len(row["gold"]) != len(row["predicted"]):
+            raise ValueError("a sentence has no word, or not a tag for each")
+        gold += row["gold"]
+        predicted += row["predicted"]
         bounds.append(len(gold))
     bounds_S1 = np.array(bounds)
     # Earlier versions kept no classes beside their scores; "" has the last number.

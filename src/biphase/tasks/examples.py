@@ -32,7 +32,7 @@ from biphase.tasks.spec import (
     is_own_task,
     template_columns,
 )
-from biphase.tasks.splits import TEST_SHARE, TRAIN_SHARE, Collection, TaskData, draw_items, hold_out, load_collection
+from biphase.tasks.splits import TEST_SHARE, TRAIN_SHARE, Collection, TaskData, draw_indices, hold_out, load_collection
 
 MULTI_HOT = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
 """What a list may say of each class: whether it applies."""
@@ -298,11 +298,9 @@ def draw_splits(
             count = f"all {len(examples[split]):,} examples of {split} in {source.name}"
             raise InputError(f"task '{task.name}': {count} have the same label, from which nothing can be learnt")
     # Classes that chance has left out of a split are told: each is in another one.
-    classes: dict[TaskSplit, set[int]] = {}
-    for split in examples:
-        classes[split] = set().union(*map(classes_of, examples[split]))
+    classes = {split: set[int]().union(*map(classes_of, examples[split])) for split in examples}
     for split in ["train", *drawn] if drawn else ():
-        absent = sorted(set().union(*classes.values()) - classes[split])
+        absent = sorted(set[int]().union(*classes.values()) - classes[split])
         if absent:
             names = first_of([task.classes[number] for number in absent], CLASSES_SHOWN)
             what = "left to train on" if split == "train" else f"drawn for {split}"
@@ -311,7 +309,8 @@ def draw_splits(
             err.print(f"{sentence}; name files for the splits{has_shares} to have all classes in each", markup=False)
     if most_evaluated is not None:
         for split in EVALUATED_SPLITS:
-            examples[split] = draw_items(examples[split], most_evaluated)
+            indices = draw_indices(len(examples[split]), most_evaluated)
+            examples[split] = [examples[split][index] for index in indices]
 
 
 def classes_of(example: AnyExample) -> tuple[int, ...]:

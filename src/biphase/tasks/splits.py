@@ -34,13 +34,8 @@ PartRows = Mapping[PartName, Iterator[PlacedRow]]
 """What `sources.rows_by_part` gives."""
 
 
-def draw_items(items: Sequence[Item], wanted: int) -> list[Item]:
-    """Return all items, or a fixed random subset of them in their order."""
-    return [items[index] for index in draw_indices(len(items), wanted)]
-
-
 def draw_indices(num_items: int, wanted: int) -> np.ndarray:
-    """The indices of `draw_items`, ascending."""
+    """Draw the indices of a fixed random subset, ascending; of all items where they are not more than wanted."""
     return np.sort(np.random.default_rng(DRAW_SEED).permutation(num_items)[:wanted])
 
 
@@ -63,8 +58,7 @@ def hold_out(
         row = several if len(several) > num_held else row
         is_held[:] = False
         is_held[row] = np.diff(np.arange(len(row) + 1) * num_held // len(row)) > 0
-    held, train = ([examples[i] for i in order[chosen]] for chosen in (is_held, ~is_held))
-    return train, held
+    return [examples[i] for i in order[~is_held]], [examples[i] for i in order[is_held]]
 
 
 def draw_queries(source: TaskSource, by_split: dict[TaskSplit, Judgements]) -> dict[TaskSplit, Judgements]:
@@ -141,7 +135,8 @@ def load_collection(source: TaskSource, rows: PartRows, judged_only: bool, most_
     named = {split: named_documents(judgements) for split, judgements in relevance.items()}
     if most_evaluated is not None:
         for name, judgements in relevance.items():
-            drawn = draw_items(list(judgements), most_evaluated)
+            ids = list(judgements)
+            drawn = [ids[index] for index in draw_indices(len(ids), most_evaluated)]
             relevance[name] = {query: judgements[query] for query in drawn}
     # 2. The texts that they name.
     queries, documents = read_judged_texts(source, rows, by_split, judged_only)
@@ -172,7 +167,7 @@ GRADE: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(gt=1 - 2**31, lt=2**3
 def read_judgements(rows: Iterable[PlacedRow]) -> Judgements:
     judgements: Judgements = {}
     for origin, row in rows:
-        query, document = (str(column(origin, row, name)) for name in ("query-id", "corpus-id"))
+        query, document = str(column(origin, row, "query-id")), str(column(origin, row, "corpus-id"))
         value = column(origin, row, "score")
         try:
             grade = GRADE.validate_python(value)

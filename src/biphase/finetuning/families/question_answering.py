@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 from scipy.special import logsumexp
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from biphase import console
@@ -110,16 +110,11 @@ class QuestionSplit(EncodedSplit):
         """List all windows of some questions' contexts."""
         return np.flatnonzero(np.isin(self.questions_W, examples))
 
-    def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: CellContext) -> Tensor:
-        """The mean loss over windows (span head) or over their tokens (token head), and its gradient."""
-        is_span = cell.config.qa_head == "span"
-        num_targets = len(items) if is_span else int(self.lengths_I[items].sum())
-
-        def loss_of(logits_T2: Tensor, batch: Batch) -> Tensor:
-            loss = span_loss if is_span else token_loss
-            return loss(logits_T2, self, batch, cell) / num_targets
-
-        return self.backward(model, items, cell, loss_of)
+    def loss(self, output: Tensor, batch: Batch, items: np.ndarray, cell: CellContext) -> Tensor:
+        """The loss of windows (span head) or of their tokens (token head), its mean over all of them."""
+        if cell.config.qa_head == "span":
+            return span_loss(output, self, batch, cell) / len(items)
+        return token_loss(output, self, batch, cell) / int(self.lengths_I[items].sum())
 
     def predict(self, model: BatchModel, cell: CellContext) -> Rows:
         """The answer to each question as `text`, which is empty for none; the best one, also where no answer scores
@@ -154,9 +149,7 @@ class QuestionSplit(EncodedSplit):
         # 4. The tokens of the answer, or none where having none is better.
         is_empty_Q = (null_Q > scores_Q) & self.has_unanswerable
         selected = tokens_of_spans(self, spans_Q2, is_empty_Q)
-        if (
-            not is_span
-        ):  # all tokens that are labelled 1, in the question too, of the one window that it has with this head
+        if not is_span:  # all tokens labelled 1, in the question too, of the one window that it has with this head
             is_labelled_T = logits_T2[:, 1] > logits_T2[:, 0]
             selected = [np.flatnonzero(part) for part in np.split(is_labelled_T, self.texts.bounds_S1[1:-1])]
         # 5. Its text, and the probability of its span among those of its context: that of its start times that of its

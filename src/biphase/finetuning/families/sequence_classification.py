@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.special import expit, softmax
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
 from biphase.finetuning.config import FinetuneConfig
@@ -37,19 +37,16 @@ class LabelledSplit(EncodedSplit):
     def strata(self) -> np.ndarray:
         return self.labels_S if self.labels_S.dtype == np.int64 else super().strata
 
-    def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: CellContext) -> Tensor:
-        def loss_of(logits_SC: Tensor, batch: Batch) -> Tensor:
-            targets_S = cell.on_device(self.labels_S[batch.samples])
-            match cell.task.problem_type:
-                case None:
-                    return cross_entropy(logits_SC, targets_S, reduction="sum") / len(items)
-                case "regression":
-                    return mse_loss(logits_SC[:, 0], targets_S, reduction="sum") / len(items)
-                case "multi_label_classification":
-                    loss = binary_cross_entropy_with_logits(logits_SC, targets_S, reduction="sum")
-                    return loss / (len(items) * logits_SC.shape[1])
-
-        return self.backward(model, items, cell, loss_of)
+    def loss(self, output: Tensor, batch: Batch, items: np.ndarray, cell: CellContext) -> Tensor:
+        targets_S = cell.on_device(self.labels_S[batch.samples])
+        match cell.task.problem_type:
+            case None:
+                return cross_entropy(output, targets_S, reduction="sum") / len(items)
+            case "regression":
+                return mse_loss(output[:, 0], targets_S, reduction="sum") / len(items)
+            case "multi_label_classification":
+                loss = binary_cross_entropy_with_logits(output, targets_S, reduction="sum")
+                return loss / (len(items) * output.shape[1])
 
     def judge(self, logits_SC: np.ndarray, cell: CellContext) -> Judgement:
         """In the rows a label is a name, a number, or a list of names."""
@@ -115,18 +112,17 @@ class ChoiceSplit(EncodedSplit):
     def lengths_I(self) -> np.ndarray:
         return np.diff(self.texts.bounds_S1[self.bounds_Q1])
 
-    def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: CellContext) -> Tensor:
-        """The mean over questions of the cross-entropy over their choices, and its gradient."""
+    def samples_of(self, items: np.ndarray) -> np.ndarray:
+        return np.concatenate([np.arange(self.bounds_Q1[item], self.bounds_Q1[item + 1]) for item in items])
 
-        def loss_of(scores_M1: Tensor, batch: Batch) -> Tensor:
-            # A question's choices are neighbours in the batch: where the next begins, a sample is of another question.
-            questions_M = np.searchsorted(self.bounds_Q1, batch.samples, side="right") - 1
-            firsts = np.flatnonzero(np.diff(questions_M, prepend=-1))
-            bounds = torch.from_numpy(np.append(firsts, len(questions_M))).to(scores_M1.device)
-            right = cell.on_device(firsts + self.right_Q[questions_M[firsts]])
-            return (segment_logsumexp(scores_M1, bounds)[:, 0] - scores_M1[right, 0]).sum() / len(items)
-
-        return self.backward(model, items, cell, loss_of, self.bounds_Q1)
+    def loss(self, output: Tensor, batch: Batch, items: np.ndarray, cell: CellContext) -> Tensor:
+        """The cross-entropy over the choices of each question, its mean over questions."""
+        # A question's choices are neighbours in the batch: where the next begins, a sample is of another question.
+        questions_M = np.searchsorted(self.bounds_Q1, batch.samples, side="right") - 1
+        firsts = np.flatnonzero(np.diff(questions_M, prepend=-1))
+        bounds = torch.from_numpy(np.append(firsts, len(questions_M))).to(output.device)
+        right = cell.on_device(firsts + self.right_Q[questions_M[firsts]])
+        return (segment_logsumexp(output, bounds)[:, 0] - output[right, 0]).sum() / len(items)
 
     def judge(self, scores_S1: np.ndarray, cell: CellContext) -> Judgement:
         parts = np.split(scores_S1[:, 0], self.bounds_Q1[1:-1])

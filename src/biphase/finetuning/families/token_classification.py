@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 from scipy.special import softmax
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from biphase.finetuning.config import FinetuneConfig
@@ -32,17 +32,13 @@ class TaggedSplit(EncodedSplit):
     words_T: np.ndarray
     """The word of each token; -1 for special tokens."""
 
-    def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: CellContext) -> Tensor:
-        """The mean loss over the tokens of words in some sentences, and its gradient."""
+    def loss(self, output: Tensor, batch: Batch, items: np.ndarray, cell: CellContext) -> Tensor:
+        """The cross-entropy of the tokens of words, its mean over those of all sentences."""
         bounds_S1 = self.texts.bounds_S1
         num_targets = sum(int((self.words_T[bounds_S1[item] : bounds_S1[item + 1]] >= 0).sum()) for item in items)
-
-        def loss_of(logits_TC: Tensor, batch: Batch) -> Tensor:
-            words_T = self.words_T[batch.indices_T]
-            targets_T = np.where(words_T >= 0, self.tags_W[words_T], -100)  # torch's number for: no target
-            return cross_entropy(logits_TC, cell.on_device(targets_T), reduction="sum") / max(num_targets, 1)
-
-        return self.backward(model, items, cell, loss_of)
+        words_T = self.words_T[batch.indices_T]
+        targets_T = np.where(words_T >= 0, self.tags_W[words_T], -100)  # torch's number for: no target
+        return cross_entropy(output, cell.on_device(targets_T), reduction="sum") / max(num_targets, 1)
 
     def predict(self, model: BatchModel, cell: CellContext) -> tuple[np.ndarray, np.ndarray]:
         """The tags [W], and the mean, over a word's tokens, of the probability of its tag; 0 for words that were cut
