@@ -34,9 +34,7 @@ def make_flex_mask(layout: Any, window: int) -> Any:
     import torch
     from torch.nn.attention.flex_attention import BlockMask
 
-    from biphase.encoder.buckets import farthest
-
-    most = farthest(layout.causal, window) if window else layout.max_seqlen
+    most = window - layout.causal if window else layout.max_seqlen
     bounds, device, num_tokens = layout.bounds_F1.long(), layout.bounds_F1.device, int(layout.bounds_F1[-1])
     sample_T = torch.searchsorted(bounds, torch.arange(num_tokens, device=device), right=True) - 1
     # A block of queries meets the blocks from where its first sample begins to where its last one ends, or the window.

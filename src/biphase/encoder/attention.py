@@ -24,7 +24,7 @@ from torch.nn.attention import varlen
 from transformers import AttentionInterface
 
 from biphase.device import choose_dtype, explain_dtype, to_device
-from biphase.encoder.buckets import bucket_attention, farthest, plan_buckets, visible
+from biphase.encoder.buckets import bucket_attention, plan_buckets, visible
 from biphase.errors import InputError
 
 ATTENTION = "biphase"
@@ -293,8 +293,8 @@ def varlen_attention(
 ) -> Tensor:
     """PyTorch's packed flash attention."""
     grouped: dict[str, Any] = {"enable_gqa": True} if HAS_GROUPED_VARLEN else {}
-    # The kernel counts how far a query sees to its left and to its right; -1 is no limit.
-    side = farthest(layout.causal, window) if window else -1
+    # The kernel counts how far a query sees to its left and to its right, without itself; -1 is no limit.
+    side = window - layout.causal if window else -1
     width = v_TGK.shape[2]
     if width != q_THK.shape[2]:  # the kernel knows one width of heads
         v_TGK = torch.nn.functional.pad(v_TGK, (0, q_THK.shape[2] - width))

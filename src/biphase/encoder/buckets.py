@@ -71,15 +71,12 @@ def make_buckets(lengths_S: np.ndarray) -> list[np.ndarray]:
 
 
 def visible(distance: Tensor, causal: bool, window: int) -> Tensor:
-    """Tell whether a query may see a key that lies `distance` positions before it (negative: after it)."""
+    """Tell whether a query may see a key that lies `distance` positions before it (negative: after it).
+
+    Windows are as wide as transformers counts them: a causal one includes the token itself.
+    """
     sees = distance >= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
-    return sees & (distance.abs() <= farthest(causal, window)) if window else sees
-
-
-def farthest(causal: bool, window: int) -> int:
-    """Return the farthest distance inside a window, as transformers counts: a causal window includes the token
-    itself."""
-    return window - 1 if causal else window
+    return sees & (distance.abs() <= window - causal) if window else sees
 
 
 @torch.library.custom_op("biphase::bucket_attention", mutates_args=())

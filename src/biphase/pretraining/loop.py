@@ -3,8 +3,9 @@
     recipe → processes, data, run folder, network → for each step: microbatches, one global token mean, one update
 
 Writes metrics.jsonl and checkpoints into the run folder; calling it again goes on where the last whole checkpoint is.
-Behind the loop stand the proof before the first step in each direction, the measurement of held-out text, always of the
-same tokens and masks on the path that trains, and the records for metrics.jsonl and `tracking`.
+Behind the loop stand its stages in their order: the text, the lines about the start, the proof before the first step in
+each direction, the update, the measurement of held-out text, always of the same tokens and masks on the path that
+trains; and the records for metrics.jsonl and `tracking`.
 """
 
 import math
@@ -54,29 +55,13 @@ def train(
     with join_world(recipe.compute.device, recipe.compute.silence_seconds) as world:
         # 1. The run: where it begins, and the folder that its text, its beginning and the recipe name.
         job = open_job(recipe, root, world, text, model)
-        recipe, run, origin = job.recipe, job.run, job.origin
-
-        def find_rest() -> tuple[int, int, bool] | None:
-            """The updates after which and up to which is trained next, and whether that is logged; None when all is
-            done.
-
-            First to the last step. Then once more to each step to keep without a whole checkpoint, which was named
-            after the run was done, or dropped since.
-            """
-            steps, is_done = world.share((whole_steps(run), run.is_done))
-            saved = {0, *(step - origin.step for step in steps)}
-            lost = sorted({*recipe.checkpoints.keep} - saved)
-            if is_done and not lost:
-                return None
-            stop = lost[0] if is_done else recipe.num_steps
-            return max(step for step in saved if step <= stop), stop, not is_done
-
-        if find_rest() is None:
+        run = job.run
+        if find_rest(job) is None:
             world.tell(f"{run.path} is already done")
             return run
         # 2. Held by these processes: what is left, from the whole checkpoint before it.
         with hold_run(job):
-            while rest := find_rest():
+            while rest := find_rest(job):
                 begin, stop, is_logged = rest
                 if begin and is_logged:
                     world.tell(f"resuming {run.path} at step {begin}")
@@ -84,9 +69,26 @@ def train(
                     world.tell(f"{run.path}: once more from step {begin} to {stop}, to be kept now")
                 tokens_seen = train_steps(job, begin, stop, is_logged=is_logged)
                 if world.is_main and is_logged:
-                    run.mark_done({"step": origin.step + stop, "tokens_seen": tokens_seen})
+                    run.mark_done({"step": job.origin.step + stop, "tokens_seen": tokens_seen})
                 world.barrier()
         return run
+
+
+def find_rest(job: Job) -> tuple[int, int, bool] | None:
+    """Return the updates after which and up to which is trained next, and whether that is logged; None when all is
+    done.
+
+    First to the last step. Then once more to each step to keep without a whole checkpoint, which was named after the
+    run was done, or dropped since.
+    """
+    recipe, run = job.recipe, job.run
+    steps, is_done = job.world.share((whole_steps(run), run.is_done))
+    saved = {0, *(step - job.origin.step for step in steps)}
+    lost = sorted({*recipe.checkpoints.keep} - saved)
+    if is_done and not lost:
+        return None
+    stop = lost[0] if is_done else recipe.num_steps
+    return max(step for step in saved if step <= stop), stop, not is_done
 
 
 def train_steps(job: Job, begin: int, stop: int, *, is_logged: bool) -> int:
@@ -98,10 +100,8 @@ def train_steps(job: Job, begin: int, stop: int, *, is_logged: bool) -> int:
     recipe, world = job.recipe, job.world
     # 3. Data: what each step is made of, and what it is measured on. Which checkpoints stay, and what else is due when.
     batches, validate = open_batches(job)
-    validates_at = (
-        recipe.kept_steps | multiples(recipe.validation.every_steps, stop) if validate and is_logged else set()
-    )
-    saves_at = recipe.kept_steps | multiples(recipe.checkpoints.every_steps, stop) if is_logged else {stop}
+    validates_at = due_steps(recipe, recipe.validation.every_steps, stop) if validate and is_logged else set()
+    saves_at = due_steps(recipe, recipe.checkpoints.every_steps, stop) if is_logged else {stop}
     # 4. Model and optimizers, as they are at the start.
     state = load_state(job, begin)
     world.tell(describe_start(job, state, batches))
@@ -143,9 +143,69 @@ def train_steps(job: Job, begin: int, stop: int, *, is_logged: bool) -> int:
     return state.tokens_seen
 
 
-def multiples(every: int, stop: int) -> set[int]:
-    """List each so many-th update up to `stop`; none for 0."""
-    return {*range(every, stop + 1, every)} if every else set()
+def open_batches(job: Job) -> tuple[Batches, Callable[[nn.Module, Phase], dict[str, float]] | None]:
+    """Open the batches of a run, and make a function from (model, phase) to validation metrics, on the same tokens
+    every time; None without such text.
+
+    Raises `InputError` where batches are too small for the processes.
+    """
+    recipe, world, text = job.recipe, job.world, job.text
+    held_out = ShardSet(text.main.folder, "validation", text.main.manifest)
+    token_bytes_V = text.main.token_bytes().astype(np.int64) if held_out.num_documents else None
+    sets = []
+    for number, shards in enumerate(text.sets):
+        sets.append(PackedSet(shards, make_samples(recipe.data, shards), recipe.data.order_seed + number))
+    batches = Batches(sets, job.tokens_before, text.shares, job.origin.data_position)
+    # A batch grows or shrinks from its first to its last update.
+    smallest = min(batches.batch_tokens(0), batches.batch_tokens(recipe.num_steps - 1))
+    microbatches = -(-smallest // (world.size * recipe.compute.microbatch_tokens))
+    if smallest // (world.size * microbatches) < recipe.data.max_sample_tokens:
+        raise InputError(
+            f"batch_tokens {smallest} over {world.size} processes and {microbatches} microbatches leaves "
+            f"less than one sample of {recipe.data.max_sample_tokens} tokens each; raise one of the two"
+        )
+    if token_bytes_V is None:
+        world.tell(f"{recipe.data.shards} has no validation documents: training without validation")
+        return batches, None
+    samples = make_samples(recipe.data, held_out)
+    tokens = min(recipe.validation.tokens, samples.num_tokens)
+    measured = Batches([PackedSet(held_out, samples, seed=0)], lambda step: step * tokens)
+    return batches, partial(validate, job, measured, torch.from_numpy(token_bytes_V).to(world.device))
+
+
+def due_steps(recipe: Recipe, every: int, stop: int) -> set[int]:
+    """List the steps to keep, and each so many-th up to `stop`, which is none of them for 0."""
+    return recipe.kept_steps | ({*range(every, stop + 1, every)} if every else set())
+
+
+def describe_start(job: Job, state: State, batches: Batches) -> str:
+    """Write a line on what is about to be trained, and one on how it is computed, and why so."""
+    recipe, world, compute, carried = job.recipe, job.world, job.recipe.compute, job.origin.carried
+    network: Any = unwrap(state.model).network
+    millions = sum(parameter.numel() for parameter in network.parameters()) / 1e6
+    epochs = job.tokens_before(recipe.num_steps) / batches.num_tokens
+    phases = " → ".join(f"{phase.steps:,} steps of {phase.words}" for phase in recipe.curriculum)
+    left_out = f", {batches.left_out_tokens:,} tokens left out" if batches.left_out_tokens else ""
+    taken = f"; taken over: {', '.join(carried)}" if carried else ""
+    several = f"{world.size} processes, {compute.parallel} · " if world.size > 1 else ""
+    return (
+        f"{job.run.path}: {type(network).__name__} of {millions:.1f}M parameters, {phases}, batches of "
+        f"{recipe.batch_label} tokens, {epochs:.2g} epochs of {batches.num_samples:,} samples{left_out}{taken}\n"
+        f"{several}{explain_computing(compute.precision, world.device, network.base_model)} · blocks {state.compiling}"
+    )
+
+
+def prove_causality(model: nn.Module, phase: Phase, job: Job) -> None:
+    """Probe the network with the attention backend and the type of the arithmetic that train.
+
+    Raises:
+        FailedProofError: the network looks elsewhere than the phase's objective says.
+    """
+    packed: Any = unwrap(model)
+    model.eval()
+    with autocast(job.world.device, job.dtype):
+        probe_causality(model, phase.is_causal, packed.network.base_model, job.world.device, job.dtype, reads_rows=True)
+    model.train()
 
 
 def update(
@@ -197,52 +257,6 @@ def update(
     return numbers, work + state.flops.per_update, [vote > 0 for vote in votes]
 
 
-# Proof and validation
-
-
-def prove_causality(model: nn.Module, phase: Phase, job: Job) -> None:
-    """Probe the network with the attention backend and the type of the arithmetic that train.
-
-    Raises:
-        FailedProofError: the network looks elsewhere than the phase's objective says.
-    """
-    packed: Any = unwrap(model)
-    model.eval()
-    with autocast(job.world.device, job.dtype):
-        probe_causality(model, phase.is_causal, packed.network.base_model, job.world.device, job.dtype, reads_rows=True)
-    model.train()
-
-
-def open_batches(job: Job) -> tuple[Batches, Callable[[nn.Module, Phase], dict[str, float]] | None]:
-    """Open the batches of a run, and make a function from (model, phase) to validation metrics, on the same tokens
-    every time; None without such text.
-
-    Raises `InputError` where batches are too small for the processes.
-    """
-    recipe, world, text = job.recipe, job.world, job.text
-    held_out = ShardSet(text.main.folder, "validation", text.main.manifest)
-    token_bytes_V = text.main.token_bytes().astype(np.int64) if held_out.num_documents else None
-    sets = []
-    for number, shards in enumerate(text.sets):
-        sets.append(PackedSet(shards, make_samples(recipe.data, shards), recipe.data.order_seed + number))
-    batches = Batches(sets, job.tokens_before, text.shares, job.origin.data_position)
-    # A batch grows or shrinks from its first to its last update.
-    smallest = min(batches.batch_tokens(0), batches.batch_tokens(recipe.num_steps - 1))
-    microbatches = -(-smallest // (world.size * recipe.compute.microbatch_tokens))
-    if smallest // (world.size * microbatches) < recipe.data.max_sample_tokens:
-        raise InputError(
-            f"batch_tokens {smallest} over {world.size} processes and {microbatches} microbatches leaves "
-            f"less than one sample of {recipe.data.max_sample_tokens} tokens each; raise one of the two"
-        )
-    if token_bytes_V is None:
-        world.tell(f"{recipe.data.shards} has no validation documents: training without validation")
-        return batches, None
-    samples = make_samples(recipe.data, held_out)
-    tokens = min(recipe.validation.tokens, samples.num_tokens)
-    measured = Batches([PackedSet(held_out, samples, seed=0)], lambda step: step * tokens)
-    return batches, partial(validate, job, measured, torch.from_numpy(token_bytes_V).to(world.device))
-
-
 @torch.no_grad()
 def validate(job: Job, batches: Batches, token_bytes_V: Tensor, model: nn.Module, phase: Phase) -> dict[str, float]:
     """Loss (nats per target), accuracy at the targets, and bits per byte of the text that the targets stand for."""
@@ -261,26 +275,6 @@ def validate(job: Job, batches: Batches, token_bytes_V: Tensor, model: nn.Module
         "bits_per_byte": nats / math.log(2) / max(text_bytes, 1.0),
         "targets": count,
     }
-
-
-# Lines for people, records for metrics.jsonl
-
-
-def describe_start(job: Job, state: State, batches: Batches) -> str:
-    """Write a line on what is about to be trained, and one on how it is computed, and why so."""
-    recipe, world, compute, carried = job.recipe, job.world, job.recipe.compute, job.origin.carried
-    network: Any = unwrap(state.model).network
-    millions = sum(parameter.numel() for parameter in network.parameters()) / 1e6
-    epochs = job.tokens_before(recipe.num_steps) / batches.num_tokens
-    phases = " → ".join(f"{phase.steps:,} steps of {phase.words}" for phase in recipe.curriculum)
-    left_out = f", {batches.left_out_tokens:,} tokens left out" if batches.left_out_tokens else ""
-    taken = f"; taken over: {', '.join(carried)}" if carried else ""
-    several = f"{world.size} processes, {compute.parallel} · " if world.size > 1 else ""
-    return (
-        f"{job.run.path}: {type(network).__name__} of {millions:.1f}M parameters, {phases}, batches of "
-        f"{recipe.batch_label} tokens, {epochs:.2g} epochs of {batches.num_samples:,} samples{left_out}{taken}\n"
-        f"{several}{explain_computing(compute.precision, world.device, network.base_model)} · blocks {state.compiling}"
-    )
 
 
 @dataclass
