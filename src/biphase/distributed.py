@@ -75,16 +75,13 @@ class World:
         dist.all_reduce(total)
         return total.tolist()
 
-    def any(self, flag: bool) -> bool:
-        """Tell whether the flag is set in any process. A collective."""
-        return flag if self.size == 1 else self.sum(float(flag))[0] > 0
-
     def raise_any(self, failure: Exception | None, elsewhere: str, kind: type[InputError] = InputError) -> None:
         """Where one process failed, all end: it with its own failure, the others with one of this kind, `elsewhere`.
 
         A collective.
         """
-        if self.any(failure is not None):
+        [num_failures] = self.sum(failure is not None)
+        if num_failures:
             raise failure or kind(elsewhere)
 
     @contextmanager

@@ -12,8 +12,8 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -56,12 +56,9 @@ def parse_json(text: str) -> Any:
 def make_object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
-        raise ValueError(f"the key '{most_common(key for key, _ in pairs)}' stands twice")
+        [(name, _)] = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key '{name}' stands twice")
     return value
-
-
-def most_common(names: Iterable[str]) -> str:
-    return Counter(names).most_common(1)[0][0]
 
 
 READER = json.JSONDecoder(object_pairs_hook=make_object)
@@ -117,9 +114,10 @@ class YamlReader(yaml.SafeLoader):
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
-        names = [str(key.value) for key, _ in node.value]
-        if len(set(names)) < len(names):
-            raise yaml.YAMLError(f"line {node.start_mark.line + 1}: the key '{most_common(names)}' stands twice")
+        counts = Counter(str(key.value) for key, _ in node.value)
+        if len(counts) < len(node.value):
+            [(name, _)] = counts.most_common(1)
+            raise yaml.YAMLError(f"line {node.start_mark.line + 1}: the key '{name}' stands twice")
         return node
 
 
@@ -292,10 +290,8 @@ def remove_folder(path: Path) -> None:
     """Remove a folder of ours; a kill on the way leaves nothing under its name, only a `.part` to be swept."""
     part = path.with_name(f".{path.name}.part")
     shutil.rmtree(part, ignore_errors=True)
-    try:
+    with suppress(FileNotFoundError):
         os.replace(path, part)
-    except FileNotFoundError:
-        return
     shutil.rmtree(part, ignore_errors=True)
 
 

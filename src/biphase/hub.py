@@ -33,8 +33,6 @@ MOST_LAYERS = 1_000
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
-PICKLED_WEIGHTS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
-
 
 def fetch_model(id: str, revision: str | None = None, kind: Literal["model", "tokenizer"] = "model") -> Path:
     """Return a folder as it is, or that of a hub repository (`ID` or `ID@REVISION`), named by its commit; what is not
@@ -243,8 +241,8 @@ def refuse_pickles(source: str | Path) -> None:
     """Refuse a folder whose weights are not in safetensors files of its own; a hub id is looked at once it is here.
 
     Raises:
-        InputError: no weights, weights as a pickle only, or an index that names anything but safetensors files in the
-            same folder: transformers would open whatever it names.
+        InputError: no weights but pickles, if any, or an index that names anything but safetensors files in the same
+            folder: transformers would open whatever it names.
     """
     folder = Path(source)
     if not folder.is_dir():
@@ -260,12 +258,6 @@ def refuse_pickles(source: str | Path) -> None:
                 raise InputError(f"{index} names '{name}': only *.safetensors files in the same folder are opened")
             if not (folder / name).is_file():
                 raise InputError(f"{index} names '{name}', which is missing; copy the whole model folder")
-    if any(folder.glob("*.safetensors")):
-        return
-    pickled = next((path for pattern in PICKLED_WEIGHTS for path in folder.glob(pattern)), None)
-    if pickled is not None:
-        reason = f"has its weights as a pickle only ({pickled.name}), which is never opened"
-        raise InputError(f"{source} {reason}; save them as safetensors: model.save_pretrained(folder)")
-    # The hub's cache has no pickles, so it is not known whether there are any.
-    remedy = "choose a folder or a revision that has them (refs/pr may), or save them so"
-    raise InputError(f"{model_name(source)} has no weights (*.safetensors), and pickles are never opened: {remedy}")
+    if not any(folder.glob("*.safetensors")):
+        remedy = "choose a folder or a revision that has them (refs/pr may), or save them so by model.save_pretrained"
+        raise InputError(f"{model_name(source)} has no weights (*.safetensors), and pickles are never opened: {remedy}")

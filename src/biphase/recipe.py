@@ -228,17 +228,10 @@ def join_phases(phases: Iterable[Phase]) -> tuple[Phase, ...]:
     for phase in phases:
         # Settings of masking mean nothing under CLM; without them, two CLM phases are alike.
         plain = Phase(objective="clm", steps=phase.steps) if phase.objective == "clm" else phase
-        if joined and are_alike(joined[-1], plain) and not plain.is_ramped:
+        if joined and not plain.is_ramped and joined[-1] == plain.model_copy(update={"steps": joined[-1].steps}):
             plain = plain.model_copy(update={"steps": joined.pop().steps + plain.steps})
         joined.append(plain)
     return tuple(joined)
-
-
-def are_alike(phase: Phase, other: Phase) -> bool:
-    """Say whether two phases differ in their steps at most, and the shorter one is how the longer one begins."""
-    if phase.is_ramped and phase.steps != other.steps:
-        return False
-    return phase.model_copy(update={"steps": other.steps}) == other
 
 
 def cut_phases(phases: tuple[Phase, ...], steps: Collection[int]) -> Iterator[tuple[int, int, Phase]]:

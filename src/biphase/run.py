@@ -45,15 +45,15 @@ class Run:
     def forget_after(self, step: int) -> None:
         """Drop what was logged past the step from which the run goes on: it will be logged again."""
         if self.metrics.exists():
-            lines = [line for line, record in read_records(self.metrics) if record["step"] <= step]
-            write_text(self.metrics, "".join(line + "\n" for line in lines))
+            records = [record for record in read_records(self.metrics) if record["step"] <= step]
+            write_text(self.metrics, "".join(json.dumps(record) + "\n" for record in records))
 
     def mark_done(self, summary: dict[str, Any]) -> None:
         write_json(self.path / "done.json", summary)
 
 
-def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the lines of a log that are records of a step, and what they hold; what a killed process cut short is none.
+def read_records(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of steps in a log; a line that a killed process cut short holds none.
 
     Bytes that are no text, as a power cut may leave them, spoil their own line only.
     """
@@ -63,7 +63,7 @@ def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         with suppress(json.JSONDecodeError):
             record = parse_json(line)
             if isinstance(record, dict) and isinstance(record.get("step"), int):
-                yield line, record
+                yield record
 
 
 @contextmanager
@@ -97,7 +97,7 @@ def open_run(path: Path) -> Run:
 
 def read_metrics(run: Run, kind: str) -> list[dict[str, Any]]:
     """Read the records of one kind (`train`, `validation`) of metrics.jsonl, in order."""
-    return [record for _, record in read_records(run.metrics) if record.get("kind") == kind]
+    return [record for record in read_records(run.metrics) if record.get("kind") == kind]
 
 
 def read_recipe(run: Run) -> Recipe:

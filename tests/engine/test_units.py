@@ -478,7 +478,7 @@ def test_nothing_to_do_starts_nothing() -> None:
 def test_workers_share_the_cores_and_leave_this_process_alone(
     deeds: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "num_cores", lambda: 7)
+    monkeypatch.setattr(machine, "num_cores", lambda: 7)
     monkeypatch.setenv("OMP_NUM_THREADS", "99")
     monkeypatch.setenv("RAYON_NUM_THREADS", "2")
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "0,1")
@@ -557,7 +557,7 @@ def test_workers_that_start_processes_of_their_own_have_several_gpus(monkeypatch
     with pytest.raises(InputError, match="16 devices for each worker, but this machine has 9 GPUs"):
         LocalPool(Engine(devices_per_worker=16), 100)
     monkeypatch.setattr(machine, "count_gpus", lambda allowed: 0)
-    monkeypatch.setattr(local, "num_cores", lambda: 8)
+    monkeypatch.setattr(machine, "num_cores", lambda: 8)
     assert LocalPool(Engine(devices_per_worker=4), 100).limit == 2
     with pytest.raises(ValueError, match="share a GPU or have several"):
         Engine(devices_per_worker=2, workers_per_gpu=2)

@@ -33,7 +33,7 @@ from transformers import RobertaConfig, RobertaForMaskedLM
 from biphase.distributed import join_world
 from biphase.encoder.attention import lay_out
 from biphase.encoder.packed import PackedModel
-from biphase.errors import StoppedError
+from biphase.errors import InputError, StoppedError
 from biphase.flops import plan_memory, shape_of
 from biphase.pretraining.checkpoint import read_checkpoint_manifest
 from biphase.pretraining.loop import train
@@ -247,8 +247,9 @@ def test_one_process_is_a_world() -> None:
     with join_world("cpu") as world:
         assert (world.rank, world.size, world.is_main) == (0, 1, True)
         assert world.sum(1, 2.5) == [1.0, 2.5]
-        assert world.any(True)
-        assert not world.any(False)
+        world.raise_any(None, "elsewhere")
+        with pytest.raises(InputError, match="here"):
+            world.raise_any(InputError("here"), "elsewhere")
 
 
 # The script
@@ -281,7 +282,6 @@ def train_as_told(jobs: list[dict[str, Any]]) -> None:
     """What each of the two processes does."""
     import biphase.pretraining.checkpoint as checkpoint
     import biphase.pretraining.loop as loop
-    from biphase.errors import InputError
 
     loop.peak_flops = lambda device, dtype: 1e12
     update, done = loop.update, []

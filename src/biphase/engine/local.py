@@ -22,19 +22,10 @@ from typing import Any, Literal
 
 from pydantic import model_validator
 
+from biphase import machine
 from biphase.config import Count, PositiveCount, Strict
 from biphase.console import err, silence
 from biphase.errors import SOURCE, BusyError, InputError, StoppedError
-from biphase.machine import (
-    GRACE,
-    describe_kill,
-    end_with_parent,
-    gpu_variables,
-    grace,
-    num_cores,
-    prepare_process,
-    visible_gpus,
-)
 
 POLL_SECONDS = 10.0
 """How long a unit that another process is at is left alone before it is tried again."""
@@ -288,7 +279,8 @@ class WorkerProcess:
         """
         variables = {name: share_threads(threads, os.environ.get(name, "")) for name in THREAD_VARIABLES}
         if gpus is not None:
-            variables |= dict.fromkeys(gpu_variables() if gpus else [*gpu_variables(), "CUDA_VISIBLE_DEVICES"], gpus)
+            names = machine.gpu_variables()
+            variables |= dict.fromkeys(names if gpus else [*names, "CUDA_VISIBLE_DEVICES"], gpus)
         paths = sys.path
         if ray := sys.modules.get("ray"):  # its own vendored packages must not hide those of the user
             paths = [path for path in paths if not Path(path).is_relative_to(Path(str(ray.__file__)).parent)]
@@ -315,11 +307,11 @@ class WorkerProcess:
                 if self.connection.poll(1.0):
                     return self.connection.recv_bytes()
         try:
-            code = self.popen.wait(grace())
+            code = self.popen.wait(machine.grace())
         except subprocess.TimeoutExpired:
             self.signal_group(signal.SIGKILL)
             code = self.popen.wait()
-        error = f"worker {describe_kill(-code)}" if code < 0 else f"worker ended with exit code {code}"
+        error = f"worker {machine.describe_kill(-code)}" if code < 0 else f"worker ended with exit code {code}"
         return pickle.dumps(("ended", Outcome("", None, error, 0.0, worker_died=True)))
 
     def signal_group(self, number: int) -> None:
@@ -336,7 +328,7 @@ def share_threads(share: int, allowed: str) -> str:
 
 def end_processes(processes: Sequence[WorkerProcess]) -> None:
     """Ask them to end, wait, kill what they leave behind; a Ctrl-C meanwhile kills at once."""
-    started, is_told = time.monotonic(), False
+    started, is_told, patience = time.monotonic(), False, machine.grace()
     try:
         for process in processes:
             process.signal_group(signal.SIGTERM)
@@ -345,23 +337,21 @@ def end_processes(processes: Sequence[WorkerProcess]) -> None:
                 ours.shutdown(socket.SHUT_WR)
         while left := sum(process.popen.poll() is None for process in processes):
             waited = time.monotonic() - started
-            if waited > grace():
-                line = f"{left} workers had not saved their state in {grace():.0f} s; {GRACE} gives them longer"
-                err.print(line)
+            if waited > patience:
+                line = f"{left} workers had not saved their state in {patience:.0f} s"
+                err.print(f"{line}; {machine.GRACE} gives them longer")
                 break
             if waited > 1 and not is_told:
-                line = f"waiting up to {grace():.0f} s for {left} workers to save their state; Ctrl-C kills them"
-                err.print(line)
+                err.print(f"waiting up to {patience:.0f} s for {left} workers to save their state; Ctrl-C kills them")
                 is_told = True
             time.sleep(0.01)
         for process in processes:
             # How its unit was stopped, where it has said so and nobody has heard it yet.
-            message: Message = ("ready", None)
             with suppress(EOFError, OSError):
                 while process.popen.poll() is not None and process.connection.poll():
-                    message = pickle.loads(process.connection.recv_bytes())
-            if message[0] == "ended" and message[1].error:
-                err.print(message[1].error)
+                    kind, said = pickle.loads(process.connection.recv_bytes())
+                    if kind == "ended" and said.error:
+                        err.print(said.error)
     finally:
         for process in processes:
             process.signal_group(signal.SIGKILL)
@@ -375,8 +365,8 @@ def count_workers(engine: Engine) -> int:
         return max(engine.workers, 1)
     if engine.kind == "ray":
         return 0
-    gpus = visible_gpus() if engine.device != "cpu" else []
-    return max(1, (engine.workers_per_gpu * len(gpus) or num_cores()) // engine.devices_per_worker)
+    gpus = machine.visible_gpus() if engine.device != "cpu" else []
+    return max(1, (engine.workers_per_gpu * len(gpus) or machine.num_cores()) // engine.devices_per_worker)
 
 
 class LocalPool:
@@ -384,7 +374,7 @@ class LocalPool:
 
     def __init__(self, engine: Engine, num_units: int) -> None:
         self.hides_gpus = engine.device == "cpu"
-        self.gpus = [] if self.hides_gpus else visible_gpus()
+        self.gpus = [] if self.hides_gpus else machine.visible_gpus()
         if engine.device == "cuda" and not self.gpus:
             raise InputError("device is cuda, but PyTorch sees no CUDA device; use cpu")
         self.gpus_each = engine.devices_per_worker
@@ -401,7 +391,7 @@ class LocalPool:
         return ",".join(self.gpus[first : first + self.gpus_each])
 
     def start(self, number: int) -> None:
-        self.processes[number] = WorkerProcess(num_cores() // self.limit, self.choose_gpus(number))
+        self.processes[number] = WorkerProcess(machine.num_cores() // self.limit, self.choose_gpus(number))
 
     def send(self, number: int, payload: bytes) -> None:
         """Hand a worker a unit: function and arguments, pickled."""
@@ -428,9 +418,9 @@ class LocalPool:
 
 def serve(number: int, parent: int) -> None:
     """Units in, messages out, over the file descriptor `number`; ends with the process `parent`."""
-    end_with_parent(parent, grace())
+    machine.end_with_parent(parent, machine.grace())
     os.set_inheritable(number, False)
-    prepare_process()
+    machine.prepare_process()
     silence(report_progress)
     with suppress(EOFError, ConnectionResetError, BrokenPipeError), Connection(number) as connection:
         message: Message = ("ready", None)

@@ -202,7 +202,9 @@ class RayWorker(WorkerProcess):
             super().__init__(threads, gpus)
 
     def node(self) -> str:
-        return node_address()
+        import ray
+
+        return ray.util.get_node_ip_address()
 
     def receive(self) -> bytes:
         if self.refusal:
@@ -221,23 +223,16 @@ def find_difference(standing: str, code: str, mark: str | None) -> str:
 
     A file may take some seconds until all machines that share its file system see it.
     """
-    node = f"the Ray node {node_address()}"
     if hash_code() != code:
-        return f"{node} has another biphase ({__version__}, {SOURCE}) than this command: install the same on all nodes"
+        return f"has another biphase ({__version__}, {SOURCE}) than this command: install the same on all nodes"
     if not Path(standing).is_dir():
-        return f"{node} has no folder {standing}, where this command stands: stand in one that all nodes see"
+        return f"has no folder {standing}, where this command stands: stand in one that all nodes see"
     deadline = time.monotonic() + SEEN_SECONDS
     while mark is not None and not Path(mark).exists():
         if time.monotonic() > deadline:
-            return f"{node} does not see what is written into {Path(mark).parent}: choose a folder that all nodes share"
+            return f"does not see what is written into {Path(mark).parent}: choose a folder that all nodes share"
         time.sleep(0.1)
     return ""
-
-
-def node_address() -> str:
-    import ray
-
-    return ray.util.get_node_ip_address()
 
 
 def hash_code() -> str:
@@ -319,7 +314,7 @@ class RayPool:
                 continue
             message = pickle.loads(said)  # from a worker that this run started
             if message[0] == "refused":
-                raise InputError(message[1])
+                raise InputError(f"the Ray node {self.nodes[number].result()} {message[1]}")
             if message[0] != "ended":
                 with self.head.needed():
                     self.pending[number] = self.actors[number].receive.remote().future()

@@ -189,8 +189,7 @@ def read_failure(path: Path, mtime: int | None = None) -> Failure | None:
 
 def read_failures(folder: Path) -> list[Failure]:
     """Read what failed last time in a folder that units worked on."""
-    records = (read_failure(path) for path in sorted((folder / "failed").glob("*.json")))
-    return [failure for failure in records if failure is not None]
+    return [failure for path in sorted((folder / "failed").glob("*.json")) if (failure := read_failure(path))]
 
 
 def unless_failed(function: Callable[..., Any], arguments: dict[str, Any], record: Path, mtime: int | None) -> Any:
