@@ -132,6 +132,7 @@ class PlainConsole(Console):
 
 
 err = PlainConsole(stderr=True)
+"""Where a line of this module's bars stands, lines that are printed meanwhile stay above it."""
 out = PlainConsole()
 
 
@@ -333,10 +334,6 @@ class Tracker:
             if time.monotonic() - self.last_line >= LONGEST_SILENCE:
                 working = f"still working, {duration(time.monotonic() - self.last_advance)} since the last news"
                 self.print_line(f"{self.text} · {working}".lstrip(" ·"))
-
-    def say(self, line: str) -> None:
-        """Print a line that stays, above the bar."""
-        (self.bar.console if self.bar is not None else err).print(line)
 
     def close(self) -> None:
         self.is_over.set()

@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -123,11 +123,6 @@ class World:
         """Give a tensor the values that it has in the first process. A collective."""
         dist.broadcast(tensor, 0)
 
-    def tell(self, line: str) -> None:
-        """Print a line for the person who watches, from one process."""
-        if self.is_main:
-            err.print(line)
-
     def barrier(self) -> None:
         self.sum(0.0)
 
@@ -146,58 +141,51 @@ class Heart(threading.Thread):
         super().__init__(daemon=True)
         self.store = store.clone()  # a connection of its own: the main thread may block on the other
         self.rank, self.size, self.silence_seconds = rank, size, silence_seconds
+        self.heeded = range(1, size) if rank == 0 else range(1)
+        """The processes that this one listens to."""
         self.heard = dict.fromkeys(range(size), 0)
         """The beats of each process when they were last counted."""
         self.missed = dict.fromkeys(range(size), 0)
         """The number of own beats since then."""
         self.stopped = threading.Event()
-        self.lock = threading.Lock()
         self.store.set(f"name/{rank}", f"{socket.gethostname()}, pid {os.getpid()}")
         self.store.add(f"beats/{rank}", 1)  # from here on it has joined, even if it is stopped before its next beat
 
     def run(self) -> None:
-        heeded = range(1, self.size) if self.rank == 0 else range(1)
         while not self.stopped.wait(BEAT_SECONDS):
-            with self.lock:
-                try:
-                    self.beat(heeded)
-                    if self.store.add("told", 0):
-                        self.end_at_once("")
-                except RuntimeError:  # the store does not answer
-                    # With torchrun it belongs to the launcher, with which this process ends anyway.
-                    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-                        continue
-                    self.missed[0] += 1  # it belongs to the first process
-                for rank in heeded:
-                    patience = 1 if self.heard[rank] else JOIN_PATIENCE
-                    seconds = self.missed[rank] * BEAT_SECONDS
-                    if seconds >= self.silence_seconds * patience:
-                        what = "has been silent" if self.heard[rank] else "has not joined"
-                        line = f"{self.name_of(rank)} {what} for {seconds:.0f} s: stopped, starved or cut off"
-                        self.end_at_once(f"{line} (compute.silence_seconds says how long is waited); {GO_ON}")
-
-    def beat(self, heeded: Iterable[int]) -> None:
-        self.store.add(f"beats/{self.rank}", 1)
-        for rank in heeded:
-            beats = self.store.add(f"beats/{rank}", 0)
-            self.missed[rank] = 0 if beats != self.heard[rank] or beats >= HAS_LEFT else self.missed[rank] + 1
-            self.heard[rank] = beats
+            try:
+                self.store.add(f"beats/{self.rank}", 1)
+                for rank in self.heeded:
+                    beats = self.store.add(f"beats/{rank}", 0)
+                    self.missed[rank] = 0 if beats != self.heard[rank] or beats >= HAS_LEFT else self.missed[rank] + 1
+                    self.heard[rank] = beats
+                if self.store.add("told", 0):
+                    self.end_at_once("")
+            except RuntimeError:  # the store does not answer
+                # With torchrun it belongs to the launcher, with which this process ends anyway.
+                if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+                    continue
+                self.missed[0] += 1  # it belongs to the first process
+            for rank in self.heeded:
+                patience = 1 if self.heard[rank] else JOIN_PATIENCE
+                seconds = self.missed[rank] * BEAT_SECONDS
+                if seconds >= self.silence_seconds * patience:
+                    what = "has been silent" if self.heard[rank] else "has not joined"
+                    line = f"{self.name_of(rank)} {what} for {seconds:.0f} s: stopped, starved or cut off"
+                    self.end_at_once(f"{line} (compute.silence_seconds says how long is waited); {GO_ON}")
 
     def leave(self) -> None:
         """Stop beating; the others do not miss it."""
-        with self.lock, suppress(RuntimeError):
-            self.stopped.set()
+        self.stopped.set()
+        with suppress(RuntimeError):
             self.store.add(f"beats/{self.rank}", HAS_LEFT)
 
     def find_gone(self) -> int | None:
         """After a broken connection: the process whose beats have ended, None when there is none."""
-        others = [rank for rank in range(self.size) if rank != self.rank]
-        self.missed = dict.fromkeys(self.missed, 0)
+        self.missed, self.heeded = dict.fromkeys(self.missed, 0), range(self.size)  # which misses no beat of its own
         for _ in range(2 * GONE_BEATS):
             time.sleep(BEAT_SECONDS)
-            with self.lock, suppress(RuntimeError):
-                self.beat(others)
-            longest = max(others, key=lambda rank: self.missed[rank])
+            longest = max(self.missed, key=lambda rank: self.missed[rank])
             if self.missed[longest] >= GONE_BEATS:
                 return longest
         return None

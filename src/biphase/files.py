@@ -236,7 +236,7 @@ def read_hashed(path: Path, kind: type[Stored], remedy: str) -> Stored:
     Raises:
         InputError: also where the record is not what was written, by its own hash.
     """
-    record = validate_record(path, read_json(path), dict[str, Any], remedy)
+    record = read_json_as(path, dict[str, Any], remedy)
     if record.pop(RECORD_HASH, None) != content_hash(record):
         raise InputError(f"{path} is damaged (it is not what was written, by its own hash); {remedy}")
     return validate_record(path, record, kind, remedy)
@@ -255,7 +255,6 @@ def whole_folder(path: Path, *, is_lasting: bool = False) -> Iterator[Path]:
     path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     part, old = path.with_name(f".{path.name}.part"), path.with_name(f".{path.name}.old.part")
-    refuse_links(part, old)
     for leftover in (part, old):
         shutil.rmtree(leftover, ignore_errors=True)
     part.mkdir()
@@ -436,14 +435,11 @@ def files_below(folder: Path) -> list[Path]:
 
 @contextmanager
 def locked(path: Path, *, wait: bool = False, busy: str = "") -> Iterator[None]:
-    """Hold a lock on the file at `path` (made where it is not there, with its folder).
+    """Hold a lock on the file at `path` (made where it is not there, with its folder), which is never a link.
 
     The lock ends with its process, so a killed one blocks nothing. Another process that holds it is waited for with
     `wait`, and otherwise a `BusyError`, which says `busy`.
     """
-    refuse_links(path)
-    if path.parent.name == ".locks":
-        refuse_links(path.parent)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         number = open_alone(path, wait=wait)

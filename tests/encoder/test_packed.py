@@ -400,7 +400,7 @@ def test_load_model(tmp_path: Path) -> None:
 
 
 def test_load_model_names_what_is_wrong(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is not a folder"):
+    with pytest.raises(InputError, match="there is no such folder"):
         load_model(tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="cannot read a model configuration"):

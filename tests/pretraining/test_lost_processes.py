@@ -97,9 +97,11 @@ def test_after_a_broken_connection_the_one_without_beats_has_gone(store: dist.St
     hearts[2].store.add("beats/2", 7)
     thread = threading.Thread(target=beat_until_stopped)
     thread.start()
+    hearts[0].start()
     try:
         assert hearts[0].find_gone() == 2
     finally:
+        hearts[0].stopped.set()
         stopped.set()
         thread.join()
 

@@ -176,7 +176,7 @@ def predict_rows(model: str, file: Path, template: str | None, device: str) -> I
             num_rows += 1
             progress.advance(1)
             yield row
-        progress.say(f"{file.name}: {num_rows:,} rows")
+        err.print(f"{file.name}: {num_rows:,} rows")
 
 
 def write_predictions(model: str, file: Path, out: Path | TextIO, template: str | None, device: str) -> None:

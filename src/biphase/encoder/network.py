@@ -24,7 +24,7 @@ from biphase.encoder.packed import PaddedBackbone
 from biphase.encoder.proofs import FailedProofError, check_padded, find_first_position, looks_both_ways
 from biphase.errors import InputError, first_line, is_raised_here, nearest, told_as
 from biphase.flops import find_preset
-from biphase.hub import MOST_LAYERS, load_model_config, refuse_pickles
+from biphase.hub import load_model_config, refuse_pickles
 
 
 @torch.no_grad()
@@ -56,8 +56,8 @@ def layer_cosines(network: nn.Module, before: nn.Module, name: str = "the networ
     return {layer: dot / max((first * second) ** 0.5, 1e-30) for layer, (dot, first, second) in groups.items()}
 
 
-MOST_OF_A_SIZE = 2**26
-"""The largest size, of a vocabulary for example, that a change to a preset may ask for."""
+MOST_LAYERS, MOST_OF_A_SIZE = 1_000, 2**26
+"""The most layers, and the largest size, of a vocabulary for example, that a change to a preset may ask for."""
 
 
 @dataclass(frozen=True)

@@ -330,7 +330,7 @@ def run_batch(
             if outcome.is_busy:
                 line = WAITING if waits_for_busy else f"{unit.name}: left to the process that is at it"
                 if line not in told_busy:
-                    progress.say(line)
+                    console.err.print(line)
                 told_busy.add(line)
                 continue
             forecast.note(unit, outcome)
@@ -338,10 +338,10 @@ def run_batch(
             failure = record_failure(*records[unit.name], unit, outcome)
             if failure is None:
                 for line in outcome.value:
-                    progress.say(line)
+                    console.err.print(line)
                 on_done(unit)
                 continue
             failures.append(failure)
             if not failure.is_blocked:  # one bad file may block hundreds
-                progress.say(f"{failure.unit}: {failure.reason}")
+                console.err.print(f"{failure.unit}: {failure.reason}")
     return failures

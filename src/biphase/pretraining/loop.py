@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from biphase.console import Send, Tracker, open_tracking, track
+from biphase.console import Send, Tracker, err, open_tracking, track
 from biphase.corpus.packing import Batches, PackedSet, TrainingText, make_samples
 from biphase.corpus.shards import ShardSet
 from biphase.device import peak_flops
@@ -57,16 +57,16 @@ def train(
         job = open_job(recipe, root, world, text, model)
         run = job.run
         if find_rest(job) is None:
-            world.tell(f"{run.path} is already done")
+            err.print(f"{run.path} is already done")
             return run
         # 2. Held by these processes: what is left, from the whole checkpoint before it.
         with hold_run(job):
             while rest := find_rest(job):
                 begin, stop, is_logged = rest
                 if begin and is_logged:
-                    world.tell(f"resuming {run.path} at step {begin}")
+                    err.print(f"resuming {run.path} at step {begin}")
                 if not is_logged:
-                    world.tell(f"{run.path}: once more from step {begin} to {stop}, to be kept now")
+                    err.print(f"{run.path}: once more from step {begin} to {stop}, to be kept now")
                 tokens_seen = train_steps(job, begin, stop, is_logged=is_logged)
                 if world.is_main and is_logged:
                     run.mark_done({"step": job.origin.step + stop, "tokens_seen": tokens_seen})
@@ -104,7 +104,7 @@ def train_steps(job: Job, begin: int, stop: int, *, is_logged: bool) -> int:
     saves_at = due_steps(recipe, recipe.checkpoints.every_steps, stop) if is_logged else {stop}
     # 4. Model and optimizers, as they are at the start.
     state = load_state(job, begin)
-    world.tell(describe_start(job, state, batches))
+    err.print(describe_start(job, state, batches))
     proved: set[tuple[int, str]] = set()
     steps = range(begin, stop)
     with stop_signals(world.signals.append), open_log(job, batches, state.flops, steps, is_logged=is_logged) as log:
@@ -165,7 +165,7 @@ def open_batches(job: Job) -> tuple[Batches, Callable[[nn.Module, Phase], dict[s
             f"less than one sample of {recipe.data.max_sample_tokens} tokens each; raise one of the two"
         )
     if token_bytes_V is None:
-        world.tell(f"{recipe.data.shards} has no validation documents: training without validation")
+        err.print(f"{recipe.data.shards} has no validation documents: training without validation")
         return batches, None
     samples = make_samples(recipe.data, held_out)
     tokens = min(recipe.validation.tokens, samples.num_tokens)
@@ -326,7 +326,7 @@ class MetricsLog:
 
     def record_validation(self, done: int, phase: Phase, metrics: dict[str, float]) -> None:
         self.write({"kind": "validation", "step": done, "objective": phase.objective, **metrics})
-        self.progress.say(
+        err.print(
             f"step {done}: validation {phase.objective} loss {metrics['loss']:.3f} · accuracy "
             f"{metrics['accuracy']:.1%} · {metrics['bits_per_byte']:.3f} bits per byte"
         )
