@@ -271,10 +271,11 @@ class Tracker:
         self.bar: Progress | None = None
         self.live: Any = None
         if err.is_terminal and not err.quiet:
-            whole, rest = Column(no_wrap=True, min_width=len(label)), Column(no_wrap=True, overflow="ellipsis", ratio=1)
+            whole = Column(no_wrap=True, min_width=len(label))
             name = TextColumn("{task.description}", markup=False, table_column=whole)
             bars = [BarColumn(24)] if err.width >= 110 else []  # where there is room
-            note = TextColumn("{task.fields[note]}", markup=False, table_column=rest)
+            clipped_end = Column(no_wrap=True, overflow="ellipsis", ratio=1)
+            note = TextColumn("{task.fields[note]}", markup=False, table_column=clipped_end)
             self.bar = Progress(name, *bars, TimeElapsedColumn(), note, console=err, transient=True, expand=True)
             self.bar.start()
             self.task: TaskID = self.bar.add_task(printable(label), total=total, note="")
@@ -311,9 +312,9 @@ class Tracker:
         if seconds_left is None and self.total and is_sure:
             seconds_left = (now - began) / (self.done - done) * (self.total - self.done)
         share = f"{plain_number(self.done)}/{plain_number(self.total)}" if self.total else plain_number(self.done)
-        left = "" if seconds_left is None else f" · {duration(seconds_left)} left"
+        time_left = "" if seconds_left is None else f" · {duration(seconds_left)} left"
         speed = f" · {plain_number(rate * PERIODS[self.period])} {self.unit}/{self.period}" if rate else ""
-        self.text = f"{share} {self.unit}{left}{speed}" + (f" · {note}" if note else "")
+        self.text = f"{share} {self.unit}{time_left}{speed}" + (f" · {note}" if note else "")
         if self.bar is not None:
             self.bar.update(self.task, completed=self.done, note=printable(self.text))
         elif time.monotonic() - self.last_line >= self.every_seconds:

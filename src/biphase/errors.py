@@ -82,8 +82,8 @@ def memory_told(remedy: str) -> Iterator[None]:
         if not lacks_memory(error):
             raise
         message = first_line(error).rpartition("DefaultCPUAllocator: ")[2]
-        wanted = ". ".join(message.split(". ")[:3]).rstrip(".")  # what follows are figures of the allocator
-        raise InputError(f"no memory is left ({wanted}): {remedy}") from error
+        lack = ". ".join(message.split(". ")[:3]).rstrip(".")  # what follows are figures of the allocator
+        raise InputError(f"no memory is left ({lack}): {remedy}") from error
 
 
 def first_line(error: BaseException) -> str:

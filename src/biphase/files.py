@@ -101,13 +101,13 @@ class YamlReader(yaml.SafeLoader):
     num_values = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
-        before, is_alias = self.num_values, self.check_event(yaml.AliasEvent)
+        num_before, is_alias = self.num_values, self.check_event(yaml.AliasEvent)
         node: Any = super().compose_node(parent, index)
         if is_alias:
             self.num_values += getattr(node, "num_values", 1)  # a value inside of itself has no number yet
         else:
             self.num_values += 1
-            node.num_values = self.num_values - before
+            node.num_values = self.num_values - num_before
         if self.num_values > MAX_YAML_VALUES:
             raise yaml.YAMLError(f"it stands for more than {MAX_YAML_VALUES:,} values")
         return node

@@ -108,10 +108,10 @@ def load_rows(id: str, config: str | None, split: str, commit: str, streaming: b
         if isinstance(builder, Cache):
             card = try_to_load_from_cache(id, "README.md", repo_type="dataset", revision=commit)
             content: Any = DatasetCard.load(card).data if isinstance(card, str) else {}
-            wanted = config or MetadataConfigs.from_dataset_card_data(content).get_default_config_name() or "default"
+            name = config or MetadataConfigs.from_dataset_card_data(content).get_default_config_name() or "default"
             cached = f"configuration '{builder.config.name}' of commit {builder.hash}"
-            if cached != f"configuration '{wanted}' of commit {commit}":
-                raise OSError(f"the hub did not answer, and in the cache is {cached}, not '{wanted}' of {commit}")
+            if cached != f"configuration '{name}' of commit {commit}":
+                raise OSError(f"the hub did not answer, and in the cache is {cached}, not '{name}' of {commit}")
         if streaming:
             return builder.as_streaming_dataset(split=split)
         builder.download_and_prepare()

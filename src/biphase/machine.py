@@ -183,12 +183,12 @@ def handled(handler: Callable[[int, Any], None], *numbers: int) -> Iterator[None
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handler) for number in numbers}
+    handlers = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
+        for number, earlier_handler in handlers.items():
+            signal.signal(number, earlier_handler)
 
 
 def stop_signals(note: Callable[[int], None]) -> AbstractContextManager[None]:

@@ -248,9 +248,9 @@ def describe_error(error: BaseException) -> str:
     problem = type(error).__name__ + (f": {text}" if text else "")
     frames = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     frames = [(path, line) for path, line in frames if path != Path(__file__)]
-    ours = [(path.relative_to(SOURCE), line) for path, line in frames if path.is_relative_to(SOURCE)]
-    if ours:
-        return f"{problem} ({ours[-1][0]}:{ours[-1][1]})"
+    own_frames = [(path.relative_to(SOURCE), line) for path, line in frames if path.is_relative_to(SOURCE)]
+    if own_frames:
+        return f"{problem} ({own_frames[-1][0]}:{own_frames[-1][1]})"
     return f"{problem} ({frames[-1][0].name}:{frames[-1][1]})" if frames else problem
 
 
@@ -284,9 +284,9 @@ class WorkerProcess:
         paths = sys.path
         if ray := sys.modules.get("ray"):  # its own vendored packages must not hide those of the user
             paths = [path for path in paths if not Path(path).is_relative_to(Path(str(ray.__file__)).parent)]
-        self.connection, theirs = Pipe()
-        with theirs:
-            number = theirs.fileno()
+        self.connection, worker_end = Pipe()
+        with worker_end:
+            number = worker_end.fileno()
             self.popen = subprocess.Popen(
                 [sys.executable, "-P", "-c", START, str(number), str(os.getpid()), *paths],
                 stdin=subprocess.DEVNULL,
@@ -333,25 +333,26 @@ def end_processes(processes: Sequence[WorkerProcess]) -> None:
         for process in processes:
             process.signal_group(signal.SIGTERM)
             # One that waits for a unit ends too, also if it has heard SIGTERM as that to the last one.
-            with suppress(OSError), socket.socket(fileno=os.dup(process.connection.fileno())) as ours:
-                ours.shutdown(socket.SHUT_WR)
-        while left := sum(process.popen.poll() is None for process in processes):
+            with suppress(OSError), socket.socket(fileno=os.dup(process.connection.fileno())) as pipe:
+                pipe.shutdown(socket.SHUT_WR)
+        while num_left := sum(process.popen.poll() is None for process in processes):
             waited = time.monotonic() - started
             if waited > patience:
-                line = f"{left} workers had not saved their state in {patience:.0f} s"
+                line = f"{num_left} workers had not saved their state in {patience:.0f} s"
                 err.print(f"{line}; {machine.GRACE} gives them longer")
                 break
             if waited > 1 and not is_told:
-                err.print(f"waiting up to {patience:.0f} s for {left} workers to save their state; Ctrl-C kills them")
+                line = f"waiting up to {patience:.0f} s for {num_left} workers to save their state"
+                err.print(f"{line}; Ctrl-C kills them")
                 is_told = True
             time.sleep(0.01)
         for process in processes:
             # How its unit was stopped, where it has said so and nobody has heard it yet.
             with suppress(EOFError, OSError):
                 while process.popen.poll() is not None and process.connection.poll():
-                    kind, said = pickle.loads(process.connection.recv_bytes())
-                    if kind == "ended" and said.error:
-                        err.print(said.error)
+                    kind, outcome = pickle.loads(process.connection.recv_bytes())
+                    if kind == "ended" and outcome.error:
+                        err.print(outcome.error)
     finally:
         for process in processes:
             process.signal_group(signal.SIGKILL)

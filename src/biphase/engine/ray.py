@@ -94,14 +94,14 @@ def connect_ray(address: str | None) -> None:
             reason = f"{shorten(problem, 300)}; has it the same versions of Ray and Python as are here"
             token = "set RAY_AUTH_MODE=token here and on all nodes, and RAY_AUTH_TOKEN unless ~/.ray/auth_token has it"
             raise InputError(f"no Ray cluster at '{address}': {reason}? Where it wants a token, {token}")
-    before = signal.getsignal(signal.SIGTERM)
+    handler = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
     except (ConnectionError, RuntimeError, ValueError, ImportError) as error:
         problem = " ".join(str(error).split())
         raise InputError(f"no Ray cluster at '{address}': {problem}" if address else f"Ray: {problem}") from None
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, before)  # `ray.init` put its own in its place
+        signal.signal(signal.SIGTERM, handler)  # `ray.init` put its own in its place
 
 
 def share_nodes(nodes: Sequence[dict[str, float]], engine: Engine, num_units: int) -> tuple[int, int, float]:
@@ -112,13 +112,13 @@ def share_nodes(nodes: Sequence[dict[str, float]], engine: Engine, num_units: in
     """
     with_gpus = [node for node in nodes if node.get("GPU", 0) >= 1]
     if engine.device != "cpu" and with_gpus:
-        each = engine.devices_per_worker
-        with_gpus = [node for node in with_gpus if node["GPU"] >= each]
+        gpus_each = engine.devices_per_worker
+        with_gpus = [node for node in with_gpus if node["GPU"] >= gpus_each]
         if not with_gpus:
-            raise InputError(f"{each} devices for each worker, but no Ray node has so many GPUs")
-        places = [int(node["GPU"]) // each * engine.workers_per_gpu for node in with_gpus]
+            raise InputError(f"{gpus_each} devices for each worker, but no Ray node has so many GPUs")
+        places = [int(node["GPU"]) // gpus_each * engine.workers_per_gpu for node in with_gpus]
         cpus = min(int(node.get("CPU", 0)) // number for node, number in zip(with_gpus, places, strict=True))
-        return min(engine.workers or sum(places), num_units), cpus, each / engine.workers_per_gpu
+        return min(engine.workers or sum(places), num_units), cpus, gpus_each / engine.workers_per_gpu
     if engine.device == "cuda":
         raise InputError(f"device is cuda, but none of the {len(nodes)} Ray nodes has a GPU; use cpu")
     cores = [int(node.get("CPU", 0)) for node in nodes]
@@ -307,12 +307,12 @@ class RayPool:
         for number in [number for number, call in self.pending.items() if call in heard]:
             try:
                 with self.head.needed():
-                    said = self.pending.pop(number).result()
+                    payload = self.pending.pop(number).result()
             except ray.exceptions.RayError as error:
                 lost = describe_loss(error, self.nodes.pop(number, None))
                 yield number, ("ended", Outcome("", None, lost, 0.0, str(error), worker_died=True))
                 continue
-            message = pickle.loads(said)  # from a worker that this run started
+            message = pickle.loads(payload)  # from a worker that this run started
             if message[0] == "refused":
                 raise InputError(f"the Ray node {self.nodes[number].result()} {message[1]}")
             if message[0] != "ended":
@@ -331,14 +331,14 @@ class RayPool:
             needs = {"CPU": self.cpus, "GPU": self.gpus}
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             has_room = any(all(node.get(name, 0) >= number for name, number in needs.items()) for node in nodes)
-            wanted = f"{self.cpus} CPUs" + (f" and {self.gpus:g} GPUs" if self.gpus else "")
+            resources = f"{self.cpus} CPUs" + (f" and {self.gpus:g} GPUs" if self.gpus else "")
             if not self.is_told:
                 why = "others hold them" if has_room else "no node that is left has them"
-                err.print(f"waiting for a place on the Ray cluster: each worker wants {wanted}, and {why}")
+                err.print(f"waiting for a place on the Ray cluster: each worker wants {resources}, and {why}")
             elif not has_room:
-                left = f"none of the {len(nodes)} Ray nodes that are left has them"
+                lack = f"none of the {len(nodes)} Ray nodes that are left has them"
                 remedy = "the same command makes do with what there is"
-                raise InputError(f"each worker was to hold {wanted}, and {left}; {remedy}")
+                raise InputError(f"each worker was to hold {resources}, and {lack}; {remedy}")
             self.is_told = True
 
     def end(self, numbers: list[int]) -> None:
@@ -380,9 +380,9 @@ def describe_loss(error: Exception, address: "Future[str] | None") -> str:
 def visible_file(folder: Path) -> Iterator[str]:
     """Keep a file in a folder while the block runs, for others to look whether they see it. What killed processes left
     of theirs is removed."""
-    for left in folder.glob(".seen-*"):
-        if not is_locked(left):
-            left.unlink(missing_ok=True)
+    for stale_path in folder.glob(".seen-*"):
+        if not is_locked(stale_path):
+            stale_path.unlink(missing_ok=True)
     path = folder / f".seen-{secrets.token_hex(8)}"
     with locked(path):
         try:

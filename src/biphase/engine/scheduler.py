@@ -109,9 +109,9 @@ def schedule(
         while queue.num_left:
             # 1. Start workers for the ready units that no idle or starting one will take.
             queue.readmit()
-            needed = queue.num_ready - sum(worker.unit is None for worker in workers.values())
+            num_needed = queue.num_ready - sum(worker.unit is None for worker in workers.values())
             free = [number for number in range(pool.limit) if number not in workers]
-            for number in free[: max(needed, 0)]:
+            for number in free[: max(num_needed, 0)]:
                 pool.start(number)
                 workers[number] = Worker()
             hand_out(queue, pool, workers)
@@ -119,22 +119,22 @@ def schedule(
                 queue.sleep()
             # 2. Hear what they say: how far a unit is, what came of it, that they are ready, that they end.
             over: list[Outcome] = []
-            for number, (kind, said) in pool.listen():
+            for number, (kind, body) in pool.listen():
                 worker = workers[number]
                 if kind == "progress":
                     if worker.unit is not None:
-                        on_progress(worker.unit.name, said)
+                        on_progress(worker.unit.name, body)
                     continue
                 if worker.unit is not None:
                     num_running = sum(other.unit is not None for other in workers.values())
-                    seconds = time.monotonic() - worker.since if said.worker_died else said.seconds
-                    over += queue.settle(replace(said, name=worker.unit.name, seconds=seconds, num_running=num_running))
+                    seconds = time.monotonic() - worker.since if body.worker_died else body.seconds
+                    over += queue.settle(replace(body, name=worker.unit.name, seconds=seconds, num_running=num_running))
                     worker.unit = None
                 elif not worker.is_ready:
                     worker.is_ready = kind == "ready"
                     failed_starts = 0 if worker.is_ready else failed_starts + 1
                     if failed_starts == START_ATTEMPTS:
-                        raise InputError(f"workers do not start: {said.error}")
+                        raise InputError(f"workers do not start: {body.error}")
                 if kind == "ended":
                     del workers[number]
                     queue.holders[worker.affinity] -= 1
@@ -213,9 +213,9 @@ def record_failure(path: Path, mtime: int | None, unit: Unit, outcome: Outcome) 
         return None
     failure = Failure(unit.name, outcome.error, outcome.traceback)
     with suppress(InputError):
-        theirs = read_failure(path, mtime)
-        if theirs is not None and theirs.reason == failure.reason:
-            return theirs
+        recorded = read_failure(path, mtime)
+        if recorded is not None and recorded.reason == failure.reason:
+            return recorded
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, asdict(failure))
     return failure
