@@ -38,7 +38,7 @@ def test_strings_are_printed_as_they_are(text: str) -> None:
     assert console.file.getvalue() == text.expandtabs() + "\n"
 
 
-def test_a_terminal_is_given_no_commands(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_terminal_is_given_no_commands(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     hostile = "\x1b]0;title\x07\x9b2J\u202eabc\udc80\r"
     shown = r"\x1b]0;title\x07\x9b2J\u202eabc\udc80\r"
     assert printable(hostile) == shown
@@ -46,7 +46,8 @@ def test_a_terminal_is_given_no_commands(capsys: pytest.CaptureFixture[str]) -> 
     console.file = io.StringIO()
     console.print(hostile)
     assert console.file.getvalue() == shown + "\n"
-    tracker = Tracker("x\x1b[31m", 10, "MB", every_seconds=0)
+    monkeypatch.setattr(console_module, "LINE_SECONDS", 0)
+    tracker = Tracker("x\x1b[31m", 10, "MB")
     tracker.advance(1, "\x1b[0m")
     tracker.close()
     assert "\x1b" not in capsys.readouterr().err
@@ -73,8 +74,7 @@ def test_a_bar_is_one_line_of_any_width(width: int, seen: str, monkeypatch: pyte
     monkeypatch.setattr(terminal, "_width", width)
     monkeypatch.setattr(console_module, "err", terminal)
     with terminal.capture():
-        tracker = Tracker("fine-tune wnut17", 3000, "steps")
-        tracker.advance(100, already_done=True)
+        tracker = Tracker("fine-tune wnut17", 3000, "steps", 100)
         tracker.started -= 60
         tracker.advance(1200, "clm loss 3.123 · " + "long " * 40, seconds_left=85)
         assert tracker.bar is not None
@@ -95,8 +95,7 @@ def test_a_log_file_gets_lines_whatever_takes_so_long(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(console_module, "LONGEST_SILENCE", 0.0)
-    tracker = Tracker("study", 35, "units")
-    tracker.advance(3, already_done=True)
+    tracker = Tracker("study", 35, "units", 3)
     found = ""
     while not found:
         time.sleep(0.05)
@@ -125,9 +124,9 @@ def test_a_silent_process_sends_how_far_it_is(monkeypatch: pytest.MonkeyPatch, c
     monkeypatch.setattr(console_module.err, "quiet", False)
     monkeypatch.setattr(console_module.out, "quiet", False)
     monkeypatch.setattr(console_module, "relay", None)
+    monkeypatch.setattr(console_module, "LINE_SECONDS", 0)
     silence(sent.append)
-    tracker = Tracker("pretrain", 20, "steps", every_seconds=0)
-    tracker.advance(10, already_done=True)
+    tracker = Tracker("pretrain", 20, "steps", 10)
     tracker.advance(5, "loss 3")
     assert [share for share, _, _ in sent] == [0, 0.5]
     assert sent[1][2].startswith("pretrain: 15/20 steps") and sent[1][2].endswith("loss 3")

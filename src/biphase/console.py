@@ -200,7 +200,7 @@ asked to stop waits for all of them, in the time that they have to save."""
 
 
 def take_turn(*, is_shared: bool) -> None:
-    """A silenced process of several lets the one that tells go first: a launcher ends all as soon as one has ended.
+    """Let the process that tells go before a silenced one: a launcher ends all as soon as one has ended.
     Where none has told, this one will; of what is shared, a stop, all know, and it ends as soon as the one has told."""
     if err.quiet and is_one_of_several():
         time.sleep(STOP_SECONDS if is_shared else TELLING_SECONDS)
@@ -233,8 +233,8 @@ def told_if_slow(line: str) -> Iterator[None]:
         timer.cancel()
 
 
-LIVE_SECONDS = 0.5
-"""The line of a notebook changes at most this often."""
+LINE_SECONDS, LIVE_SECONDS = 10.0, 0.5
+"""A log file gets a line, and the line of a notebook changes, at most this often."""
 LONGEST_SILENCE = 30.0
 """Seconds after which a log file gets a line although nothing was finished."""
 PERIODS = {"s": 1, "min": 60, "h": 3600}
@@ -245,7 +245,7 @@ what is made ready in it."""
 
 
 def plain_number(value: float) -> str:
-    """Digits that a person reads: `1,040`, `12`, `4.2`, `0.05`."""
+    """Write a number in digits that a person reads: `1,040`, `12`, `4.2`, `0.05`."""
     return f"{value:,.0f}" if value >= 10 or value == round(value) else f"{round(value, 3):.2g}"
 
 
@@ -253,15 +253,14 @@ class Tracker:
     """A piece of long work with a known or unknown total, in any unit (`MB`, `steps`, `cells`).
 
     On a terminal: a live bar on one line, as wide as that is. In a notebook: a line that changes, and goes at the end.
-    Elsewhere (log files, Slurm): a line at most every `every_seconds`, and one at least every `LONGEST_SILENCE`,
+    Elsewhere (log files, Slurm): a line at most every `LINE_SECONDS`, and one at least every `LONGEST_SILENCE`,
     whatever takes so long.
     """
 
-    def __init__(self, label: str, total: float | None, unit: str, every_seconds: float = 10.0) -> None:
+    def __init__(self, label: str, total: float | None, unit: str, done: float = 0.0) -> None:
+        """`done` units are of an earlier call, and do not count towards the rate."""
         self.label, self.total, self.unit = label, total, unit
-        self.every_seconds = every_seconds
-        self.done = 0.0
-        self.credited = 0.0
+        self.done = self.credited = done
         self.text = ""
         self.num_advances = 0
         self.first: tuple[float, float] = (0.0, 0.0)
@@ -282,28 +281,21 @@ class Tracker:
         elif err.is_jupyter and not err.quiet:
             from IPython.display import display  # type: ignore[import-not-found, unused-ignore]
 
-            self.every_seconds = LIVE_SECONDS
             self.live = display({"text/plain": ""}, raw=True, display_id=True)
         elif not err.quiet:
             threading.Thread(target=self.break_silence, daemon=True).start()
+        if total:
+            self.advance(0)
 
-    def advance(
-        self, amount: float, note: str = "", *, already_done: bool = False, seconds_left: float | None = None
-    ) -> None:
-        """Count `amount` units as finished.
-
-        Args:
-            already_done: they are of an earlier call, and do not count towards the rate.
-            seconds_left: how long the rest takes, where the units differ too much to tell it by their rate.
-        """
+    def advance(self, amount: float, note: str = "", *, seconds_left: float | None = None) -> None:
+        """Count `amount` units as finished; the rest takes `seconds_left`, where the units differ too much to tell it
+        by their rate."""
         self.done += amount
-        if already_done:
-            self.credited += amount
-        elif amount:
-            self.num_advances += 1
         now = self.last_advance = time.monotonic()
-        if self.num_advances == 1 and amount:
-            self.first = now, self.done
+        if amount:
+            self.num_advances += 1
+            if self.num_advances == 1:
+                self.first = now, self.done
         rate = (self.done - self.credited) / max(now - self.started, 1e-9)
         if rate and not self.period:
             self.period = next((name for name, seconds in PERIODS.items() if rate * seconds >= 1), "h")
@@ -317,7 +309,7 @@ class Tracker:
         self.text = f"{share} {self.unit}{time_left}{speed}" + (f" · {note}" if note else "")
         if self.bar is not None:
             self.bar.update(self.task, completed=self.done, note=printable(self.text))
-        elif time.monotonic() - self.last_line >= self.every_seconds:
+        elif time.monotonic() - self.last_line >= (LINE_SECONDS if self.live is None else LIVE_SECONDS):
             self.print_line(self.text)
 
     def print_line(self, text: str) -> None:
@@ -345,9 +337,9 @@ class Tracker:
 
 
 @contextmanager
-def track(label: str, total: float | None, unit: str) -> Iterator[Tracker]:
+def track(label: str, total: float | None, unit: str, done: float = 0.0) -> Iterator[Tracker]:
     """`with track("prepare", 204.1, "MB") as progress: progress.advance(1.5)`."""
-    tracker = Tracker(label, total, unit)
+    tracker = Tracker(label, total, unit, done)
     try:
         yield tracker
     finally:

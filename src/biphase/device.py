@@ -19,15 +19,15 @@ from biphase.flops import PEAK_FLOPS, known_device
 from biphase.machine import has_bf16_cores
 
 
-def choose_device(wanted: str, local_rank: int = 0) -> torch.device:
+def choose_device(name: str, local_rank: int = 0) -> torch.device:
     """Return the device that `auto`, `cpu` or `cuda` means here; of several GPUs the one with this process's local
     rank.
 
     Raises `InputError` where there is none.
     """
-    if wanted == "cuda" and not torch.cuda.is_available():
+    if name == "cuda" and not torch.cuda.is_available():
         raise InputError("device is cuda, but PyTorch sees no CUDA device; use cpu")
-    if wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available()):
+    if name == "cuda" or (name == "auto" and torch.cuda.is_available()):
         number = torch.cuda.device_count()
         if local_rank >= number:
             reason = f"the process with the local rank {local_rank} sees {number} GPU{'s' * (number > 1)}"
@@ -74,7 +74,7 @@ def missing_for_compile(device: torch.device) -> str:
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s that the share of peak refers to: stated for known GPUs, else measured on a square product."""
+    """Return the FLOP/s that the share of peak refers to: stated for known GPUs, else measured on a square product."""
     if device.type == "cuda" and dtype == torch.bfloat16:
         name = known_device(torch.cuda.get_device_name(device))
         if name is not None:

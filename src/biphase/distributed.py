@@ -76,7 +76,7 @@ class World:
         return total.tolist()
 
     def raise_any(self, failure: Exception | None, elsewhere: str, kind: type[InputError] = InputError) -> None:
-        """Where one process failed, all end: it with its own failure, the others with one of this kind, `elsewhere`.
+        """End all processes where one has failed: it with its failure, the others with one of this kind, `elsewhere`.
 
         A collective.
         """
@@ -86,7 +86,7 @@ class World:
 
     @contextmanager
     def together(self, elsewhere: str, kind: type[InputError] = InputError) -> Iterator[None]:
-        """Where the block fails in one process, by what a user or the system did, all end as in `raise_any`.
+        """End all processes, as `raise_any` does, where the block fails in one by what a user or the system did.
 
         A collective.
         """
@@ -181,7 +181,7 @@ class Heart(threading.Thread):
             self.store.add(f"beats/{self.rank}", HAS_LEFT)
 
     def find_gone(self) -> int | None:
-        """After a broken connection: the process whose beats have ended, None when there is none."""
+        """Find the process whose beats have ended, after a broken connection; None when there is none."""
         self.missed, self.heeded = dict.fromkeys(self.missed, 0), range(self.size)  # which misses no beat of its own
         for _ in range(2 * GONE_BEATS):
             time.sleep(BEAT_SECONDS)
@@ -300,7 +300,7 @@ def launch() -> int:
 
 
 def raise_signals() -> list[float]:
-    """SIGTERM and Ctrl-C raise torchrun's `SignalException` from here on; the list gets the time of the first.
+    """Have SIGTERM and Ctrl-C raise torchrun's `SignalException` from here on; the list gets the time of the first.
 
     torchrun's own handlers leave processes behind that are still saving when a further signal comes, and Slurm, a study
     and its worker may all send one.

@@ -49,7 +49,7 @@ def is_raised_here(error: BaseException) -> bool:
 
 @contextmanager
 def told_as(what: str, remedy: str = "") -> Iterator[None]:
-    """Whatever the system or a library raises in the block becomes an `InputError`: `what`, in brackets what is said
+    """Turn whatever the system or a library raises in the block into an `InputError`: `what`, in brackets what is said
     there, and the remedy.
 
     What a line of biphase raises itself passes, unless it is of the system: that is a mistake of ours, and keeps its
@@ -75,7 +75,7 @@ def lacks_memory(error: BaseException) -> bool:
 
 @contextmanager
 def memory_told(remedy: str) -> Iterator[None]:
-    """A lack of memory in the block becomes an `InputError`: what was wanted, and the remedy."""
+    """Turn a lack of memory in the block into an `InputError`: what was wanted, and the remedy."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:

@@ -184,7 +184,7 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextmanager
 def reading(path: Path, remedy: str = ANEW) -> Iterator[None]:
-    """Whatever the system or a library raises over a file in the block becomes an `InputError` that names the file."""
+    """Turn what the system or a library raises over a file in the block into an `InputError` that names the file."""
     with told_as(f"{path} cannot be read", remedy):
         try:
             yield
@@ -429,7 +429,7 @@ def sync(path: Path) -> None:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """Everything in a folder and the folders in it that is not a folder itself, links included; in order."""
+    """List all in a folder and the folders in it that is not a folder itself, links included; in order."""
     return sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
 
 
@@ -465,12 +465,12 @@ def is_locked(path: Path) -> bool:
 
 
 def content_hash(value: Any) -> str:
-    """SHA-256 of the canonical JSON of `value`, in hexadecimal."""
+    """Return the SHA-256 of the canonical JSON of `value`, in hexadecimal."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def file_hash(path: Path) -> str:
-    """SHA-256 of the bytes of a file, in hexadecimal."""
+    """Return the SHA-256 of the bytes of a file, in hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

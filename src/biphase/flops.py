@@ -280,7 +280,8 @@ class SampleLengths:
 
 
 def flops_per_token(flops: FlopCount, phase: Phase, lengths: SampleLengths) -> float:
-    """FLOPs of training on one token of a phase, on average; one that mixes objectives costs the mean of its parts.
+    """Count the FLOPs of training on one token of a phase, on average; one that mixes objectives costs the mean of its
+    parts.
 
     Under CLM all tokens but the last of a sample have a loss, else a share of `mask_probability`, of its mean
     where it moves.

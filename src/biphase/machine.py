@@ -122,7 +122,7 @@ def has_gpu_files() -> bool:
 
 
 def prepare_process() -> None:
-    """Settings of a process that works: the heap, garbage, threads, the words of other libraries.
+    """Prepare a process that works: set the heap, garbage, threads, and the words of other libraries.
 
     Environment variables that the user has set stay.
     """
@@ -192,7 +192,7 @@ def handled(handler: Callable[[int, Any], None], *numbers: int) -> Iterator[None
 
 
 def stop_signals(note: Callable[[int], None]) -> AbstractContextManager[None]:
-    """SIGTERM and SIGINT are told to `note`, to end what runs when its state is saved; a second SIGINT ends it at once.
+    """Tell `note` of SIGTERM and SIGINT, to end what runs when its state is saved; a second SIGINT ends it at once.
 
     A second SIGTERM does not: Slurm and torchrun may both send one.
     """

@@ -235,7 +235,7 @@ def join_phases(phases: Iterable[Phase]) -> tuple[Phase, ...]:
 
 
 def cut_phases(phases: tuple[Phase, ...], steps: Collection[int]) -> Iterator[tuple[int, int, Phase]]:
-    """(begin, end, phase) of the same training with a phase ending at each of `steps`, counted from its beginning.
+    """Yield (begin, end, phase) of the same training with a phase ending at each of `steps`, from its beginning on.
 
     clm 60, mlm 100 cut at 20 and 150 → (0, 20, clm), (20, 60, clm), (60, 150, mlm), (150, 160, mlm).
     """

@@ -117,7 +117,7 @@ def read_done(run: Run) -> dict[str, int] | None:
 
 
 def whole_steps(run: Run) -> list[int]:
-    """Steps with a checkpoint, ascending. What a killed process left half-written does not count."""
+    """List the steps with a checkpoint, ascending. What a killed process left half-written does not count."""
     if not run.steps.is_dir():
         return []
     return sorted(int(p.name) for p in run.steps.iterdir() if p.name.isdecimal() and (p / "manifest.json").exists())
@@ -157,21 +157,21 @@ def find_checkpoint(reference: str) -> Path:
 
     Raises `InputError` where there is none, and where a run is done but its last step is not there.
     """
-    path, wanted = split_reference(reference)
+    path, step = split_reference(reference)
     run = open_run(Path(path))
     steps = whole_steps(run)
     if not steps:
         raise InputError(f"{path} has no whole checkpoint yet")
-    if not wanted:
+    if not step:
         done = read_done(run)
         if done is not None and done.get("step") != steps[-1]:
             reason = f"{path} is done at step {done.get('step')}, whose checkpoint is damaged or was removed"
             remedy = f"say {path}@{steps[-1]} for that, or delete done.json and run the run's own command again"
             raise InputError(f"{reason}; the last whole one is @{steps[-1]}: {remedy}")
         return run.steps / str(steps[-1])
-    if not wanted.isdecimal() or int(wanted) not in steps:
-        raise InputError(f"{path} has no checkpoint '@{wanted}'; it has {', '.join(f'@{step}' for step in steps)}")
-    return run.steps / wanted
+    if not step.isdecimal() or int(step) not in steps:
+        raise InputError(f"{path} has no checkpoint '@{step}'; it has {', '.join(f'@{number}' for number in steps)}")
+    return run.steps / step
 
 
 def find_model(reference: str) -> str:

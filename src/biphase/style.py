@@ -16,9 +16,8 @@ from biphase.errors import SOURCE
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-INK, GRID, NEUTRAL = "#1a1a1a", "#dcdcdc", "#999999"
-"""The colour of text and axes, that of grid lines (a page replaces both where its background is dark), and that of what
-is only there to compare with."""
+INK, GRID = "#1a1a1a", "#dcdcdc"
+"""The colour of text and axes, and that of grid lines; a page replaces both where its background is dark."""
 
 PLOT_STYLE = SOURCE / "plots.mplstyle"
 """Matplotlib's settings for all figures."""
@@ -59,7 +58,7 @@ CURVE_POINTS = 300
 def plot_losses(
     records: Iterable[Mapping[str, Any]], look: Look, labels: tuple[str | None, str | None], axes: "Axes"
 ) -> None:
-    """Loss against the step: training as a line, validation as markers.
+    """Draw the loss against the step: training as a line, validation as markers.
 
     Args:
         records: those of one objective, as in metrics.jsonl: `kind` (train, validation), `step`, `loss`.
@@ -78,8 +77,8 @@ def plot_losses(
 
 
 def thin(points: Sequence[tuple[float, float]]) -> tuple[np.ndarray, np.ndarray]:
-    """At most `CURVE_POINTS` points of a curve: each the mean of the same number of neighbours."""
+    """Return at most `CURVE_POINTS` points of a curve, each the mean of the same number of neighbours."""
     points_N2 = np.array(points, dtype=np.float64).reshape(-1, 2)
-    each = math.ceil(len(points_N2) / CURVE_POINTS)
-    means = [points_N2[begin : begin + each].mean(axis=0) for begin in range(0, len(points_N2), max(each, 1))]
+    size = math.ceil(len(points_N2) / CURVE_POINTS)
+    means = [points_N2[begin : begin + size].mean(axis=0) for begin in range(0, len(points_N2), max(size, 1))]
     return np.array([mean[0] for mean in means]), np.array([mean[1] for mean in means])

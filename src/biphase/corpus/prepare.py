@@ -325,16 +325,15 @@ def tokenize_missing(plans: list[ShardPlan], missing: list[ShardPlan], engine: E
     names = {plan.folder.name: ", ".join(source.name for source in plan.sources) for plan in missing}
     is_known = all(source.num_bytes is not None for plan in plans for source in plan.sources)
     num_bytes = sum(plan.num_bytes for plan in plans)
+    num_done = num_bytes - sum(plan.num_bytes for plan in missing)
     tokens = 0
-    with console.track("prepare", num_bytes / 1e6 if is_known else None, "MB") as progress:
+    with console.track("prepare", num_bytes / 1e6 if is_known else None, "MB", num_done / 1e6) as progress:
 
         def advance(unit: str, counts: tuple[int, int]) -> None:
             nonlocal tokens
             tokens += counts[1]
             progress.advance(counts[0] / 1e6, f"{tokens / 1e6:,.1f}M tokens")
 
-        if num_done := num_bytes - sum(plan.num_bytes for plan in missing):
-            progress.advance(num_done / 1e6, already_done=True)
         with closing(run_units(units, where, folder=missing[0].folder.parent, on_progress=advance)) as outcomes:
             for outcome in outcomes:
                 if outcome.worker_died:

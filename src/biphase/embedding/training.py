@@ -411,8 +411,7 @@ class StageRun(TrainerCallback):
     tracker: console.Tracker | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.tracker = console.Tracker(f"embed {self.stage.name}", state.max_steps, "steps")
-        self.tracker.advance(state.global_step, already_done=True)
+        self.tracker = console.Tracker(f"embed {self.stage.name}", state.max_steps, "steps", state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         assert self.tracker is not None

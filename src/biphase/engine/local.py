@@ -418,7 +418,7 @@ class LocalPool:
 
 
 def serve(number: int, parent: int) -> None:
-    """Units in, messages out, over the file descriptor `number`; ends with the process `parent`."""
+    """Take units and send messages over the file descriptor `number`; end with the process `parent`."""
     machine.end_with_parent(parent, machine.grace())
     os.set_inheritable(number, False)
     machine.prepare_process()
@@ -447,6 +447,7 @@ def serve(number: int, parent: int) -> None:
 
 
 def load_and_call(payload: bytes) -> Any:
-    """Loading imports the function's module, so it may fail as the function may. The bytes are from the parent."""
+    """Load a function and its arguments from bytes of the parent, and call it. Loading imports the function's module,
+    so it may fail as the function may."""
     function, arguments = pickle.loads(payload)
     return function(**arguments)

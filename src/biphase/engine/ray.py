@@ -157,7 +157,8 @@ class Head:
 
     @contextmanager
     def needed(self) -> Iterator[None]:
-        """Through `ray://`, what goes wrong in the block means that it is gone, but for what Ray says of a worker."""
+        """Take what goes wrong in the block for its loss where it is reached through `ray://`, but for what Ray says of
+        a worker."""
         import ray
 
         try:

@@ -155,7 +155,7 @@ def hand_out(queue: UnitQueue, pool: LocalPool | RayPool, workers: dict[int, Wor
 
 
 def stop(signum: int, _: Any) -> None:
-    """SIGTERM raises `StoppedError`, once, so that workers are ended in order."""
+    """Raise `StoppedError` on SIGTERM, once, so that workers are ended in order."""
     signal.signal(signum, signal.SIG_IGN)  # Slurm may say it twice
     raise StoppedError
 
@@ -173,7 +173,7 @@ class Failure:
 
     @property
     def is_blocked(self) -> bool:
-        """It did not begin, because something that it needs failed."""
+        """Whether it did not begin, because something that it needs failed."""
         return self.reason.startswith("blocked: ")
 
 
@@ -258,8 +258,8 @@ class Forecast:
 
     @property
     def seconds_by_kind(self) -> dict[str, float] | None:
-        """Seconds of one worker for what is left of each kind; None before a unit is done, or `LEAST_SHARE` of one: its
-        first seconds make ready."""
+        """The seconds of one worker for what is left of each kind; None before a unit is done, or `LEAST_SHARE` of one:
+        its first seconds make ready."""
         left, seconds, costs = self.left.copy(), self.seconds.copy(), self.costs.copy()
         for unit, share, spent in self.running.values():
             if share < LEAST_SHARE:
@@ -323,8 +323,7 @@ def run_batch(
             forecast.note_share(by_name[name], share, seconds)
         progress.advance(0, f"{name}: {line}", seconds_left=forecast.seconds_left)
 
-    with console.track(label, num_done + sum(unit.size for unit in units), things) as progress:
-        progress.advance(num_done, already_done=True)
+    with console.track(label, num_done + sum(unit.size for unit in units), things, num_done) as progress:
         for outcome in run_units(tried, engine, folder=folder, waits_for_busy=waits_for_busy, on_progress=note_advance):
             unit = by_name[outcome.name]
             if outcome.is_busy:

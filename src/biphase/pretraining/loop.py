@@ -349,11 +349,10 @@ def open_log(job: Job, batches: Batches, flops: FlopCount, steps: range, *, is_l
     settings = job.recipe.model_dump(mode="json")
     with (
         open_tracking(tracking, job.run.path, settings, steps.start + 1) as send,
-        track("pretrain", steps.stop, "steps") as progress,
+        track("pretrain", steps.stop, "steps", steps.start) as progress,
     ):
         if is_written:  # what was logged later is dropped: it will be logged again
             job.run.forget_after(steps.start)
-        progress.advance(steps.start, already_done=True)
         peak = peak_flops(job.world.device, job.dtype) * job.world.size
         mean = batches.num_tokens / batches.num_samples
         lengths = SampleLengths(mean, mean, "all samples as long as the mean")
