@@ -101,10 +101,6 @@ class MaskRamp(Strict):
     start: Annotated[MaskShare, Field(alias="from")]
     to: MaskShare
 
-    def at(self, share: float) -> float:
-        """Return the ratio where this share of the phase is done."""
-        return self.start + (self.to - self.start) * share
-
 
 class BatchRamp(Strict):
     """A batch that grows linearly over so many updates and keeps its last size from there on.
@@ -203,14 +199,15 @@ class Phase(Strict):
     def mask_at(self, share: float) -> float:
         """Return the masking ratio where this share of its steps is done."""
         ratio = self.mask_probability
-        return ratio.at(share) if isinstance(ratio, MaskRamp) else ratio
+        return ratio.start + (ratio.to - ratio.start) * share if isinstance(ratio, MaskRamp) else ratio
 
     def between(self, begin: int, end: int) -> "Phase":
         """Return its steps from `begin` to `end` as a phase of their own, each with the masking ratio that it has
         here."""
         changes: dict[str, Any] = {"steps": end - begin}
-        if isinstance(ramp := self.mask_probability, MaskRamp) and (begin, end) != (0, self.steps):
-            changes["mask_probability"] = MaskRamp(start=ramp.at(begin / self.steps), to=ramp.at(end / self.steps))
+        if self.is_ramped and (begin, end) != (0, self.steps):
+            first, last = self.mask_at(begin / self.steps), self.mask_at(end / self.steps)
+            changes["mask_probability"] = MaskRamp(start=first, to=last)
         return self.model_copy(update=changes)
 
     @property
