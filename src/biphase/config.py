@@ -120,10 +120,14 @@ def parse_config(kind: type[Config], tree: dict[str, Any], overrides: Sequence[s
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
-        mistakes: dict[str, list[str]] = {}
         # A list whose items are wrong also counts as too short, which is not what is wrong with it.
-        for item in [item for item in error.errors() if item["type"] != "too_short"] or error.errors():
-            key, giver = ".".join(str(part) for part in item["loc"]), origin
+        blamed = [item["loc"] for item in error.errors() if item["type"] != "too_short"]
+        mistakes: dict[str, list[str]] = {}
+        for item in error.errors():
+            location = item["loc"]
+            if item["type"] == "too_short" and any(other[: len(location)] == location for other in blamed):
+                continue
+            key, giver = ".".join(str(part) for part in location), origin
             for override in overrides:  # the last change that set what is wrong
                 if f"{key}.".startswith(override.partition("=")[0] + "."):
                     giver = override
