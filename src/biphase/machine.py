@@ -102,7 +102,9 @@ def count_gpus(allowed: str | None) -> int:
     PyTorch itself is asked, where there may be a GPU: it is right on every platform. Where it is not loaded, it is
     asked in a process of its own (2 s).
     """
-    if allowed == "" or not has_gpu_files():
+    # Where the system is not Linux, PyTorch alone can tell.
+    may_have_some = sys.platform != "linux" or any(any(Path("/dev").glob(name)) for name in GPU_FILES)
+    if allowed == "" or not may_have_some:
         return 0
     if "torch" in sys.modules:
         return sys.modules["torch"].cuda.device_count()
@@ -112,13 +114,6 @@ def count_gpus(allowed: str | None) -> int:
         lines = answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"]
         raise InputError(f"PyTorch does not load, so GPUs cannot be counted: {lines[-1]}; device=cpu does without")
     return int(answer.stdout.split()[-1])
-
-
-def has_gpu_files() -> bool:
-    """Tell whether there may be a GPU; where the system is not Linux, one cannot tell without PyTorch."""
-    if sys.platform != "linux":
-        return True
-    return any(any(Path("/dev").glob(name)) for name in GPU_FILES)
 
 
 def prepare_process() -> None:

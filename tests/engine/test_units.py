@@ -570,7 +570,7 @@ def test_gpus_are_counted_as_pytorch_counts_them(monkeypatch: pytest.MonkeyPatch
     machine.count_gpus.cache_clear()
     assert machine.count_gpus(allowed) == torch.cuda.device_count()
     machine.count_gpus.cache_clear()
-    monkeypatch.setattr(machine, "has_gpu_files", lambda: True)
+    monkeypatch.setattr(machine, "GPU_FILES", ("null",))
     monkeypatch.delitem(sys.modules, "torch")  # then in a process of its own
     monkeypatch.setattr(torch.cuda, "device_count", None)
     counted = machine.count_gpus(allowed)
