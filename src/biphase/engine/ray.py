@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -39,27 +40,23 @@ def kept_to_this_machine() -> Iterator[None]:
     Ray itself listens on all interfaces, and runs whatever it is sent. A token is drawn unless the user has said how to
     authenticate, or has loaded Ray before; Ray before 2.52 knows none.
     """
-    loaded: Any = sys.modules.get("ray")
-    if loaded is not None and loaded.is_initialized():
-        yield  # by the caller, who knows where
-        return
+    loaded = sys.modules.get("ray")
     variables = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # on all systems: the address of a node is 127.0.0.1
     is_said = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
     if not is_said and loaded is None:  # Ray that is loaded has read already that there is no token
         variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     os.environ.update(variables)
-    reaches_others = sys.platform == "linux"  # what Ray means unless told
-    if loaded is not None:  # it has read the variable when it was imported
-        reaches_others = loaded._private.ray_constants.ENABLE_RAY_CLUSTER
-        loaded._private.ray_constants.ENABLE_RAY_CLUSTER = False
+    import ray
+
+    constants: Any = ray._private.ray_constants  # Ray reads the first variable when it is imported, and never again
+    reaches_others = sys.platform == "linux" if loaded is None else constants.ENABLE_RAY_CLUSTER
+    constants.ENABLE_RAY_CLUSTER = False
     try:
         yield
     finally:
         for variable in variables:
             os.environ.pop(variable, None)
-        loaded = sys.modules.get("ray")
-        if loaded is not None:  # a cluster that this process joins later is one of several machines
-            loaded._private.ray_constants.ENABLE_RAY_CLUSTER = reaches_others
+        constants.ENABLE_RAY_CLUSTER = reaches_others  # a cluster that is joined later is one of several machines
 
 
 def connect_ray(address: str | None) -> None:
@@ -250,9 +247,10 @@ class RayPool:
         Args:
             folder: where units write, which all nodes must see.
         """
+        if find_spec("ray") is None:
+            raise InputError("the engine is ray, but Ray is not installed: pip install 'biphase[cluster]'")
+        os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # no new cluster in place of one that was lost
         self.cleared = ExitStack()
-        if not (engine.address or os.environ.get("RAY_ADDRESS")):
-            self.cleared.enter_context(kept_to_this_machine())
         self.actors: dict[int, Any] = {}
         self.nodes: dict[int, Future[str]] = {}
         """The address of each worker's node, once it has one; not of a worker that was lost."""
@@ -261,13 +259,13 @@ class RayPool:
         self.waiting_since, self.is_told = time.monotonic(), False
         """Since when no worker has a place, and whether that was said."""
         try:
-            os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # no new cluster in place of one that was lost
-            try:
-                import ray
-            except ImportError:
-                remedy = "pip install 'biphase[cluster]'"
-                raise InputError(f"the engine is ray, but Ray is not installed: {remedy}") from None
-            if not ray.is_initialized():
+            loaded: Any = sys.modules.get("ray")
+            is_joined = loaded is not None and loaded.is_initialized()  # by the caller, who knows where
+            if not (is_joined or engine.address or os.environ.get("RAY_ADDRESS")):
+                self.cleared.enter_context(kept_to_this_machine())
+            import ray
+
+            if not is_joined:
                 from ray._private import worker
 
                 # What raylets say of a lost node, in pages on stdout, is told in a line by `listen`.
