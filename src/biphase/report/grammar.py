@@ -16,12 +16,11 @@ families. Where `some` is said, one is enough; `every` is chosen before `some`. 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib import resources
 from typing import Any
 
 from lark import Lark, Token, UnexpectedCharacters, UnexpectedToken
 
-from biphase.errors import InputError, clipped
+from biphase.errors import SOURCE, InputError, clipped
 
 QUANTIFIERS = ("every", "some")
 RATE = "rate"
@@ -113,7 +112,7 @@ SyntaxTree = Any
 
 @cache
 def line_parser() -> Lark:
-    grammar = (resources.files("biphase.report") / "inequality.lark").read_text("utf-8")
+    grammar = (SOURCE / "report" / "inequality.lark").read_text("utf-8")
     return Lark(grammar, start="inequality", parser="lalr")
 
 

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib import resources
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from markupsafe import Markup
 
 from biphase import __version__
 from biphase.console import out as terminal
-from biphase.errors import InputError
+from biphase.errors import SOURCE, InputError
 from biphase.files import own_folder
 from biphase.report import contrasts, formats, tables
 from biphase.report.claims import Claim, Finding, Verdicts, count_tested, group_verdicts, tell_verdict
@@ -282,7 +281,7 @@ def render(svgs: Mapping[str, str], plan_svg: str, **parts: Any) -> str:
     environment.globals |= {name: show for name, show in vars(formats).items() if name.startswith("show_")}
     for function in (count_tested, effect_ends, mean_ends, locate, tables.show_signal, tell_verdict):
         environment.globals[function.__name__] = function
-    templates = resources.files("biphase.report")
+    templates = SOURCE / "report"
     return environment.from_string((templates / "page.html.j2").read_text("utf-8")).render(
         parts,
         pictures=pictures,

@@ -13,12 +13,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from biphase.config import BUNDLED, read_yaml
 from biphase.errors import InputError, clipped
-from biphase.files import parse_yaml
 from biphase.report import claims
 from biphase.report.contrasts import with_averages
 from biphase.report.formats import show_count, show_list
@@ -37,7 +36,7 @@ TOKENS_PER_STEP = 2_359_296
 
 def read_reference() -> ResultSet:
     """Read the paper's 800 published cells, averages included, in the order of its tables (`reference/SOURCE.md`)."""
-    folder = resources.files("biphase") / "bundled" / "paper"
+    folder = BUNDLED / "paper"
     training_rows = csv.DictReader((folder / "paper_flops.csv").read_text("utf-8").splitlines())
     score_rows = csv.DictReader((folder / "paper_scores.csv").read_text("utf-8").splitlines())
     training = {row["arm"]: row for row in training_rows}
@@ -100,8 +99,7 @@ def read_findings() -> dict[str, Any]:
     """Read `findings`: key → the paper's statement, the lines that are to hold, and a further rule by which they are
     judged; `names`: the arms that names in these lines stand for; `report`: title and question of a page on published
     scores."""
-    text = (resources.files("biphase") / "bundled" / "paper" / "findings.yaml").read_text(encoding="utf-8")
-    return parse_yaml(text)
+    return read_yaml(BUNDLED / "paper" / "findings.yaml")
 
 
 def stand_for(definition: Mapping[str, Any], results: ResultSet) -> Ladder:

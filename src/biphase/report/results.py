@@ -10,14 +10,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from importlib import resources
 from itertools import chain
 from typing import Any, Literal, get_args
 
 import numpy as np
 
-from biphase.errors import InputError
-from biphase.files import parse_yaml
+from biphase.config import read_yaml
+from biphase.errors import SOURCE, InputError
 from biphase.finetuning.choosing import RateChoice
 from biphase.finetuning.scores import KeptExamples
 from biphase.report.statistics import Interval, mean_interval, repetitions
@@ -40,7 +39,7 @@ FAMILY_CODES = {words.replace(" ", "_"): code for code, words in FAMILY_NAMES.it
 @cache
 def read_words() -> dict[str, Any]:
     """Read the words of comparisons, figures and measures from `words.yaml`."""
-    return parse_yaml((resources.files("biphase.report") / "words.yaml").read_text("utf-8"))
+    return read_yaml(SOURCE / "report" / "words.yaml")
 
 
 AVERAGE = "Average"

@@ -7,7 +7,6 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any, Literal
 
 from rich import box
@@ -16,6 +15,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from biphase.console import out, printable
+from biphase.errors import SOURCE
 from biphase.report.contrasts import Signal, difference, measure_signal
 from biphase.report.formats import MISSING, csv_text, show_share, tell_measures
 from biphase.report.results import (
@@ -256,7 +256,7 @@ def table_files(tables: Iterable[Table]) -> dict[str, str]:
     environment = Environment(trim_blocks=True, keep_trailing_newline=True)
     environment.filters["latex"] = lambda text: text.translate(str.maketrans(LATEX))
     environment.globals["show_signal"] = show_signal
-    sources = {ending: resources.files("biphase.report") / f"table.{ending}.j2" for ending in ("md", "tex")}
+    sources = {ending: SOURCE / "report" / f"table.{ending}.j2" for ending in ("md", "tex")}
     templates = {ending: environment.from_string(source.read_text("utf-8")) for ending, source in sources.items()}
     files = {}
     for table in tables:

@@ -10,14 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from biphase.config import read_yaml
 from biphase.corpus.shards import ShardSet
 from biphase.corpus.text import find_language, find_text_sources, read_documents, spread
-from biphase.errors import InputError
-from biphase.files import parse_yaml
+from biphase.errors import SOURCE, InputError
 from biphase.flops import PRESETS, SampleLengths, Shape, flops_per_token, shape_of
 from biphase.recipe import Checkpoints, ComputeConfig, Data, Init, Optimizer, Phase, Recipe, Schedule, Validation
 from biphase.report.formats import format_bytes, show_estimate, show_list
@@ -46,7 +45,7 @@ class Choice:
 def read_rules() -> dict[str, Any]:
     """`encoders` to continue, by language; `presets` and what they are trained with; `best_use` and its `languages`;
     `rules`: what is chosen → its cases, with value, reason and source; `caveats`; `sources` by short names."""
-    return parse_yaml((resources.files("biphase.study") / "rules.yaml").read_text(encoding="utf-8"))
+    return read_yaml(SOURCE / "study" / "rules.yaml")
 
 
 def apply_rule(what: str, case: str, **facts: Any) -> Choice:
