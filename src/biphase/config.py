@@ -89,12 +89,11 @@ def find_yaml(path: Path) -> Path:
     Raises:
         InputError: a bare name that is neither.
     """
-    if path.is_file() or len(path.parts) > 2 or (path.suffix and len(path.parts) == 1):
+    if path.is_file():
         return path
-    bundled = {str(file.relative_to(BUNDLED)): file for file in BUNDLED.glob("*/*.yaml")}
-    if len(path.parts) == 2:
-        return bundled.get(str(path), path)
-    names = {file.stem: file for file in bundled.values()}
+    if path.suffix or len(path.parts) > 1:
+        return BUNDLED / path if (BUNDLED / path).is_file() else path
+    names = {file.stem: file for file in BUNDLED.glob("*/*.yaml")}
     if str(path) not in names:
         raise InputError(f"{path} is no file{nearest(str(path), names)}")
     return names[str(path)]
