@@ -23,14 +23,7 @@ import numpy as np
 from biphase.machine import end_with_parent, grace, num_cores
 from biphase.report.contrasts import difference
 from biphase.report.formats import group_measures, show_list
-from biphase.report.results import (
-    FAMILY_NAMES,
-    ReportArm,
-    ResultSet,
-    num_parameters,
-    read_words,
-    short_steps,
-)
+from biphase.report.results import FAMILY_NAMES, ReportArm, ResultSet, num_parameters, read_words, short_steps
 from biphase.report.statistics import Interval, rate_spread, stability_rates
 from biphase.style import INK, LOOKS, PLOT_STYLE, SERIES, Look, plot_losses
 

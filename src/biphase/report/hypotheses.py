@@ -27,14 +27,7 @@ from biphase.report.contrasts import Contrast, contrast, jackknife
 from biphase.report.equivalents import contrast_at_share, refuse_gaps
 from biphase.report.formats import show_count, show_list
 from biphase.report.grammar import QUANTIFIERS, RATE, AskedInequality, Operand, find_quantifiers, parse_inequality
-from biphase.report.results import (
-    FAMILY_CODES,
-    MEAN_OF_FAMILIES,
-    ReportArm,
-    Result,
-    ResultSet,
-    num_parameters,
-)
+from biphase.report.results import FAMILY_CODES, MEAN_OF_FAMILIES, ReportArm, Result, ResultSet, num_parameters
 from biphase.report.statistics import stability_rates
 
 

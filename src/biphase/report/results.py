@@ -236,13 +236,8 @@ class ResultSet:
         """(family, metric) → the names of its datasets in the order in which they come; the average is none of them."""
         names: dict[tuple[str, str], list[str]] = {}
         for family, metric in itertools.product(self.families, self.metrics):
-            names[family, metric] = []
-        for result in self.results:
-            if result.dataset in (AVERAGE, ALL_TASKS):
-                continue
-            of_family = names[result.family, result.metric]
-            if result.dataset not in of_family:
-                of_family.append(result.dataset)
+            of_both = [result.dataset for result in self.results if (result.family, result.metric) == (family, metric)]
+            names[family, metric] = [name for name in dict.fromkeys(of_both) if name != AVERAGE]
         return names
 
     def select(
