@@ -11,11 +11,10 @@ from typing import Any
 
 import matplotlib
 import yaml
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch, Polygon
+from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 from pydantic_core import to_jsonable_python
 from rich.console import Group, RenderableType
@@ -58,12 +57,9 @@ def draw_plan(plan: Plan, path: Path) -> None:
         axes = figure.subplots()
         plot_runs(plan, axes)
         used = dict.fromkeys(phase.objective for run in plan.runs.values() for phase in run.recipe.curriculum)
-        key: list[Artist] = [Patch(label=NAMES[name], **look(name)) for name in used]
-        marker: dict[str, Any] = {"marker": "o", "linestyle": "none", "markeredgecolor": "black", "markersize": 4}
-        key.append(Line2D([], [], markerfacecolor="black", label="final model", **marker))
-        if any(model.kind == "intermediate" for model in plan.models):
-            key.append(Line2D([], [], markerfacecolor="white", label="evaluated on the way", **marker))
-        key.append(Line2D([], [], linestyle="none", label="height of a bar: learning rate"))
+        bars = [Patch(label=NAMES[name], **look(name)) for name in used]
+        marks, _ = axes.get_legend_handles_labels()
+        key = [*bars, *marks, Line2D([], [], linestyle="none", label="height of a bar: learning rate")]
         axes.set_title(f"{plan.study.title or plan.study.name}\n", loc="left", fontsize=10)
         # Above the lanes, outside of the axes.
         corner: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (-0.01, 1.0), "ncols": len(key)}
@@ -84,10 +80,11 @@ def plot_runs(plan: Plan, axes: Axes) -> None:
         draw_run(plan, run, lane, axes)
         axes.annotate(name, (run.last, lane), (7, 0), textcoords="offset points", va="center", fontsize=8, color="0.15")
     marker: dict[str, Any] = {"markersize": 4, "markeredgecolor": "black", "zorder": 4}
-    for model in plan.models:
-        if model.kind != "random":
-            face = "black" if model.kind == "final" else "white"
-            axes.plot(model.step, lanes[model.run], "o", markerfacecolor=face, **marker)
+    for kind, face, label in (("final", "black", "final model"), ("intermediate", "white", "evaluated on the way")):
+        models = [model for model in plan.models if model.kind == kind]
+        if models:
+            steps, heights = [model.step for model in models], [lanes[model.run] for model in models]
+            axes.plot(steps, heights, "o", markerfacecolor=face, label=label, **marker)
     axes.set_ylim(len(lanes) - 0.4, -0.6)
     axes.set_yticks([])
     ticks = [tick for tick in axes.get_xticks() if 0 <= tick <= end]
@@ -115,15 +112,13 @@ def draw_run(plan: Plan, run: PlannedRun, lane: int, axes: Axes) -> None:
         text, objective, end = phase.label, phase.objective, begin + phase.steps
         steps = [begin, *(step for step in bends if begin < step < end), end]
         begin = end
-        # The height is the learning rate as a share of its peak.
-        below, above = [], []
+        heights = []  # the learning rate as a share of its peak
         for step in steps:
             climbing = (step - run.first) / schedule.warmup_steps if schedule.warmup_steps else 1.0
             falling = (run.last - step) / schedule.decay_steps if schedule.decay_steps else 1.0
-            height = HEIGHT * min(climbing, falling, 1.0)
-            below.append((step, lane + height))
-            above.append((step, lane - height))
-        axes.add_patch(Polygon([*below, *reversed(above)], zorder=2, **look(objective)))
+            heights.append(HEIGHT * min(climbing, falling, 1.0))
+        ends = [lane - height for height in heights], [lane + height for height in heights]
+        axes.fill_between(steps, *ends, zorder=2, **look(objective))
         # The name stands in the longest piece between two marks, where there is room for it.
         free = sorted({steps[0], *(mark for mark in marks if steps[0] < mark < steps[-1]), steps[-1]})
         first, last = max(pairwise(free), key=lambda piece: piece[1] - piece[0])
