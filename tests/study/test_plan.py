@@ -219,7 +219,11 @@ def test_an_arm_without_decay_is_a_checkpoint_of_a_longer_one() -> None:
     arms = [{"curricula": ["clm"], "budgets": [100, 40]}, {"curricula": ["30+30"]}]
     plan = plan_study(make_study(arms, schedule={"warmup_steps": 10, "decay_steps": 0}))
     assert list(plan.runs) == ["1m-clm-100", "1m-30-30-60"]
-    assert [model.checkpoint for model in plan.models] == ["1m-clm-100@100", "1m-clm-100@40", "1m-30-30-60@60"]
+    assert [f"{model.run}@{model.step}" for model in plan.models] == [
+        "1m-clm-100@100",
+        "1m-clm-100@40",
+        "1m-30-30-60@60",
+    ]
 
 
 def test_continued_arms_share_their_trunk_too() -> None:
@@ -259,7 +263,7 @@ def test_each_network_is_evaluated_from_random_weights_where_asked() -> None:
     ]
     plan = plan_study(make_study(arms, evaluation))
     controls = [model for model in plan.models if model.kind == "random"]
-    assert [(model.name, model.checkpoint) for model in controls] == [
+    assert [(model.name, f"{model.run}@{model.step}") for model in controls] == [
         ("1m-random", "1m-clm-200@200"),
         ("11m-random", "11m-clm-200@200"),
     ]

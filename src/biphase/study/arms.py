@@ -30,6 +30,8 @@ class Arm:
 
     name: str
     """As `seeded_name` gives it."""
+    pooled_name: str
+    """The name in the file, under which reports pool it with the other seeds."""
     group: str
     """The `group` of the entry of the study file that it is from."""
     model: str
@@ -42,11 +44,6 @@ class Arm:
     """Its pretraining seed."""
     settings: str = ""
     """What a sweep changes in its recipe, as names have it: `peak_lr0.003`."""
-
-    @property
-    def pooled_name(self) -> str:
-        """The name under which reports pool it with the other seeds of the same arm of the file."""
-        return self.name.removesuffix(seeded_name("", self.seed))
 
     @property
     def recipe_key(self) -> str:
@@ -189,11 +186,9 @@ def name_arm(group: ArmGroup, source: str, curriculum: str, steps: int, swept: S
     template = group.name or "-".join([f"{{{kind}}}-{{curriculum}}-{{budget}}", *label_settings(swept)])
     try:
         return template.format(**values)
-    except KeyError as error:
-        hint = nearest(error.args[0], values)
-        raise InputError(f"arms '{group.group}': unknown field '{{{error.args[0]}}}' in name{hint}") from None
-    except (ValueError, IndexError, AttributeError) as error:
-        raise InputError(f"arms '{group.group}': name '{template}' is not a template ({error})") from None
+    except (KeyError, ValueError, IndexError, AttributeError) as error:
+        fields = ", ".join(f"{{{field}}}" for field in values)
+        raise InputError(f"arms '{group.group}': name '{template}' is no template of {fields} ({error})") from None
 
 
 def write_arm(study: Study, arm: UnresolvedArm, model: StartingModel, seed: int) -> Arm:
@@ -236,7 +231,8 @@ def write_arm(study: Study, arm: UnresolvedArm, model: StartingModel, seed: int)
         data = recipe.data.model_copy(update={"order_seed": order_seed})
         recipe = recipe.model_copy(update={"seed": recipe.seed + seed, "data": data})
     sweep = "-".join(label_settings(arm.swept))
-    return Arm(name, arm.group.group, model.name, recipe.init.checkpoint, arm.curriculum, recipe, seed, sweep)
+    names = name, arm.name, arm.group.group, model.name
+    return Arm(*names, recipe.init.checkpoint, arm.curriculum, recipe, seed, sweep)
 
 
 def merge_settings(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -325,7 +325,7 @@ def plan_json(plan: Plan, estimate: Estimate) -> dict[str, Any]:
         arm = plan.arms[model.arm]
         facts = {"name": model.name, "arm": arm.name, "kind": model.kind, "seed": model.seed, "group": arm.group}
         facts |= {"model": arm.model, "parent": arm.parent, "curriculum": arm.curriculum}
-        models.append(facts | {"checkpoint": model.checkpoint, "history": history(plan, model)})
+        models.append(facts | {"checkpoint": f"{model.run}@{model.step}", "history": history(plan, model)})
     checkpoints = []
     for checkpoint in plan.checkpoints:
         users = {key: getattr(checkpoint, key) for key in ("models", "needed_by", "moments_needed_by")}
