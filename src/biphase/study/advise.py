@@ -186,14 +186,9 @@ class Candidate:
     flops: float
 
     @property
-    def parameters(self) -> int:
-        """Parameters without the language model head."""
-        return self.shape.parameters_without_head
-
-    @property
     def tokens_per_parameter(self) -> float:
-        """With unique text, the law wants about 20."""
-        return self.tokens / self.parameters
+        """With unique text, the law wants about 20 for each parameter outside the language model head."""
+        return self.tokens / self.shape.parameters_without_head
 
     @property
     def is_guess(self) -> bool:
@@ -527,7 +522,7 @@ def explain_choices(
         phases = " + ".join(f"{phase.steps} {phase.objective}" for phase in recipe.curriculum)
         curriculum = apply_rule("curriculum", "cut", before=curriculum, phases=phases, most_clm=CLM_EPOCHS)
     sizes = {
-        "millions": show_estimate(chosen.parameters / 1e6),
+        "millions": show_estimate(chosen.shape.parameters_without_head / 1e6),
         "blocks": show_estimate(chosen.shape.block_weights / 1e6),
         "others": ", ".join(
             f"{item.name} {item.loss:.2f}" for item in possible if item != chosen and not item.is_guess

@@ -239,9 +239,8 @@ def list_notes(state: StudyState) -> Iterator[str]:
     by_task: dict[str, list[tuple[str, dict[str, str]]]] = {}
     for model, scores in state.scores.items():
         for score in scores.scores:
-            facts = score.settings | {"device": str(score.machine.get("device", ""))}
-            for key in (*TASK_SETTINGS, "weights"):
-                facts.pop(key, None)
+            facts = {key: value for key, value in score.settings.items() if key not in (*TASK_SETTINGS, "weights")}
+            facts["device"] = str(score.machine.get("device", ""))
             by_task.setdefault(score.task, []).append((model, facts))
     yield from dict.fromkeys(line for tuned in by_task.values() for line in tell_unlike("fine-tuned", tuned))
 
@@ -351,21 +350,22 @@ def cells_csv(scores: dict[str, ScoreSet]) -> str:
 
 def list_costs(state: StudyState) -> list[dict[str, object]]:
     """List what was spent, as measured; all rows have the same keys, which are the headers."""
-    columns = ("stage", "units", "steps", "tokens", "worker time")
-    rows = list[tuple[object, ...]]()
-    scores = [score for model_scores in state.scores.values() for score in model_scores.scores]
-    tuned = measure_trainings(scores)
+    rows = list[dict[str, object]]()
     if state.records:
         timed = [record.seconds for record in state.records.values() if record.is_timed]
         untimed = len(state.records) - len(timed)
         spent = duration(sum(timed)) if timed else "not known"
         spent += f", without {show_count(untimed, 'run')} whose time is not known" if timed and untimed else ""
         runs = [state.plan.runs[name] for name in state.records]
-        tokens = f"{sum(run.tokens for run in runs):,}"
-        rows.append(("pretraining", len(runs), sum(run.steps for run in runs), tokens, spent))
-    for task, (num, steps, seconds) in tuned.items():
-        rows.append((f"fine-tuning and evaluation: {task}", num, steps, "", duration(seconds)))
-    return [dict(zip(columns, row, strict=True)) for row in rows]
+        steps, tokens = sum(run.steps for run in runs), f"{sum(run.tokens for run in runs):,}"
+        rows.append(
+            {"stage": "pretraining", "units": len(runs), "steps": steps, "tokens": tokens, "worker time": spent}
+        )
+    scores = [score for model_scores in state.scores.values() for score in model_scores.scores]
+    for task, (num, steps, seconds) in measure_trainings(scores).items():
+        stage, spent = f"fine-tuning and evaluation: {task}", duration(seconds)
+        rows.append({"stage": stage, "units": num, "steps": steps, "tokens": "", "worker time": spent})
+    return rows
 
 
 def list_missing(state: StudyState) -> Iterator[str]:
