@@ -19,7 +19,6 @@ from biphase.cli.app import app, run_command
 from biphase.config import BUNDLED, parse_config
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.recipe import Recipe
-from biphase.study.hypotheses import ask
 from biphase.study.plan import plan_study
 from biphase.study.spec import Study
 from biphase.tasks.spec import Task
@@ -129,7 +128,7 @@ def test_files_that_are_shown_are_valid(block: Block) -> None:
         return
     part = tree if isinstance(tree, dict) else {"arms": tree, "intermediate": []}
     mini = yaml.safe_load((BUNDLED / "studies" / "mini.yaml").read_text(encoding="utf-8"))
-    ask(plan_study(parse_config(Study, mini | part, origin=block.page)))
+    plan_study(parse_config(Study, mini | part, origin=block.page))
 
 
 def test_the_site_shows_every_key_and_command() -> None:

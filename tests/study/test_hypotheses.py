@@ -16,8 +16,15 @@ from biphase.report.claims import Finding, judge_claims
 from biphase.report.contrasts import with_averages
 from biphase.report.paper import measure_findings, read_findings, read_reference
 from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet
-from biphase.study.hypotheses import ask, declare, hypotheses_json, judge_results, list_ladders, tell_declaration
-from biphase.study.plan import Plan, plan_study
+from biphase.study.hypotheses import (
+    declare,
+    hash_hypotheses,
+    hash_text,
+    hypotheses_json,
+    judge_results,
+    tell_declaration,
+)
+from biphase.study.plan import Plan, bind_hypotheses, list_ladders, plan_study
 from biphase.study.report import collect_results
 from biphase.study.spec import Study, load_study
 
@@ -71,14 +78,14 @@ def test_an_unknown_name_is_refused_before_anything_trains() -> None:
     with pytest.raises(
         InputError, match=r"hypothesis 'h1': 'mlm30 - mlm40 > 0': unknown arm 'mlm30'; did you mean 'mlm40'"
     ):
-        ask(make_plan("stack - mlm40 > 0", "mlm30 - mlm40 > 0"))
+        make_plan("stack - mlm40 > 0", "mlm30 - mlm40 > 0")
     with pytest.raises(InputError, match=r"hypothesis 'h0'.*unknown task or family 'snli'"):
-        ask(make_plan("stack - mlm40 > 0 on snli"))
+        make_plan("stack - mlm40 > 0 on snli")
 
 
 def judge(plan: Plan, results: Sequence[Result]) -> tuple[Finding, ...]:
     expected = collect_results(plan, {model.name: ScoreSet(()) for model in plan.models})
-    findings, _ = judge_results(ask(plan), with_averages(replace(expected, results=tuple(results))))
+    findings, _ = judge_results(plan, with_averages(replace(expected, results=tuple(results))))
     return findings
 
 
@@ -99,9 +106,9 @@ def test_hypotheses_are_judged_together() -> None:
     assert [round(one.estimate, 2) for one in second.inequalities] == [0.14, 0.1], "that it lies below, turned around"
     assert next(second.inequalities).label == "−(1m-25-75 - mlm40 on TC 1m, 100 steps)"
     assert third.claims[0].untested, "random weights have no score yet"
-    tree = json.loads(hypotheses_json(ask(plan), "not declared", (first, second, third)))
+    tree = json.loads(hypotheses_json(plan, "not declared", (first, second, third)))
     assert [one["verdict"] for one in tree["hypotheses"]] == ["supported", "supported", "undecided"]
-    assert tree["hash"] == ask(plan).hash
+    assert tree["hash"] == hash_hypotheses(plan)
 
 
 def test_a_bound_on_the_compute_equivalent() -> None:
@@ -216,6 +223,7 @@ def test_findings_of_the_paper_are_hypotheses_too() -> None:
     published = read_reference()
     planned = {result.dataset: result.family for result in published.results if result.dataset != AVERAGE}
     plan = replace(plan, families=planned)
+    plan = replace(plan, hypotheses=tuple(bind_hypotheses(plan)))
     sixth, first, own = judge(plan, published.results)
     known = {finding.key: finding for finding in judge_claims(measure_findings(published))}
     for judged, key in ((sixth, "F6"), (first, "F1")):
@@ -223,7 +231,7 @@ def test_findings_of_the_paper_are_hypotheses_too() -> None:
         assert [one.p_value for one in judged.inequalities] == [one.p_value for one in known[key].inequalities]
     assert first.verdict == "supported" and not own.is_tested
     with pytest.raises(InputError, match="the paper's findings are F1, F2"):
-        ask(make_plan("F9 of the paper"))
+        make_plan("F9 of the paper")
 
 
 @pytest.mark.parametrize("wanted", ["paper", "expected.yaml"])
@@ -241,14 +249,14 @@ def test_hypotheses_stand_in_a_file_of_their_own(tmp_path: Path, wanted: str) ->
 
 def test_what_was_declared_is_recorded(tmp_path: Path) -> None:
     before, after = make_plan("stack - mlm40 > 0"), make_plan("stack - mlm40 > 1 point")
-    assert "not declared" in tell_declaration(ask(before), tmp_path)
-    declare(ask(before), tmp_path, 0)
-    declare(ask(before), tmp_path, 12)  # the same command goes on: nothing new is declared
-    assert "before anything was trained; unchanged since" in tell_declaration(ask(before), tmp_path)
-    assert "about changed since the study last ran" in tell_declaration(ask(after), tmp_path)
-    declare(ask(after), tmp_path, 12)
-    assert "changed 1 times since the first run; these were declared" in tell_declaration(ask(after), tmp_path)
-    assert "when 12 units were done" in tell_declaration(ask(after), tmp_path)
+    assert "not declared" in tell_declaration(before, tmp_path)
+    declare(before, tmp_path, 0)
+    declare(before, tmp_path, 12)  # the same command goes on: nothing new is declared
+    assert "before anything was trained; unchanged since" in tell_declaration(before, tmp_path)
+    assert "about changed since the study last ran" in tell_declaration(after, tmp_path)
+    declare(after, tmp_path, 12)
+    assert "changed 1 times since the first run; these were declared" in tell_declaration(after, tmp_path)
+    assert "when 12 units were done" in tell_declaration(after, tmp_path)
 
 
 def test_a_rung_that_is_added_is_a_change(tmp_path: Path) -> None:
@@ -261,16 +269,16 @@ def test_a_rung_that_is_added_is_a_change(tmp_path: Path) -> None:
         return plan_study(parse_config(Study, tree | {"arms": [*tree["arms"], *more]}, origin="grown.yaml"))
 
     before, other = grow(), {"group": "other", "models": ["1m"], "curricula": ["mlm30"], "budgets": [800]}
-    declare(ask(before), tmp_path, 0)
-    assert "unchanged since" in tell_declaration(ask(grow(other)), tmp_path)
+    declare(before, tmp_path, 0)
+    assert "unchanged since" in tell_declaration(grow(other), tmp_path)
     rung = grow({"group": "rung", "models": ["1m"], "curricula": ["mlm40", "25/75"], "budgets": [800]})
-    assert "are about changed since the study last ran" in tell_declaration(ask(rung), tmp_path)
+    assert "are about changed since the study last ran" in tell_declaration(rung, tmp_path)
     # A folder of an earlier version has the hash of the words alone.
     (tmp_path / "hypotheses.json").write_text(
-        json.dumps([{"hash": ask(before).text_hash, "when": "long ago", "units_done": 0}])
+        json.dumps([{"hash": hash_text(before), "when": "long ago", "units_done": 0}])
     )
-    told = tell_declaration(ask(rung), tmp_path)
+    told = tell_declaration(rung, tmp_path)
     assert "the same words were declared long ago" in told and "is not recorded" in told
-    declare(ask(rung), tmp_path, 7)
-    told = tell_declaration(ask(rung), tmp_path)
+    declare(rung, tmp_path, 7)
+    told = tell_declaration(rung, tmp_path)
     assert "when 7 units were done; the same words stood there since long ago" in told and "changed" not in told

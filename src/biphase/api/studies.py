@@ -44,7 +44,6 @@ def study(
             kept in the study's folder; or the folder with a task's published data.
     """
     from biphase.study.folder import keep_order
-    from biphase.study.hypotheses import ask
     from biphase.study.plan import plan_study
     from biphase.study.spec import load_study
 
@@ -61,7 +60,6 @@ def study(
         added = {"tasks": tuple(tasks), "data_dirs": evaluation.data_dirs | dict(folders)}
         settings = settings.model_copy(update={"evaluation": evaluation.model_copy(update=added)})
     planned = plan_study(keep_order(settings, study_folder))
-    ask(planned)
     words = (str(study_folder / "study.yaml"),) if keys is not None or rows else (str(file), *overrides)
     return OpenStudy(planned, study_folder, words if folder is None else (*words, "--out", str(folder)))
 

@@ -95,7 +95,6 @@ def init_study(
         data_dir: TASK=FOLDER with the task's data as published; may be repeated.
         out: the file to write.
     """
-    from biphase.study.hypotheses import ask
     from biphase.study.plan import plan_study
     from biphase.study.spec import Study
 
@@ -123,7 +122,7 @@ def init_study(
     if pairs:
         folders = write_value(dict(pairs))
         text = re.sub(r"(?m)^( +)tasks: .*\n", lambda line: f"{line[0]}{line[1]}data_dirs: {folders}\n", text)
-    ask(plan_study(parse_config(Study, parse_yaml(text), origin=str(out))))
+    plan_study(parse_config(Study, parse_yaml(text), origin=str(out)))
     commands = [f"biphase study {verb} {out}" for verb in ("plan", "run", "report")]
     write_start(out, f"studies/{name}.yaml", text, *commands)
 

@@ -32,7 +32,7 @@ from biphase.report.formats import format_bytes, show_count, show_estimate, show
 from biphase.report.tables import PLAIN
 from biphase.study.advise import LEAST_TOKENS, Advice
 from biphase.study.cost import Estimate, Machine, task_size
-from biphase.study.hypotheses import ask
+from biphase.study.hypotheses import hash_hypotheses
 from biphase.study.plan import Plan, PlannedRun, history
 from biphase.study.spec import EMBED, Evaluation, trainings, write_steps
 from biphase.style import COLORS
@@ -170,7 +170,7 @@ def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
     if study.hypotheses:
         names = ", ".join(hypothesis.name for hypothesis in study.hypotheses)
         count = show_count(len(study.hypotheses), "hypothesis", "hypotheses")
-        lines.append(Text(printable(f"{count} (hash {ask(plan).hash}): {names}")))
+        lines.append(Text(printable(f"{count} (hash {hash_hypotheses(plan)}): {names}")))
     return Group(
         *lines, "", run_tree(plan), "", *describe_steps(estimate), "", cost_table(estimate), *cost_lines(estimate)
     )
@@ -333,7 +333,7 @@ def plan_json(plan: Plan, estimate: Estimate) -> dict[str, Any]:
     hidden: Any = {"machine": {"peak_flops", "source"}, "first_seed_flops": True, "published_on": True}
     tree: dict[str, Any] = {
         "study": plan.study.name,
-        "hypotheses": ask(plan).hash if plan.study.hypotheses else None,
+        "hypotheses": hash_hypotheses(plan) if plan.study.hypotheses else None,
         "steps": plan.steps,
         "steps_alone": plan.steps_alone,
         "longest_chain": plan.longest_chain,

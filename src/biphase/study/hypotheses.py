@@ -1,130 +1,56 @@
-"""The hypotheses of a study: held against its plan before it runs, recorded when it runs, judged by its results."""
+"""The hypotheses of a study, which its plan holds: recorded when it runs, judged by its results."""
 
 import json
 import math
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from biphase.errors import InputError
 from biphase.files import content_hash, read_json, write_json
 from biphase.report.claims import Claim, Finding, Verdicts, judge_claims
 from biphase.report.formats import show_count
 from biphase.report.grammar import AskedInequality
-from biphase.report.hypotheses import Ladder, Spot, bind, make_line
-from biphase.report.paper import judge_paper, measure_findings, read_findings
+from biphase.report.hypotheses import make_line
+from biphase.report.paper import judge_paper, measure_findings
 from biphase.report.results import MEAN_OF_FAMILIES, ResultSet
 from biphase.study.plan import Plan
-from biphase.study.spec import write_steps
-
-CITED = re.compile(r"(F[0-9]+) of the paper")
-"""A line that is one of the paper's findings as a whole."""
 
 HOW_JUDGED = "Supported if each inequality is, contradicted if one is; corrected (Holm) for the hypotheses declared."
 
 
-def list_ladders(plan: Plan) -> dict[str, Ladder]:
-    """List what names in a hypothesis stand for: an arm, an arm without its budget, a curriculum, a group, a model on
-    the way or with random weights, which `random` is of every network."""
-    plan = plan.of_first_seed
-    ladders: dict[str, dict[Spot, dict[str, str]]] = {}
-    spots = {name: Spot(arm.model, arm.recipe.num_steps) for name, arm in plan.arms.items()}
-    for name, spot in spots.items():
-        ladders[name] = {spot: {name: name}}
-    for model in plan.models:
-        if model.kind != "final":
-            ladders[model.name] = {Spot(plan.arms[model.arm].model, model.step): {model.name: model.name}}
-    taken = set(ladders)
-    for arm in plan.arms.values():
-        # The names that it shares with the same arm at other budgets; and what it is called there at every place.
-        short, spot = arm.name.removesuffix(f"-{write_steps(arm.recipe.num_steps)}"), spots[arm.name]
-        names = [short, arm.group]
-        if arm.parent is None and not arm.settings:
-            names.append(arm.curriculum)
-        for name in names:
-            if name in taken:
-                continue
-            ladders.setdefault(name, {}).setdefault(spot, {})[short.removeprefix(f"{arm.model}-")] = arm.name
-        if f"{arm.model}-random" in taken and "random" not in taken:
-            ladders.setdefault("random", {})[spot] = {"random": f"{arm.model}-random"}
-    return dict(ladders)
+def hash_text(plan: Plan) -> str:
+    """Return eight digits of what hypotheses say: what a folder of an earlier version recorded."""
+    return content_hash([hypothesis.model_dump(mode="json") for hypothesis in plan.study.hypotheses])[:8]
 
 
-AskedLine = str | Sequence[Sequence[AskedInequality]]
-"""A line of a hypothesis: the key of a finding of the paper, such as F1, which finds its arms by itself; or
-inequalities over the plan's arms, of each of these lists one is enough."""
+def hash_hypotheses(plan: Plan) -> str:
+    """Return eight digits of what hypotheses say, and of what that is about in this plan: which arms, at which budgets,
+    on which tasks. A line of the paper is about all of them."""
+    everything, about = [list(plan.of_first_seed.arms), list(plan.families)], list[list[Any]]()
+    for lines in plan.hypotheses:
+        about.append([everything if isinstance(line, str) else list_subjects(plan, line) for line in lines])
+    return content_hash([hash_text(plan), about])[:8]
 
 
-@dataclass(frozen=True)
-class AskedHypotheses:
-    """The hypotheses of a plan's study, bound to its arms."""
-
-    plan: Plan
-    lines: Sequence[Sequence[AskedLine]]
-    """Those of each hypothesis."""
-
-    @cached_property
-    def text_hash(self) -> str:
-        """Eight digits of what hypotheses say: what a folder of an earlier version recorded."""
-        return content_hash([hypothesis.model_dump(mode="json") for hypothesis in self.plan.study.hypotheses])[:8]
-
-    @cached_property
-    def hash(self) -> str:
-        """Eight digits of what hypotheses say, and of what that is about in this plan: which arms, at which budgets, on
-        which tasks. A line of the paper is about all of them."""
-        everything, about = [list(self.plan.of_first_seed.arms), list(self.plan.families)], list[list[Any]]()
-        for lines in self.lines:
-            about.append([everything if isinstance(line, str) else self.list_subjects(line) for line in lines])
-        return content_hash([self.text_hash, about])[:8]
-
-    def list_subjects(self, line: Sequence[Sequence[AskedInequality]]) -> list[Any]:
-        """List what a line is about: of each first inequality the label, the arms and tasks of its terms, the baseline,
-        and the same of its rivals."""
-        subjects = []
-        for first, *rivals in line:
-            terms = []
-            for term in first.operands:
-                families = self.plan.families.items()
-                tasks = [name for name, family in families if term.task in (name, family, MEAN_OF_FAMILIES)]
-                terms.append((term.arms, tasks))
-            subjects.append([first.label, terms, first.ladder, self.list_subjects([[rival] for rival in rivals])])
-        return subjects
+def list_subjects(plan: Plan, line: Sequence[Sequence[AskedInequality]]) -> list[Any]:
+    """List what a line is about: of each first inequality the label, the arms and tasks of its terms, the baseline, and
+    the same of its rivals."""
+    subjects = []
+    for first, *rivals in line:
+        terms = []
+        for term in first.operands:
+            tasks = [name for name, family in plan.families.items() if term.task in (name, family, MEAN_OF_FAMILIES)]
+            terms.append((term.arms, tasks))
+        subjects.append([first.label, terms, first.ladder, list_subjects(plan, [[rival] for rival in rivals])])
+    return subjects
 
 
-def ask(plan: Plan) -> AskedHypotheses:
-    """Bind the lines of every hypothesis to arms of the plan. Raises `InputError` for a line that is not in the
-    grammar, or asks for what the study does not have."""
-    study = plan.study
-    if study.hypotheses and study.evaluation is None:
-        raise InputError("hypotheses are about scores: the study needs an evaluation")
-    ladders, findings = list_ladders(plan), read_findings()["findings"]
-    bound = list[list[AskedLine]]()
-    for hypothesis in study.hypotheses:
-        lines: list[AskedLine] = []
-        try:
-            for line in hypothesis.holds:
-                cited = CITED.fullmatch(line.strip())
-                if cited is None:
-                    lines.append(bind(line, ladders, plan.families))
-                elif cited[1] in findings:
-                    lines.append(cited[1])
-                else:
-                    raise InputError(f"'{line}': the paper's findings are {', '.join(findings)}")
-        except InputError as error:
-            raise InputError(f"hypothesis '{hypothesis.name}': {error}") from None
-        bound.append(lines)
-    return AskedHypotheses(plan, bound)
-
-
-def list_equivalents(hypotheses: AskedHypotheses) -> dict[str, tuple[str, ...]]:
+def list_equivalents(plan: Plan) -> dict[str, tuple[str, ...]]:
     """Map each arm whose compute-equivalent a hypothesis is about to the arms of the baseline."""
     ladders = {}
-    for line in chain(*hypotheses.lines):
+    for line in chain(*plan.hypotheses):
         inequalities = [] if isinstance(line, str) else [*chain(*line)]
         for inequality in inequalities:
             if inequality.ladder:
@@ -132,14 +58,14 @@ def list_equivalents(hypotheses: AskedHypotheses) -> dict[str, tuple[str, ...]]:
     return ladders
 
 
-def judge_results(hypotheses: AskedHypotheses, results: ResultSet) -> tuple[tuple[Finding, ...], Verdicts]:
+def judge_results(plan: Plan, results: ResultSet) -> tuple[tuple[Finding, ...], Verdicts]:
     """Judge every hypothesis, corrected together, by the standard metrics; on all tasks of the plan that it is about,
     or not at all; and not by scores that are unfinished or lost seeds. And judge the paper's findings by the same
     scores. `results` have their averages, and what the plan expects."""
     results = results.select(metric=results.primary_metric)
     measured = measure_findings(results)
     cited, findings = {finding.key: finding.claims for finding in measured}, []
-    for hypothesis, lines in zip(hypotheses.plan.study.hypotheses, hypotheses.lines, strict=True):
+    for hypothesis, lines in zip(plan.study.hypotheses, plan.hypotheses, strict=True):
         claims: list[Claim] = []
         for line in lines:
             claims += cited[line] if isinstance(line, str) else [make_line(line, results)]
@@ -150,12 +76,12 @@ def judge_results(hypotheses: AskedHypotheses, results: ResultSet) -> tuple[tupl
 # What was declared, and when
 
 
-def declare(hypotheses: AskedHypotheses, folder: Path, units_done: int) -> None:
+def declare(plan: Plan, folder: Path, units_done: int) -> None:
     """Record in a study's folder what it declares, as it is about to run; a line for each change."""
-    declared, current = read_declared(folder), hypotheses.hash
+    declared, current = read_declared(folder), hash_hypotheses(plan)
     if not declared or declared[-1]["hash"] != current:
         when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-        entry = {"hash": current, "text": hypotheses.text_hash, "when": when, "units_done": units_done}
+        entry = {"hash": current, "text": hash_text(plan), "when": when, "units_done": units_done}
         write_json(folder / "hypotheses.json", [*declared, entry])
 
 
@@ -166,16 +92,16 @@ def read_declared(folder: Path) -> list[dict[str, Any]]:
     return read_json(path) if path.exists() else []
 
 
-def tell_declaration(hypotheses: AskedHypotheses, folder: Path) -> str:
+def tell_declaration(plan: Plan, folder: Path) -> str:
     """Tell whether the hypotheses stood before the results did, in a sentence."""
-    declared, current = read_declared(folder), hypotheses.hash
+    declared, current = read_declared(folder), hash_hypotheses(plan)
     if not declared:
         return f"Hypotheses {current}: not declared, for the study has not run with them."
     last, is_later = declared[-1], declared[-1]["units_done"]
     when = f"declared {last['when']}"
     when += f", when {is_later} units were done" if is_later else ", before anything was trained"
     worded = [entry for entry in declared if "text" not in entry]
-    if last["hash"] not in (current, hypotheses.text_hash):
+    if last["hash"] not in (current, hash_text(plan)):
         history = f"what they said or are about changed since the study last ran; it ran with {last['hash']}"
     elif last in worded:
         history = f"the same words were {when}; which arms and tasks they were about is not recorded"
@@ -198,10 +124,10 @@ def tell_findings(findings: Sequence[Finding], declared: str) -> Iterator[str]:
     yield declared
 
 
-def hypotheses_json(hypotheses: AskedHypotheses, declared: str, findings: Sequence[Finding]) -> str:
+def hypotheses_json(plan: Plan, declared: str, findings: Sequence[Finding]) -> str:
     """Write the hypotheses with their verdicts; `declared` tells whether these stood before the results did."""
     records = []
-    for hypothesis, finding in zip(hypotheses.plan.study.hypotheses, findings, strict=True):
+    for hypothesis, finding in zip(plan.study.hypotheses, findings, strict=True):
         inequalities = []
         for claim in finding.inequalities:
             interval = claim.interval
@@ -211,5 +137,5 @@ def hypotheses_json(hypotheses: AskedHypotheses, declared: str, findings: Sequen
             inequalities.append({"label": claim.label, **shown, "verdict": claim.verdict})
         record = hypothesis.model_dump(mode="json") | {"verdict": finding.verdict, "inequalities": inequalities}
         records.append(record | {"needs": finding.needs})
-    tree = {"hash": hypotheses.hash, "declared": declared, "hypotheses": records}
+    tree = {"hash": hash_hypotheses(plan), "declared": declared, "hypotheses": records}
     return json.dumps(tree, indent=1, ensure_ascii=False) + "\n"

@@ -22,9 +22,10 @@ An arm that continues clm-200 (`parents` in the study file) has origin 200: step
 over all parents, as checkpoints do.
 """
 
+import re
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -34,8 +35,19 @@ from biphase.errors import InputError, nearest
 from biphase.files import content_hash
 from biphase.finetuning.config import FinetuneConfig
 from biphase.recipe import Init, Phase, Recipe, cut_phases, join_phases, phases_between
+from biphase.report.grammar import AskedInequality
+from biphase.report.hypotheses import Ladder, Spot, bind
+from biphase.report.paper import read_findings
 from biphase.study.arms import Arm, expand_arms
-from biphase.study.spec import Study, check_evaluation, finetune_config, scored_as, task_families, trainings
+from biphase.study.spec import (
+    Study,
+    check_evaluation,
+    finetune_config,
+    scored_as,
+    task_families,
+    trainings,
+    write_steps,
+)
 
 
 @dataclass(frozen=True)
@@ -130,6 +142,14 @@ class StudyCell:
         return f"{self.model}/{scored_as(self.task)}/lr{self.config.learning_rate:g}/seed{self.config.seed}"
 
 
+CITED = re.compile(r"(F[0-9]+) of the paper")
+"""A line that is one of the paper's findings as a whole."""
+
+AskedLine = str | Sequence[Sequence[AskedInequality]]
+"""A line of a hypothesis: the key of a finding of the paper, such as F1, which finds its arms by itself; or
+inequalities over the plan's arms, of each of these lists one is enough."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """The runs and cells of a study. Runs stand behind the runs that they start from."""
@@ -141,6 +161,8 @@ class Plan:
     cells: tuple[StudyCell, ...]
     families: dict[str, str]
     """The names under which scores stand → the codes of their families."""
+    hypotheses: tuple[Sequence[AskedLine], ...] = ()
+    """The lines of each hypothesis."""
 
     @property
     def num_seeds(self) -> int:
@@ -250,7 +272,7 @@ def plan_study(study: Study) -> Plan:
 
     Raises:
         InputError: as `expand_arms` and `check_evaluation`; an intermediate checkpoint that cannot exist; two arms that
-            are one model.
+            are one model; a hypothesis as `bind_hypotheses`.
     """
     arms = expand_arms(study)
     if study.evaluation is not None:
@@ -258,7 +280,8 @@ def plan_study(study: Study) -> Plan:
     paths = find_paths(arms)
     models = list_models(study, paths)
     runs, cells = make_runs(paths, models), tuple(list_cells(study, models))
-    return Plan(study, arms, runs, models, cells, task_families(study.evaluation))
+    plan = Plan(study, arms, runs, models, cells, task_families(study.evaluation))
+    return replace(plan, hypotheses=tuple(bind_hypotheses(plan)))
 
 
 def list_models(study: Study, paths: Mapping[str, ArmPath]) -> tuple[EvaluatedModel, ...]:
@@ -431,3 +454,53 @@ def make_runs(paths: Mapping[str, ArmPath], models: Iterable[EvaluatedModel]) ->
         ends = (path.first, path.last)
         runs[name] = PlannedRun(name, arm.group, arm.model, path.parent, *ends, steps, trained_recipe, key)
     return runs
+
+
+def list_ladders(plan: Plan) -> dict[str, Ladder]:
+    """List what names in a hypothesis stand for: an arm, an arm without its budget, a curriculum, a group, a model on
+    the way or with random weights, which `random` is of every network."""
+    plan = plan.of_first_seed
+    ladders: dict[str, dict[Spot, dict[str, str]]] = {}
+    spots = {name: Spot(arm.model, arm.recipe.num_steps) for name, arm in plan.arms.items()}
+    for name, spot in spots.items():
+        ladders[name] = {spot: {name: name}}
+    for model in plan.models:
+        if model.kind != "final":
+            ladders[model.name] = {Spot(plan.arms[model.arm].model, model.step): {model.name: model.name}}
+    taken = set(ladders)
+    for arm in plan.arms.values():
+        # The names that it shares with the same arm at other budgets; and what it is called there at every place.
+        short, spot = arm.name.removesuffix(f"-{write_steps(arm.recipe.num_steps)}"), spots[arm.name]
+        names = [short, arm.group]
+        if arm.parent is None and not arm.settings:
+            names.append(arm.curriculum)
+        for name in names:
+            if name in taken:
+                continue
+            ladders.setdefault(name, {}).setdefault(spot, {})[short.removeprefix(f"{arm.model}-")] = arm.name
+        if f"{arm.model}-random" in taken and "random" not in taken:
+            ladders.setdefault("random", {})[spot] = {"random": f"{arm.model}-random"}
+    return dict(ladders)
+
+
+def bind_hypotheses(plan: Plan) -> Iterator[list[AskedLine]]:
+    """Bind the lines of every hypothesis to arms of the plan. Raises `InputError` for a line that is not in the
+    grammar, or asks for what the study does not have."""
+    study = plan.study
+    if study.hypotheses and study.evaluation is None:
+        raise InputError("hypotheses are about scores: the study needs an evaluation")
+    ladders, findings = list_ladders(plan), read_findings()["findings"]
+    for hypothesis in study.hypotheses:
+        lines: list[AskedLine] = []
+        try:
+            for line in hypothesis.holds:
+                cited = CITED.fullmatch(line.strip())
+                if cited is None:
+                    lines.append(bind(line, ladders, plan.families))
+                elif cited[1] in findings:
+                    lines.append(cited[1])
+                else:
+                    raise InputError(f"'{line}': the paper's findings are {', '.join(findings)}")
+        except InputError as error:
+            raise InputError(f"hypothesis '{hypothesis.name}': {error}") from None
+        yield lines

@@ -27,7 +27,7 @@ from biphase.run import Run, read_metrics, read_recipe
 from biphase.study.advise import Evidence
 from biphase.study.cost import Sizes, measure_sizes
 from biphase.study.folder import TRAINING, StudyFolder, StudyState, read_state
-from biphase.study.hypotheses import ask, hypotheses_json, judge_results, list_equivalents, tell_declaration
+from biphase.study.hypotheses import hypotheses_json, judge_results, list_equivalents, tell_declaration
 from biphase.study.plan import EvaluatedModel, Plan, history, plan_study
 from biphase.study.spec import load_study
 
@@ -267,11 +267,9 @@ def report_study(
         picture = pool.submit(plan_svg, replace(plan, cells=()))  # beside the scores, which take longest to read
         state = read_state(plan, folder)
         results = with_averages(collect_results(plan, state.scores))
-        hypotheses = ask(plan)
-        findings, verdicts = judge_results(hypotheses, results)
-        declared = tell_declaration(hypotheses, folder.path) if findings else ""
-        files = {"hypotheses.json": hypotheses_json(hypotheses, declared, findings)} if findings else {}
-        equivalents = list_equivalents(hypotheses)
+        findings, verdicts = judge_results(plan, results)
+        declared = tell_declaration(plan, folder.path) if findings else ""
+        files = {"hypotheses.json": hypotheses_json(plan, declared, findings)} if findings else {}
         files["scores.csv"] = cells_csv(state.scores)
         bm25 = {}
         for score in (score for scores in state.scores.values() for score in scores.scores):
@@ -282,7 +280,7 @@ def report_study(
             question=plan.study.question,
             verdicts=verdicts,
             hypotheses=(findings, declared) if findings else None,
-            declared=equivalents,
+            declared=list_equivalents(plan),
             notes=list(list_notes(state)),
             commands=[*tell_texts(state), *commands],
             bm25=bm25,

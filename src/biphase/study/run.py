@@ -43,7 +43,7 @@ from biphase.study.folder import (
     read_state,
     refuse_other_text,
 )
-from biphase.study.hypotheses import ask, declare
+from biphase.study.hypotheses import declare
 from biphase.study.plan import Plan, PlannedRun, StudyCell, train_name
 from biphase.study.spec import EMBED, Evaluation, find_data_dirs, scored_as
 from biphase.tasks.sources import HUB, dir_of, find_source
@@ -201,7 +201,7 @@ def run_study(
     state = read_state(plan, folder)
     units, done = study_units(state, processes), state.done
     if plan.study.hypotheses:
-        declare(ask(plan), folder.path, len(done))
+        declare(plan, folder.path, len(done))
     refuse_other_text(state)
     # 2. Before hours of training: is the data of all tasks here, and is there what is asked for?
     if only != TRAINING and len(units) > len(done):
