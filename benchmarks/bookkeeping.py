@@ -40,11 +40,11 @@ METRICS = {
 READING = """
 import sys
 from pathlib import Path
-from biphase.study.folder import StudyFolder, read_state
+from biphase.study.folder import read_state
 from biphase.study.plan import plan_study
 from biphase.study.run import status
 from biphase.study.spec import load_study
-plan, folder = plan_study(load_study(Path(sys.argv[1]))), StudyFolder(Path(sys.argv[2]))
+plan, folder = plan_study(load_study(Path(sys.argv[1]))), Path(sys.argv[2])
 status(read_state(plan, folder))
 """
 """What `report` does before it draws."""
@@ -61,7 +61,7 @@ def make_folder(study: Path, folder: Path) -> dict[str, int]:
     """Everything that a finished study leaves behind; returns how many runs, cells and scores that is."""
     from biphase.files import write_json
     from biphase.finetuning.cells import identify
-    from biphase.study.folder import claim_study_folder
+    from biphase.study.folder import claim_study_folder, reach_step
     from biphase.study.plan import plan_study
     from biphase.study.spec import load_study
 
@@ -69,12 +69,12 @@ def make_folder(study: Path, folder: Path) -> dict[str, int]:
     place = claim_study_folder(folder, plan.study)
     (folder / "trained").mkdir()
     for run in plan.runs.values():
-        path = place.runs / f"{run.name}-{run.key[:8]}"
+        path = place / "runs" / f"{run.name}-{run.key[:8]}"
         steps = [checkpoint.step for checkpoint in plan.checkpoints if checkpoint.run == run.name]
         write_run(path, run.last, steps, run.recipe.model_dump(mode="json"))
-        write_json(place.record(run.name), {"folder": path.name, "key": run.key, "seconds": 3600.0})
+        write_json(place / "trained" / f"{run.name}.json", {"folder": path.name, "key": run.key, "seconds": 3600.0})
     rng = random.Random(0)
-    fingerprints = {m.name: identify(place.reach_step(plan.runs[m.run], m.step)) for m in plan.models}
+    fingerprints = {m.name: identify(reach_step(place, plan.runs[m.run], m.step)) for m in plan.models}
     num_scores = sum(write_scores(plan, place, cell, fingerprints[cell.model], rng) for cell in plan.cells)
     return {"runs": len(plan.runs), "models": len(plan.models), "cells": len(plan.cells), "scores": num_scores}
 
@@ -135,7 +135,7 @@ def write_scores(plan: Any, place: Any, cell: Any, fingerprint: Any, rng: random
             "peak_memory_bytes": 10**9,
             "machine": {"device": "synthetic"},
         }
-        path = place.scores(cell.model) / f"{name}-{score['cell'][:16]}"
+        path = place / "scores" / cell.model / f"{name}-{score['cell'][:16]}"
         path.mkdir(parents=True)
         (path / "score.json").write_text(json.dumps(score, indent=2))
     return len(cell.evaluates)

@@ -24,10 +24,11 @@ from biphase.study import folder
 from biphase.study import run as worker
 from biphase.study.cost import measure_sizes
 from biphase.study.folder import (
-    StudyFolder,
     StudyState,
     TrainedRecord,
+    find_record,
     keep_order,
+    reach_step,
     read_state,
     refuse_other_text,
 )
@@ -62,7 +63,7 @@ def fill(write_cell: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.Mo
             name = f"{cell.model}/{cell.task}-{seed}"
             given = {"precision": "fp32", "model_hash": "a" * 64} | say(cell)
             write_cell(cell.model, cell.task, rate, seed, name=name, **(config | given))
-        return read_state(plan, StudyFolder(tmp_path))
+        return read_state(plan, tmp_path)
 
     return make
 
@@ -117,7 +118,7 @@ def test_a_model_that_was_tuned_on_two_devices_is_noted(write_cell: Callable[...
         made = [read_score(write_cell(model, seed=seed)) for seed in range(len(devices))]
         own = zip(made, devices, strict=True)
         scores[model] = ScoreSet(tuple(score.model_copy(update={"machine": {"device": name}}) for score, name in own))
-    (note,) = list_notes(StudyState(make_plan(), StudyFolder(tmp_path), scores, {}, set(), set(), {}))
+    (note,) = list_notes(StudyState(make_plan(), tmp_path, scores, {}, set(), set(), {}))
     assert note.startswith("Not all fine-tuned with the same device: cpu (a, b), cuda (a);")
 
 
@@ -200,33 +201,33 @@ def test_random_weights_are_drawn_as_often_as_arms_are_pretrained(fill: Any, num
 
 
 def test_a_checkpoint_is_waited_for_only_while_it_is_made(tmp_path: Path) -> None:
-    plan, place = make_plan(), StudyFolder(tmp_path)
+    plan, place = make_plan(), tmp_path
     begin = plan.runs["1m-25-75-400"]
     assert begin.parent is None
-    lock = place.lock(begin.name)
+    lock = place / "trained" / f".{begin.name}.lock"
     for _ in range(2):
         with pytest.raises(InputError, match="1m-25-75-400@400 is no longer there; the same command makes it again"):
-            place.reach_step(begin, 400)
+            reach_step(place, begin, 400)
         with locked(lock), pytest.raises(BusyError, match="another process makes 1m-25-75-400@400"):
-            place.reach_step(begin, 400)
-        lock = place.runs / "1m-25-75-400-12345678" / ".lock"
+            reach_step(place, begin, 400)
+        lock = place / "runs" / "1m-25-75-400-12345678" / ".lock"
 
 
 def test_every_sitting_and_every_process_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is stopped or killed on the way took its time, too; where that was not kept, it is not known."""
-    plan, place, name = make_plan(), StudyFolder(tmp_path), "1m-mlm40-400"
-    run, now = place.runs / f"{name}-12345678", [0.0]
+    plan, place, name = make_plan(), tmp_path, "1m-mlm40-400"
+    run, now = place / "runs" / f"{name}-12345678", [0.0]
     monkeypatch.setattr(worker, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
-    def train(recipe: Any, folder: StudyFolder, processes: int = 1) -> Path:
+    def train(recipe: Any, folder: Path, processes: int = 1) -> Path:
         run.mkdir(parents=True, exist_ok=True)
         now[0] += 900
         if now[0] == 900:
             raise StoppedError("stopped")
         if now[0] == 1800:  # a kill tells nobody: the time is there before
-            while read_json(place.clock(name))["seconds"] < 1800:
+            while read_json(place / "trained" / f".{name}.clock")["seconds"] < 1800:
                 over.wait(0.01)
-            shutil.copy(place.clock(name), tmp_path / "kept")
+            shutil.copy(place / "trained" / f".{name}.clock", tmp_path / "kept")
             raise StoppedError("killed")
         (run / "done.json").write_text("{}")
         return run
@@ -238,14 +239,14 @@ def test_every_sitting_and_every_process_counts(tmp_path: Path, monkeypatch: pyt
     for _ in range(2):
         with pytest.raises(StoppedError):
             worker.train_unit(plan, name, place, 1)
-    shutil.copy(tmp_path / "kept", place.clock(name))
+    shutil.copy(tmp_path / "kept", place / "trained" / f".{name}.clock")
     worker.train_unit(plan, name, place, 4)
-    record = place.find_record(plan.runs[name])
+    record = find_record(place, plan.runs[name])
     assert record and record.seconds == 2700 and record.is_timed
-    assert not place.clock(name).exists()
-    place.record(name).unlink()
+    assert not (place / "trained" / f".{name}.clock").exists()
+    (place / "trained" / f"{name}.json").unlink()
     worker.train_unit(plan, name, place, 1)
-    record = place.find_record(plan.runs[name])
+    record = find_record(place, plan.runs[name])
     assert record and not record.is_timed
     records = {name: record, "1m-25-75-400": replace(record, untimed=(), seconds=60.0)}
     (row,) = list_costs(StudyState(plan, place, {}, records, set(records), set(), {}))
@@ -259,7 +260,7 @@ def test_a_study_that_was_trained_on_other_text_does_not_go_on(tmp_path: Path, m
 
     def check(text: str | None) -> None:
         record = TrainedRecord("made-up", "key", 1.0, text=None if text is None else (64 * text,))
-        refuse_other_text(StudyState(plan, StudyFolder(tmp_path), {}, {name: record}, set(), set(), {}))
+        refuse_other_text(StudyState(plan, tmp_path, {}, {name: record}, set(), set(), {}))
 
     check("c")  # the shards are gone: nothing is known of them
     (tmp_path / "manifest.json").touch()

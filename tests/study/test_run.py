@@ -24,12 +24,7 @@ from biphase.recipe import Checkpoints
 from biphase.run import Run
 from biphase.study import run as worker
 from biphase.study.cost import measure_sizes
-from biphase.study.folder import (
-    StudyFolder,
-    claim_study_folder,
-    read_runs,
-    read_state,
-)
+from biphase.study.folder import claim_study_folder, drop_checkpoints, find_record, read_runs, read_state
 from biphase.study.plan import Plan, plan_study, train_name
 from biphase.study.report import arm_of_model, collect_results, read_evidence, report_study
 from biphase.study.run import measure_units, run_study, status, study_units
@@ -85,13 +80,13 @@ def plan(tiny_recipe: Any, words_dir: Path) -> Plan:
 
 
 @pytest.fixture(scope="module")
-def finished(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> StudyFolder:
+def finished(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = claim_study_folder(tmp_path_factory.mktemp("study"), plan.study)
     assert run_study(plan, place, HERE) == []
     return place
 
 
-def test_every_unit_is_done_once(plan: Plan, finished: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_unit_is_done_once(plan: Plan, finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = {unit.name for unit in study_units(read_state(plan, finished))}
     assert len(names) == len(plan.runs) + len(plan.cells) == 5 + 5 * 4
     assert read_state(plan, finished).done == names
@@ -99,29 +94,29 @@ def test_every_unit_is_done_once(plan: Plan, finished: StudyFolder, monkeypatch:
     assert run_study(plan, finished, HERE) == []
 
 
-def test_branches_start_from_the_trunk(plan: Plan, finished: StudyFolder) -> None:
+def test_branches_start_from_the_trunk(plan: Plan, finished: Path) -> None:
     branch = plan.runs["tiny-50-50-12"]
     assert (branch.parent, branch.first) == ("tiny-clm-12", 6)
     config = (trained_folder(finished, branch.name) / "config.yaml").read_text()
     assert f"{trained_folder(finished, 'tiny-clm-12')}@6" in config
 
 
-def test_a_record_says_what_text_was_trained_on(plan: Plan, finished: StudyFolder) -> None:
+def test_a_record_says_what_text_was_trained_on(plan: Plan, finished: Path) -> None:
     shards = read_shard_manifest(Path(plan.runs["tiny-clm-12"].recipe.data.shards))
     for run in plan.runs.values():
-        record = finished.find_record(run)
+        record = find_record(finished, run)
         assert record and record.text == (shards.fingerprint,) and record.is_timed
 
 
-def test_checkpoints_that_nobody_needs_are_dropped(plan: Plan, finished: StudyFolder) -> None:
+def test_checkpoints_that_nobody_needs_are_dropped(plan: Plan, finished: Path) -> None:
     steps = {int(path.name) for path in Run(trained_folder(finished, "tiny-clm-12")).steps.iterdir()}
     assert steps == {12}  # step 6, from which a branch went, and step 7, before the decay, are gone
 
 
-def test_what_is_scored_needs_no_checkpoint(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
+def test_what_is_scored_needs_no_checkpoint(plan: Plan, finished: Path, tmp_path: Path) -> None:
     """A folder without weights and predictions, as one is kept: its page says the same, and nothing is trained."""
     place = copy_of(finished, tmp_path / "kept")
-    for path in (*place.runs.glob("*/steps"), *place.path.glob("scores/*/*/*.jsonl")):
+    for path in (*(place / "runs").glob("*/steps"), *place.glob("scores/*/*/*.jsonl")):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     before, after = read_state(plan, finished), read_state(plan, place)
     assert (after.done, after.begun) == (before.done, {}) and not any(after.steps.values())
@@ -130,19 +125,19 @@ def test_what_is_scored_needs_no_checkpoint(plan: Plan, finished: StudyFolder, t
     assert [result.examples.table is not None for result in reports[1][2].results if result.examples] == [
         result.examples.table is not None for result in reports[0][2].results if result.examples
     ]
-    shutil.rmtree(next(place.scores("tiny-50-50-12").glob("wnut17-*")))
+    shutil.rmtree(next((place / "scores" / "tiny-50-50-12").glob("wnut17-*")))
     lacking = {train_name(name) for name in plan.runs} - read_state(plan, place).done
     assert lacking == {train_name("tiny-50-50-12"), train_name("tiny-clm-12")}, "the branch, and what it starts from"
 
 
-def test_more_pretraining_seeds_train_nothing_anew(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
+def test_more_pretraining_seeds_train_nothing_anew(plan: Plan, finished: Path, tmp_path: Path) -> None:
     """From one pretraining seed to two: what is done counts, the second has weights of its own, one seed at a time."""
     plan, place = changed(plan, *ONE_CELL), copy_of(finished, tmp_path / "seeds")
     grown = changed(plan, "pretraining_seeds=2")
     first, second = grown.of_first_seed, [name for name, arm in grown.arms.items() if arm.seed]
     assert (first.runs, first.models, first.cells) == (plan.runs, plan.models, plan.cells)
     assert second == [f"{name}-seed1" for name in plan.arms]
-    before = {path: path.stat().st_mtime_ns for path in place.path.rglob("model.safetensors")}
+    before = {path: path.stat().st_mtime_ns for path in place.rglob("model.safetensors")}
     done = read_state(grown, place).done
     assert done == read_state(plan, place).done and status(read_state(grown, place))["seeds"] == [
         "pretraining seed 0: done",
@@ -153,7 +148,7 @@ def test_more_pretraining_seeds_train_nothing_anew(plan: Plan, finished: StudyFo
     assert status(read_state(grown, place))["seeds"] == ["pretraining seed 0: done", "pretraining seed 1: done"]
     child = grown.runs["tiny-clm-12-then-mlm40-6-seed1"]
     assert child.parent == "tiny-clm-12-seed1" and child.recipe.seed == plan.arms["tiny-clm-12"].recipe.seed + 1
-    hashes = {file_hash(path) for path in place.runs.glob("tiny-clm-12-*/steps/12/model/model.safetensors")}
+    hashes = {file_hash(path) for path in (place / "runs").glob("tiny-clm-12-*/steps/12/model/model.safetensors")}
     assert len(hashes) == 2, "another pretraining seed gives other weights"
     results = collect_results(grown, read_state(grown, place).scores).results
     assert {result.arm.name for result in results} == {
@@ -161,7 +156,7 @@ def test_more_pretraining_seeds_train_nothing_anew(plan: Plan, finished: StudyFo
     }
 
 
-def test_status_of_a_finished_study(plan: Plan, finished: StudyFolder) -> None:
+def test_status_of_a_finished_study(plan: Plan, finished: Path) -> None:
     found = status(read_state(plan, finished))
     assert [(line["name"], line["done"], line["total"]) for line in found["lines"]] == [
         ("train", 5, 5),
@@ -172,19 +167,19 @@ def test_status_of_a_finished_study(plan: Plan, finished: StudyFolder) -> None:
     assert f"`{' '.join(found['lines'][0])}`" in reference.read_text(encoding="utf-8")
 
 
-def test_what_is_done_has_not_failed(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
+def test_what_is_done_has_not_failed(plan: Plan, finished: Path, tmp_path: Path) -> None:
     """As after a study file with a slip in it ran in the folder: the slip is gone, and what it asked for is done."""
     place = copy_of(finished, tmp_path / "study")
-    (place.path / "failed").mkdir(exist_ok=True)
+    (place / "failed").mkdir(exist_ok=True)
     for number, unit in enumerate((train_name("tiny-clm-12"), train_name("arm-that-was-taken-out"))):
         record = {"unit": unit, "reason": "no such model", "traceback": ""}
-        (place.path / "failed" / f"{number}.json").write_text(json.dumps(record))
-    assert len(scheduler.read_failures(place.path)) == 2
+        (place / "failed" / f"{number}.json").write_text(json.dumps(record))
+    assert len(scheduler.read_failures(place)) == 2
     found = status(read_state(plan, place))
     assert (found["failed"], found["num_waiting"], found["lines"][0]["failed"]) == ([], 0, 0)
 
 
-def test_results_in_the_papers_terms(plan: Plan, finished: StudyFolder) -> None:
+def test_results_in_the_papers_terms(plan: Plan, finished: Path) -> None:
     scores = read_state(plan, finished).scores
     collected = collect_results(plan, scores)
     results, planned = collected.results, collected.planned_runs
@@ -200,7 +195,7 @@ def test_results_in_the_papers_terms(plan: Plan, finished: StudyFolder) -> None:
     assert {result.measure for result in results} == {"f1", "paper_f1"}
 
 
-def test_report(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
+def test_report(plan: Plan, finished: Path, tmp_path: Path) -> None:
     page, *_ = report_study(plan, finished, tmp_path / "report", ["biphase study run study.yaml a.b=1"])
     text = page.read_text(encoding="utf-8")
     assert "Does anything work?" in text and "biphase study run study.yaml a.b=1" in text
@@ -212,8 +207,8 @@ def test_report(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
     assert (again, told.hypotheses) == (page, None)
 
 
-def test_a_study_is_evidence_for_advice(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
-    found = read_evidence(finished.path)
+def test_a_study_is_evidence_for_advice(plan: Plan, finished: Path, tmp_path: Path) -> None:
+    found = read_evidence(finished)
     assert [item.curriculum for item in found] == ["clm", "50/50", "mlm40"], "what continues another arm says nothing"
     scores = read_state(plan, finished).scores
     (both,) = [r for r in collect_results(plan, scores).results if (r.arm.name, r.arm.setup, r.metric) == BOTH]
@@ -223,13 +218,13 @@ def test_a_study_is_evidence_for_advice(plan: Plan, finished: StudyFolder, tmp_p
         read_evidence(tmp_path)
     empty = claim_study_folder(tmp_path / "empty", plan.study)
     with pytest.raises(InputError, match="no curriculum with a score on every task yet"):
-        read_evidence(empty.path)
+        read_evidence(empty)
 
 
 BOTH = ("tiny-50-50-12", "ratio", "standard")
 
 
-def test_a_study_that_grows_trains_only_what_is_new(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
+def test_a_study_that_grows_trains_only_what_is_new(plan: Plan, finished: Path, tmp_path: Path) -> None:
     """The new arm branches where the finished trunk kept nothing: up to there the trunk is trained once more."""
     place = copy_of(finished, tmp_path / "grown")
     tree = plan.study.model_dump(mode="json", exclude={"evaluation"})
@@ -239,28 +234,28 @@ def test_a_study_that_grows_trains_only_what_is_new(plan: Plan, finished: StudyF
     assert grown.runs[new].first == 3
     missing = {train_name(name) for name in grown.runs} - read_state(grown, place).done
     assert missing == {train_name(new), train_name("tiny-clm-12")}
-    folders = set(place.runs.iterdir())
-    models = {path: path.read_bytes() for path in place.runs.glob("*/steps/*/model/model.safetensors")}
-    claim_study_folder(place.path, grown.study)
+    folders = set((place / "runs").iterdir())
+    models = {path: path.read_bytes() for path in (place / "runs").glob("*/steps/*/model/model.safetensors")}
+    claim_study_folder(place, grown.study)
     assert not run_study(grown, place, HERE)
-    assert set(place.runs.iterdir()) - folders == {trained_folder(place, new)}
+    assert set((place / "runs").iterdir()) - folders == {trained_folder(place, new)}
     assert all(path.read_bytes() == content for path, content in models.items())
     assert {int(path.name) for path in Run(trained_folder(place, "tiny-clm-12")).steps.iterdir()} == {12}
     assert not {train_name(name) for name in grown.runs} - read_state(grown, place).done
 
 
-def trained_folder(place: StudyFolder, run: str) -> Path:
-    return (place.runs / read_json(place.record(run))["folder"]).resolve()
+def trained_folder(place: Path, run: str) -> Path:
+    return (place / "runs" / read_json(place / "trained" / f"{run}.json")["folder"]).resolve()
 
 
-def copy_of(place: StudyFolder, folder: Path) -> StudyFolder:
-    shutil.copytree(place.path, folder)
-    return StudyFolder(folder)
+def copy_of(place: Path, folder: Path) -> Path:
+    shutil.copytree(place, folder)
+    return folder
 
 
-def test_damaged_scores_are_named_and_made_again(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
+def test_damaged_scores_are_named_and_made_again(plan: Plan, finished: Path, tmp_path: Path) -> None:
     place = copy_of(finished, tmp_path / "copy")
-    path = next(place.scores("tiny-clm-12").glob("wnut17-*/score.json"))
+    path = next((place / "scores" / "tiny-clm-12").glob("wnut17-*/score.json"))
     path.write_text(path.read_text()[:100])
     model = next(model for model in plan.models if model.name == "tiny-clm-12")
     assert read_state(plan, place).scores[model.name].broken.keys() == {path}
@@ -270,7 +265,7 @@ def test_damaged_scores_are_named_and_made_again(plan: Plan, finished: StudyFold
     assert len(read_state(plan, place).done) == 25
 
 
-def test_scores_of_other_weights_do_not_count(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
+def test_scores_of_other_weights_do_not_count(plan: Plan, finished: Path, tmp_path: Path) -> None:
     place = copy_of(finished, tmp_path / "copy")
     model = next(model for model in plan.models if model.name == "tiny-mlm40-12")
     config = trained_folder(place, "tiny-mlm40-12") / "steps" / "12" / "model" / "config.json"
@@ -284,9 +279,9 @@ def test_scores_of_other_weights_do_not_count(plan: Plan, finished: StudyFolder,
     assert len(read_state(plan, place).scores[model.name].scores) == 0
 
 
-def test_scores_of_an_older_protocol_do_not_count(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
+def test_scores_of_an_older_protocol_do_not_count(plan: Plan, finished: Path, tmp_path: Path) -> None:
     place = copy_of(finished, tmp_path / "copy")
-    path = next(place.scores("tiny-clm-12").glob("wnut17-*/score.json"))
+    path = next((place / "scores" / "tiny-clm-12").glob("wnut17-*/score.json"))
     path.write_text(json.dumps({**json.loads(path.read_text()), "protocol": PROTOCOL - 1}))
     assert len(read_state(plan, place).done) == 24
 
@@ -300,9 +295,7 @@ def test_scores_of_an_older_protocol_do_not_count(plan: Plan, finished: StudyFol
         ({"epochs": 2}, 20),
     ],
 )
-def test_only_what_decides_a_result_makes_a_cell_another(
-    plan: Plan, finished: StudyFolder, settings: dict, left: int
-) -> None:
+def test_only_what_decides_a_result_makes_a_cell_another(plan: Plan, finished: Path, settings: dict, left: int) -> None:
     """Beyond the network's positions every limit is the same, and token classification has no temperature."""
     cells = [replace(cell, config=cell.config.model_copy(update=settings)) for cell in plan.cells]
     assert len(read_state(replace(plan, cells=tuple(cells)), finished).done) == 25 - left
@@ -315,16 +308,16 @@ def test_a_failure_blocks_only_what_needs_it(
     place = claim_study_folder(tmp_path / "study", plan.study)
     real = worker.train_here
 
-    def fail_one(recipe: Any, place: StudyFolder) -> Path:
+    def fail_one(recipe: Any, runs: Path) -> Path:
         if recipe.name == "tiny-mlm40-12":
             raise InputError("the loss is not finite at step 3")
-        return real(recipe, place)
+        return real(recipe, runs)
 
     monkeypatch.setattr(worker, "train_here", fail_one)
     failures = run_study(plan, place, HERE)
     blocked = [failure for failure in failures if failure.reason.startswith("blocked")]
     assert len(failures) == 1 + 1 + 2 and len(blocked) == 3
-    assert [place.find_record(plan.runs[name]) is None for name in ("tiny-50-50-12", "tiny-mlm40-12")] == [
+    assert [find_record(place, plan.runs[name]) is None for name in ("tiny-50-50-12", "tiny-mlm40-12")] == [
         False,
         True,
     ]
@@ -342,7 +335,7 @@ def test_what_another_process_is_at_is_left_to_it(plan: Plan, tmp_path: Path, mo
     place = claim_study_folder(tmp_path / "study", plan.study)
     unit = next(unit for unit in study_units(read_state(plan, place)) if unit.name == train_name("tiny-clm-12"))
     unit.function(**unit.arguments)
-    record = place.record("tiny-clm-12")
+    record = place / "trained" / "tiny-clm-12.json"
     hidden = record.rename(record.with_suffix(".hidden"))
     waits = []
 
@@ -356,10 +349,10 @@ def test_what_another_process_is_at_is_left_to_it(plan: Plan, tmp_path: Path, mo
 
     real = worker.train_here
 
-    def train_unless_held(recipe: Any, place: StudyFolder) -> Path:
+    def train_unless_held(recipe: Any, runs: Path) -> Path:
         if not waits and recipe.name == "tiny-clm-12":
             raise BusyError("held")
-        return real(recipe, place)
+        return real(recipe, runs)
 
     monkeypatch.setattr(worker, "train_here", train_unless_held)
     assert run_study(plan, place, HERE) == []
@@ -380,7 +373,7 @@ def changed(plan: Plan, *overrides: str) -> Plan:
     return plan_study(parse_config(Study, plan.study.model_dump(mode="json"), overrides, origin="changed.yaml"))
 
 
-def test_scores_of_other_settings_are_not_reported(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
+def test_scores_of_other_settings_are_not_reported(plan: Plan, finished: Path, tmp_path: Path) -> None:
     """A study that asks for other epochs, or for fewer rates, reports on those alone."""
     place = copy_of(finished, tmp_path / "changed")
     model = plan.models[0]
@@ -396,14 +389,14 @@ def test_scores_of_other_settings_are_not_reported(plan: Plan, finished: StudyFo
     }
 
 
-def test_a_precision_that_is_asked_for_is_part_of_what_is_done(plan: Plan, finished: StudyFolder) -> None:
+def test_a_precision_that_is_asked_for_is_part_of_what_is_done(plan: Plan, finished: Path) -> None:
     made = read_state(plan, finished).scores[plan.models[0].name].scores[0].config.precision  # what `auto` means here
     for precision, done in (("auto", 25), ("fp32", 25 if made == "fp32" else 5), ("bf16", 25 if made == "bf16" else 5)):
         assert len(read_state(changed(plan, f"evaluation.finetune.precision={precision}"), finished).done) == done
     assert not read_state(changed(plan, "recipe.compute.precision=bf16"), finished).done
 
 
-def test_what_begins_at_a_changed_run_is_trained_anew(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
+def test_what_begins_at_a_changed_run_is_trained_anew(plan: Plan, finished: Path, tmp_path: Path) -> None:
     """Branches and continuations, whether or not their own recipes changed."""
     faster = changed(plan, "arms.0.recipe={schedule: {peak_lr: 2e-2}}")
     assert not {train_name(name) for name in faster.runs} & read_state(faster, finished).done
@@ -416,34 +409,34 @@ def test_what_begins_at_a_changed_run_is_trained_anew(plan: Plan, finished: Stud
     child = units[train_name("tiny-clm-12-then-mlm40-6")]
     cell = next(unit for unit in units.values() if unit.name.startswith("tiny-clm-12/"))
     for unit in (child, cell):
-        with pytest.raises(BusyError), locked(place.lock("tiny-clm-12")):
+        with pytest.raises(BusyError), locked(place / "trained" / ".tiny-clm-12.lock"):
             unit.function(**unit.arguments)
         with pytest.raises(InputError, match="tiny-clm-12@12 is no longer there; the same command makes it again"):
             unit.function(**unit.arguments)
 
 
 def test_a_branch_that_lacks_a_checkpoint_gets_it(
-    plan: Plan, finished: StudyFolder, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    plan: Plan, finished: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Also when the checkpoint in which it began is gone: that is made once more first, and dropped again."""
     place = copy_of(finished, tmp_path / "grown")
     grown = changed(plan, "intermediate=[{arms: [tiny-50-50-12], steps: [7]}]", "evaluation=null")
     assert {train_name("tiny-50-50-12"), train_name("tiny-clm-12")}.isdisjoint(read_state(grown, place).done)
     assert status(read_state(grown, place))["lines"][0]["done"] == 3
-    before = read_json(place.record("tiny-clm-12"))["seconds"]
+    before = read_json(place / "trained" / "tiny-clm-12.json")["seconds"]
     papers = (trained_folder(place, "tiny-clm-12") / "environment.json").read_bytes()
-    claim_study_folder(place.path, grown.study)
+    claim_study_folder(place, grown.study)
     assert not run_study(grown, place, HERE)
     steps = {name: {int(p.name) for p in Run(trained_folder(place, name)).steps.iterdir()} for name in grown.runs}
     assert steps["tiny-50-50-12"] == {7, 12} and steps["tiny-clm-12"] == {12}
-    record = read_json(place.record("tiny-clm-12"))
+    record = read_json(place / "trained" / "tiny-clm-12.json")
     assert record["seconds"] > before, "what was spent is added up"
     said = "".join(capfd.readouterr())
     assert re.search(r"train tiny-clm-12: \d+ steps in \S+, \S+ of it since it went on", said), "attempts told apart"
     assert (trained_folder(place, "tiny-clm-12") / "environment.json").read_bytes() == papers
 
 
-def test_a_checkpoint_that_is_made_elsewhere_is_waited_for(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_made_elsewhere_is_waited_for(plan: Plan, finished: Path, tmp_path: Path) -> None:
     """While another process makes it, what begins there neither fails nor trains the trunk for itself."""
     place = copy_of(finished, tmp_path / "grown")
     grown = changed(plan, "arms.0.curricula=[clm, 50/50, mlm40, 25/75]", "evaluation=null")
@@ -454,10 +447,10 @@ def test_a_checkpoint_that_is_made_elsewhere_is_waited_for(plan: Plan, finished:
         branch.function(**branch.arguments)
     trunk.function(**trunk.arguments)
     branch.function(**branch.arguments)
-    place.drop_checkpoints(grown)
+    drop_checkpoints(place, grown)
     assert read_runs(grown, place).reference("tiny-clm-12", 3), "the folder is not yet that of this study"
-    claim_study_folder(place.path, grown.study)
-    place.drop_checkpoints(grown)
+    claim_study_folder(place, grown.study)
+    drop_checkpoints(place, grown)
     assert not read_runs(grown, place).reference("tiny-clm-12", 3)
     (line,) = trunk.function(**trunk.arguments)
     assert line.endswith(": done by another process"), "a late process trains nothing again"
@@ -476,29 +469,29 @@ class Launcher:
 
 
 def test_the_run_of_torchrun_is_the_one_that_it_says(
-    plan: Plan, finished: StudyFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plan: Plan, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not the newest of that name, and wherever the shards lie by now; bytes that are no text do no harm."""
     place = copy_of(finished, tmp_path / "study")
     moved = changed(plan, "recipe.data.shards=elsewhere", "recipe.schedule.peak_lr=2e-2").runs["tiny-clm-12"].recipe
-    newest = worker.train_here(changed(plan, "recipe.schedule.peak_lr=2e-2").runs["tiny-clm-12"].recipe, place)
+    newest = worker.train_here(changed(plan, "recipe.schedule.peak_lr=2e-2").runs["tiny-clm-12"].recipe, place / "runs")
     own = trained_folder(place, "tiny-clm-12")
     monkeypatch.setattr(worker.subprocess, "Popen", Launcher)
     for folder in (newest, own):
         monkeypatch.setattr(Launcher, "output", f"NCCL\xe2\n{folder}\n".encode("latin-1"))
-        assert worker.train_by_torchrun(moved, place, 2) == folder
+        assert worker.train_by_torchrun(moved, place / "runs", 2) == folder
     monkeypatch.setattr(Launcher, "output", b"")
     with pytest.raises(
         InputError, match=r"torchrun ended well but did not say which run is done; see .*tiny-clm-12\.log"
     ):
-        worker.train_by_torchrun(moved, place, 2)
+        worker.train_by_torchrun(moved, place / "runs", 2)
 
 
 def test_what_torchrun_says_of_its_end_is_of_this_attempt(
-    plan: Plan, finished: StudyFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plan: Plan, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The log has the earlier ones too. A stop is no failure."""
-    place, recipe = StudyFolder(tmp_path), plan.runs["tiny-clm-12"].recipe
+    recipe = plan.runs["tiny-clm-12"].recipe
     monkeypatch.setattr(worker.subprocess, "Popen", Launcher)
     attempts = [
         (b"biphase: process 1 was killed\n", 2, InputError, "exit code 2: process 1 was killed; see"),
@@ -510,7 +503,7 @@ def test_what_torchrun_says_of_its_end_is_of_this_attempt(
         monkeypatch.setattr(Launcher, "output", output)
         monkeypatch.setattr(Launcher, "code", code)
         with pytest.raises(kind, match=words):
-            worker.train_by_torchrun(recipe, place, 2)
+            worker.train_by_torchrun(recipe, tmp_path, 2)
 
 
 def test_a_stop_waits_for_the_processes_of_a_run(
@@ -531,19 +524,19 @@ def test_a_stop_waits_for_the_processes_of_a_run(
     monkeypatch.setattr(worker.subprocess, "Popen", Asked)
     monkeypatch.setenv(machine.GRACE, "77")
     with pytest.raises(StoppedError, match="run the same command to go on"):
-        worker.train_by_torchrun(plan.runs["tiny-clm-12"].recipe, StudyFolder(tmp_path), 2)
+        worker.train_by_torchrun(plan.runs["tiny-clm-12"].recipe, tmp_path, 2)
     assert terminated and capsys.readouterr().err == "waiting up to 77 s for 2 processes to save their state\n"
 
 
 @pytest.mark.slow
-def test_torchrun_says_by_its_exit_code_that_a_run_is_busy(plan: Plan, finished: StudyFolder) -> None:
+def test_torchrun_says_by_its_exit_code_that_a_run_is_busy(plan: Plan, finished: Path) -> None:
     """And which run it is, where nobody is at it."""
     recipe = plan.runs["tiny-clm-12"].recipe
     lacking = recipe.model_copy(update={"checkpoints": Checkpoints(keep=(3,))})
     folder = trained_folder(finished, "tiny-clm-12")
     with locked(folder / ".lock"), pytest.raises(BusyError, match="in use by another"):
-        worker.train_by_torchrun(lacking, finished, 2)
-    assert worker.train_by_torchrun(recipe, finished, 1).resolve() == folder
+        worker.train_by_torchrun(lacking, finished / "runs", 2)
+    assert worker.train_by_torchrun(recipe, finished / "runs", 1).resolve() == folder
 
 
 def test_one_unit(plan: Plan, tmp_path: Path) -> None:
@@ -563,25 +556,28 @@ def test_one_unit(plan: Plan, tmp_path: Path) -> None:
 
 
 def test_all_cells_of_what_is_trained(
-    plan: Plan, finished: StudyFolder, tmp_path: Path, capsys: pytest.CaptureFixture
+    plan: Plan, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     """What is not trained is not trained for them, and is told."""
     place = copy_of(finished, tmp_path / "study")
-    shutil.rmtree(place.path / "scores")
-    place.record("tiny-mlm40-12").unlink()
+    shutil.rmtree(place / "scores")
+    (place / "trained" / "tiny-mlm40-12.json").unlink()
     assert run_study(plan, place, HERE, only="cells") == []
     state = read_state(plan, place)
     lacking = {cell.name for cell in plan.cells if cell.model == "tiny-mlm40-12"}
-    assert state.scored == {cell.name for cell in plan.cells} - lacking and not place.record("tiny-mlm40-12").exists()
+    assert (
+        state.scored == {cell.name for cell in plan.cells} - lacking
+        and not (place / "trained" / "tiny-mlm40-12.json").exists()
+    )
     assert "4 cells left out: their models are not trained" in capsys.readouterr().err
 
 
-def test_the_folder_of_another_study(plan: Plan, finished: StudyFolder) -> None:
+def test_the_folder_of_another_study(plan: Plan, finished: Path) -> None:
     with pytest.raises(InputError, match="is the folder of the study 'tiny', not of 'other'"):
-        claim_study_folder(finished.path, plan.study.model_copy(update={"name": "other"}))
+        claim_study_folder(finished, plan.study.model_copy(update={"name": "other"}))
 
 
-def test_a_task_of_ones_own(plan: Plan, finished: StudyFolder, words_dir: Path, tmp_path: Path) -> None:
+def test_a_task_of_ones_own(plan: Plan, finished: Path, words_dir: Path, tmp_path: Path) -> None:
     """Its YAML file names it, its data is found under either name, and the report has it."""
     own = tmp_path / "places.yaml"
     shape = "classes: [O, B-location], files: [{train: train.jsonl, validation: validation.jsonl, test: test.jsonl}]"
@@ -610,7 +606,7 @@ def test_data_are_looked_for_before_anything_trains(plan: Plan, tmp_path: Path) 
     place = claim_study_folder(tmp_path / "study", without.study)
     with pytest.raises(InputError, match=r"task 'wnut17' needs .* there"):
         run_study(without, place, HERE)
-    assert not place.runs.exists()
+    assert not (place / "runs").exists()
     tree["evaluation"] |= {"tasks": ["squad_retrieval"], "data_dirs": {}}
     lacking = plan_study(parse_config(Study, tree, origin="lacking"))
     with pytest.raises(InputError, match="task 'squad_retrieval' comes neither with biphase nor from the hub"):
@@ -623,11 +619,11 @@ def test_data_are_looked_for_before_anything_trains(plan: Plan, tmp_path: Path) 
         run_study(lost, place, HERE)
 
 
-def test_time_left_knows_what_training_took_before(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
+def test_time_left_knows_what_training_took_before(plan: Plan, finished: Path, tmp_path: Path) -> None:
     state = read_state(plan, finished)
     every = study_units(state)
     spent, costs = measure_units(state, every), {unit.name: unit.cost for unit in every}
-    records = [read_json(finished.record(run))["seconds"] for run in plan.runs]
+    records = [read_json(finished / "trained" / f"{run}.json")["seconds"] for run in plan.runs]
     assert spent["train"] == pytest.approx((sum(records), sum(costs[train_name(run)] for run in plan.runs)))
     assert spent["wnut17"][0] > 0 and set(spent) == {"train", "wnut17"}
     training = units.Unit("train tiny-clm-12", list, {}, kind="train", cost=costs["train tiny-clm-12"])
@@ -635,7 +631,7 @@ def test_time_left_knows_what_training_took_before(plan: Plan, finished: StudyFo
     assert forecast.seconds_left == pytest.approx(sum(records) * training.cost / spent["train"][1])
     # Without the cells, `study status` tells the same for them: as long for their cost as the training took.
     place = copy_of(finished, tmp_path / "trained")
-    shutil.rmtree(place.path / "scores")
+    shutil.rmtree(place / "scores")
     lines = status(read_state(plan, place))["lines"]
     cells = sum(cost for name, cost in costs.items() if not name.startswith("train "))
     assert [line["seconds_left"] for line in lines] == [0, pytest.approx(cells * spent["train"][0] / spent["train"][1])]

@@ -140,10 +140,10 @@ class OpenStudy:
         """Return how far the study is: `lines` of the training runs, then of the cells of each task; how far each of
         several seeds of pretraining is; `notes` on guesses; what `failed`; `num_waiting`, how many units need one that
         failed."""
-        from biphase.study.folder import StudyFolder, read_state
+        from biphase.study.folder import read_state
         from biphase.study.run import status
 
-        return status(read_state(self.planned, StudyFolder(self.folder)))
+        return status(read_state(self.planned, self.folder))
 
     def status(self) -> "pandas.DataFrame":
         """Return what is done, running and failed, a row for the training runs and one for each task; `seconds_left` is
@@ -159,13 +159,12 @@ class OpenStudy:
             out: the folder to write; report/ in the study's unless given.
         """
         from biphase.report.page import print_results
-        from biphase.study.folder import StudyFolder
         from biphase.study.hypotheses import tell_findings
         from biphase.study.report import report_study
 
         commands = [self.command(verb) for verb in ("run", "report")]
         report_folder = self.folder / "report" if out is None else Path(out)
-        page, written, results, table = report_study(self.planned, StudyFolder(self.folder), report_folder, commands)
+        page, written, results, table = report_study(self.planned, self.folder, report_folder, commands)
         print_results(results, table)
         for line in tell_findings(*written.hypotheses) if written.hypotheses else ():
             console.prose(line)

@@ -161,7 +161,7 @@ def demo(
         folder: where to work; finished parts are kept.
         changes: of the study, as on the command line of `biphase study run`.
     """
-    from biphase.study.folder import StudyFolder
+    from biphase.study.folder import find_record
 
     started = time.monotonic()
     corpus = BUNDLED / "corpus"
@@ -177,12 +177,11 @@ def demo(
     study.run()
     err.print("[4/5] export the biphasic encoder for transformers")
     last = next(model for model in plan.models if model.name == list(plan.arms)[-1])
-    study_folder = StudyFolder(study.folder)
-    record = study_folder.find_record(plan.runs[last.run])
+    record = find_record(study.folder, plan.runs[last.run])
     assert record is not None
     encoder = folder / f"encoder-{record.folder.rpartition('-')[2]}"
     if not encoder.exists():
-        networks.export(f"{(study_folder.runs / record.folder).resolve()}@{last.step}", encoder)
+        networks.export(f"{(study.folder / 'runs' / record.folder).resolve()}@{last.step}", encoder)
     err.print("[5/5] report")
     study.report(folder / "report")
     console.print(f"encoder: {encoder} · took {duration(time.monotonic() - started)}")

@@ -2,7 +2,8 @@
 
 OUT/  study.yaml  runs/NAME-HASH8/  trained/NAME.json  scores/MODEL/TASK-HASH16/  failed/UNIT.json
 
-A trained run has a record in `trained`, a scored cell its folder in `scores`. Both count only while they are what the
+A trained run has a record in `trained`; beside it the process that trains it holds `.NAME.lock`, and `.NAME.clock` is a
+record of what training has taken so far. A scored cell its folder in `scores`. Both count only while they are what the
 plan asks for: the record by a key of the recipe and of all recipes behind it, the cell by weights and settings. The
 checkpoints of models whose cells are all scored may be deleted: nothing is trained again for them.
 """
@@ -53,62 +54,42 @@ class TrainedRecord:
         return self.folder not in self.untimed
 
 
-@dataclass(frozen=True)
-class StudyFolder:
-    path: Path
-
-    @property
-    def runs(self) -> Path:
-        return self.path / "runs"
-
-    def record(self, run: str) -> Path:
-        return self.path / "trained" / f"{run}.json"
-
-    def lock(self, run: str) -> Path:
-        """Held by the process that trains a run, until it is recorded."""
-        return self.path / "trained" / f".{run}.lock"
-
-    def clock(self, run: str) -> Path:
-        """A record of what training has taken so far, while a run is not finished."""
-        return self.path / "trained" / f".{run}.clock"
-
-    def scores(self, model: str) -> Path:
-        return self.path / "scores" / model
-
-    def find_record(self, run: PlannedRun) -> TrainedRecord | None:
-        """Read the record of a run, if it was trained as the plan wants it and is still there."""
-        path = self.record(run.name)
-        record = read_json_as(path, TrainedRecord) if path.exists() else None
-        return record if record and record.key == run.key and Run(self.runs / record.folder).is_done else None
-
-    def reach_step(self, run: PlannedRun, step: int) -> str:
-        """Return `FOLDER@STEP` of a run that was trained as the plan wants it. Raises, where there is no such
-        checkpoint, `BusyError` while another process is at the run, else `InputError`."""
-        is_busy = False
-        for _ in range(2):  # what was finished while the locks were looked at is there
-            record = self.find_record(run)
-            path = self.runs / record.folder if record else None
-            if path and step in whole_steps(Run(path)):
-                return f"{path.resolve()}@{step}"
-            locks = [self.lock(run.name), *self.runs.glob(f"{run.name}-????????/.lock")]
-            is_busy = is_busy or any(map(is_locked, locks))
-        if is_busy:
-            raise BusyError(f"another process makes {run.name}@{step}")
-        raise InputError(f"{run.name}@{step} is no longer there; the same command makes it again")
-
-    def drop_checkpoints(self, plan: Plan) -> None:
-        """Delete checkpoints that no run needs any more and that are no model; none when the folder is that of another
-        plan by now: its runs may begin at them."""
-        file = self.path / "study.yaml"
-        if not file.exists() or file.read_text(encoding="utf-8") != study_text(plan.study):
-            return
-        state = read_runs(plan, self)
-        for name, record in state.records.items():
-            for step in {*plan.runs[name].stored_steps} - state.needed[name]:
-                remove_folder(open_run(self.runs / record.folder).steps / str(step))
+def find_record(folder: Path, run: PlannedRun) -> TrainedRecord | None:
+    """Read the record of a run, if it was trained as the plan wants it and is still there."""
+    path = folder / "trained" / f"{run.name}.json"
+    record = read_json_as(path, TrainedRecord) if path.exists() else None
+    return record if record and record.key == run.key and Run(folder / "runs" / record.folder).is_done else None
 
 
-def claim_study_folder(path: Path, study: Study) -> StudyFolder:
+def reach_step(folder: Path, run: PlannedRun, step: int) -> str:
+    """Return `FOLDER@STEP` of a run that was trained as the plan wants it. Raises, where there is no such checkpoint,
+    `BusyError` while another process is at the run, else `InputError`."""
+    is_busy = False
+    for _ in range(2):  # what was finished while the locks were looked at is there
+        record = find_record(folder, run)
+        path = folder / "runs" / record.folder if record else None
+        if path and step in whole_steps(Run(path)):
+            return f"{path.resolve()}@{step}"
+        locks = [folder / "trained" / f".{run.name}.lock", *folder.glob(f"runs/{run.name}-????????/.lock")]
+        is_busy = is_busy or any(map(is_locked, locks))
+    if is_busy:
+        raise BusyError(f"another process makes {run.name}@{step}")
+    raise InputError(f"{run.name}@{step} is no longer there; the same command makes it again")
+
+
+def drop_checkpoints(folder: Path, plan: Plan) -> None:
+    """Delete checkpoints that no run needs any more and that are no model; none when the folder is that of another plan
+    by now: its runs may begin at them."""
+    file = folder / "study.yaml"
+    if not file.exists() or file.read_text(encoding="utf-8") != study_text(plan.study):
+        return
+    state = read_runs(plan, folder)
+    for name, record in state.records.items():
+        for step in {*plan.runs[name].stored_steps} - state.needed[name]:
+            remove_folder(open_run(folder / "runs" / record.folder).steps / str(step))
+
+
+def claim_study_folder(path: Path, study: Study) -> Path:
     """Write the study into its folder. Raises `InputError` when that is another study's."""
     file = path / "study.yaml"
     if file.exists():
@@ -119,7 +100,7 @@ def claim_study_folder(path: Path, study: Study) -> StudyFolder:
             )
     path.mkdir(parents=True, exist_ok=True)
     write_text(file, study_text(study))
-    return StudyFolder(path)
+    return path
 
 
 def keep_order(study: Study, path: Path) -> Study:
@@ -153,7 +134,7 @@ class StudyState:
     """The part of a plan that is done in a study's folder, read once: every record, and every `score.json`."""
 
     plan: Plan
-    folder: StudyFolder
+    folder: Path
     scores: dict[str, ScoreSet]
     """By model, the finished scores that the study asks for: of the weights that the model's recipe gives, of this
     version's protocol, with the settings of one of its cells."""
@@ -185,12 +166,12 @@ class StudyState:
         """Units that failed last time and are still to be done: what failed as another version of the study file had it
         may be done as this one has it, or not asked for."""
         left = self.kinds.keys() - self.done
-        return [failure for failure in read_failures(self.folder.path) if failure.unit in left]
+        return [failure for failure in read_failures(self.folder) if failure.unit in left]
 
     def reference(self, run: str, step: int) -> str | None:
         """Return `FOLDER@STEP` of a checkpoint; None where it is not there."""
         is_there = step in self.steps.get(run, ())
-        return f"{(self.folder.runs / self.records[run].folder).resolve()}@{step}" if is_there else None
+        return f"{(self.folder / 'runs' / self.records[run].folder).resolve()}@{step}" if is_there else None
 
     def identify(self, run: str, step: int) -> tuple[str, int] | None:
         """Return the hash of a model and how many tokens it has positions for: those of its checkpoint, or, where that
@@ -201,12 +182,12 @@ class StudyState:
         return self.records[run].models.get(step) if run in self.records else None
 
 
-def read_runs(plan: Plan, folder: StudyFolder) -> StudyState:
+def read_runs(plan: Plan, folder: Path) -> StudyState:
     """Read the state of a study's runs alone: which are trained, which of their checkpoints are there and needed."""
     records, steps = dict[str, TrainedRecord](), dict[str, set[int]]()
     for name, run in plan.runs.items():
-        if record := folder.find_record(run):
-            records[name], steps[name] = record, {*whole_steps(Run(folder.runs / record.folder))}
+        if record := find_record(folder, run):
+            records[name], steps[name] = record, {*whole_steps(Run(folder / "runs" / record.folder))}
     return find_needed(StudyState(plan, folder, {}, records, set(), set(), {}, steps))
 
 
@@ -222,7 +203,7 @@ def find_needed(state: StudyState, scored_models: set[str] | frozenset[str] = fr
     return replace(state, trained=trained, needed=needed)
 
 
-def read_state(plan: Plan, folder: StudyFolder) -> StudyState:
+def read_state(plan: Plan, folder: Path) -> StudyState:
     state = read_runs(plan, folder)
     cells: dict[str, list[StudyCell]] = {model.name: [] for model in plan.models}
     for cell in plan.cells:
@@ -232,9 +213,10 @@ def read_state(plan: Plan, folder: StudyFolder) -> StudyState:
     keys_of = cache(keys_of_cell)  # models share the same few hundred cells
     for model in plan.models:
         identity = state.identify(model.run, model.step)
-        if identity is None or not folder.scores(model.name).is_dir():
+        score_folder = folder / "scores" / model.name
+        if identity is None or not score_folder.is_dir():
             continue
-        (model_hash, max_length), read = identity, read_scores(folder.scores(model.name))
+        (model_hash, max_length), read = identity, read_scores(score_folder)
         keys = {}
         for cell in cells[model.name]:
             keys[cell.name] = keys_of(cell.task, cell.evaluates, cell.config, max_length)
@@ -254,7 +236,7 @@ def read_state(plan: Plan, folder: StudyFolder) -> StudyState:
             scored_models.add(model.name)
     state, begun = find_needed(state, scored_models), dict[str, int]()
     for name in plan.runs.keys() - state.trained:
-        for path in folder.runs.glob(f"{name}-????????"):
+        for path in folder.glob(f"runs/{name}-????????"):
             if (path / "config.yaml").exists() and (rows := read_metrics(open_run(path), "train")):
                 begun[name] = max(rows[-1]["step"], begun.get(name, 0))
     return replace(state, scores=scores, scored=scored, begun=begun)

@@ -26,7 +26,7 @@ from biphase.report.tables import Table
 from biphase.run import Run, read_metrics, read_recipe
 from biphase.study.advise import Evidence
 from biphase.study.cost import Sizes, measure_sizes
-from biphase.study.folder import TRAINING, StudyFolder, StudyState, read_state
+from biphase.study.folder import TRAINING, StudyState, read_state
 from biphase.study.hypotheses import hypotheses_json, judge_results, list_equivalents, tell_declaration
 from biphase.study.plan import EvaluatedModel, Plan, history, plan_study
 from biphase.study.spec import load_study
@@ -146,7 +146,7 @@ def read_evidence(folder: Path) -> list[Evidence]:
     if not (folder / "study.yaml").exists():
         raise InputError(f"{folder} is not the folder of a study (it has no study.yaml); give what study run wrote")
     plan = plan_study(load_study(folder / "study.yaml"))
-    results = collect_results(plan, read_state(plan, StudyFolder(folder)).scores).results
+    results = collect_results(plan, read_state(plan, folder).scores).results
     tasks = {result.dataset for result in results}
     scores = {(r.arm.name, r.dataset): r for r in results if r.metric == "standard"}
     tables = {table.name for table in plan.study.curricula}
@@ -231,7 +231,7 @@ def list_notes(state: StudyState) -> Iterator[str]:
         yield "All pretraining seeds saw the data in one order: what they show holds for that order of the data."
     trained = []
     for name, record in state.records.items():
-        run = Run(state.folder.runs / record.folder)
+        run = Run(state.folder / "runs" / record.folder)
         environment = read_json_as(run.path / "environment.json", dict[str, Any])
         precision = environment.get("precision", DTYPES[read_recipe(run).compute.precision])
         trained.append((name, {"precision": precision, "device": environment.get("device", "")}))
@@ -256,7 +256,7 @@ CELL_COLUMNS = ("model", "task", "learning_rate", "seed", "metric", "steps", "se
 
 
 def report_study(
-    plan: Plan, folder: StudyFolder, out: Path, commands: Sequence[str]
+    plan: Plan, folder: Path, out: Path, commands: Sequence[str]
 ) -> tuple[Path, PageText, ResultSet, Table]:
     """Write tables, figures, verdicts and the page of what is finished into the folder `out`; returns the page, what it
     tells, the results, and the table of all models and tasks.
@@ -268,7 +268,7 @@ def report_study(
         state = read_state(plan, folder)
         results = with_averages(collect_results(plan, state.scores))
         findings, verdicts = judge_results(plan, results)
-        declared = tell_declaration(plan, folder.path) if findings else ""
+        declared = tell_declaration(plan, folder) if findings else ""
         files = {"hypotheses.json": hypotheses_json(plan, declared, findings)} if findings else {}
         files["scores.csv"] = cells_csv(state.scores)
         bm25 = {}
@@ -319,7 +319,7 @@ def plan_svg(plan: Plan) -> str:
 def read_losses(state: StudyState) -> dict[str, list[dict[str, Any]]]:
     """Read the losses that runs, finished or not, logged, at steps that count from random weights: a branch begins
     where it branches."""
-    losses, root = {}, state.folder.runs
+    losses, root = {}, state.folder / "runs"
     for name, planned in state.plan.runs.items():
         record = state.records.get(name)
         folders = [root / record.folder] if record else root.glob(f"{name}-????????")

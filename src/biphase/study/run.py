@@ -36,9 +36,10 @@ from biphase.run import Run, whole_steps
 from biphase.study.cost import cell_costs, measure_sizes
 from biphase.study.folder import (
     TRAINING,
-    StudyFolder,
     StudyState,
     TrainedRecord,
+    drop_checkpoints,
+    reach_step,
     read_runs,
     read_state,
     refuse_other_text,
@@ -53,13 +54,14 @@ TICK_SECONDS = 10.0
 """How much of its time a killed run loses at most."""
 
 
-def train_unit(plan: Plan, run: str, folder: StudyFolder, processes: int) -> list[str]:
+def train_unit(plan: Plan, run: str, folder: Path, processes: int) -> list[str]:
     """Train a run, or make the checkpoints that it still lacks, and record its folder.
 
     Raises `BusyError` when another process is at it.
     """
-    planned, name, clock = plan.runs[run], train_name(run), folder.clock(run)
-    with locked(folder.lock(run), busy=f"another process is at {name}"):
+    planned, name, runs, trained = plan.runs[run], train_name(run), folder / "runs", folder / "trained"
+    clock = trained / f".{run}.clock"
+    with locked(trained / f".{run}.lock", busy=f"another process is at {name}"):
         state = read_runs(plan, folder)
         if run in state.trained:
             return [f"{name}: done by another process"]
@@ -67,17 +69,17 @@ def train_unit(plan: Plan, run: str, folder: StudyFolder, processes: int) -> lis
         keep = tuple(step - planned.first for step in sorted(state.needed[run]))
         changes: dict[str, Any] = {"checkpoints": recipe.checkpoints.model_copy(update={"keep": keep})}
         if planned.parent is not None:
-            checkpoint = folder.reach_step(plan.runs[planned.parent], planned.first)
+            checkpoint = reach_step(folder, plan.runs[planned.parent], planned.first)
             changes["init"] = recipe.init.model_copy(update={"checkpoint": checkpoint})
         recipe = recipe.model_copy(update=changes)
         # What training has taken before: by its clock, else by its record. A folder that has neither is untimed, and
         # what a clock says of a run whose folder was removed counts no more.
-        begun = tuple(sorted(path.name for path in folder.runs.glob(f"{run}-????????")))
+        begun = tuple(sorted(path.name for path in runs.glob(f"{run}-????????")))
         before = read_json_as(clock, TrainedRecord) if clock.exists() and begun else None
         if before is None or before.key != planned.key:
             before = state.records.get(run) or TrainedRecord("", planned.key, 0.0, untimed=begun)
         with keep_time(clock, before) as so_far:
-            path = train_here(recipe, folder) if processes == 1 else train_by_torchrun(recipe, folder, processes)
+            path = train_here(recipe, runs) if processes == 1 else train_by_torchrun(recipe, runs, processes)
         timed = so_far()
         from biphase.pretraining.checkpoint import read_checkpoint_manifest
 
@@ -92,7 +94,7 @@ def train_unit(plan: Plan, run: str, folder: StudyFolder, processes: int) -> lis
                 models[model.step] = identity.hash, identity.max_length
         record = replace(timed, folder=path.name, text=text, models=models)
         write_json(clock, asdict(record))
-        clock.replace(folder.record(run))
+        clock.replace(trained / f"{run}.json")
     last = f", {duration(record.seconds - before.seconds)} of it since it went on" if before.seconds else ""
     return [f"{name}: {recipe.num_steps:,} steps in {duration(record.seconds)}{last}"]
 
@@ -124,20 +126,20 @@ def keep_time(clock: Path, before: TrainedRecord) -> Iterator[Callable[[], Train
         thread.join()
 
 
-def train_here(recipe: Recipe, folder: StudyFolder) -> Path:
+def train_here(recipe: Recipe, runs: Path) -> Path:
     from biphase.pretraining.loop import train
 
-    return train(recipe, folder.runs).path
+    return train(recipe, runs).path
 
 
-def train_by_torchrun(recipe: Recipe, folder: StudyFolder, processes: int) -> Path:
+def train_by_torchrun(recipe: Recipe, runs: Path, processes: int) -> Path:
     """Train as `biphase pretrain` does under torchrun; what it prints goes to runs/NAME.log. SIGTERM is passed on, and
     raises `StoppedError` when all its processes have ended."""
-    folder.runs.mkdir(parents=True, exist_ok=True)
-    recipe_file, log = folder.runs / f"{recipe.name}.yaml", folder.runs / f"{recipe.name}.log"
+    runs.mkdir(parents=True, exist_ok=True)
+    recipe_file, log = runs / f"{recipe.name}.yaml", runs / f"{recipe.name}.log"
     write_text(recipe_file, yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
     command = [sys.executable, "-m", "biphase.distributed", "--standalone", f"--nproc-per-node={processes}"]
-    command += ["-m", "biphase", "pretrain", str(recipe_file), "--runs", str(folder.runs)]
+    command += ["-m", "biphase", "pretrain", str(recipe_file), "--runs", str(runs)]
     signals: list[int] = []
     with open(log, "ab") as file:
         begin = file.tell()
@@ -163,15 +165,15 @@ def train_by_torchrun(recipe: Recipe, folder: StudyFolder, processes: int) -> Pa
     if code:
         raise InputError(f"torchrun ended with exit code {code}: {last_words}; see {log}")
     printed = {Path(line).name for line in lines}  # `pretrain` says the folder of its run
-    done = [path for path in folder.runs.glob(f"{recipe.name}-????????") if path.name in printed and Run(path).is_done]
+    done = [path for path in runs.glob(f"{recipe.name}-????????") if path.name in printed and Run(path).is_done]
     if len(done) != 1:
         raise InputError(f"torchrun ended well but did not say which run is done; see {log}")
     return done[0]
 
 
-def score_unit(cell: StudyCell, run: PlannedRun, step: int, folder: StudyFolder, evaluation: Evaluation) -> list[str]:
+def score_unit(cell: StudyCell, run: PlannedRun, step: int, folder: Path, evaluation: Evaluation) -> list[str]:
     """Fit one cell of the model that a step of a run is, or make an embedding model of it as the evaluation says."""
-    reference, out, embed = folder.reach_step(run, step), folder.scores(cell.model), evaluation.embed
+    reference, out, embed = reach_step(folder, run, step), folder / "scores" / cell.model, evaluation.embed
     if embed is None or not cell.task.startswith(EMBED):
         data_dirs = find_data_dirs(evaluation)
         lines = fit_unit(reference, cell.evaluates, cell.config, out, data_dirs, label=cell.model)
@@ -188,9 +190,7 @@ CELLS = "cells"
 """In place of a unit's name, all cells of models that are trained."""
 
 
-def run_study(
-    plan: Plan, folder: StudyFolder, engine: Engine, processes: int = 1, only: str | None = None
-) -> list[Failure]:
+def run_study(plan: Plan, folder: Path, engine: Engine, processes: int = 1, only: str | None = None) -> list[Failure]:
     """Do all that is missing, or `only` one unit, all of `train` or the `cells`; returns what failed. A failure blocks
     only what needs it.
 
@@ -201,14 +201,14 @@ def run_study(
     state = read_state(plan, folder)
     units, done = study_units(state, processes), state.done
     if plan.study.hypotheses:
-        declare(plan, folder.path, len(done))
+        declare(plan, folder, len(done))
     refuse_other_text(state)
     # 2. Before hours of training: is the data of all tasks here, and is there what is asked for?
     if only != TRAINING and len(units) > len(done):
         look_for_data(plan)
     chosen = units if only is None else choose_units(units, only, done)
     # 3. What is left, and what it needs.
-    folder.drop_checkpoints(plan)  # also what a killed process was just removing
+    drop_checkpoints(folder, plan)  # also what a killed process was just removing
     left = [unit for unit in chosen if unit.name not in done]
     recipes = [plan.runs[unit.arguments["run"]].recipe for unit in left if unit.kind == TRAINING]
     for path in {path for recipe in recipes for path in recipe.data.sets}:
@@ -219,12 +219,12 @@ def run_study(
     return run_batch(
         left,
         engine,
-        folder.path,
+        folder,
         label="study",
         things="units",
         num_done=len(chosen) - len(left),
         waits_for_busy=True,
-        on_done=lambda unit: folder.drop_checkpoints(plan) if unit.kind == TRAINING else None,
+        on_done=lambda unit: drop_checkpoints(folder, plan) if unit.kind == TRAINING else None,
         spent=measure_units(state, units),
     )
 
