@@ -16,16 +16,9 @@ from biphase.report.claims import Finding, judge_claims
 from biphase.report.contrasts import with_averages
 from biphase.report.paper import measure_findings, read_findings, read_reference
 from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet
-from biphase.study.hypotheses import (
-    declare,
-    hash_hypotheses,
-    hash_text,
-    hypotheses_json,
-    judge_results,
-    tell_declaration,
-)
+from biphase.study.folder import declare, hash_hypotheses, hash_text, tell_declaration
 from biphase.study.plan import Plan, bind_hypotheses, list_ladders, plan_study
-from biphase.study.report import collect_results
+from biphase.study.report import collect_results, hypotheses_json, judge_results
 from biphase.study.spec import Study, load_study
 
 

@@ -159,8 +159,7 @@ class OpenStudy:
             out: the folder to write; report/ in the study's unless given.
         """
         from biphase.report.page import print_results
-        from biphase.study.hypotheses import tell_findings
-        from biphase.study.report import report_study
+        from biphase.study.report import report_study, tell_findings
 
         commands = [self.command(verb) for verb in ("run", "report")]
         report_folder = self.folder / "report" if out is None else Path(out)

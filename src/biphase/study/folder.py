@@ -1,6 +1,7 @@
-"""The folder of a study: what of its plan is trained and scored there, what failed, and what it took.
+"""The folder of a study: what of its plan is trained and scored there, what failed, what it took, what it declared.
 
 OUT/  study.yaml  runs/NAME-HASH8/  trained/NAME.json  scores/MODEL/TASK-HASH16/  failed/UNIT.json
+     hypotheses.json
 
 A trained run has a record in `trained`; beside it the process that trains it holds `.NAME.lock`, and `.NAME.clock` is a
 record of what training has taken so far. A scored cell its folder in `scores`. Both count only while they are what the
@@ -10,6 +11,7 @@ checkpoints of models whose cells are all scored may be deleted: nothing is trai
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,12 @@ from biphase.config import read_yaml
 from biphase.corpus.shards import read_shard_manifest
 from biphase.engine.scheduler import Failure, read_failures
 from biphase.errors import BusyError, InputError
-from biphase.files import is_locked, read_json_as, remove_folder, write_text
+from biphase.files import content_hash, is_locked, read_json, read_json_as, remove_folder, write_json, write_text
 from biphase.finetuning.cells import identify
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
 from biphase.finetuning.scores import Score, ScoreSet, read_scores
+from biphase.report.grammar import AskedInequality
+from biphase.report.results import MEAN_OF_FAMILIES
 from biphase.run import Run, open_run, read_metrics, whole_steps
 from biphase.study.plan import Plan, PlannedRun, StudyCell, train_name
 from biphase.study.spec import EMBED, PretrainingSeeds, Study, scored_as
@@ -276,3 +280,72 @@ def refuse_other_text(state: StudyState) -> None:
                     f"run {name} was trained on other text ({content[:8]}) than {path} holds now "
                     f"({fingerprints[path][:8]}): put that text back, or choose another folder for the study"
                 )
+
+
+# What was declared, and when
+
+
+def hash_text(plan: Plan) -> str:
+    """Return eight digits of what hypotheses say: what a folder of an earlier version recorded."""
+    return content_hash([hypothesis.model_dump(mode="json") for hypothesis in plan.study.hypotheses])[:8]
+
+
+def hash_hypotheses(plan: Plan) -> str:
+    """Return eight digits of what hypotheses say, and of what that is about in this plan: which arms, at which budgets,
+    on which tasks. A line of the paper is about all of them."""
+    everything, about = [list(plan.of_first_seed.arms), list(plan.families)], list[list[Any]]()
+    for lines in plan.hypotheses:
+        about.append([everything if isinstance(line, str) else list_subjects(plan, line) for line in lines])
+    return content_hash([hash_text(plan), about])[:8]
+
+
+def list_subjects(plan: Plan, line: Sequence[Sequence[AskedInequality]]) -> list[Any]:
+    """List what a line is about: of each first inequality the label, the arms and tasks of its terms, the baseline, and
+    the same of its rivals."""
+    subjects = []
+    for first, *rivals in line:
+        terms = []
+        for term in first.operands:
+            tasks = [name for name, family in plan.families.items() if term.task in (name, family, MEAN_OF_FAMILIES)]
+            terms.append((term.arms, tasks))
+        subjects.append([first.label, terms, first.ladder, list_subjects(plan, [[rival] for rival in rivals])])
+    return subjects
+
+
+def declare(plan: Plan, folder: Path, units_done: int) -> None:
+    """Record in a study's folder what it declares, as it is about to run; a line for each change."""
+    declared, current = read_declared(folder), hash_hypotheses(plan)
+    if not declared or declared[-1]["hash"] != current:
+        when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+        entry = {"hash": current, "text": hash_text(plan), "when": when, "units_done": units_done}
+        write_json(folder / "hypotheses.json", [*declared, entry])
+
+
+def read_declared(folder: Path) -> list[dict[str, Any]]:
+    """Read what was declared, each time with its `hash` and that of its `text` alone; earlier versions wrote the latter
+    as `hash`."""
+    path = folder / "hypotheses.json"
+    return read_json(path) if path.exists() else []
+
+
+def tell_declaration(plan: Plan, folder: Path) -> str:
+    """Tell whether the hypotheses stood before the results did, in a sentence."""
+    declared, current = read_declared(folder), hash_hypotheses(plan)
+    if not declared:
+        return f"Hypotheses {current}: not declared, for the study has not run with them."
+    last, is_later = declared[-1], declared[-1]["units_done"]
+    when = f"declared {last['when']}"
+    when += f", when {is_later} units were done" if is_later else ", before anything was trained"
+    worded = [entry for entry in declared if "text" not in entry]
+    if last["hash"] not in (current, hash_text(plan)):
+        history = f"what they said or are about changed since the study last ran; it ran with {last['hash']}"
+    elif last in worded:
+        history = f"the same words were {when}; which arms and tasks they were about is not recorded"
+    elif worded and {entry.get("text", entry["hash"]) for entry in declared} == {last["text"]}:
+        since = f"the same words stood there since {worded[0]['when']}"
+        history = f"{when}; {since}, about arms and tasks that were not recorded"
+    elif len(declared) > 1:
+        history = f"changed {len(declared) - 1} times since the first run; these were {when}"
+    else:
+        history = f"{when}; unchanged since, in words, arms, budgets and tasks"
+    return f"Hypotheses {current}: {history}."

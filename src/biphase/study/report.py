@@ -1,9 +1,11 @@
 """A plan's scores become results in the paper's terms, and a study's folder, finished or not, becomes its report."""
 
+import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,18 +18,19 @@ from biphase.finetuning.choosing import select_rate
 from biphase.finetuning.metrics import BM25
 from biphase.finetuning.scores import TASK_SETTINGS, UNKNOWN_DATA, Score, ScoreSet, measure_trainings
 from biphase.recipe import join_phases
+from biphase.report.claims import Claim, Finding, Verdicts, judge_claims
 from biphase.report.contrasts import Terms, contrast, seed_interval, with_averages
 from biphase.report.figures import figure_pool
 from biphase.report.formats import csv_text, show_count
+from biphase.report.hypotheses import make_line
 from biphase.report.page import PageText, write_report
-from biphase.report.paper import place_arms
+from biphase.report.paper import judge_paper, measure_findings, place_arms
 from biphase.report.results import ReportArm, Result, ResultSet, pool
 from biphase.report.tables import Table
 from biphase.run import Run, read_metrics, read_recipe
 from biphase.study.advise import Evidence
 from biphase.study.cost import Sizes, measure_sizes
-from biphase.study.folder import TRAINING, StudyState, read_state
-from biphase.study.hypotheses import hypotheses_json, judge_results, list_equivalents, tell_declaration
+from biphase.study.folder import TRAINING, StudyState, hash_hypotheses, read_state, tell_declaration
 from biphase.study.plan import EvaluatedModel, Plan, history, plan_study
 from biphase.study.spec import load_study
 
@@ -219,6 +222,61 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Sizes) -> ReportArm:
         flops=None if math.isnan(flops) else flops,
         tokens=tokens,
     )
+
+
+HOW_JUDGED = "Supported if each inequality is, contradicted if one is; corrected (Holm) for the hypotheses declared."
+
+
+def judge_results(plan: Plan, results: ResultSet) -> tuple[tuple[Finding, ...], Verdicts]:
+    """Judge every hypothesis, corrected together, by the standard metrics; on all tasks of the plan that it is about,
+    or not at all; and not by scores that are unfinished or lost seeds. And judge the paper's findings by the same
+    scores. `results` have their averages, and what the plan expects."""
+    results = results.select(metric=results.primary_metric)
+    measured = measure_findings(results)
+    cited, findings = {finding.key: finding.claims for finding in measured}, []
+    for hypothesis, lines in zip(plan.study.hypotheses, plan.hypotheses, strict=True):
+        claims: list[Claim] = []
+        for line in lines:
+            claims += cited[line] if isinstance(line, str) else [make_line(line, results)]
+        findings.append(Finding(hypothesis.name, hypothesis.says, HOW_JUDGED, tuple(claims)))
+    return judge_claims(findings), judge_paper(measured)
+
+
+def list_equivalents(plan: Plan) -> dict[str, tuple[str, ...]]:
+    """Map each arm whose compute-equivalent a hypothesis is about to the arms of the baseline."""
+    ladders = {}
+    for line in chain(*plan.hypotheses):
+        inequalities = [] if isinstance(line, str) else [*chain(*line)]
+        for inequality in inequalities:
+            if inequality.ladder:
+                ladders[inequality.operands[0].arms[0]] = inequality.ladder
+    return ladders
+
+
+def tell_findings(findings: Sequence[Finding], declared: str) -> Iterator[str]:
+    """Tell the verdicts on a study's hypotheses, a line each, and whether these stood before the results did."""
+    for finding in findings:
+        verdicts = [inequality.verdict for inequality in finding.inequalities]
+        count = f"{verdicts.count('supported')} of {show_count(len(verdicts), 'inequality', 'inequalities')}"
+        yield f"{finding.verdict}: {finding.key}: {finding.statement} ({count})"
+    yield declared
+
+
+def hypotheses_json(plan: Plan, declared: str, findings: Sequence[Finding]) -> str:
+    """Write the hypotheses with their verdicts; `declared` tells whether these stood before the results did."""
+    records = []
+    for hypothesis, finding in zip(plan.study.hypotheses, findings, strict=True):
+        inequalities = []
+        for claim in finding.inequalities:
+            interval = claim.interval
+            numbers = {"estimate": claim.estimate, "low": interval.low, "high": interval.high, "bound": claim.bound}
+            numbers |= {"p": claim.p_value, "adjusted_p": claim.adjusted}
+            shown = {key: None if math.isnan(value) else value for key, value in numbers.items()}  # nan is no JSON
+            inequalities.append({"label": claim.label, **shown, "verdict": claim.verdict})
+        record = hypothesis.model_dump(mode="json") | {"verdict": finding.verdict, "inequalities": inequalities}
+        records.append(record | {"needs": finding.needs})
+    tree = {"hash": hash_hypotheses(plan), "declared": declared, "hypotheses": records}
+    return json.dumps(tree, indent=1, ensure_ascii=False) + "\n"
 
 
 DTYPES = {"bf16": "bfloat16", "fp32": "float32", "auto": ""}

@@ -38,13 +38,13 @@ from biphase.study.folder import (
     TRAINING,
     StudyState,
     TrainedRecord,
+    declare,
     drop_checkpoints,
     reach_step,
     read_runs,
     read_state,
     refuse_other_text,
 )
-from biphase.study.hypotheses import declare
 from biphase.study.plan import Plan, PlannedRun, StudyCell, train_name
 from biphase.study.spec import EMBED, Evaluation, find_data_dirs, scored_as
 from biphase.tasks.sources import HUB, dir_of, find_source
