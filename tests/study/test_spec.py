@@ -140,7 +140,7 @@ def continued(parent: str) -> str:
         ("evaluation.learning_rates=[1e-4, 1e-4]", "rate 0.0001 is named twice"),
         ("evaluation.per_task={qqp: {}}", "'qqp' is none of the tasks that are trained"),
         ("evaluation.finetune={batchsize: 3}", "unknown key 'batchsize'; did you mean 'batch_size'"),
-        ("evaluation.finetune={seed: 3}", "'seed' follows from seeds"),
+        ("evaluation.finetune={seed: 3}", "seed follows from seeds"),
         ("evaluation.data_dirs={qqp: x}", "data_dirs: 'qqp' is none of the tasks"),
     ],
 )

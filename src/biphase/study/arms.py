@@ -101,9 +101,7 @@ def expand_arms(study: Study) -> dict[str, Arm]:
             for arm in lineage if seed < lineage[-1].seeds.count else ():
                 name = seeded_name(arm.name, seed)
                 if seed and name in unresolved:
-                    raise InputError(
-                        f"arm '{name}' has the name of another arm's pretraining seed; give its group another name"
-                    )
+                    raise InputError(f"arm '{name}' has the name of another arm's seed; give its group another name")
                 if name not in arms:
                     arms[name] = write_arm(study, arm, model, seed)
     return arms

@@ -283,11 +283,9 @@ def describe_hours(machine: Machine, flops: float) -> str:
 
 def cost_lines(estimate: Estimate) -> list[str]:
     """FLOPs by objective, the time with all devices at work, bytes on disk, and what all of it assumes."""
-    spent = sum(estimate.flops_by_objective.values())
-    shares = []
-    for name, flops in estimate.flops_by_objective.items():
-        if flops:
-            shares.append(f"{name} {flops:.3g} ({flops / spent:.0%})")
+    by_objective = {name: flops for name, flops in estimate.flops_by_objective.items() if flops}
+    spent = sum(by_objective.values())
+    shares = [f"{name} {flops:.3g} ({flops / spent:.0%})" for name, flops in by_objective.items()]
     lines = ["FLOPs of pretraining, the head only where a loss is: " + ", ".join(shares)]
     machine, disk = estimate.machine, {what: format_bytes(size) for what, size in estimate.disk_bytes.items()}
     if machine and machine.devices > 1:

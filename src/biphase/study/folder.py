@@ -99,9 +99,7 @@ def claim_study_folder(path: Path, study: Study) -> Path:
     if file.exists():
         name = read_yaml(file).get("name")
         if name != study.name:
-            raise InputError(
-                f"{path} is the folder of the study '{name}', not of '{study.name}'; choose another folder"
-            )
+            raise InputError(f"{path} is the folder of the study '{name}', not of '{study.name}'; choose another one")
     path.mkdir(parents=True, exist_ok=True)
     write_text(file, study_text(study))
     return path

@@ -462,8 +462,6 @@ def finetune_config(evaluation: Evaluation, task: str, learning_rate: float, see
     """Write the settings of the cells that train on `task` with this rate and seed."""
     settings, axes = evaluation.finetune | evaluation.per_task.get(task, {}), {"learning_rate", "seed"}
     if taken := axes & settings.keys():
-        raise InputError(
-            f"evaluation: '{min(taken)}' follows from {min(taken)}s; leave it out of finetune and per_task"
-        )
+        raise InputError(f"evaluation: {min(taken)} follows from {min(taken)}s; leave it out of finetune and per_task")
     tree = {**settings, "learning_rate": learning_rate, "seed": seed}
     return parse_config(FinetuneConfig, tree, origin=f"evaluation of '{task}'")
