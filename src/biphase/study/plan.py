@@ -23,7 +23,6 @@ over all parents, as checkpoints do.
 """
 
 import re
-from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -356,22 +355,16 @@ def history(plan: Plan, model: EvaluatedModel) -> tuple[Phase, ...]:
     return join_phases([*before, *phases_between(arm.recipe.curriculum, 0, steps)])
 
 
-Beginning = tuple[str, tuple[Phase, ...], Phase]
-"""A hash of all that decides the weights of a step but the curriculum and the decay; whole phases; and the phase behind
-them, of one step where its length may be any."""
-
-
 def find_paths(arms: Mapping[str, Arm]) -> dict[str, ArmPath]:
-    """Place every arm behind the longest beginning that it shares with one of the earlier arms. It is compared with the
-    beginnings of all of them at once: a plan of thousands of arms takes seconds.
+    """Place every arm behind the longest beginning that it shares with one of the earlier arms; of equally long ones,
+    behind that of the first arm in the file.
 
     Raises `InputError` when two arms are the same model.
     """
     paths: dict[str, ArmPath] = {}
-    models: dict[tuple[str, tuple[Phase, ...], int], str] = {}
-    # (how far its own rate does not fall, number, name) of each arm that goes farther than all before it.
-    reached: dict[Beginning, list[tuple[int, int, str]]] = defaultdict(list)
-    for number, (name, arm) in enumerate(arms.items()):
+    # The arms of which all is equal that decides the weights of a step, but the curriculum and the decay.
+    relatives: dict[str, list[str]] = defaultdict(list)
+    for name, arm in arms.items():
         # 1. Alone, the arm would train all its steps, from random weights or from the end of the arm that it continues.
         recipe, first, parent = arm.recipe, 0, None
         if arm.parent is not None:
@@ -379,41 +372,43 @@ def find_paths(arms: Mapping[str, Arm]) -> dict[str, ArmPath]:
             parent = run_that_trains(paths, first, arm.parent)
         origin, tree = first, recipe.weights_tree
         del tree["curriculum"], tree["schedule"]["decay_steps"]
-        key = content_hash(tree)
-        twin = models.setdefault((key, recipe.curriculum, recipe.schedule.decay_steps), name)
-        if twin != name:
-            raise InputError(f"arms '{twin}' and '{name}' are the same model under two names; remove one of them")
-        # 2. The most steps that it has in common with an earlier arm, of equals the first in the file. Phase by phase,
-        # up to and into the first that differs:
-        #   clm 200           | 60 clm + 100 mlm   →  60: of the first phases, the shorter one
-        #   60 clm + 100 mlm  | 60 clm + 80 mlm    → 140: equal first phases, and the shorter one of the second
-        #   60 clm + 100 mlm  | 60 clm + 80 mlm20  →  60: the second phases have nothing in common
-        # and not beyond the step where either's rate begins to fall, and not a part of the warm-up.
-        beginnings: list[tuple[Beginning, int]] = []
-        shared, end, is_shared = [(0, 0, "")], 0, True
-        for position, phase in enumerate(recipe.curriculum):
-            end += phase.steps
-            last_phase = phase if phase.is_ramped else phase.model_copy(update={"steps": 1})
-            beginning, wanted = (key, recipe.curriculum[:position], last_phase), min(end, recipe.decay_start)
-            beginnings.append((beginning, wanted))
-            is_shared = is_shared and beginning in reached
-            if is_shared:
-                farthest = reached[beginning]
-                far_enough = bisect_left(farthest, (wanted, -1, ""))
-                reach, earlier, trunk = farthest[min(far_enough, len(farthest) - 1)]
-                shared.append((min(reach, wanted), -earlier, trunk))
-        common, _, trunk = max(shared)
-        if common >= max(1, recipe.schedule.warmup_steps):
+        earlier = relatives[content_hash(tree)]
+        # 2. The steps that it has in common with an earlier arm are those of a trunk, unless they end in the warm-up.
+        trunk, longest = "", max(1, recipe.schedule.warmup_steps) - 1
+        for relative in earlier:
+            other = arms[relative].recipe
+            if (recipe.curriculum, recipe.schedule) == (other.curriculum, other.schedule):
+                raise InputError(
+                    f"arms '{relative}' and '{name}' are the same model under two names; remove one of them"
+                )
+            if shared_steps(recipe, other) > longest:
+                trunk, longest = relative, shared_steps(recipe, other)
+        if trunk:
             # The trunk's arm may itself be a branch of a third one, whose run then has the checkpoint.
-            first = origin + common
+            first = origin + longest
             parent = run_that_trains(paths, first, trunk)
         paths[name] = ArmPath(arm, origin, parent, first, origin + recipe.num_steps)
-        # 3. What later arms may share with it.
-        for beginning, wanted in beginnings:
-            farthest = reached[beginning]
-            if not farthest or wanted > farthest[-1][0]:
-                farthest.append((wanted, number, name))
+        earlier.append(name)
     return paths
+
+
+def shared_steps(recipe: Recipe, other: Recipe) -> int:
+    """Count the steps that two recipes have in common which differ in curriculum and decay alone: phase by phase, up to
+    and into the first that differs, and not beyond the step where either's rate begins to fall.
+
+        clm 200           | 60 clm + 100 mlm   →  60: of the first phases, the shorter one
+        60 clm + 100 mlm  | 60 clm + 80 mlm    → 140: equal first phases, and the shorter one of the second
+        60 clm + 100 mlm  | 60 clm + 80 mlm20  →  60: the second phases have nothing in common
+    """
+    common = 0
+    for phase, other_phase in zip(recipe.curriculum, other.curriculum, strict=False):
+        if phase != other_phase:
+            # One whose masking ratio moves is no beginning of a longer one, in which it moves more slowly.
+            is_alike = not phase.is_ramped and phase.model_copy(update={"steps": other_phase.steps}) == other_phase
+            common += min(phase.steps, other_phase.steps) if is_alike else 0
+            break
+        common += phase.steps
+    return min(common, recipe.decay_start, other.decay_start)
 
 
 def run_that_trains(paths: Mapping[str, ArmPath], step: int, arm: str) -> str:
