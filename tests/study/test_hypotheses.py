@@ -16,7 +16,7 @@ from biphase.report.claims import Finding, judge_claims
 from biphase.report.contrasts import with_averages
 from biphase.report.paper import measure_findings, read_findings, read_reference
 from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet
-from biphase.study.folder import declare, hash_hypotheses, hash_text, tell_declaration
+from biphase.study.folder import declare, hash_hypotheses, hash_words, tell_declaration
 from biphase.study.plan import Plan, bind_hypotheses, list_ladders, plan_study
 from biphase.study.report import collect_results, hypotheses_json, judge_results
 from biphase.study.spec import Study, load_study
@@ -268,7 +268,7 @@ def test_a_rung_that_is_added_is_a_change(tmp_path: Path) -> None:
     assert "are about changed since the study last ran" in tell_declaration(rung, tmp_path)
     # A folder of an earlier version has the hash of the words alone.
     (tmp_path / "hypotheses.json").write_text(
-        json.dumps([{"hash": hash_text(before), "when": "long ago", "units_done": 0}])
+        json.dumps([{"hash": hash_words(before), "when": "long ago", "units_done": 0}])
     )
     told = tell_declaration(rung, tmp_path)
     assert "the same words were declared long ago" in told and "is not recorded" in told

@@ -283,7 +283,7 @@ def refuse_other_text(state: StudyState) -> None:
 # What was declared, and when
 
 
-def hash_text(plan: Plan) -> str:
+def hash_words(plan: Plan) -> str:
     """Return eight digits of what hypotheses say: what a folder of an earlier version recorded."""
     return content_hash([hypothesis.model_dump(mode="json") for hypothesis in plan.study.hypotheses])[:8]
 
@@ -294,7 +294,7 @@ def hash_hypotheses(plan: Plan) -> str:
     everything, about = [list(plan.of_first_seed.arms), list(plan.families)], list[list[Any]]()
     for lines in plan.hypotheses:
         about.append([everything if isinstance(line, str) else list_subjects(plan, line) for line in lines])
-    return content_hash([hash_text(plan), about])[:8]
+    return content_hash([hash_words(plan), about])[:8]
 
 
 def list_subjects(plan: Plan, line: Sequence[Sequence[AskedInequality]]) -> list[Any]:
@@ -315,7 +315,7 @@ def declare(plan: Plan, folder: Path, units_done: int) -> None:
     declared, current = read_declared(folder), hash_hypotheses(plan)
     if not declared or declared[-1]["hash"] != current:
         when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-        entry = {"hash": current, "text": hash_text(plan), "when": when, "units_done": units_done}
+        entry = {"hash": current, "text": hash_words(plan), "when": when, "units_done": units_done}
         write_json(folder / "hypotheses.json", [*declared, entry])
 
 
@@ -335,7 +335,7 @@ def tell_declaration(plan: Plan, folder: Path) -> str:
     when = f"declared {last['when']}"
     when += f", when {is_later} units were done" if is_later else ", before anything was trained"
     worded = [entry for entry in declared if "text" not in entry]
-    if last["hash"] not in (current, hash_text(plan)):
+    if last["hash"] not in (current, hash_words(plan)):
         history = f"what they said or are about changed since the study last ran; it ran with {last['hash']}"
     elif last in worded:
         history = f"the same words were {when}; which arms and tasks they were about is not recorded"
