@@ -30,8 +30,6 @@ class Arm:
 
     name: str
     """As `seeded_name` gives it."""
-    pooled_name: str
-    """The name in the file, under which reports pool it with the other seeds."""
     group: str
     """The `group` of the entry of the study file that it is from."""
     model: str
@@ -44,6 +42,11 @@ class Arm:
     """Its pretraining seed."""
     settings: str = ""
     """What a sweep changes in its recipe, as names have it: `peak_lr0.003`."""
+
+    @property
+    def pooled_name(self) -> str:
+        """The name under which reports pool it with the other seeds of the same arm of the file."""
+        return self.name.removesuffix(seeded_name("", self.seed))
 
     @property
     def recipe_key(self) -> str:
@@ -229,8 +232,7 @@ def write_arm(study: Study, arm: UnresolvedArm, model: StartingModel, seed: int)
         data = recipe.data.model_copy(update={"order_seed": order_seed})
         recipe = recipe.model_copy(update={"seed": recipe.seed + seed, "data": data})
     sweep = "-".join(label_settings(arm.swept))
-    names = name, arm.name, arm.group.group, model.name
-    return Arm(*names, recipe.init.checkpoint, arm.curriculum, recipe, seed, sweep)
+    return Arm(name, arm.group.group, model.name, recipe.init.checkpoint, arm.curriculum, recipe, seed, sweep)
 
 
 def merge_settings(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from biphase.recipe import Init, Phase, Recipe, cut_phases, join_phases, phases_
 from biphase.report.grammar import AskedInequality
 from biphase.report.hypotheses import Ladder, Spot, bind
 from biphase.report.paper import read_findings
-from biphase.study.arms import Arm, expand_arms
+from biphase.study.arms import Arm, expand_arms, seeded_name
 from biphase.study.spec import (
     Study,
     check_evaluation,
@@ -106,9 +106,12 @@ class EvaluatedModel:
     """`random` is the network and tokenizer of the checkpoint with fresh weights."""
     run: str
     step: int
-    seed: int
-    pooled_name: str
-    """Its name without the seed, under which reports pool it with the other pretraining seeds."""
+    seed: int = 0
+
+    @property
+    def pooled_name(self) -> str:
+        """The name under which reports pool it with the other pretraining seeds: its own, without the seed."""
+        return self.name.replace(self.arm, self.arm.removesuffix(seeded_name("", self.seed)), 1)
 
 
 @dataclass(frozen=True)
@@ -287,8 +290,8 @@ def list_models(study: Study, paths: Mapping[str, ArmPath]) -> tuple[EvaluatedMo
     """List final models in the order of the file, then intermediate ones, then each network from random weights."""
     finals = []
     for name, path in paths.items():
-        run, step = run_that_trains(paths, path.last, name), path.last
-        finals.append(EvaluatedModel(name, name, "final", run, step, path.arm.seed, path.arm.pooled_name))
+        run = run_that_trains(paths, path.last, name)
+        finals.append(EvaluatedModel(name, name, "final", run, path.last, path.arm.seed))
     # By name, for a checkpoint that is named twice is one model.
     before_decay: dict[str, EvaluatedModel] = {}
     for intermediate in study.intermediate:
@@ -298,12 +301,11 @@ def list_models(study: Study, paths: Mapping[str, ArmPath]) -> tuple[EvaluatedMo
                 hint = nearest(pooled, {path.arm.pooled_name for path in paths.values()})
                 raise InputError(f"intermediate: unknown arm '{pooled}'{hint}")
             for path, count in product(seeds, intermediate.steps):
-                arm, seed = path.arm.name, path.arm.seed
-                step, flat_end = path.origin + count, path.arm.recipe.decay_start
+                arm, step, flat_end = path.arm.name, path.origin + count, path.arm.recipe.decay_start
                 if count > flat_end:
                     raise InputError(f"intermediate: arm '{arm}' decays from step {flat_end} on, before step {count}")
-                run, name, pooled_name = run_that_trains(paths, step, arm), f"{arm}@{count}", f"{pooled}@{count}"
-                before_decay[name] = EvaluatedModel(name, arm, "intermediate", run, step, seed, pooled_name)
+                run, name, seed = run_that_trains(paths, step, arm), f"{arm}@{count}", path.arm.seed
+                before_decay[name] = EvaluatedModel(name, arm, "intermediate", run, step, seed)
     controls: dict[str, EvaluatedModel] = {}
     if study.evaluation is not None and study.evaluation.random_weights:
         # The first final model of each network lends its checkpoint for the network and the tokenizer.
@@ -312,7 +314,7 @@ def list_models(study: Study, paths: Mapping[str, ArmPath]) -> tuple[EvaluatedMo
             name = f"{network}-random"
             if name in paths:
                 raise InputError(f"arm '{name}' has the name of the control; give its group another name")
-            controls.setdefault(network, replace(final, name=name, pooled_name=name, kind="random"))
+            controls.setdefault(network, replace(final, name=name, kind="random"))
     return (*finals, *before_decay.values(), *controls.values())
 
 
