@@ -237,7 +237,7 @@ SAVED_STATE = "state.json"
 
 def read_table(path: Path, wanted: Sequence[str] = ()) -> Iterator[tuple[int, Row, int]]:
     """Yield the rows of a .parquet or .arrow file, each with its number (from 1) and how many bytes of the file are
-    read with its piece.
+    read by then.
 
     Args:
         wanted: the columns to read, as far as they are there; all columns where the first of them is not, or none is
@@ -246,13 +246,14 @@ def read_table(path: Path, wanted: Sequence[str] = ()) -> Iterator[tuple[int, Ro
     Raises:
         InputError: the file is damaged, a text is not UTF-8, or two columns have one name.
     """
-    number = 0
+    number = before = 0
     with reading(path, DAMAGED):
         try:
             for batch, features, num_bytes in read_pieces(path, wanted):
-                for row in name_classes(batch.to_pylist(), features):
+                for at, row in enumerate(name_classes(batch.to_pylist(), features), start=1):
                     number += 1
-                    yield number, row, num_bytes
+                    yield number, row, before + (num_bytes - before) * at // len(batch)
+                before = num_bytes
         except UnicodeDecodeError:
             raise InputError(f"{path}: a text after row {number} is not UTF-8") from None
 
