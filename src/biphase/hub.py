@@ -28,6 +28,9 @@ KNOWN_FILES = ("config.json", "tokenizer_config.json", "tokenizer.json", "module
 INDEX = "model.safetensors.index.json"
 """The file that names the parts of weights that are too large for one file."""
 
+MOST_LAYERS = 1_000
+"""transformers makes as many as it is told, one by one, for ever if need be."""
+
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -178,6 +181,9 @@ def load_model_config(source: str | Path) -> "PretrainedConfig":
         raise InputError(f"{name} is a '{config.model_type}' model, which does not read tokens of text")
     if getattr(config, "is_encoder_decoder", False):
         raise InputError(f"{name} is an encoder-decoder ({config.model_type}), which is not supported")
+    layers = getattr(config, "num_hidden_layers", None)
+    if isinstance(layers, int) and layers > MOST_LAYERS:
+        raise InputError(f"{name}: config.json says {layers} layers; up to {MOST_LAYERS:,} are made")
     if has_other_parts(published):
         raise InputError(
             f"{name} reads images or sound beside text; make a folder of it: biphase convert {name} FOLDER"
