@@ -67,7 +67,8 @@ def test_outputs_stand_where_their_samples_and_tokens_do() -> None:
         def forward(self, batch):
             return batch.tokens_T[batch.layout.bounds_S1[:-1].long()][:, None].float()
 
-    assert texts.predict(Tokens(), CELL, 1, of_tokens=True)[:, 0].tolist() == texts.tokens_T.tolist()
+    of_tokens = make_cell("wnut17", microbatch_tokens=100)
+    assert texts.predict(Tokens(), of_tokens, 1)[:, 0].tolist() == texts.tokens_T.tolist()
     assert texts.predict(Firsts(), CELL, 1)[:, 0].tolist() == texts.bounds_S1[:-1].tolist()
 
 

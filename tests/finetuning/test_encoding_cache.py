@@ -1,5 +1,6 @@
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -7,7 +8,6 @@ import pytest
 from biphase.errors import InputError
 from biphase.finetuning import encoding_cache
 from biphase.finetuning.cells import find_task_sources
-from biphase.finetuning.encoding import EncodedTask
 from biphase.finetuning.encoding_cache import (
     SPLIT_KINDS,
     encode_source,
@@ -18,16 +18,16 @@ from biphase.finetuning.encoding_cache import (
     save_encoded,
 )
 from biphase.finetuning.heads import Encoder
-from biphase.tasks.spec import TASK_SPLITS, find_task
+from biphase.tasks.spec import TASK_SPLITS, TaskSplit, find_task
 
 from .conftest import make_cell
 
 Dirs = dict[str, Path]
 
 
-def load_for(encoder: Encoder, task: str, data_dirs: Dirs, **settings: object) -> EncodedTask:
+def load_for(encoder: Encoder, task: str, data_dirs: Dirs, **settings: object) -> dict[TaskSplit, Any]:
     cell = make_cell(task, **settings)
-    return load_encoded(find_task_sources(task, data_dirs)[0], encoder, cell.config)
+    return load_encoded(find_task_sources(task, data_dirs)[0], encoder, cell.config)[0]
 
 
 @pytest.mark.parametrize("task", ["snli", "wnut17", "squad_v2", "squad_retrieval"])
@@ -35,11 +35,11 @@ def test_splits_come_back_from_the_disk(encoder: Encoder, data_dirs: Dirs, tmp_p
     source = find_task_sources(task, data_dirs)[0]
     made = encode_source(source, encoder.tokenizer, make_cell(task, max_length=24, doc_stride=4).config)
     save_encoded(tmp_path / "task", made)
-    found = read_encoded(tmp_path / "task", SPLIT_KINDS[find_task(task).family])
-    assert tuple(found.splits) == TASK_SPLITS and found.left_out == made.left_out
+    found, num_left_out = read_encoded(tmp_path / "task", SPLIT_KINDS[find_task(task).family])
+    assert tuple(found) == TASK_SPLITS and num_left_out == made[1]
     for name in TASK_SPLITS:
-        assert type(found.splits[name]) is type(made.splits[name])
-        for (key, value), (_, wanted) in zip(leaves_of(found.splits[name]), leaves_of(made.splits[name]), strict=True):
+        assert type(found[name]) is type(made[0][name])
+        for (key, value), (_, wanted) in zip(leaves_of(found[name]), leaves_of(made[0][name]), strict=True):
             if isinstance(wanted, np.ndarray):
                 assert value.dtype == wanted.dtype and np.array_equal(value, wanted), key
                 with pytest.raises(ValueError, match="read-only"):
@@ -49,7 +49,7 @@ def test_splits_come_back_from_the_disk(encoder: Encoder, data_dirs: Dirs, tmp_p
 
 
 def test_what_splits_share_is_kept_once(encoder: Encoder, data_dirs: Dirs) -> None:
-    splits = load_for(encoder, "squad_retrieval", data_dirs).splits
+    splits = load_for(encoder, "squad_retrieval", data_dirs)
     for one, other in itertools.pairwise(splits.values()):
         assert one.documents.tokens_T is other.documents.tokens_T and one.document_ids is other.document_ids
         assert one.queries_J is not other.queries_J
@@ -64,7 +64,7 @@ def test_a_text_is_tokenized_once(
     monkeypatch.setattr(encoding_cache, "load_examples", None)
     again = load_for(encoder, "snli", data_dirs)
     assert again is not first and load_for(encoder, "snli", data_dirs) is again
-    old, new = first.splits["train"], again.splits["train"]
+    old, new = first["train"], again["train"]
     assert (new.texts.tokens_T == old.texts.tokens_T).all() and new.ids == old.ids
     with pytest.raises(TypeError):
         load_for(encoder, "snli", data_dirs, max_length=10)

@@ -17,7 +17,7 @@ from biphase.files import locked
 from biphase.finetuning import fit
 from biphase.finetuning.cells import find_task_sources, identify, plan_cell, plan_cells, resolve_precision
 from biphase.finetuning.config import PROTOCOL, FinetuneConfig
-from biphase.finetuning.encoding import CellContext, EncodedTask
+from biphase.finetuning.encoding import CellContext
 from biphase.finetuning.encoding_cache import load_encoded
 from biphase.finetuning.fit import (
     finetuning_rate,
@@ -26,7 +26,7 @@ from biphase.finetuning.fit import (
 )
 from biphase.finetuning.heads import Encoder, build_network, load_encoder
 from biphase.finetuning.scores import Score, read_examples, read_score
-from biphase.tasks.spec import EVALUATED_SPLITS, METRICS, find_task, task_table
+from biphase.tasks.spec import EVALUATED_SPLITS, METRICS, TaskSplit, find_task, task_table
 from biphase.tasks.splits import draw_indices
 
 from .conftest import fit_cell, make_cell, predict_split, write_jsonl
@@ -35,8 +35,8 @@ ONE_PER_FAMILY = ("snli", "wnut17", "squad_v2", "squad_retrieval")
 Dirs = dict[str, Path]
 
 
-def encoded_for(encoder: Encoder, cell: CellContext, data_dirs: Dirs) -> EncodedTask:
-    return load_encoded(find_task_sources(cell.task.name, data_dirs)[0], encoder, cell.config)
+def encoded_for(encoder: Encoder, cell: CellContext, data_dirs: Dirs) -> dict[TaskSplit, Any]:
+    return load_encoded(find_task_sources(cell.task.name, data_dirs)[0], encoder, cell.config)[0]
 
 
 def fresh(encoder: Encoder, cell: CellContext) -> torch.nn.Module:
@@ -72,7 +72,7 @@ def test_decay_is_that_of_transformers() -> None:
 @pytest.mark.parametrize("task", ONE_PER_FAMILY)
 def test_packed_evaluation_equals_one_by_one(encoder: Encoder, data_dirs: Dirs, task: str, head: str) -> None:
     cell = make_cell(task, qa_head=head)
-    split = encoded_for(encoder, cell, data_dirs).splits["test"]
+    split = encoded_for(encoder, cell, data_dirs)["test"]
     model = fresh(encoder, cell)
     alone = make_cell(task, qa_head=head, microbatch_tokens=1)
     packed, single = (predict_split(model, split, each) for each in (cell, alone))
@@ -99,9 +99,9 @@ def test_overfits_a_few_examples(
     cell = make_cell(task, **given | settings)
     encoded = encoded_for(encoder, cell, data_dirs)
     model = fresh(encoder, cell)
-    losses, training = train_network(model, encoded, cell)
+    losses, training = train_network(model, encoded["train"], cell)
     assert training["final_loss"] < 0.1 < losses[0]
-    split = encoded.splits["train"]
+    split = encoded["train"]
     if task == "squad_v2":
         split = replace(split, contexts=contexts_of(encoder, split))
     if reached is not None:
@@ -321,7 +321,7 @@ def test_microbatches_leave_the_gradient_unchanged(encoder: Encoder, data_dirs: 
         cell = make_cell(task, microbatch_tokens=budget, head_dropout=0.0)
         model = fresh(encoder, cell)
         encoded = encoded_for(encoder, cell, data_dirs)
-        loss = encoded.splits["train"].accumulate_gradients(model, np.arange(9), cell)
+        loss = encoded["train"].accumulate_gradients(model, np.arange(9), cell)
         results.append((loss, [parameter.grad.clone() for parameter in model.parameters()]))
     torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-6)
 
@@ -331,19 +331,19 @@ def test_training_on_a_subset(encoder: Encoder, data_dirs: Dirs) -> None:
     assert len(set(chosen)) == 10 and (np.diff(chosen) > 0).all()
     assert (draw_indices(7, 10) == np.arange(7)).all()
     cell = make_cell("snli", max_train_examples=9, epochs=1)
-    _, training = train_network(build_network(encoder, cell, []), encoded_for(encoder, cell, data_dirs), cell)
+    _, training = train_network(build_network(encoder, cell, []), encoded_for(encoder, cell, data_dirs)["train"], cell)
     assert training["num_steps"] == 2
 
 
 def test_a_subset_of_questions_has_all_their_windows(encoder: Encoder, data_dirs: Dirs) -> None:
     cell = make_cell("squad_v2", max_train_examples=5, max_length=32, doc_stride=4, epochs=1, batch_size=1)
     encoded = encoded_for(encoder, cell, data_dirs)
-    split = encoded.splits["train"]
+    split = encoded["train"]
     questions = draw_indices(split.num_examples, 5)
     windows = split.items_of(questions)
     assert len(windows) > 5 and set(split.questions_W[windows]) == set(questions)
     assert len(windows) == np.isin(split.questions_W, questions).sum()
-    assert train_network(fresh(encoder, cell), encoded, cell)[1]["num_steps"] == len(windows)
+    assert train_network(fresh(encoder, cell), split, cell)[1]["num_steps"] == len(windows)
 
 
 def test_bf16_arithmetic_keeps_fp32_weights(encoder: Encoder, data_dirs: Dirs) -> None:
@@ -351,7 +351,7 @@ def test_bf16_arithmetic_keeps_fp32_weights(encoder: Encoder, data_dirs: Dirs) -
     for dtype in (torch.bfloat16, torch.float32):
         cell = make_cell("wnut17", dtype)
         model = fresh(encoder, cell)
-        losses[dtype] = train_network(model, encoded_for(encoder, cell, data_dirs), cell)[0]
+        losses[dtype] = train_network(model, encoded_for(encoder, cell, data_dirs)["train"], cell)[0]
         assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
     assert losses[torch.bfloat16] == pytest.approx(losses[torch.float32], rel=0.05)
     assert losses[torch.bfloat16] != losses[torch.float32]
@@ -366,7 +366,7 @@ def test_bf16_weights_lose_small_updates(encoder: Encoder, data_dirs: Dirs, task
         cell = make_cell(task, dtype, weight_dtype=kind, learning_rate=1e-6, epochs=1)
         model = fresh(encoder, cell)
         before = {name: value.clone() for name, value in model.named_parameters() if "proj" in name}
-        assert train_network(model, encoded_for(encoder, cell, data_dirs), cell)[1]["diverged"] is False
+        assert train_network(model, encoded_for(encoder, cell, data_dirs)["train"], cell)[1]["diverged"] is False
         after = dict(model.named_parameters())
         unmoved[kind] = np.mean([(before[name] == after[name]).float().mean().item() for name in before])
     assert unmoved["bf16"] > 0.5 > 0.2 > unmoved["fp32"]

@@ -267,9 +267,8 @@ def test_choices_are_computed_together_whatever_fits(encoder: Encoder, tmp_path:
     for most in (8, 65_536):
         config = FinetuneConfig(precision="fp32", device=DEVICE, max_length=64, microbatch_tokens=most)
         cell = CellContext(task, config, torch.device(DEVICE), torch.float32)
-        split = encode_source(find_source(task, tmp_path), encoder.tokenizer, settle_config(config, task, 64)).splits[
-            "train"
-        ]
+        splits, _ = encode_source(find_source(task, tmp_path), encoder.tokenizer, settle_config(config, task, 64))
+        split = splits["train"]
         torch.manual_seed(0)
         network = build_network(encoder, cell, [])
         items = np.array([3, 0, 5])

@@ -27,10 +27,10 @@ from .conftest import fit_cell, make_cell, predict_split
 
 def train(task: str, encoder: Encoder, folder: Path, **settings: Any) -> tuple[Any, ...]:
     cell = make_cell(task, **settings)
-    encoded = encode_source(find_source(task_table()[task], folder), encoder.tokenizer, cell.config)
+    encoded, _ = encode_source(find_source(task_table()[task], folder), encoder.tokenizer, cell.config)
     torch.manual_seed(0)
     network = build_network(encoder, cell, [])
-    return network, encoded, cell, *train_network(network, encoded, cell)
+    return network, encoded, cell, *train_network(network, encoded["train"], cell)
 
 
 def test_a_probe_is_logistic_regression_on_the_means_of_tokens(
@@ -45,16 +45,16 @@ def test_a_probe_is_logistic_regression_on_the_means_of_tokens(
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder)
     features = {}
     for split in ("train", "test"):
-        texts = encoded.splits[split].texts
+        texts = encoded[split].texts
         samples = [torch.from_numpy(part.astype(np.int64)) for part in np.split(texts.tokens_T, texts.bounds_S1[1:-1])]
         with torch.no_grad():
             features[split] = torch.stack([theirs(one[None]).last_hidden_state[0].mean(0) for one in samples])
         assert tokenizer.decode(samples[0][:-1]).startswith("Premise: ")
     logits = features["test"] @ network.out.weight.detach().T + network.out.bias.detach()
-    np.testing.assert_allclose(predict_split(network, encoded.splits["test"], cell), logits, atol=1e-4)
-    gold = encoded.splits["train"].labels_S
+    np.testing.assert_allclose(predict_split(network, encoded["test"], cell), logits, atol=1e-4)
+    gold = encoded["train"].labels_S
     regression = LogisticRegression(C=1e4, max_iter=2000).fit(features["train"].numpy(), gold)
-    ours = predict_split(network, encoded.splits["train"], cell).argmax(-1)
+    ours = predict_split(network, encoded["train"], cell).argmax(-1)
     assert (ours == gold).mean() >= (regression.predict(features["train"].numpy()) == gold).mean() - 0.1
     assert training["num_steps"] == 60
 
@@ -122,7 +122,7 @@ def test_shots_are_drawn_from_each_class_by_the_seed(encoder: Encoder, data_dirs
     # Steps are not bounded by the one epoch that a whole task has by default.
     _, encoded, _, _, training = train("snli", encoder, data_dirs["snli"], shots=2, epochs=1, max_steps=5)
     assert training["num_steps"] == 5
-    lengths = encoded.splits["train"].texts.lengths_S[draw_shots(encoded.splits["train"].strata, 2, 0)]
+    lengths = encoded["train"].texts.lengths_S[draw_shots(encoded["train"].strata, 2, 0)]
     num_tokens = training["tokens_per_second"]["train"] * training["seconds"]["train"]
     assert num_tokens == pytest.approx(5 * lengths.sum(), rel=0.1)
     *_, training = train("wnut17", encoder, data_dirs["wnut17"], shots=16, epochs=2, max_steps=50)

@@ -29,14 +29,14 @@ def test_the_rows_in_use_are_all_that_training_needs(
 ) -> None:
     """Losses, predictions and the trained rows are those of the whole embedding; its other rows only decay."""
     cell = make_cell(task, weights=weights, weight_decay=0.0)
-    encoded = load_encoded(find_task_sources(task, data_dirs)[0], encoder, cell.config)
+    encoded, _ = load_encoded(find_task_sources(task, data_dirs)[0], encoder, cell.config)
     models, losses, predictions = [], [], []
-    for given in ([encoded], []):
+    for given in (encoded.values(), []):
         torch.manual_seed(0)
         models.append(build_network(encoder, cell, given))
         before = models[-1].backbone.get_input_embeddings().weight.detach().clone()
-        losses.append(train_network(models[-1], encoded, cell)[0])
-        predictions.append(predict_split(models[-1], encoded.splits["test"], cell))
+        losses.append(train_network(models[-1], encoded["train"], cell)[0])
+        predictions.append(predict_split(models[-1], encoded["test"], cell))
     used, whole = (model.backbone.get_input_embeddings() for model in models)
     assert isinstance(used, UsedEmbedding) and len(used.weight) < len(whole.weight)
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
@@ -51,9 +51,9 @@ def test_every_text_of_a_task_counts(encoder: Encoder, data_dirs: dict[str, Path
     assert texts_of([3, 3, 1]).used_U.tolist() == [1, 3]
     assert texts_of([]).used_U.tolist() == []
     cell = make_cell("squad_retrieval")
-    shared = load_encoded(find_task_sources("squad_retrieval", data_dirs)[0], encoder, cell.config)
-    queries, documents = shared.splits["test"].texts, shared.splits["test"].documents
-    for split in shared.splits.values():
+    shared, _ = load_encoded(find_task_sources("squad_retrieval", data_dirs)[0], encoder, cell.config)
+    queries, documents = shared["test"].texts, shared["test"].documents
+    for split in shared.values():
         assert split.texts.tokens_T is queries.tokens_T and split.documents.tokens_T is documents.tokens_T
 
 

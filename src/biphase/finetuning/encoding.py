@@ -147,12 +147,13 @@ class TokenizedTexts:
         for part in split_by_tokens(ordered, self.lengths_S, most):
             yield self.compute(model, part, cell)
 
-    def predict(self, model: "BatchModel", cell: "CellContext", width: int, *, of_tokens: bool = False) -> np.ndarray:
-        """The model's outputs for each sample, [S, width], or for each token, [T, width], fp32. Call under
-        `torch.no_grad`."""
-        outputs_XC = np.zeros((len(self.tokens_T) if of_tokens else self.num_samples, width), dtype=np.float32)
+    def predict(self, model: "BatchModel", cell: "CellContext", width: int | None = None) -> np.ndarray:
+        """Compute the model's outputs for each sample, [S, C], or, in families of tokens, for each token, [T, C], fp32.
+        Call under `torch.no_grad`. `width` is C where that is not `cell.num_outputs`."""
+        num_rows = len(self.tokens_T) if cell.is_of_tokens else self.num_samples
+        outputs_XC = np.zeros((num_rows, width or cell.num_outputs), dtype=np.float32)
         for batch, output in self.outputs(model, np.arange(self.num_samples), cell):
-            outputs_XC[batch.indices_T if of_tokens else batch.samples] = output.cpu().numpy()
+            outputs_XC[batch.indices_T if cell.is_of_tokens else batch.samples] = output.cpu().numpy()
         return outputs_XC
 
 
@@ -206,7 +207,7 @@ class EncodedSplit(ABC):
     def predict(self, model: "BatchModel", cell: "CellContext") -> Any:
         """The predictions for all examples, unless a family has its own the outputs for each sample, [S, C]. Called
         under `torch.no_grad`, with a model in evaluation mode."""
-        return self.texts.predict(model, cell, cell.num_outputs)
+        return self.texts.predict(model, cell)
 
     @abstractmethod
     def judge(self, predictions: Any, cell: "CellContext") -> Judgement:
@@ -214,13 +215,8 @@ class EncodedSplit(ABC):
         written to `test.jsonl`: its id, what was predicted, and its score."""
 
 
-@dataclass(frozen=True)
-class EncodedTask:
-    """The splits of a task as token ids."""
-
-    splits: dict[TaskSplit, Any]
-    left_out: int
-    """Rows of the data without a gold label."""
+EncodedTask = tuple[dict[TaskSplit, Any], int]
+"""The splits of a task as token ids, and the number of its rows without a gold label."""
 
 
 def cut_longest(spans_T2: np.ndarray, columns: Sequence[tuple[int, int]], room: int) -> np.ndarray:

@@ -116,7 +116,7 @@ def encode_source(source: TaskSource, tokenizer: HashedTokenizer, config: Finetu
     cut = [f"{split.num_truncated:,} of {name}" for name, split in splits.items() if split.num_truncated]
     if cut:
         console.err.print(f"{task.name}: cut at {config.max_length:,} tokens: {', '.join(cut)}")
-    return EncodedTask(splits, data.left_out)
+    return splits, data.left_out
 
 
 def save_encoded(path: Path, encoded: EncodedTask) -> None:
@@ -125,11 +125,12 @@ def save_encoded(path: Path, encoded: EncodedTask) -> None:
     values: dict[str, Any] = {}
     names: dict[int, str] = {}  # of each value, by its id(): where it was met first
     first_names: dict[str, str] = {}  # the same, by where it is
-    for split_name, split in encoded.splits.items():
+    splits, num_left_out = encoded
+    for split_name, split in splits.items():
         for name, value in leaves_of(split, f"{split_name}."):
             first = first_names[name] = names.setdefault(id(value), name)
             (arrays if isinstance(value, np.ndarray) else values)[first] = value
-    content = {"left_out": encoded.left_out, "values": values, "places": first_names}
+    content = {"left_out": num_left_out, "values": values, "places": first_names}
     arrays[NO_ARRAYS] = np.frombuffer(json.dumps(content, ensure_ascii=False).encode(), np.uint8)
     path.touch()
     mode = path.stat().st_mode  # safetensors leaves its files to their owner alone, whatever the umask says
@@ -156,7 +157,7 @@ def read_encoded(path: Path, kind: Any) -> EncodedTask:
     content = json.loads(leaves.pop(NO_ARRAYS).tobytes())
     leaves |= content["values"]
     leaves = {name: leaves[first] for name, first in content["places"].items()}
-    return EncodedTask({name: build_record(kind, leaves, f"{name}.") for name in TASK_SPLITS}, content["left_out"])
+    return {name: build_record(kind, leaves, f"{name}.") for name in TASK_SPLITS}, content["left_out"]
 
 
 def build_record(kind: Any, leaves: dict[str, Any], prefix: str) -> Any:

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from typing import Any
@@ -36,11 +37,11 @@ from biphase.tasks.spec import EVALUATED_SPLITS
 from biphase.tasks.splits import Collection, TaskData, draw_indices
 
 
-def train_network(network: nn.Module, encoded: EncodedTask, cell: CellContext) -> tuple[list[float], dict[str, Any]]:
+def train_network(network: nn.Module, split: EncodedSplit, cell: CellContext) -> tuple[list[float], dict[str, Any]]:
     """Update `network` in place; returns the losses, and what a `Score` says of a training. It stops early only when a
     loss or a gradient is not finite."""
     # 1. What is trained on, and for how long.
-    config, split = cell.config, encoded.splits["train"]
+    config = cell.config
     items, num_steps = choose_items(split, config)
     # 2. Optimizer. Weight decay is on matrices, not on norms and biases.
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
@@ -145,7 +146,7 @@ def evaluate_cell(
 ) -> tuple[Score, dict[str, Rows]]:
     """Predict validation and test of one task, unless training diverged, and say how good that is; with the rows of the
     predictions of each split. `training` is what `train_network` says of it."""
-    splits, started = encoded.splits, time.perf_counter()
+    (splits, num_left_out), started = encoded, time.perf_counter()
     metrics: dict[str, dict[str, float]] = {}
     rows: dict[str, Rows] = {}
     network.eval()
@@ -171,7 +172,7 @@ def evaluate_cell(
         metrics=metrics,
         num_examples={name: split.num_examples for name, split in splits.items()},
         num_truncated={name: split.num_truncated for name, split in splits.items()},
-        num_left_out=encoded.left_out,
+        num_left_out=num_left_out,
         peak_memory_bytes=peak,
         machine=describe_machine(cell.device),
         **training,
@@ -233,7 +234,7 @@ def run_cells(plans: Sequence[CellPlan], out: Path | None, keep: Path | None) ->
     if keep is not None:
         check_keepable(encoder, plans[0].task, config)
     # 2. The data as token ids: of the task that is trained on, and of those that are evaluated.
-    trained = load_encoded(source, encoder, config)
+    trained, _ = load_encoded(source, encoder, config)
     evaluated = [load_encoded(plan.evaluation, encoder, config) for plan in plans]
     # 3. A copy of the encoder with a new head, trained. Head and dropout draw from torch's generator, under the seed.
     if device.type == "cuda":
@@ -241,8 +242,9 @@ def run_cells(plans: Sequence[CellPlan], out: Path | None, keep: Path | None) ->
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(config.seed)
         cell = CellContext(source.task, config, device, dtype)
-        network = build_network(encoder, cell, [trained, *evaluated]).to(device)
-        losses, training = train_network(network, trained, cell)
+        splits = chain(trained.values(), *(splits.values() for splits, _ in evaluated))
+        network = build_network(encoder, cell, splits).to(device)
+        losses, training = train_network(network, trained["train"], cell)
     # 4. Predictions and scores, task by task.
     for plan, encoded in zip(plans, evaluated, strict=True):
         cell = CellContext(plan.task, config, device, dtype)
@@ -254,4 +256,4 @@ def run_cells(plans: Sequence[CellPlan], out: Path | None, keep: Path | None) ->
             write_cell(plan.folder(out), score, losses, predictions)
         if keep is not None and not score.diverged:
             model = to_transformers(network, encoder, cell)
-            keep_network(model, encoder, cell, keep, score, encoded.splits["test"])
+            keep_network(model, encoder, cell, keep, score, encoded[0]["test"])

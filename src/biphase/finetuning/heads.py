@@ -15,7 +15,7 @@ Letters: V vocabulary, U tokens in use, T tokens of a batch, S samples, D width,
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, Literal
@@ -35,7 +35,7 @@ from biphase.errors import InputError
 from biphase.export.model import as_llama, set_direction
 from biphase.finetuning.cells import Model, identify
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import Batch, CellContext, EncodedTask, HashedTokenizer, TokenizedTexts, pack
+from biphase.finetuning.encoding import Batch, CellContext, EncodedSplit, HashedTokenizer, TokenizedTexts, pack
 from biphase.flops import AFTER_PADDING
 from biphase.tasks.spec import Family, Task
 
@@ -238,14 +238,13 @@ class FrozenFeatures(nn.Module):
         return torch.cat([rows_of[sample] for sample in samples])
 
 
-def build_network(encoder: Encoder, cell: CellContext, tasks: Sequence[EncodedTask]) -> nn.Module:
-    """A copy of the encoder for the texts of some tasks (none: for any text), or its features, with a new head.
+def build_network(encoder: Encoder, cell: CellContext, splits: Iterable[EncodedSplit]) -> nn.Module:
+    """A copy of the encoder for the texts of some splits (none: for any text), or its features, with a new head.
 
     Random weights come from torch's generator.
     """
     if can_look_up(cell):
         return TaskNetwork(FrozenFeatures(encoder, cell), cell)
-    splits = [split for encoded in tasks for split in encoded.splits.values()]
     texts = [value for split in splits for value in vars(split).values() if isinstance(value, TokenizedTexts)]
     network: Any = TaskNetwork(copy_backbone(encoder.backbone, texts, cell.config.weights), cell)
     if cell.config.frozen:

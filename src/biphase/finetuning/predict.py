@@ -5,7 +5,6 @@ scored. Running texts to tag, and any other folder with a head for classificatio
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -20,7 +19,7 @@ from biphase.corpus.tokenizer import load_tokenizer
 from biphase.encoder.network import load_weights
 from biphase.encoder.packed import position_limit
 from biphase.errors import InputError
-from biphase.finetuning.encoding import BatchModel, CellContext, HashedTokenizer
+from biphase.finetuning.encoding import CellContext, EncodedSplit, HashedTokenizer, TokenizedTexts
 from biphase.finetuning.families.question_answering import encode_questions
 from biphase.finetuning.families.retrieval import encode_pairs
 from biphase.finetuning.families.sequence_classification import (
@@ -47,19 +46,6 @@ Predicted = tuple[Iterable[Row], int]
 """What is predicted for each row, and of how many rows something was cut off."""
 
 
-@dataclass(frozen=True)
-class Predicting:
-    """A loaded model, and what its inputs look like."""
-
-    model: KeptModel
-    network: Any
-    """A class of transformers with its head."""
-    tokenizer: HashedTokenizer
-    logits: BatchModel
-    """The network's outputs for a packed batch."""
-    cell: CellContext
-
-
 @torch.no_grad()
 def predict_placed(model: KeptModel, rows: Iterator[PlacedRow], name: str, device: torch.device) -> Iterator[Row]:
     """Give the rows of the file `name`, each with what is predicted for it, in order and as they are needed.
@@ -71,20 +57,15 @@ def predict_placed(model: KeptModel, rows: Iterator[PlacedRow], name: str, devic
     tokenizer = HashedTokenizer(load_tokenizer(model.folder))
     limit = position_limit(network) or tokenizer.pretrained.model_max_length  # many a tokenizer names none
     tokenizer.pretrained.model_max_length = limit = min(limit, tokenizer.pretrained.model_max_length)
-    cell = CellContext(model.task, model.config, device, torch.float32)
-    predicting, predict = (
-        Predicting(model, network, tokenizer, partial(padded_logits, network), cell),
-        PREDICTORS[model.task.family],
-    )
+    predict = PREDICTORS[model.task.family]
     num_rows = num_cut = num_empty = 0
     while chunk := list(islice(rows, ROWS_AT_ONCE)):
         named = [(origin, with_task_names(model.task, model.layout, row)) for origin, row in chunk]
-        predictions, num_cut_here = predict(predicting, named)
+        predictions, num_cut_here = predict(model, network, tokenizer, named)
         num_rows, num_cut = num_rows + len(chunk), num_cut + num_cut_here
         for (origin, row), prediction in zip(chunk, predictions, strict=True):
-            taken = sorted(row.keys() & prediction.keys())
-            if taken:
-                raise InputError(f"{origin}: the file has a column '{taken[0]}' already; rename it")
+            if doubles := sorted(row.keys() & prediction.keys()):
+                raise InputError(f"{origin}: the file has a column '{doubles[0]}' already; rename it")
             num_empty += prediction.get("predicted", "") is None
             yield row | prediction
     if num_empty:
@@ -93,9 +74,15 @@ def predict_placed(model: KeptModel, rows: Iterator[PlacedRow], name: str, devic
         err.print(f"{name}: {num_cut:,} of {num_rows:,} rows were too long and cut at {limit:,} tokens")
 
 
-def choose(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
+def predict_inputs(model: KeptModel, network: Any, inputs: EncodedSplit | TokenizedTexts) -> Any:
+    """Predict for encoded inputs, with a class of transformers with its head."""
+    cell = CellContext(model.task, model.config, network.device, torch.float32)
+    return inputs.predict(partial(padded_logits, network), cell)
+
+
+def choose(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Sequence[PlacedRow]) -> Predicted:
     """Name the best choice, by the row's own name where it has a name for each, and the probability of each."""
-    task, cell = predicting.cell.task, predicting.cell
+    task = model.task
     names, inputs = [], []
     for origin, row in rows:
         choices, labels = examples.read_choices(task, origin, row)
@@ -103,36 +90,35 @@ def choose(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
         if len(choices) > len(names[-1]):
             raise InputError(f"{origin}: {len(choices)} choices, where task '{task.name}' names {len(task.classes)}")
         inputs.append(examples.ChoiceTexts(origin, choices, 0))
-    split = encode_choices(task, inputs, predicting.tokenizer, cell.config)
-    scores_S1 = split.predict(predicting.logits, cell)
+    split = encode_choices(task, inputs, tokenizer, model.config)
+    scores_S1 = predict_inputs(model, network, split)
     parts = zip(np.split(scores_S1[:, 0], split.bounds_Q1[1:-1]), names, strict=True)
     return [best_choice(*part) for part in parts], split.num_truncated
 
 
-def score_pairs(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
+def score_pairs(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Sequence[PlacedRow]) -> Predicted:
     """Score how well each row's `document` answers its `query`: the higher, the better."""
     pairs = [(text_column(origin, row, "query"), text_column(origin, row, "document")) for origin, row in rows]
-    texts = encode_pairs(predicting.tokenizer, pairs, predicting.cell.config.max_length)
-    scores_S = texts.predict(predicting.logits, predicting.cell, 1)[:, 0]
+    texts = encode_pairs(tokenizer, pairs, model.config.max_length)
+    scores_S = predict_inputs(model, network, texts)[:, 0]
     return [{"predicted": round(score, 5)} for score in scores_S.tolist()], len(texts.truncated)
 
 
-def classify(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
+def classify(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Sequence[PlacedRow]) -> Predicted:
     """The label, its probability, and that of each label; labels; or a number. Pairs are cut as in training. A row
     without a text has the same columns without values."""
-    task, blank = predicting.cell.task, dict.fromkeys(input_columns(predicting.cell.task), "")
+    task, blank = model.task, dict.fromkeys(input_columns(model.task), "")
     is_empty = [examples.lacks_text([column(origin, row, name) for name in blank]) for origin, row in rows]
     no_label = () if task.problem_type == "multi_label_classification" else 0
     inputs = []
     for (origin, row), empty in zip(rows, is_empty, strict=True):
         text, columns = examples.fill_row(task, origin, blank if empty else row)
         inputs.append(examples.LabelledText(origin, text, no_label, columns))
-    if not predicting.model.is_ours:
-        predictions, num_cut = classify_as_pipeline(predicting, [example.text for example in inputs])
+    if not model.is_ours:
+        predictions, num_cut = classify_as_pipeline(network, tokenizer.pretrained, [example.text for example in inputs])
     else:
-        cell = predicting.cell
-        split = encode_labelled(task, inputs, predicting.tokenizer, cell.config)
-        logits_SC = split.predict(predicting.logits, cell)
+        split = encode_labelled(task, inputs, tokenizer, model.config)
+        logits_SC = predict_inputs(model, network, split)
         predictions, num_cut = [*read_outputs(task, logits_SC)], split.num_truncated
     for number in np.flatnonzero(is_empty):
         values = predictions[number].items()
@@ -140,11 +126,10 @@ def classify(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
     return predictions, num_cut
 
 
-def classify_as_pipeline(predicting: Predicting, texts: Sequence[str]) -> tuple[list[Row], int]:
-    tokenizer = predicting.tokenizer.pretrained
+def classify_as_pipeline(network: Any, tokenizer: Any, texts: Sequence[str]) -> tuple[list[Row], int]:
     lengths = map(len, tokenizer(texts, truncation=False, verbose=False)["input_ids"])
-    pipe = pipeline("text-classification", predicting.network, tokenizer=tokenizer, device=predicting.cell.device)
-    is_single = predicting.network.config.problem_type != "multi_label_classification"
+    pipe = pipeline("text-classification", network, tokenizer=tokenizer, device=network.device)
+    is_single = network.config.problem_type != "multi_label_classification"
     predictions: list[Row] = []
     for scores in in_order_of_length(lambda part: pipe(part, top_k=None, truncation=True, batch_size=32), texts):
         if len(scores) == 1:  # a number, with no class
@@ -155,24 +140,24 @@ def classify_as_pipeline(predicting: Predicting, texts: Sequence[str]) -> tuple[
     return predictions, sum(length > tokenizer.model_max_length for length in lengths)
 
 
-def tag_words(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
+def tag_words(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Sequence[PlacedRow]) -> Predicted:
     """A tag for each word of a list, and the spans of words that tags make; for running text spans alone (`tag_text`).
 
     Where a list is longer than an input, what was cut off is tagged in further inputs, each of which begins some words
     earlier: of the words in two inputs, the first half have the tags of the earlier one. With inputs of 8 words, 20
     words are in 0–8, 6–14, 12–20, and the tags are those of 0–7, 7–13, 13–20.
     """
-    cell = predicting.cell
-    if not predicting.model.is_ours or cell.task.words not in rows[0][1]:
-        return tag_text(predicting, rows)
-    lists = [examples.words_of(cell.task, origin, row) for origin, row in rows]
+    task = model.task
+    if not model.is_ours or task.words not in rows[0][1]:
+        return tag_text(model, network, tokenizer, rows)
+    lists = [examples.words_of(task, origin, row) for origin, row in rows]
     tagged: list[Row] = [{"predicted": [], "probabilities": []} for _ in lists]
     starts = dict.fromkeys(range(len(lists)), 0)
     while starts:
         rests = [lists[number][begin:] for number, begin in starts.items()]
         sentences = [examples.TaggedWords("", words, (0,) * len(words)) for words in rests]
-        split = encode_words(cell.task, sentences, predicting.tokenizer, cell.config)
-        sentence_rows = tag_rows(split, split.predict(predicting.logits, cell), cell.task.classes)
+        split = encode_words(task, sentences, tokenizer, model.config)
+        sentence_rows = tag_rows(split, predict_inputs(model, network, split), task.classes)
         cut, inside = set(split.texts.truncated.tolist()), split.words_T[split.words_T >= 0]
         ends = np.searchsorted(inside, split.word_bounds_S1[1:])  # how many tokens stand in front of the next sentence
         inputs, starts = starts, {}
@@ -184,7 +169,7 @@ def tag_words(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
             new = (begin + len(tagged[number]["predicted"])) // 2  # the middle of the words that are in both inputs
             for key in ("predicted", "probabilities"):
                 tagged[number][key][new:] = sentence_rows[sentence][key][new - begin : num]
-    if cell.task.classes[0] == "O":
+    if task.classes[0] == "O":
         for words, row in zip(lists, tagged, strict=True):
             row["spans"] = spans_of_tags(words, row["predicted"], row["probabilities"])
     return tagged, 0
@@ -202,16 +187,15 @@ def spans_of_tags(words: Sequence[str], tags: Sequence[str], probabilities: Sequ
     return spans
 
 
-def tag_text(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
+def tag_text(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Sequence[PlacedRow]) -> Predicted:
     """The spans of running texts, in characters, as transformers' pipeline groups tokens (`simple`) and the parts of a
     word are joined, in inputs that overlap where a text is longer than one. Spans of blanks alone are left out."""
     texts = [text_column(origin, row, TEXT) for origin, row in rows]
-    tokenizer = predicting.tokenizer
     pipe: Any = pipeline(
         "token-classification",
-        predicting.network,
+        network,
         tokenizer=tokenizer.pretrained,
-        device=predicting.cell.device,
+        device=network.device,
         aggregation_strategy="simple",
         stride=tokenizer.room(tokenizer.pretrained.model_max_length) // SHARED,
     )
@@ -252,9 +236,10 @@ def in_order_of_length(predict: Callable[[list[str]], list[Any]], texts: Sequenc
     return [by_number[number] for number in range(len(texts))]
 
 
-def answer_questions(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
+def answer_questions(
+    model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Sequence[PlacedRow]
+) -> Predicted:
     """Find the answer, where it stands in the context, its probability, and how much better no answer is."""
-    cell, has_unanswerable = predicting.cell, predicting.model.has_unanswerable
     inputs = []
     for number, (origin, row) in enumerate(rows):
         question, context = text_column(origin, row, "question"), text_column(origin, row, "context")
@@ -263,18 +248,18 @@ def answer_questions(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predi
         spans = examples.read_spans(origin, "candidates", row["candidates"]) if "candidates" in row else []
         candidates = tuple(examples.find_answer(origin, context, text, start) for text, start in spans)
         inputs.append(examples.Question(str(number), question, context, (), candidates))
-    split = encode_questions(cell.task, inputs, predicting.tokenizer, cell.config, has_unanswerable)
+    split = encode_questions(model.task, inputs, tokenizer, model.config, model.has_unanswerable)
     answers: list[Row] = []
-    for answer in split.predict(predicting.logits, cell):
+    for answer in predict_inputs(model, network, split):
         start, end = (answer["start"], answer["end"]) if answer["text"] else (None, None)
         row = {"predicted": answer["text"], "start": start, "end": end, "probability": round(answer["probability"], 5)}
-        if has_unanswerable:
+        if model.has_unanswerable:
             row["no_answer_score"] = round(answer["no_answer_score"], 5)
         answers.append(row)
     return answers, split.num_truncated
 
 
-PREDICTORS: dict[Family, Callable[[Predicting, Sequence[PlacedRow]], Predicted]] = {
+PREDICTORS: dict[Family, Callable[[KeptModel, Any, HashedTokenizer, Sequence[PlacedRow]], Predicted]] = {
     "question_answering": answer_questions,
     "token_classification": tag_words,
     "multiple_choice": choose,

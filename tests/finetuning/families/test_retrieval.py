@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from biphase.finetuning.encoding import EncodedTask
 from biphase.finetuning.encoding_cache import load_encoded
 from biphase.finetuning.families import retrieval
 from biphase.finetuning.families.retrieval import contrastive_loss, embed_all, no_negatives
@@ -17,11 +16,13 @@ from biphase.tasks.splits import Collection, own_documents
 
 from ..conftest import make_cell, predict_split
 
+Splits = dict[str, Any]
+
 
 @pytest.fixture(scope="module")
-def encoded(encoder: Encoder, data_dirs: dict[str, Path]) -> EncodedTask:
+def encoded(encoder: Encoder, data_dirs: dict[str, Path]) -> Splits:
     cell = make_cell("squad_retrieval")
-    return load_encoded(find_source(cell.task, data_dirs["squad_retrieval"]), encoder, cell.config)
+    return load_encoded(find_source(cell.task, data_dirs["squad_retrieval"]), encoder, cell.config)[0]
 
 
 def make_model(encoder: Encoder) -> torch.nn.Module:
@@ -29,9 +30,9 @@ def make_model(encoder: Encoder) -> torch.nn.Module:
     return build_network(encoder, make_cell("squad_retrieval"), [])
 
 
-def test_texts_carry_their_prefixes(encoder: Encoder, encoded: EncodedTask) -> None:
+def test_texts_carry_their_prefixes(encoder: Encoder, encoded: Splits) -> None:
     decode = encoder.tokenizer.pretrained.decode
-    queries, documents = encoded.splits["test"].texts, encoded.splits["test"].documents
+    queries, documents = encoded["test"].texts, encoded["test"].documents
     assert decode(queries.tokens_T[: queries.bounds_S1[1] - 1]).startswith("Query: ")
     assert decode(documents.tokens_T[: documents.bounds_S1[1] - 1]).startswith("Document: ")
 
@@ -47,30 +48,30 @@ def test_loss_by_hand() -> None:
     assert contrastive_loss(queries, documents, known, 20.0).item() == pytest.approx(terms[1] / 2, abs=1e-7)
 
 
-def test_known_positives_are_no_negatives(encoded: EncodedTask) -> None:
+def test_known_positives_are_no_negatives(encoded: Splits) -> None:
     """Two queries ask for each document: side by side in a batch, neither takes the other's document for wrong."""
-    split = encoded.splits["train"]
+    split = encoded["train"]
     queries, documents = split.queries_J[:4], split.documents_J[:4]
     wanted = (documents[:, None] == documents[None, :]) & ~np.eye(4, dtype=bool)
     assert wanted.any()
     assert (no_negatives(split, queries, documents).numpy() == wanted).all()
 
 
-def test_gradient_caching_changes_memory_not_the_gradient(encoder: Encoder, encoded: EncodedTask) -> None:
+def test_gradient_caching_changes_memory_not_the_gradient(encoder: Encoder, encoded: Splits) -> None:
     results = []
     for budget in (65_536, 30, 1):
         model = make_model(encoder)
         cell = make_cell("squad_retrieval", microbatch_tokens=budget)
-        loss = encoded.splits["train"].accumulate_gradients(model, np.arange(9), cell)
+        loss = encoded["train"].accumulate_gradients(model, np.arange(9), cell)
         results.append((loss, [parameter.grad for parameter in model.parameters()]))
     for other in results[1:]:
         torch.testing.assert_close(results[0], other, rtol=1e-4, atol=1e-6)
 
 
-def test_search_is_exact(encoder: Encoder, encoded: EncodedTask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_is_exact(encoder: Encoder, encoded: Splits, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retrieval, "SEARCH_DOCUMENTS", 4)
     monkeypatch.setattr(retrieval, "TOP", 5)
-    model, split = make_model(encoder).eval(), encoded.splits["test"]
+    model, split = make_model(encoder).eval(), encoded["test"]
     for judged_only in (True, False):
         cell = make_cell("squad_retrieval", judged_only=judged_only)
         ranked = predict_split(model, split, cell)
@@ -133,8 +134,8 @@ def test_no_query_is_a_candidate_of_its_own(encoder: Encoder, monkeypatch: pytes
     assert all(query not in documents for query, documents in found.items())
 
 
-def test_a_perfect_ranking_scores_one(encoded: EncodedTask) -> None:
-    judged, cell = encoded.splits["test"], make_cell("squad_retrieval")
+def test_a_perfect_ranking_scores_one(encoded: Splits) -> None:
+    judged, cell = encoded["test"], make_cell("squad_retrieval")
     for shift, score in ((0, 1.0), (1, 0.0)):
         pairs = zip(judged.queries_J, judged.documents_J + shift, strict=True)
         ranked = {judged.ids[query]: {judged.document_ids[document]: 1.0} for query, document in pairs}
@@ -152,7 +153,7 @@ def test_a_part_of_the_queries_is_searched_for_among_the_same_documents(
     for limit, found in ((None, whole), (7, part)):
         cell = make_cell("squad_retrieval", judged_only=judged_only, max_eval_examples=limit)
         source = find_source(cell.task, data_dirs["squad_retrieval"])
-        split = load_encoded(source, encoder, cell.config).splits["test"]
+        split = load_encoded(source, encoder, cell.config)[0]["test"]
         ranked = predict_split(model, split, cell)
         assert len(ranked) == split.num_examples
         _, rows = split.judge(ranked, cell)

@@ -123,7 +123,7 @@ class QuestionSplit(EncodedSplit):
         of the input."""
         is_span = cell.config.qa_head == "span"
         # 1. Logits of all tokens of all windows, and of each context token those of one window.
-        logits_T2 = self.texts.predict(model, cell, 2, of_tokens=True)
+        logits_T2 = self.texts.predict(model, cell)
         logits_K2 = context_logits(self, logits_T2)
         # 2. How good it is to start and to end at each context token, and to have no answer. With the span head that is
         #    the lowest sum of both logits at an end-of-text token of the question's windows.

@@ -44,7 +44,7 @@ class TaggedSplit(EncodedSplit):
         """The tags [W], and the mean, over a word's tokens, of the probability of its tag; 0 for words that were cut
         off."""
         classes, num_words = cell.task.classes, len(self.tags_W)
-        logits_TC = self.texts.predict(model, cell, len(classes), of_tokens=True)
+        logits_TC = self.texts.predict(model, cell)
         default = 0 if classes[0] == "O" else UNKNOWN
         tags_W = vote(logits_TC.argmax(-1), self.words_T, num_words, len(classes), default)
         probabilities_TC = softmax(logits_TC, axis=-1)
