@@ -76,12 +76,11 @@ def label_counts(metric: str, gold: Sequence[Any], predicted: Sequence[Any], cla
     if metric == "macro_f1":
         counts_NC = np.concatenate([right_NL, predicted_NL + gold_NL], axis=1)
         return counts_NC, macro_f1_of_all if isinstance(gold[0], list) else macro_f1
-    if metric == "micro_f1":
-        return np.stack([each.sum(axis=1) for each in (right_NL, predicted_NL, gold_NL)], axis=1), micro_f1
     if metric == "mcc":
         return np.concatenate([right_NL.sum(axis=1, keepdims=True), predicted_NL, gold_NL], axis=1), matthews
-    assert metric == "f1", metric
-    return np.stack([right_NL[:, 1], predicted_NL[:, 1], gold_NL[:, 1]], axis=1), micro_f1
+    counted = slice(1, 2) if metric == "f1" else slice(None)  # F1 is that of the second class
+    counts = [labels_NL[:, counted].sum(axis=1) for labels_NL in (right_NL, predicted_NL, gold_NL)]
+    return np.stack(counts, axis=1), micro_f1
 
 
 def micro_f1(counts_C: np.ndarray) -> np.ndarray:
@@ -171,16 +170,13 @@ def find_entities(tags_U: np.ndarray, bounds_S1: np.ndarray, labels: Sequence[st
 
     Raises `InputError` for a label that is neither O nor B- or I- with a type.
     """
-    # The first letter of each label, and its type as a number.
-    prefixes, type_names = [], []
     for label in labels:
-        prefix, _, type_name = label.partition("-")
-        if not (label == "O" or (prefix in ("B", "I") and type_name)):
+        if not re.fullmatch("O|[BI]-.+", label, re.DOTALL):
             raise InputError(f"label '{label}' is not O, B-… or I-…; scores over entities need IOB2 labels")
-        prefixes.append(prefix)
-        type_names.append(type_name)
-    types_L = np.unique(type_names, return_inverse=True)[1]
-    prefixes_U, types_U = np.array(prefixes)[tags_U], types_L[tags_U]
+    # The first letter of each label, and its type as a number.
+    prefixes_L, type_names_L = np.array([label[:1] for label in labels]), [label[2:] for label in labels]
+    types_L = np.unique(type_names_L, return_inverse=True)[1]
+    prefixes_U, types_U = prefixes_L[tags_U], types_L[tags_U]
     # Where entities begin and end, within their sentences.
     continues_U = np.zeros(len(tags_U), dtype=bool)
     continues_U[1:] = (prefixes_U[1:] == "I") & (prefixes_U[:-1] != "O") & (types_U[1:] == types_U[:-1])
@@ -196,13 +192,10 @@ def count_labels(gold_U: np.ndarray, predicted_U: np.ndarray, bounds_S1: np.ndar
 
     A word without a prediction has the number L.
     """
-    sentences_U = np.repeat(np.arange(len(bounds_S1) - 1), np.diff(bounds_S1))
-    right_SL, seen_SL = np.zeros((2, len(bounds_S1) - 1, num_labels + 1), dtype=np.int64)
-    is_right_U = gold_U == predicted_U
-    np.add.at(right_SL, (sentences_U[is_right_U], gold_U[is_right_U]), 1)
-    for labels_U in (gold_U, predicted_U):
-        np.add.at(seen_SL, (sentences_U, labels_U), 1)
-    return np.concatenate([right_SL[:, :-1], seen_SL[:, :-1]], axis=1)
+    columns_LL = np.eye(num_labels + 1, num_labels, dtype=np.int64)  # the last row, of no prediction, is empty
+    gold_UL, predicted_UL = columns_LL[gold_U], columns_LL[predicted_U]
+    counts_UC = np.concatenate([gold_UL * predicted_UL, gold_UL + predicted_UL], axis=1)
+    return np.add.reduceat(counts_UC, bounds_S1[:-1])
 
 
 PUNCTUATION = str.maketrans("", "", string.punctuation)
