@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from biphase.config import BUNDLED, load_config
 from biphase.files import content_hash
-from biphase.finetuning.cells import Model, find_task_sources, plan_cell
+from biphase.finetuning.cells import Encoder, find_task_sources, plan_cell
 from biphase.finetuning.config import FinetuneConfig
 from biphase.recipe import Recipe
 from biphase.study.plan import plan_study
@@ -57,7 +57,7 @@ def identities() -> Iterator[tuple[str, Any]]:
     for name in BUNDLED_TASKS:
         for precision in ("fp32", "bf16"):
             config = FinetuneConfig(precision=precision, learning_rate=2e-5, seed=3)
-            plan = plan_cell(Model("m", "model", 512), *find_task_sources(name, {}), config)
+            plan = plan_cell(Encoder("m", "model", 512), *find_task_sources(name, {}), config)
             yield f"cell {name} {precision}", plan.folder(Path()).name
     for path in STUDIES:
         plan = plan_study(load_study(path))

@@ -16,7 +16,7 @@ from biphase.config import parse_config
 from biphase.console import duration
 from biphase.errors import BusyError, InputError, StoppedError
 from biphase.files import locked, read_json
-from biphase.finetuning.cells import Model
+from biphase.finetuning.cells import Encoder
 from biphase.finetuning.config import settle_config
 from biphase.finetuning.scores import ScoreSet, read_score
 from biphase.report.contrasts import difference
@@ -54,7 +54,7 @@ def make_plan(**changes: Any) -> Plan:
 def fill(write_cell: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Score every cell as a function of it says; returns the state of the study's folder."""
     monkeypatch.setattr(StudyState, "reference", lambda state, run, step: "made-up")
-    monkeypatch.setattr(folder, "identify", lambda reference: Model(reference, "a" * 64, 2048))
+    monkeypatch.setattr(folder, "identify", lambda reference: Encoder(reference, "a" * 64, 2048))
 
     def make(plan: Plan, say: Callable[[StudyCell], dict[str, Any]]) -> Any:
         for cell in plan.cells:

@@ -6,7 +6,7 @@ Nothing here loads a model or PyTorch: a grid of thousands of cells is planned i
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,20 +33,25 @@ fetch_once = lru_cache(fetch_model)
 
 
 @dataclass(frozen=True)
-class Model:
-    """A model that was found, not yet loaded, by all that decides a cell's name and result."""
+class Encoder:
+    """An encoder is found first, by all that decides a cell's name and result; `heads.open_encoder` adds what computes,
+    which cells share: it is copied, never trained."""
 
     name: str
     """The name that its scores have."""
     hash: str
     """The hash of configuration, weights and tokenizer."""
     max_length: int
-    """Tokens that the network has positions for, by its configuration."""
+    """Tokens that the network has positions for, by its configuration; once loaded, as it was found to number them."""
     folder: Path = Path()
     """Where its files are."""
+    backbone: Any = field(default=None, compare=False, repr=False)
+    """The network without a head; None before it is loaded."""
+    tokenizer: Any = field(default=None, compare=False, repr=False)
+    """Its `encoding.HashedTokenizer`; None before it is loaded."""
 
 
-def identify(name: str) -> Model:
+def identify(name: str) -> Encoder:
     """Read what names the cells of a model. Raises `InputError` where its folder lacks what fine-tuning needs."""
     folder = find_folder(name)
     # `count_positions` asks for some fields of the configuration. They are in its file, unless that leaves to
@@ -60,7 +65,7 @@ def identify(name: str) -> Model:
         config: Any = SimpleNamespace(**{"model_type": None, "pad_token_id": None} | content)
     else:
         config = load_model_config(folder)
-    return Model(name, hash_model(folder), count_positions(config), folder)
+    return Encoder(name, hash_model(folder), count_positions(config), folder)
 
 
 def find_folder(name: str) -> Path:
@@ -105,7 +110,7 @@ DataDirs = Mapping[str, str | Path]
 class CellPlan:
     """A cell to come says what is trained and evaluated on what, and has its name."""
 
-    model: Model
+    model: Encoder
     task: Task
     train: TaskSource
     evaluation: TaskSource
@@ -129,7 +134,7 @@ def plan_cells(
     return [plan_cell(identity, *find_task_sources(task, data_dirs), config) for task in tasks]
 
 
-def plan_cell(model: Model, train: TaskSource, evaluation: TaskSource, config: FinetuneConfig) -> CellPlan:
+def plan_cell(model: Encoder, train: TaskSource, evaluation: TaskSource, config: FinetuneConfig) -> CellPlan:
     """Names a cell by the bytes of model and data, not their paths, and by what decides its result.
 
     `config` comes from `resolve_precision`. Reads nothing.

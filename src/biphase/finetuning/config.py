@@ -107,7 +107,7 @@ def settle_config(config: FinetuneConfig, task: Task, max_length: int) -> Finetu
     """The configuration that decides the result of what is asked: two that ask for the same become one.
 
     What does not matter to the task stands at its default, and `max_length` is not above that of the network (see
-    `cells.Model`). Where a cell runs and what `auto` means there are left as they are.
+    `cells.Encoder`). Where a cell runs and what `auto` means there are left as they are.
     """
     if config.frozen and task.family == "retrieval":
         raise InputError(f"frozen: {task.name} has no head to train; zero-shot:FOLDER scores embeddings as they are")

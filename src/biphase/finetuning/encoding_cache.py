@@ -21,10 +21,10 @@ from safetensors.torch import load_file
 from biphase import console
 from biphase.errors import InputError
 from biphase.files import content_hash, locked, make_once, refuse_links
+from biphase.finetuning.cells import Encoder
 from biphase.finetuning.config import ENCODING_SETTINGS, FinetuneConfig
 from biphase.finetuning.encoding import EncodedSplit, EncodedTask, HashedTokenizer
 from biphase.finetuning.families import question_answering, retrieval, sequence_classification, token_classification
-from biphase.finetuning.heads import Encoder
 from biphase.tasks.examples import count_shared, load_examples
 from biphase.tasks.sources import TaskSource
 from biphase.tasks.spec import TASK_SPLITS, Family, TaskSplit

@@ -16,7 +16,7 @@ Letters: V vocabulary, U tokens in use, T tokens of a batch, S samples, D width,
 
 import copy
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Any, Literal
 from weakref import WeakValueDictionary
@@ -33,7 +33,7 @@ from biphase.encoder.packed import packed_hidden
 from biphase.encoder.proofs import telling_tokens
 from biphase.errors import InputError
 from biphase.export.model import as_llama, set_direction
-from biphase.finetuning.cells import Model, identify
+from biphase.finetuning.cells import Encoder, identify
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import Batch, CellContext, EncodedSplit, HashedTokenizer, TokenizedTexts, pack
 from biphase.flops import AFTER_PADDING
@@ -43,26 +43,13 @@ UNUSED_EMBEDDINGS = 1024
 """More rows of an embedding than this, or than a twentieth of it, are not there for a round number alone."""
 
 
-@dataclass(frozen=True)
-class Encoder:
-    """A pretrained network and its tokenizer. Shared by cells: copied, never trained."""
-
-    name: str
-    hash: str
-    """The hash of configuration, weights and tokenizer."""
-    backbone: Any = field(compare=False, repr=False)
-    tokenizer: HashedTokenizer
-    max_length: int
-    """Tokens that the network has positions for, as it was found to number them."""
-
-
 def load_encoder(name: str) -> Encoder:
     """The encoder behind a name (see `cells`)."""
     return open_encoder(identify(name))
 
 
 @lru_cache(maxsize=1)
-def open_encoder(model: Model) -> Encoder:
+def open_encoder(model: Encoder) -> Encoder:
     """Load a model that was found. The last one is kept: it costs nothing to ask again while its files stay."""
     backbone = load_backbone(model.folder)
     pretrained = find_tokenizer(model.folder, str(model.folder))
@@ -77,26 +64,22 @@ def open_encoder(model: Model) -> Encoder:
         err.print(f"{sizes}: is it its own?")
     # The positions of a type that numbers them from behind its padding are counted so already.
     first_position = 0 if config.model_type in AFTER_PADDING else getattr(backbone, "first_position", 0)
-    return Encoder(model.name, model.hash, backbone, tokenizer, model.max_length - first_position)
+    return replace(model, backbone=backbone, tokenizer=tokenizer, max_length=model.max_length - first_position)
 
 
-class UsedEmbedding(nn.Embedding):
-    """Some rows of an embedding, found by the numbers that the tokens have in the whole vocabulary.
+def rows_in_use(whole: nn.Embedding, used_U: Tensor) -> nn.Embedding:
+    """Make an embedding of some rows of another, which finds them by the numbers that the tokens have in the whole
+    vocabulary.
 
-    Of a vocabulary of 6 with the tokens 2 and 5 in use, `row_of_V` is 2 2 0 2 2 1: rows 0 and 1 are there, and to look
-    up any other token is an error.
+    Of a vocabulary of 6 with the tokens 2 and 5 in use, its `row_of_V` is 2 2 0 2 2 1: rows 0 and 1 are there, and to
+    look up any other token is an error.
     """
-
-    row_of_V: Tensor
-
-    def __init__(self, whole: nn.Embedding, used_U: Tensor) -> None:
-        super().__init__(len(used_U), whole.embedding_dim, _weight=whole.weight.detach()[used_U])
-        row_of_V = used_U.new_full((whole.num_embeddings,), len(used_U))
-        row_of_V[used_U] = torch.arange(len(used_U), device=used_U.device)
-        self.register_buffer("row_of_V", row_of_V, persistent=False)
-
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(self.row_of_V[input])
+    rows = nn.Embedding(len(used_U), whole.embedding_dim, _weight=whole.weight.detach()[used_U])
+    row_of_V = used_U.new_full((whole.num_embeddings,), len(used_U))
+    row_of_V[used_U] = torch.arange(len(used_U), device=used_U.device)
+    rows.register_buffer("row_of_V", row_of_V, persistent=False)
+    rows.register_forward_pre_hook(lambda rows, inputs: (rows.row_of_V[inputs[0]],))
+    return rows
 
 
 def copy_backbone(
@@ -116,7 +99,7 @@ def copy_backbone(
     once = {id(part.tokens_T): part for part in texts}.values()  # splits may share their texts
     used_U = np.unique(np.concatenate([[pad_id], *(part.used_U for part in once)]))
     # What deepcopy takes for copied already, it does not copy: the whole embedding never exists twice.
-    return copy.deepcopy(backbone, {id(embedding): UsedEmbedding(embedding, torch.from_numpy(used_U))})
+    return copy.deepcopy(backbone, {id(embedding): rows_in_use(embedding, torch.from_numpy(used_U))})
 
 
 def is_table(backbone: nn.Module, embedding: nn.Module) -> bool:
@@ -308,7 +291,7 @@ def to_transformers(network: Any, encoder: Encoder, cell: CellContext) -> Any:
     if isinstance(network.backbone, FrozenFeatures):
         network.backbone = copy_backbone(pretrained, [])
     used = network.backbone.get_input_embeddings()
-    if isinstance(used, UsedEmbedding):
+    if hasattr(used, "row_of_V"):
         whole = copy.deepcopy(pretrained.get_input_embeddings()).to(used.weight.dtype)
         is_used_V = used.row_of_V < used.num_embeddings
         whole.weight[is_used_V] = used.weight[used.row_of_V[is_used_V]].to(whole.weight.device)

@@ -18,7 +18,7 @@ from biphase.config import Strict
 from biphase.corpus.rows import FORMATS, PlacedRow, Row, column, plain_path, read_text_lines, renamed, rows_of_file
 from biphase.errors import InputError, clipped
 from biphase.files import read_json_as, whole_folder, write_json, write_mark, write_text
-from biphase.finetuning.cells import find_folder
+from biphase.finetuning.cells import Encoder, find_folder
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.scores import Score
 from biphase.run import find_model
@@ -26,7 +26,6 @@ from biphase.tasks.spec import Family, FileLayout, Task, template_columns
 
 if TYPE_CHECKING:
     from biphase.finetuning.encoding import CellContext
-    from biphase.finetuning.heads import Encoder
 
 RECORD = "biphase.json"
 """The file of a kept folder that says what its inputs look like."""
@@ -65,7 +64,7 @@ PIPELINE_TAGS = {"sequence_classification": "text-classification", "retrieval": 
 """What the hub calls the models of a family, where that is not its own name; rankers of pairs are `text-ranking`."""
 
 
-def keep_network(model: Any, encoder: "Encoder", cell: "CellContext", folder: Path, score: Score, test: Any) -> None:
+def keep_network(model: Any, encoder: Encoder, cell: "CellContext", folder: Path, score: Score, test: Any) -> None:
     """Write a trained network, as `to_transformers` gives it, as a model folder with its labels, tokenizer and card,
     whole or not at all; what is there is replaced. `test` is the encoded test split."""
     from biphase.export.model import close_texts, set_direction, write_sentence_transformer
@@ -95,7 +94,7 @@ def keep_network(model: Any, encoder: "Encoder", cell: "CellContext", folder: Pa
         write_mark(part, "fine-tuned model")
 
 
-def card_text(cell: "CellContext", encoder: "Encoder", model: Any, score: Score) -> str:
+def card_text(cell: "CellContext", encoder: Encoder, model: Any, score: Score) -> str:
     """Write a small model card, with the fields that the hub reads. A model and data of this machine have no name
     there."""
     from huggingface_hub import ModelCardData
