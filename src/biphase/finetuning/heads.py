@@ -331,11 +331,11 @@ def with_same_head(config: Any, network: Any, cell: CellContext) -> Any:
     except ValueError:
         raise refusal from None
     model.base_model.load_state_dict(network.backbone.state_dict(), strict=False)
-    theirs = [layer for name, layer in model.named_children() if isinstance(layer, nn.Linear)]
-    ours = [layer for layer in network.children() if isinstance(layer, nn.Linear)]
-    if [layer.weight.shape for layer in theirs] != [layer.weight.shape for layer in ours]:
+    layers = [layer for layer in model.children() if isinstance(layer, nn.Linear)]
+    trained_layers = [layer for layer in network.children() if isinstance(layer, nn.Linear)]
+    if [layer.weight.shape for layer in layers] != [layer.weight.shape for layer in trained_layers]:
         raise refusal
-    for new, old in zip(theirs, ours, strict=True):
+    for new, old in zip(layers, trained_layers, strict=True):
         new.load_state_dict(old.state_dict(), strict=False)
     if has_dense_layer:
         # ModernBERT's dense layer and norm below its classifier of tokens shall change nothing: the layer takes the

@@ -84,12 +84,12 @@ def keep_network(model: Any, encoder: Encoder, cell: "CellContext", folder: Path
             templates = {"query": cell.task.query_template, "document": cell.task.document_template}
             prompts = {name: template.removesuffix("{text}") for name, template in templates.items()}
             write_sentence_transformer(part, model, cell.config.max_length, prompts=prompts)
-        kept = KeptModel(cell=score.cell, task=cell.task, config=cell.config)
+        record = KeptModel(cell=score.cell, task=cell.task, config=cell.config)
         if cell.task.family == "question_answering":
             longest = cell.config.max_answer_tokens or test.max_answer_tokens
             config = cell.config.model_copy(update={"max_answer_tokens": longest})
-            kept = kept.model_copy(update={"config": config, "has_unanswerable": test.has_unanswerable})
-        write_json(part / RECORD, kept.model_dump(mode="json"))
+            record = record.model_copy(update={"config": config, "has_unanswerable": test.has_unanswerable})
+        write_json(part / RECORD, record.model_dump(mode="json"))
         write_text(part / "README.md", card)
         write_mark(part, "fine-tuned model")
 

@@ -341,8 +341,8 @@ def ranking_scores(relevance: Relevance, ranked: Ranked) -> tuple[dict[str, floa
             results[query] = {document: float(score) for document, score in ranked[query].items()}
     evaluated = pytrec_eval.RelevanceEvaluator(grades_of, {*TREC_MEASURES.values()}).evaluate(results)
     per_query = {}
-    for ours, theirs in TREC_MEASURES.items():
-        per_query[ours] = {query: evaluated.get(query, {}).get(theirs, 0.0) for query in relevance}
+    for name, trec_name in TREC_MEASURES.items():
+        per_query[name] = {query: evaluated.get(query, {}).get(trec_name, 0.0) for query in relevance}
     per_query["mrr_at_10"] = {q: score if score >= 1 / 10 else 0.0 for q, score in per_query["mrr_at_10"].items()}
     per_query["paper_ndcg_at_10"] = paper_ndcg_at_10(relevance, ranked)
     return {name: sum(scores.values()) / max(len(scores), 1) for name, scores in per_query.items()}, per_query

@@ -147,9 +147,9 @@ class ScoreSet:
         grids: dict[tuple[str, str], dict[GridPoint, Score]] = defaultdict(dict)
         for score, model in zip(self.scores, name_models(self.scores), strict=True):
             grid, point = grids[model, score.task], (score.config.learning_rate, score.config.seed)
-            if (other := grid.setdefault(point, score)).cell != score.cell:
+            if (earlier := grid.setdefault(point, score)).cell != score.cell:
                 raise InputError(
-                    f"{other.folder} and {score.folder} are two scores of {model} on {score.task} at rate "
+                    f"{earlier.folder} and {score.folder} are two scores of {model} on {score.task} at rate "
                     f"{show_rate(point[0])} and seed {point[1]}; remove the outdated one"
                 )
         return dict(grids)
@@ -246,8 +246,8 @@ def name_models(scores: Sequence[Score]) -> list[str]:
     for (name, task), numbers in groups.items():
         keys = sorted(varied_anywhere[name] | varied[name, task])
         for number in numbers:
-            shown = [f"{key}={settings[number][key]}" for key in keys if settings[number][key] != DEFAULTS.get(key)]
-            names[number] += f" [{', '.join(shown)}]" if shown else ""
+            unusual = [f"{key}={settings[number][key]}" for key in keys if settings[number][key] != DEFAULTS.get(key)]
+            names[number] += f" [{', '.join(unusual)}]" if unusual else ""
     return names
 
 
@@ -305,8 +305,8 @@ def read_contributions(path: Path, score: Score, written: str | None) -> tuple[l
     archive = path.with_suffix(".npz")
     with suppress(OSError, EOFError, KeyError, ValueError, BadZipFile), np.load(archive, allow_pickle=False) as saved:
         if str(saved["predictions"]) == written:
-            made = saved["values"], metrics.STATISTICS.get(str(saved["statistic"]))
-            return saved["ids"].tolist(), made, bool(saved["is_degenerate"])
+            values, statistic = saved["values"], metrics.STATISTICS.get(str(saved["statistic"]))
+            return saved["ids"].tolist(), (values, statistic), bool(saved["is_degenerate"])
     with files.reading(path, "rerun its cell"), path.open(encoding="utf-8") as file:
         lines = list(file)
     if not lines:
