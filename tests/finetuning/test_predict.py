@@ -15,7 +15,7 @@ import transformers
 from biphase.cli.app import run_command
 from biphase.errors import InputError
 from biphase.files import MARK
-from biphase.finetuning import predict
+from biphase.finetuning.families import token_classification
 from biphase.finetuning.families.token_classification import encode_words
 from biphase.finetuning.heads import load_encoder
 from biphase.finetuning.kept import find_kept, open_rows
@@ -186,7 +186,7 @@ def test_long_texts_are_tagged_to_their_end(
         inputs.extend(example.words for example in examples)
         return encode_words(task, examples, *rest)
 
-    monkeypatch.setattr(predict, "encode_words", recorded)
+    monkeypatch.setattr(token_classification, "encode_words", recorded)
     write_jsonl(tmp_path / "rows.jsonl", [{"tokens": nouns}, {"tokens": ["cat"]}])
     long, short = predict_all(kept, tmp_path / "rows.jsonl")
     begins = sorted({20 - len(words) for words in inputs if len(words) > 1})

@@ -103,9 +103,8 @@ def encode_source(source: TaskSource, tokenizer: HashedTokenizer, config: Finetu
             console.err.print(f"{task.name}: {number:,} inputs of {split} stand in train too")
     splits: dict[TaskSplit, Any] = {}
     if isinstance(data, Collection):
-        has_pairs = config.ranking == "pairs"
-        encode_collection: Any = retrieval.encode_candidates if has_pairs else retrieval.encode_judged
-        splits = encode_collection(data, tokenizer, config)
+        encode = retrieval.encode_candidates if config.ranking == "pairs" else retrieval.encode_judged
+        splits |= encode(data, tokenizer, config)
     elif task.family == "question_answering":
         splits |= question_answering.encode_question_task(data, tokenizer, config)
     else:

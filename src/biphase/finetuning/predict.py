@@ -20,16 +20,7 @@ from biphase.encoder.network import load_weights
 from biphase.encoder.packed import position_limit
 from biphase.errors import InputError
 from biphase.finetuning.encoding import CellContext, EncodedSplit, HashedTokenizer, TokenizedTexts
-from biphase.finetuning.families.question_answering import encode_questions
-from biphase.finetuning.families.retrieval import encode_pairs
-from biphase.finetuning.families.sequence_classification import (
-    best_choice,
-    encode_choices,
-    encode_labelled,
-    labelled,
-    read_outputs,
-)
-from biphase.finetuning.families.token_classification import encode_words, tag_rows
+from biphase.finetuning.families import question_answering, retrieval, sequence_classification, token_classification
 from biphase.finetuning.heads import AUTO_CLASSES, padded_logits
 from biphase.finetuning.kept import TEXT, KeptModel, input_columns, with_task_names
 from biphase.finetuning.metrics import find_entities
@@ -90,16 +81,16 @@ def choose(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Seq
         if len(choices) > len(names[-1]):
             raise InputError(f"{origin}: {len(choices)} choices, where task '{task.name}' names {len(task.classes)}")
         inputs.append(examples.ChoiceTexts(origin, choices, 0))
-    split = encode_choices(task, inputs, tokenizer, model.config)
+    split = sequence_classification.encode_choices(task, inputs, tokenizer, model.config)
     scores_S1 = predict_inputs(model, network, split)
     parts = zip(np.split(scores_S1[:, 0], split.bounds_Q1[1:-1]), names, strict=True)
-    return [best_choice(*part) for part in parts], split.num_truncated
+    return [sequence_classification.best_choice(*part) for part in parts], split.num_truncated
 
 
 def score_pairs(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Sequence[PlacedRow]) -> Predicted:
     """Score how well each row's `document` answers its `query`: the higher, the better."""
     pairs = [(text_column(origin, row, "query"), text_column(origin, row, "document")) for origin, row in rows]
-    texts = encode_pairs(tokenizer, pairs, model.config.max_length)
+    texts = retrieval.encode_pairs(tokenizer, pairs, model.config.max_length)
     scores_S = predict_inputs(model, network, texts)[:, 0]
     return [{"predicted": round(score, 5)} for score in scores_S.tolist()], len(texts.truncated)
 
@@ -117,9 +108,9 @@ def classify(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: S
     if not model.is_ours:
         predictions, num_cut = classify_as_pipeline(network, tokenizer.pretrained, [example.text for example in inputs])
     else:
-        split = encode_labelled(task, inputs, tokenizer, model.config)
+        split = sequence_classification.encode_labelled(task, inputs, tokenizer, model.config)
         logits_SC = predict_inputs(model, network, split)
-        predictions, num_cut = [*read_outputs(task, logits_SC)], split.num_truncated
+        predictions, num_cut = [*sequence_classification.read_outputs(task, logits_SC)], split.num_truncated
     for number in np.flatnonzero(is_empty):
         values = predictions[number].items()
         predictions[number] = {key: dict.fromkeys(value) if isinstance(value, dict) else None for key, value in values}
@@ -136,7 +127,7 @@ def classify_as_pipeline(network: Any, tokenizer: Any, texts: Sequence[str]) -> 
             predictions.append({"predicted": scores[0]["score"]})
         else:
             probabilities = {label["label"]: label["score"] for label in scores}
-            predictions.append(labelled(probabilities, is_single))
+            predictions.append(sequence_classification.labelled(probabilities, is_single))
     return predictions, sum(length > tokenizer.model_max_length for length in lengths)
 
 
@@ -156,8 +147,8 @@ def tag_words(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: 
     while starts:
         rests = [lists[number][begin:] for number, begin in starts.items()]
         sentences = [examples.TaggedWords("", words, (0,) * len(words)) for words in rests]
-        split = encode_words(task, sentences, tokenizer, model.config)
-        sentence_rows = tag_rows(split, predict_inputs(model, network, split), task.classes)
+        split = token_classification.encode_words(task, sentences, tokenizer, model.config)
+        sentence_rows = token_classification.tag_rows(split, predict_inputs(model, network, split), task.classes)
         cut, inside = set(split.texts.truncated.tolist()), split.words_T[split.words_T >= 0]
         ends = np.searchsorted(inside, split.word_bounds_S1[1:])  # how many tokens stand in front of the next sentence
         inputs, starts = starts, {}
@@ -248,7 +239,7 @@ def answer_questions(
         spans = examples.read_spans(origin, "candidates", row["candidates"]) if "candidates" in row else []
         candidates = tuple(examples.find_answer(origin, context, text, start) for text, start in spans)
         inputs.append(examples.Question(str(number), question, context, (), candidates))
-    split = encode_questions(model.task, inputs, tokenizer, model.config, model.has_unanswerable)
+    split = question_answering.encode_questions(model.task, inputs, tokenizer, model.config, model.has_unanswerable)
     answers: list[Row] = []
     for answer in predict_inputs(model, network, split):
         start, end = (answer["start"], answer["end"]) if answer["text"] else (None, None)

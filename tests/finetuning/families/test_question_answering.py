@@ -15,7 +15,6 @@ from biphase.finetuning.families.question_answering import (
     encode_question_task,
     encode_questions,
     span_loss,
-    token_loss,
 )
 from biphase.finetuning.heads import Encoder
 from biphase.tasks.examples import Question, TaskData
@@ -200,7 +199,8 @@ def test_the_token_head_sums_up_margins(encoder: Encoder, monkeypatch: pytest.Mo
 def test_token_loss_labels_the_first_answer(encoder: Encoder) -> None:
     split = encode(encoder, qa_head="token")
     cell = make_cell("squad_v2", qa_head="token")
-    batch = pack(split.texts, np.array([1, 0]), cell)
+    windows = np.array([1, 0])
+    batch = pack(split.texts, windows, cell)
     sure = torch.zeros(len(batch.indices_T), 2)
     begins, ends = split.answers_Q2[[1, 0]].T
     inside = np.zeros(len(batch.indices_T), dtype=bool)
@@ -209,8 +209,8 @@ def test_token_loss_labels_the_first_answer(encoder: Encoder) -> None:
         inside |= (places >= begin) & (places < end)
     sure[inside, 1] = 50.0
     sure[~inside, 0] = 50.0
-    assert token_loss(sure, split, batch, cell).item() == pytest.approx(0, abs=1e-6)
-    assert token_loss(-sure, split, batch, cell).item() == pytest.approx(50 * len(sure), rel=1e-4)
+    assert split.loss(sure, batch, windows, cell).item() == pytest.approx(0, abs=1e-6)
+    assert split.loss(-sure, batch, windows, cell).item() == pytest.approx(50, rel=1e-4)
 
 
 @pytest.mark.parametrize(("num_long", "given"), [(0, None), (3, None), (3, 20)])

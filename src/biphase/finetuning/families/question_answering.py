@@ -111,10 +111,12 @@ class QuestionSplit(EncodedSplit):
         return np.flatnonzero(np.isin(self.questions_W, examples))
 
     def loss(self, output: Tensor, batch: Batch, items: np.ndarray, cell: CellContext) -> Tensor:
-        """The loss of windows (span head) or of their tokens (token head), its mean over all of them."""
+        """The mean over windows (span head), or over their tokens (token head): label 1 on those of the first answer, 0
+        on all others, the question's too."""
         if cell.config.qa_head == "span":
             return span_loss(output, self, batch, cell) / len(items)
-        return token_loss(output, self, batch, cell) / int(self.lengths_I[items].sum())
+        targets_T = cell.on_device(is_in_answer(self, batch).astype(np.int64))
+        return cross_entropy(output, targets_T, reduction="sum") / int(self.lengths_I[items].sum())
 
     def predict(self, model: BatchModel, cell: CellContext) -> Rows:
         """The answer to each question as `text`, which is empty for none; the best one, also where no answer scores
@@ -283,12 +285,6 @@ def tokens_of_answer(answer: Answer | None, spans_K2: np.ndarray, first: int, li
         if begin < end <= limit:
             return first + begin, first + end
     return -1, -1
-
-
-def token_loss(logits_T2: Tensor, split: QuestionSplit, batch: Batch, cell: CellContext) -> Tensor:
-    """Sum of cross-entropies: label 1 on the first answer's tokens, 0 on all others, the question's too."""
-    targets_T = is_in_answer(split, batch).astype(np.int64)
-    return cross_entropy(logits_T2, cell.on_device(targets_T), reduction="sum")
 
 
 def is_in_answer(split: QuestionSplit, batch: Batch) -> np.ndarray:

@@ -36,7 +36,7 @@ from biphase.finetuning.encoding import (
 )
 from biphase.finetuning.families.sequence_classification import ChoiceSplit
 from biphase.finetuning.metrics import BM25, Judgement, Ranked, judge_ranking, ranking_scores
-from biphase.tasks.spec import EVALUATED_SPLITS, TASK_SPLITS, TaskSplit
+from biphase.tasks.spec import TASK_SPLITS, TaskSplit
 from biphase.tasks.splits import DRAW_SEED, Collection, Judgements, index_bm25, own_documents, query_bm25
 
 TOP = 100
@@ -267,29 +267,29 @@ def encode_candidates(
 ) -> dict[TaskSplit, CandidateSplit]:
     """Encode queries with their candidates as pairs of texts."""
     twins = own_documents(data.queries, data.documents, data.relevance["validation"] | data.relevance["test"])
-    groups: dict[TaskSplit, list[tuple[str, list[str]]]] = {"train": group_training(data, twins)}
-    relevance: dict[TaskSplit, Judgements] = {"train": {}}
-    for name in EVALUATED_SPLITS:
-        searched = data.judged_documents[name] if config.judged_only else list(data.documents)
-        grades = data.relevance[name]
-        relevance[name] = {query: grades[query] for query in data.queries if query in grades}
-        ranked = rank_documents(data, twins, list(relevance[name]), searched)
-        groups[name] = [(query, candidates) for query, candidates in ranked.items() if candidates]
-    splits: dict[TaskSplit, CandidateSplit] = {}
-    for split in TASK_SPLITS:
-        named = [(query, document) for query, candidates in groups[split] for document in candidates]
+    splits = {}
+    for name in TASK_SPLITS:
+        relevance: Judgements = {}
+        groups = group_training(data, twins) if name == "train" else []
+        if name != "train":
+            grades = data.relevance[name]
+            relevance = {query: grades[query] for query in data.queries if query in grades}
+            searched = data.judged_documents[name] if config.judged_only else list(data.documents)
+            ranked = rank_documents(data, twins, list(relevance), searched)
+            groups = [(query, candidates) for query, candidates in ranked.items() if candidates]
+        named = [(query, document) for query, candidates in groups for document in candidates]
         pairs = [(data.queries[query], data.documents[document]) for query, document in named]
-        encoded = encode_pairs(tokenizer, pairs, config.max_length)
-        bounds_Q1 = to_bounds([len(candidates) for _, candidates in groups[split]])
-        splits[split] = CandidateSplit(
-            ids=[query for query, _ in groups[split]],
-            texts=encoded,
-            num_examples=len(groups[split]),
-            num_truncated=count_touched(bounds_Q1, encoded.truncated),
+        texts = encode_pairs(tokenizer, pairs, config.max_length)
+        bounds_Q1 = to_bounds([len(candidates) for _, candidates in groups])
+        splits[name] = CandidateSplit(
+            ids=[query for query, _ in groups],
+            texts=texts,
+            num_examples=len(groups),
+            num_truncated=count_touched(bounds_Q1, texts.truncated),
             bounds_Q1=bounds_Q1,
-            right_Q=np.zeros(len(groups[split]), dtype=np.int64),
+            right_Q=np.zeros(len(groups), dtype=np.int64),
             documents_S=[document for _, document in named],
-            relevance=relevance[split],
+            relevance=relevance,
         )
     return splits
 
@@ -320,8 +320,8 @@ def group_training(data: Collection, twins: Set[str]) -> list[tuple[str, list[st
         excluded = {*right[query], *({query} & twins)}
         wrong = [id for id in ranked[query] if id not in excluded]
         if len(wrong) < NEGATIVES:
-            taken = {*wrong, *excluded}
-            others = (ids[index] for index in draw.permutation(len(ids)) if ids[index] not in taken)
+            excluded |= {*wrong}
+            others = (ids[index] for index in draw.permutation(len(ids)) if ids[index] not in excluded)
             wrong += islice(others, NEGATIVES - len(wrong))
         groups.append((query, [document, *(wrong[index] for index in draw.permutation(len(wrong))[:NEGATIVES])]))
     return groups
