@@ -13,7 +13,7 @@ from biphase.finetuning.cells import find_task_sources
 from biphase.finetuning.encoding import TokenizedTexts
 from biphase.finetuning.encoding_cache import load_encoded
 from biphase.finetuning.fit import train_network
-from biphase.finetuning.heads import Encoder, build_network, copy_backbone, is_table, rows_in_use
+from biphase.finetuning.heads import Encoder, UsedEmbedding, build_network, copy_backbone, is_table
 
 from .conftest import fit_cell, make_cell, predict_split
 
@@ -58,7 +58,7 @@ def test_every_text_of_a_task_counts(encoder: Encoder, data_dirs: dict[str, Path
 
 
 def test_a_token_that_no_text_has_is_an_error() -> None:
-    embedding = rows_in_use(nn.Embedding(10, 4), torch.tensor([2, 7]))
+    embedding = UsedEmbedding(nn.Embedding(10, 4), torch.tensor([2, 7]))
     assert embedding(torch.tensor([7, 2])).shape == (2, 4)
     with pytest.raises(IndexError):
         embedding(torch.tensor([3]))

@@ -67,19 +67,23 @@ def open_encoder(model: Encoder) -> Encoder:
     return replace(model, backbone=backbone, tokenizer=tokenizer, max_length=model.max_length - first_position)
 
 
-def rows_in_use(whole: nn.Embedding, used_U: Tensor) -> nn.Embedding:
-    """Make an embedding of some rows of another, which finds them by the numbers that the tokens have in the whole
-    vocabulary.
+class UsedEmbedding(nn.Embedding):
+    """Some rows of an embedding, found by the numbers that the tokens have in the whole vocabulary.
 
-    Of a vocabulary of 6 with the tokens 2 and 5 in use, its `row_of_V` is 2 2 0 2 2 1: rows 0 and 1 are there, and to
-    look up any other token is an error.
+    Of a vocabulary of 6 with the tokens 2 and 5 in use, `row_of_V` is 2 2 0 2 2 1: rows 0 and 1 are there, and to look
+    up any other token is an error.
     """
-    rows = nn.Embedding(len(used_U), whole.embedding_dim, _weight=whole.weight.detach()[used_U])
-    row_of_V = used_U.new_full((whole.num_embeddings,), len(used_U))
-    row_of_V[used_U] = torch.arange(len(used_U), device=used_U.device)
-    rows.register_buffer("row_of_V", row_of_V, persistent=False)
-    rows.register_forward_pre_hook(lambda rows, inputs: (rows.row_of_V[inputs[0]],))
-    return rows
+
+    row_of_V: Tensor
+
+    def __init__(self, whole: nn.Embedding, used_U: Tensor) -> None:
+        super().__init__(len(used_U), whole.embedding_dim, _weight=whole.weight.detach()[used_U])
+        row_of_V = used_U.new_full((whole.num_embeddings,), len(used_U))
+        row_of_V[used_U] = torch.arange(len(used_U), device=used_U.device)
+        self.register_buffer("row_of_V", row_of_V, persistent=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(self.row_of_V[input])
 
 
 def copy_backbone(
@@ -99,7 +103,7 @@ def copy_backbone(
     once = {id(part.tokens_T): part for part in texts}.values()  # splits may share their texts
     used_U = np.unique(np.concatenate([[pad_id], *(part.used_U for part in once)]))
     # What deepcopy takes for copied already, it does not copy: the whole embedding never exists twice.
-    return copy.deepcopy(backbone, {id(embedding): rows_in_use(embedding, torch.from_numpy(used_U))})
+    return copy.deepcopy(backbone, {id(embedding): UsedEmbedding(embedding, torch.from_numpy(used_U))})
 
 
 def is_table(backbone: nn.Module, embedding: nn.Module) -> bool:
@@ -291,7 +295,7 @@ def to_transformers(network: Any, encoder: Encoder, cell: CellContext) -> Any:
     if isinstance(network.backbone, FrozenFeatures):
         network.backbone = copy_backbone(pretrained, [])
     used = network.backbone.get_input_embeddings()
-    if hasattr(used, "row_of_V"):
+    if isinstance(used, UsedEmbedding):
         whole = copy.deepcopy(pretrained.get_input_embeddings()).to(used.weight.dtype)
         is_used_V = used.row_of_V < used.num_embeddings
         whole.weight[is_used_V] = used.weight[used.row_of_V[is_used_V]].to(whole.weight.device)
