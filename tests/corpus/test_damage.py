@@ -11,7 +11,7 @@ import pytest
 import xxhash
 
 from biphase.cli.app import main
-from biphase.corpus.packing import Batches, DocumentSamples, PackedSet
+from biphase.corpus.packing import Batches, PackedSet, cut_documents
 from biphase.corpus.shards import ShardSet, read_shard_manifest
 from biphase.errors import InputError
 from biphase.pretraining.loop import train
@@ -28,7 +28,7 @@ def read_everything(folder: Path) -> np.ndarray:
     shards = ShardSet.open(folder)
     assert shards.tokenizer
     shards.token_bytes()
-    samples = DocumentSamples(shards.document_ends, 12, 64)
+    samples = cut_documents(shards.document_ends, 12, 64)
     batches = Batches([PackedSet(shards, samples, seed=1)], lambda step: 512 * step)
     return np.concatenate([batches.batch(step).tokens_T for step in range(samples.num_tokens // 512 + 1)])
 
