@@ -20,7 +20,7 @@ import numpy as np
 from biphase.console import err
 from biphase.corpus.rows import SHORT_ROW, Row, column, id_of, shown, text_column
 from biphase.errors import InputError, first_of
-from biphase.tasks.sources import TaskSource, rows_by_part
+from biphase.tasks.sources import TaskSource, read_rows
 from biphase.tasks.spec import (
     EVALUATED_SPLITS,
     TASK_SPLITS,
@@ -239,9 +239,8 @@ def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | N
         message = f"task '{source.task.name}': validation and test in {source.name} are the same data ({files})"
         raise InputError(f"{message}: leave validation out, and a part of train takes its place")
     needed = (source.task.label, *(name for name in template_columns(source.task.template) if name != "choice"))
-    rows = rows_by_part(source)
     if source.task.family == "retrieval":
-        return load_collection(source, rows, judged_only, most_evaluated)
+        return load_collection(source, judged_only, most_evaluated)
     makers: dict[Family, Callable[[Task, str, Row], AnyExample | None]] = {
         "sequence_classification": make_text,
         "token_classification": partial(make_words, scheme=source.form.scheme),
@@ -254,7 +253,7 @@ def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | N
     missing: dict[str, list[str]] = {}
     for split in source.splits:
         examples[split] = []
-        for origin, row in rows[split]:
+        for origin, row in read_rows(source, split):
             values = (column(origin, row, name) for name in needed)
             lacks = "fields" if row is SHORT_ROW else why_left_out(task, values)
             example = None if lacks else make(task, origin, row)

@@ -190,12 +190,6 @@ def parts_of(task: Task, layout: FileLayout) -> dict[PartName, str]:
     return parts
 
 
-def rows_by_part(source: TaskSource) -> dict[PartName, Iterator[PlacedRow]]:
-    """The rows of every part of a source, each read when it is gone through."""
-    texts: tuple[PartName, ...] = ("queries", "corpus") if source.task.family == "retrieval" else ()
-    return {part: read_rows(source, part) for part in (*source.splits, *texts)}
-
-
 def read_rows(source: TaskSource, part: PartName) -> Iterator[PlacedRow]:
     """The rows of a split (in retrieval its judgements), the corpus or the queries, in order, read as they are needed.
 

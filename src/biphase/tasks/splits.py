@@ -6,7 +6,7 @@ sees the same split and the same subset. BM25's candidates are found here too.
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -18,8 +18,8 @@ from biphase import console
 from biphase.corpus.rows import PlacedRow, column, text_column
 from biphase.corpus.text import searched_words
 from biphase.errors import InputError
-from biphase.tasks.sources import PartName, TaskSource
-from biphase.tasks.spec import EvaluatedSplit, Task, TaskSplit
+from biphase.tasks.sources import PartName, TaskSource, read_rows
+from biphase.tasks.spec import EVALUATED_SPLITS, EvaluatedSplit, Task, TaskSplit
 
 DRAW_SEED = 42
 TRAIN_SHARE = 0.95
@@ -30,8 +30,6 @@ TEST_SHARE = 0.1
 Item = TypeVar("Item")
 Judgements = dict[str, dict[str, int]]
 """Query id → document id → grade, of which 1 and more is relevant."""
-PartRows = Mapping[PartName, Iterator[PlacedRow]]
-"""What `sources.rows_by_part` gives."""
 
 
 def draw_indices(num_items: int, wanted: int) -> np.ndarray:
@@ -125,13 +123,13 @@ class Collection:
     """Queries of train without a relevant document."""
 
 
-def load_collection(source: TaskSource, rows: PartRows, judged_only: bool, most_evaluated: int | None) -> Collection:
+def load_collection(source: TaskSource, judged_only: bool, most_evaluated: int | None) -> Collection:
     """Read and check a retrieval task, with at most so many queries of each split that is evaluated. The documents that
     are searched stay as they are: fewer of them would make every query easier."""
     task = source.task
     # 1. Judgements, whose queries are drawn into splits where the source has no such split.
-    by_split = draw_queries(source, {split: read_judgements(rows[split]) for split in source.splits})
-    relevance: dict[EvaluatedSplit, Judgements] = {"validation": by_split["validation"], "test": by_split["test"]}
+    by_split = draw_queries(source, {split: read_judgements(read_rows(source, split)) for split in source.splits})
+    relevance = {split: by_split[split] for split in EVALUATED_SPLITS}
     named = {split: named_documents(judgements) for split, judgements in relevance.items()}
     if most_evaluated is not None:
         for name, judgements in relevance.items():
@@ -139,7 +137,7 @@ def load_collection(source: TaskSource, rows: PartRows, judged_only: bool, most_
             drawn = [ids[index] for index in draw_indices(len(ids), most_evaluated)]
             relevance[name] = {query: judgements[query] for query in drawn}
     # 2. The texts that they name.
-    queries, documents = read_judged_texts(source, rows, by_split, judged_only)
+    queries, documents = read_judged_texts(source, by_split, judged_only)
     # 3. Pairs to train on. A query without a relevant document gives none; no split may have such queries alone.
     pairs: dict[TaskSplit, list[tuple[str, str]]] = {"train": []}
     for split, judgements in by_split.items():
@@ -184,7 +182,7 @@ def named_documents(judgements: Judgements) -> tuple[str, ...]:
 
 
 def read_judged_texts(
-    source: TaskSource, rows: PartRows, by_split: Mapping[TaskSplit, Judgements], judged_only: bool
+    source: TaskSource, by_split: Mapping[TaskSplit, Judgements], judged_only: bool
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Read the queries that are judged, and all documents or those that judgements name, by their ids; a title goes
     before its text. Raises `InputError` where one that is named is not there."""
@@ -194,7 +192,7 @@ def read_judged_texts(
     parts: tuple[tuple[PartName, set[str]], ...] = ("queries", queries), ("corpus", documents)
     for part, named in parts:
         with console.track(f"read {source.task.name} {part}", None, "rows") as progress:
-            for number, (origin, row) in enumerate(rows[part], start=1):
+            for number, (origin, row) in enumerate(read_rows(source, part), start=1):
                 id = str(column(origin, row, "_id"))
                 if number % 10_000 == 0:
                     progress.advance(10_000)
