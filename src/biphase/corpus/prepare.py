@@ -9,10 +9,10 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -27,9 +27,8 @@ from biphase.corpus.shards import (
     Options,
     Shard,
     ShardManifest,
-    ShardPart,
     ShardSplitName,
-    SplitTotals,
+    SplitRecord,
     count_copies,
     read_shard_manifest,
     wrong_size,
@@ -79,8 +78,6 @@ class ShardPlan:
     """The split of all its documents; None draws one for each document."""
     draft: ShardManifest
     """The record of the set, still without shards."""
-    copies: tuple[frozenset[int], ...]
-    """The documents to leave out of each source, by their numbers."""
     num_bytes: int
     """Bytes of its sources on disk; those of the hub count as none."""
 
@@ -227,8 +224,9 @@ def make_set(
     part.unlink(missing_ok=True)
     np.save(part, token_byte_lengths(tokenizer))
     os.replace(part, out / "token_bytes.npy")
-    copies = find_copies((source for _, group in grouped for source in group), options) if options.drop_copies else {}
-    plans = [plan for split, group in grouped for plan in plan_shards(out, group, split, draft, copies)]
+    if options.drop_copies:
+        leave_out_copies(grouped, options)
+    plans = [plan for split, group in grouped for plan in plan_shards(out, group, split, draft)]
     keep_encoder(draft.tokenizer_hash, tokenizer.backend_tokenizer)
     missing = [plan for plan in plans if not plan.is_done]
     if before is not None:
@@ -251,11 +249,7 @@ def mend_set(out: Path, before: ShardManifest, lost: list[ShardPlan]) -> ShardMa
 
 
 def plan_shards(
-    out: Path,
-    sources: list[TextSource],
-    split: ShardSplitName | None,
-    draft: ShardManifest,
-    copies: Mapping[str, frozenset[int]],
+    out: Path, sources: list[TextSource], split: ShardSplitName | None, draft: ShardManifest
 ) -> Iterator[ShardPlan]:
     """Share sources out among the shards of a set."""
     per_unit = max(1, -(-len(sources) // MAX_SHARDS))
@@ -263,23 +257,21 @@ def plan_shards(
         group = tuple(sources[start : start + per_unit])
         options = draft.options.model_dump()
         decides: list[Any] = [[source.fingerprint for source in group], split, options, draft.tokenizer_hash]
-        dropped = tuple(copies.get(source.fingerprint, frozenset()) for source in group)
-        if any(dropped):
-            decides.append([sorted(numbers) for numbers in dropped])
+        if any(source.copies for source in group):
+            decides.append([sorted(source.copies) for source in group])
         stem = re.sub(r"[^\w.-]+", "-", Path(group[0].name).name)[:40].lstrip(".")
         name = f"{stem}-{content_hash([*decides, NAMED_BY])[:12]}"
         num_bytes = sum(source.num_bytes or 0 for source in group)
-        yield ShardPlan(out.resolve() / "shards" / name, group, split, draft, dropped, num_bytes)
+        yield ShardPlan(out.resolve() / "shards" / name, group, split, draft, num_bytes)
 
 
 def finish_set(out: Path, plans: list[ShardPlan], draft: ShardManifest) -> ShardManifest:
     """Complete the manifest by the shards, which are all there, and write it."""
     shards = tuple(read_json_as(plan.folder / "shard.json", Shard) for plan in plans)
-    splits: dict[ShardSplitName, SplitTotals] = {}
+    splits: dict[ShardSplitName, SplitRecord] = {}
     for split in SHARD_SPLITS:
         parts = [shard.parts[split] for shard in shards]
-        totals = {name: sum(getattr(part, name) for part in parts) for name in SplitTotals.model_fields}
-        splits[split] = SplitTotals.model_validate(totals)
+        splits[split] = SplitRecord(**{name: sum(getattr(part, name) for part in parts) for name in COUNTS})
     count = splits["train"].documents
     if count == 0:
         raise InputError("no document is left for training: every text is empty or went to validation")
@@ -389,6 +381,9 @@ def tokenize_unit(plan: ShardPlan) -> None:
             tokenize_shard(plan, threads)
 
 
+COUNTS = ("documents", "tokens", "text_bytes", "empty_texts")
+"""The numbers that a `SplitWriter` keeps for the record of its part."""
+
 TextPiece = tuple[str, ShardSplitName, bool]
 """A document or a part of a long one, its split, and whether it is the last part."""
 
@@ -431,12 +426,12 @@ class SplitWriter:
         self.tokens += len(tokens)
         return len(tokens)
 
-    def close(self) -> ShardPart:
+    def close(self) -> SplitRecord:
         for file in self.files:
             file.close()
-        hashes = {f"{kind}_sha256": digest.hexdigest() for kind, digest in zip(self.kinds, self.digests, strict=True)}
-        totals = {name: getattr(self, name) for name in SplitTotals.model_fields}
-        return ShardPart.model_validate(totals | hashes)
+        record: dict[str, Any] = {name: getattr(self, name) for name in COUNTS}
+        record |= {f"{kind}_sha256": digest.hexdigest() for kind, digest in zip(self.kinds, self.digests, strict=True)}
+        return SplitRecord(**record)
 
 
 Writers = dict[ShardSplitName, SplitWriter]
@@ -481,12 +476,12 @@ def read_batches(
     pieces: list[TextPiece] = []
     held = 0
     options = plan.draft.options
-    for source, copies in zip(plan.sources, plan.copies, strict=True):
+    for source in plan.sources:
         reported = bytes_read = 0
         documents = read_documents(source, options.text_field, options.id_field, options.txt_documents)
         for number, document in enumerate(documents):
             bytes_read = document.num_bytes
-            if number in copies:
+            if number in source.copies:
                 continue
             split = plan.split
             if split is None:  # a draw that depends on nothing but the seed and the document's id
@@ -506,22 +501,22 @@ def read_batches(
         pieces, held = [], 0
 
 
-def find_copies(sources: Iterable[TextSource], options: Options) -> dict[str, frozenset[int]]:
-    """Find the numbers of the documents whose text stands earlier in the sources, by the fingerprint of their
-    source."""
+def leave_out_copies(grouped: Grouped, options: Options) -> None:
+    """Have the documents left out whose text stands earlier in the sources, and tell how many they are."""
     hashes: set[int] = set()
-    copies = {}
-    for source in sources:
-        dropped = set()
-        documents = read_documents(source, options.text_field, options.id_field, options.txt_documents)
-        for number, document in enumerate(documents):
-            key = xxhash.xxh3_64_intdigest(document.text.encode("utf-8", "surrogatepass"))
-            if key in hashes and not document.text.isspace() and document.text:
-                dropped.add(number)
-            hashes.add(key)
-        copies[source.fingerprint] = frozenset(dropped)
-    console.err.print(f"{sum(map(len, copies.values())):,} documents have the text of an earlier one and are left out")
-    return copies
+    num_copies = 0
+    for _, sources in grouped:
+        for at, source in enumerate(sources):
+            copies = set()
+            documents = read_documents(source, options.text_field, options.id_field, options.txt_documents)
+            for number, document in enumerate(documents):
+                key = xxhash.xxh3_64_intdigest(document.text.encode("utf-8", "surrogatepass"))
+                if key in hashes and not document.text.isspace() and document.text:
+                    copies.add(number)
+                hashes.add(key)
+            sources[at] = replace(source, copies=frozenset(copies))
+            num_copies += len(copies)
+    console.err.print(f"{num_copies:,} documents have the text of an earlier one and are left out")
 
 
 LINE_START = re.compile(r"(?<=\n)(?=[^\W\d_])")

@@ -38,22 +38,19 @@ SHARD_SPLITS: tuple[ShardSplitName, ...] = get_args(ShardSplitName)
 FORMAT_VERSION = 2
 
 
-class SplitTotals(Strict):
-    """The totals of one split over all shards. `text_bytes` counts UTF-8; `empty_texts` are texts of white space only,
-    which become no document."""
+class SplitRecord(Strict):
+    """The part of one split that one shard holds, with the hashes of its files, or that all shards hold, without."""
 
+    later: ClassVar[frozenset[str]] = frozenset({"tokens_sha256", "ends_sha256", "hashes_sha256"})
     documents: Count
     tokens: Count
     text_bytes: Count
+    """Bytes of UTF-8."""
     empty_texts: Count
-
-
-class ShardPart(SplitTotals):
-    """The part of one split that one shard holds."""
-
-    tokens_sha256: str
-    ends_sha256: str
-    hashes_sha256: str
+    """Texts of white space only, which become no document."""
+    tokens_sha256: str = ""
+    ends_sha256: str = ""
+    hashes_sha256: str = ""
 
 
 class Shard(Strict):
@@ -64,7 +61,7 @@ class Shard(Strict):
     source_hashes: tuple[str, ...] = ()
     place_hashes: tuple[str, ...] = ()
     """Earlier versions wrote these two; nothing reads them."""
-    parts: dict[ShardSplitName, ShardPart]
+    parts: dict[ShardSplitName, SplitRecord]
 
 
 class Options(Strict):
@@ -102,7 +99,7 @@ class ShardManifest(Strict):
     bos_id: Count | None
     special_ids: tuple[Count, ...]
     options: Options
-    splits: dict[ShardSplitName, SplitTotals]
+    splits: dict[ShardSplitName, SplitRecord]
     shards: tuple[Shard, ...]
     earlier: tuple[Any, ...] = ()
     """Empty; in a set to which an earlier version added text, what it was before."""
@@ -122,7 +119,7 @@ def read_shard_manifest(folder: Path) -> ShardManifest:
     return validate_record(path, record, ShardManifest, remedy)
 
 
-def wrong_size(folder: Path, split: ShardSplitName, part: ShardPart, dtype: str) -> str | None:
+def wrong_size(folder: Path, split: ShardSplitName, part: SplitRecord, dtype: str) -> str | None:
     """Say what is wrong with the size of a shard's files for one split; None where it is right."""
     expected = {
         "tokens": part.tokens * np.dtype(dtype).itemsize,
@@ -284,25 +281,22 @@ HASHES_AT_ONCE = 1 << 26
 def count_copies(folder: Path, shards: tuple[Shard, ...]) -> Copies:
     """Count the documents of the shards below `folder` that are copies of another one, token for token.
 
-    A set with many documents is read several times, each time for the hashes of one range of values.
+    A set with many documents is read several times, each time for the hashes that leave one remainder.
     """
     num_documents = sum(part.documents for shard in shards for part in shard.parts.values())
-    num_ranges = num_documents // HASHES_AT_ONCE + 1
-    train = validation = in_both = 0
-    for number in range(num_ranges):
-        low, high = (number << 64) // num_ranges, ((number + 1) << 64) // num_ranges - 1
+    num_passes = num_documents // HASHES_AT_ONCE + 1
+    copies: Copies = {"train": 0, "validation": 0, "in_both": 0}
+    for remainder in range(num_passes):
         hashes: dict[ShardSplitName, np.ndarray] = {}
         for split in SHARD_SPLITS:
-            pieces = [np.empty(0, np.uint64)]
+            pieces = []
             for shard in shards:
                 hashes_D = np.fromfile(folder / "shards" / shard.name / f"{split}.hashes", dtype="<u8")
-                pieces.append(hashes_D[(hashes_D >= np.uint64(low)) & (hashes_D <= np.uint64(high))])
+                pieces.append(hashes_D[hashes_D % np.uint64(num_passes) == remainder])
             hashes[split] = np.concatenate(pieces)
-        trained = np.unique(hashes["train"])
-        train += len(hashes["train"]) - len(trained)
-        validation += len(hashes["validation"]) - len(np.unique(hashes["validation"]))
-        in_both += int(np.isin(hashes["validation"], trained).sum())
-    return {"train": train, "validation": validation, "in_both": in_both}
+            copies[split] += len(hashes[split]) - len(np.unique(hashes[split]))
+        copies["in_both"] += int(np.isin(hashes["validation"], hashes["train"]).sum())
+    return copies
 
 
 COMPARED_DOCUMENTS = 20_000

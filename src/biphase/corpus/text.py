@@ -158,6 +158,8 @@ class TextSource:
     """The file, with links resolved."""
     rows: Any = None
     """What is in memory."""
+    copies: frozenset[int] = frozenset()
+    """The numbers of the documents in it that are left out, because an earlier one has their text."""
 
     @property
     def record_name(self) -> str:
