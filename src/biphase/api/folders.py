@@ -19,7 +19,6 @@ from biphase.finetuning.scores import read_score, read_scores
 from biphase.run import Run, read_done, read_metrics, read_recipe, whole_steps
 from biphase.tasks.examples import (
     AnyExample,
-    ChoiceTexts,
     LabelledText,
     Question,
     TaggedWords,
@@ -285,6 +284,4 @@ def labels_of(example: AnyExample, classes: Sequence[str]) -> list[str]:
             return ["numbers"]
         case Question():
             return ["answerable" if example.answers else "unanswerable"]
-        case ChoiceTexts():
-            return [classes[example.right]]
     return [classes[number] for number in classes_of(example)]

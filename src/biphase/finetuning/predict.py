@@ -102,7 +102,7 @@ def choose(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
         names.append(labels if labels and len({*labels}) == len(labels) else task.classes)
         if len(choices) > len(names[-1]):
             raise InputError(f"{origin}: {len(choices)} choices, where task '{task.name}' names {len(task.classes)}")
-        inputs.append(examples.ChoiceTexts(origin, choices, 0))
+        inputs.append(examples.LabelledText(origin, choices, 0))
     split = encode_choices(task, inputs, predicting.tokenizer, cell.config)
     scores_S1 = split.predict(predicting.logits, cell)
     parts = zip(np.split(scores_S1[:, 0], split.bounds_Q1[1:-1]), names, strict=True)
@@ -125,10 +125,10 @@ def classify(predicting: Predicting, rows: Sequence[PlacedRow]) -> Predicted:
     no_label = () if task.problem_type == "multi_label_classification" else 0
     inputs = []
     for (origin, row), empty in zip(rows, is_empty, strict=True):
-        text, columns = examples.fill_row(task, origin, blank if empty else row)
-        inputs.append(examples.LabelledText(origin, text, no_label, columns))
+        text = examples.fill_row(task, origin, blank if empty else row)
+        inputs.append(examples.LabelledText(origin, (text,), no_label))
     if not predicting.model.is_ours:
-        predictions, num_cut = classify_as_pipeline(predicting, [example.text for example in inputs])
+        predictions, num_cut = classify_as_pipeline(predicting, [*map(examples.input_of, inputs)])
     else:
         cell = predicting.cell
         split = encode_labelled(task, inputs, predicting.tokenizer, cell.config)

@@ -180,11 +180,9 @@ def find_layout(task: Task, layout: FileLayout, folder: Path) -> PartFiles:
 
 
 def parts_of(task: Task, layout: FileLayout) -> dict[PartName, str]:
-    parts: dict[PartName, str] = {}
-    if task.family == "retrieval":
-        parts = {"corpus": layout.corpus, "queries": layout.queries}
-        if layout.format == "mldr":  # queries stand in the splits
-            del parts["queries"]
+    parts: dict[PartName, str] = {"corpus": layout.corpus} if task.family == "retrieval" else {}
+    if parts and layout.format != "mldr":  # which has queries in the splits
+        parts["queries"] = layout.queries
     for split, name in layout.named.items():
         parts[split] = name
     return parts
