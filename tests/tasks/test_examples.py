@@ -70,7 +70,7 @@ def glue(folder: Path, header: str, *rows: str, test: str = "dev.tsv") -> Path:
 def test_snli() -> None:
     data = load_task("snli")
     assert (len(data.train), len(data.validation), len(data.test), data.left_out) == (8858, 984, 2961, 0)
-    assert data.source == "biphase" and data.task == task_table()["snli"]
+    assert find_source(find_task("snli"), None).name == "biphase" and data.task == task_table()["snli"]
     assert input_of(data.train[0]) == (
         "Premise: Two women are embracing while holding to go packages .\n"
         "Hypothesis: The sisters are hugging goodbye while holding to go packages after just eating lunch ."

@@ -248,7 +248,7 @@ def check_task(task: str, data_dir: Path | None = None) -> Facts:
             rows.append({"part": split, "examples": len(examples), "copies_within": num_copies, **sizes})
             counts = Counter(label for example in examples for label in labels_of(example, data.task.classes))
             labels[split] = dict(counts.most_common())
-    facts: Facts = {"task": data.task.name, "family": data.task.family, "source": data.source}
+    facts: Facts = {"task": data.task.name, "family": data.task.family, "source": source.name}
     facts["files"] = {part: [str(path) for path in paths] for part, paths in source.files.items()}
     facts |= {"drawn": drawn, "rows": rows, "labels": labels, "classes": list(data.task.classes)}
     return facts | {"left_out": data.left_out, "also_in_train": count_shared(data)}

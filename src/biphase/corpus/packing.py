@@ -250,11 +250,9 @@ class TrainingText:
     main: ShardSet
     """The set of `data.shards`: its tokenizer and its validation text are the run's."""
     sets: tuple[ShardSet, ...]
+    contents: tuple[str, ...]
+    """The fingerprint of each set."""
     shares: tuple[Fraction, ...]
-
-    @property
-    def contents(self) -> tuple[str, ...]:
-        return tuple(shards.fingerprint for shards in self.sets)
 
     @property
     def fingerprint(self) -> str:
@@ -270,9 +268,10 @@ def open_text(data: Data) -> TrainingText:
     sets = tuple(ShardSet.open(part.path, "train") for part in data.mixture or ()) or (main,)
     for shards in sets:
         check_tokenizer(shards, main.manifest.tokenizer_hash)
-    if len({shards.fingerprint for shards in sets}) < len(sets):
+    contents = tuple(shards.fingerprint for shards in sets)
+    if len(set(contents)) < len(sets):
         raise InputError("data.mixture names a text twice: give it once, with the sum of the weights")
-    return TrainingText(main, sets, data.shares)
+    return TrainingText(main, sets, contents, data.shares)
 
 
 # Draws that are computed for the asked places alone

@@ -149,13 +149,17 @@ def read_json_file(path: Path) -> Any:
         raise InputError(f"{path}:{error.lineno}: broken JSON ({error.msg}, column {error.colno})") from None
 
 
-def need_field(location: str, row: Row, name: str, remedy: str) -> Any:
-    """Return the value of a field. Raises `InputError` with the names of all fields, and a remedy, where it is not
+TASK_REMEDY = "rename: {{THEIRS: {name}}} in the task, or the column of the file; leave a split without labels out"
+
+
+def column(location: str, row: Row, name: str, remedy: str = TASK_REMEDY) -> Any:
+    """Return the value of a column. Raises `InputError` with the names of all columns, and a remedy, where it is not
     there."""
     value = find_field(row, name, ABSENT)
     if value is ABSENT:
         columns = clipped(", ".join(field_names(row)))
-        raise InputError(f"{location}: there is no column '{name}'; the columns are: {columns}; {remedy}")
+        message = f"there is no column '{name}'; the columns are: {columns}; {remedy.format(name=name)}"
+        raise InputError(f"{location}: {message}")
     return value
 
 
@@ -182,12 +186,6 @@ def text_column(location: str, row: Row, name: str) -> str:
             f"{location}: column '{name}' has {len(text):,} characters, more than {LONGEST_TEXT:,}: cut it"
         )
     return text
-
-
-def column(location: str, row: Row, name: str) -> Any:
-    """Return the value of a column. Raises `InputError` where the row has none of this name."""
-    remedy = f"rename: {{THEIRS: {name}}} in the task, or the column of the file; leave a split without labels out"
-    return need_field(location, row, name, remedy)
 
 
 def id_of(location: str, row: Row) -> str:
@@ -386,9 +384,7 @@ def rows_of_file(
     Of words in columns, `words` and `label` name the lists of words and of tags; without a label there are no tags.
     """
     layout = layout or FileForm()
-    form: str = layout.format or FORMATS.get(plain_path(path).suffix, "columns")
-    if path.is_dir():
-        form = "parquet"
+    form: str = "saved" if path.is_dir() else layout.format or FORMATS.get(plain_path(path).suffix, "columns")
     match form:
         case "squad":
             yield from unfold(str(path), read_json_file(path), form)
@@ -404,10 +400,11 @@ def rows_of_file(
             yield from read_json_rows(path)
         case "trec":
             yield from read_trec(path)
-        case "parquet":
-            if path.is_dir() and not saved_tables(path):
+        case "parquet" | "saved":
+            tables = [path] if form == "parquet" else saved_tables(path)
+            if not tables:
                 raise InputError(f"{path} is a folder; name a file of rows in it")
-            rows = itertools.chain.from_iterable(map(read_table, saved_tables(path) if path.is_dir() else [path]))
+            rows = itertools.chain.from_iterable(map(read_table, tables))
             yield from ((f"{path}: row {number}", row) for number, (_, row, _) in enumerate(rows))
         case _:
             for number, row, _ in read_json_lines(path):

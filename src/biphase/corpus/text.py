@@ -26,8 +26,8 @@ from biphase.corpus.rows import (
     MAX_LINE_BYTES,
     Row,
     check_text,
+    column,
     find_field,
-    need_field,
     plain_path,
     read_json_lines,
     read_table,
@@ -424,7 +424,7 @@ def read_fields(source: TextSource, text_field: str, id_field: str) -> Iterator[
     num_chars = 0
     for number, row, num_bytes in rows:
         location = f"{source.name}{mark}{number}"
-        value = need_field(location, row, text_field, "name one as text_field (--text-field)")
+        value = column(location, row, text_field, "name one as text_field (--text-field)")
         text = check_text(location, text_field, value)
         num_chars += len(text)
         id = find_field(row, id_field)

@@ -262,7 +262,7 @@ def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | N
                 raise InputError(f"{source.name}: the {split} split has two questions with the id '{id}'")
     draw_splits(source, examples, most_evaluated)
     splits = {split: tuple(examples[split]) for split in TASK_SPLITS}
-    return TaskData(task, source.name, **splits, left_out=left_out)
+    return TaskData(task, **splits, left_out=left_out)
 
 
 def draw_splits(

@@ -94,7 +94,6 @@ class TaskData:
     broken ones."""
 
     task: Task
-    source: str
     train: tuple[Any, ...]
     validation: tuple[Any, ...]
     test: tuple[Any, ...]
@@ -110,7 +109,6 @@ class Collection:
     """Documents, the queries that are judged, and the judgements, of a retrieval task. Texts have no prefixes."""
 
     task: Task
-    source: str
     documents: dict[str, str]
     queries: dict[str, str]
     train: tuple[tuple[str, str], ...]
@@ -148,7 +146,6 @@ def load_collection(source: TaskSource, judged_only: bool, most_evaluated: int |
             raise InputError(f"task '{task.name}': the {split} split in {source.name} has no relevant document")
     return Collection(
         task=task,
-        source=source.name,
         documents=documents,
         queries=queries,
         train=tuple(pairs["train"]),
