@@ -2,8 +2,8 @@
 
 `find_text_sources` turns what a person typed into single files (or single files of a hub data set), each with a
 fingerprint, and takes what a program has in memory; `read_documents` streams one of them. What is wrong with the input
-is an `InputError` that names file and line. A text's words (`find_words`) are for word search, and py3langid tells its
-language (139 of them, no download).
+is an `InputError` that names file and line. A text's words (`searched_words`) are for word search, and py3langid tells
+its language (139 of them, no download).
 """
 
 import glob
@@ -98,19 +98,16 @@ PIECES = re.compile(rf"([{UNSPACED}]{{1,2}}|[^\s{UNSPACED}]+)(\s?)")
 SEARCHED = re.compile(rf"([{UNSPACED}]+)|([^\W{UNSPACED}]{{2,}})")
 
 
-def find_words(text: str) -> list[str]:
-    """List the words of a text, each with a blank where one follows: `BERT 模型は` → `BERT␣`, `模型`, `は`."""
-    return [piece[1] + (" " if piece[2] else "") for piece in PIECES.finditer(text)]
+def cut_words(text: str, num_words: int) -> list[list[str]]:
+    """Cut a text into passages of so many words, the last one of what is left. Each word has a blank where one follows:
+    `BERT 模型は` → `BERT␣`, `模型`, `は`."""
+    words = [piece[1] + (" " if piece[2] else "") for piece in PIECES.finditer(text)]
+    return [words[begin : begin + num_words] for begin in range(0, len(words), num_words)]
 
 
 def join_words(words: Sequence[str]) -> str:
-    """Return the text of neighbouring words of `find_words`."""
+    """Return the text of neighbouring words of a passage."""
     return "".join(words).rstrip()
-
-
-def cut_words(words: Sequence[str], num_words: int) -> list[list[str]]:
-    """Passages of so many words, the last one of what is left."""
-    return [list(words[begin : begin + num_words]) for begin in range(0, len(words), num_words)]
 
 
 def searched_words(text: str) -> list[str]:
@@ -316,9 +313,9 @@ def folder_sources(folder: Path) -> list[TextSource]:
     return [file_source(path) for path in readable]
 
 
-def name_left_out(what: str, names: list[str], number: int) -> None:
+def name_left_out(kind: str, names: list[str], number: int) -> None:
     if names:
-        message = f"{len(names):,} of {number:,} files are {what} and stay out"
+        message = f"{len(names):,} of {number:,} files are {kind} and stay out"
         console.err.print(f"{message}: {first_of(names, NAMES_SHOWN)}", markup=False)
 
 
@@ -397,10 +394,8 @@ def read_txt(path: Path, txt_documents: TxtDocuments) -> Iterator[Document]:
             first, num_chars = (first, num_chars + len(line)) if lines else (number, len(line))
             lines.append(line)
             if num_chars > MAX_LINE_BYTES:
-                raise InputError(
-                    f"{path}:{number}: the document has more than {MAX_LINE_BYTES:,} characters; split the file, or "
-                    "have it split into paragraphs or lines by txt_documents (--txt-documents)"
-                )
+                remedy = "split the file, or have it split into paragraphs or lines by txt_documents (--txt-documents)"
+                raise InputError(f"{path}:{number}: the document has more than {MAX_LINE_BYTES:,} characters; {remedy}")
         elif lines:
             yield Document(f"{path.name}:{first}", "".join(lines).rstrip("\r\n"), num_bytes)
             lines = []
@@ -449,12 +444,6 @@ def document_id(source: TextSource, location: str = "") -> str:
     return re.sub(r"@\w+(?=#\d+/\d+$)", "", source.record_name) + location
 
 
-def read_all(sources: Sequence[TextSource], text_field: str) -> Iterator[Document]:
-    """Stream the documents of all sources, in order."""
-    for source in sources:
-        yield from read_documents(source, text_field)
-
-
 def sample_texts(
     sources: Sequence[TextSource],
     text_field: str = "text",
@@ -465,9 +454,9 @@ def sample_texts(
     evenly."""
     limit = limit_mb / len(sources)
     for source in sources:
-        taken = 0
+        num_bytes = 0
         for document in read_documents(source, text_field, txt_documents=txt_documents):
             yield document.text
-            taken += len(document.text.encode())
-            if taken >= limit * 1e6:
+            num_bytes += len(document.text.encode())
+            if num_bytes >= limit * 1e6:
                 break
