@@ -19,11 +19,11 @@ from biphase.console import err
 from biphase.corpus.rows import (
     PlacedRow,
     column,
+    excerpt,
     field_names,
     plain_path,
     rows_in_memory,
     rows_of_file,
-    shown,
 )
 from biphase.corpus.text import is_running_text, json_line, plain_value
 from biphase.errors import InputError, clipped
@@ -180,7 +180,7 @@ def values_of(placed: Sequence[PlacedRow], name: str) -> list[Any]:
     for (location, _), value in zip(placed, values, strict=True):
         is_other = isinstance(values[0], list) and not isinstance(value, list | str)
         if value is None or is_other or (isinstance(value, list) and None in value):
-            raise InputError(f"{location}: '{name}' is {shown(value)}, unlike the first row: mend it or take it out")
+            raise InputError(f"{location}: '{name}' is {excerpt(value)}, unlike the first row: mend it or take it out")
     return values
 
 

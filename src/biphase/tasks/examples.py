@@ -9,6 +9,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache, partial
@@ -18,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from biphase.console import err
-from biphase.corpus.rows import SHORT_ROW, Row, column, id_of, shown, text_column
+from biphase.corpus.rows import SHORT_ROW, Row, column, excerpt, id_of, text_column
 from biphase.errors import InputError, first_of
 from biphase.tasks.sources import TaskSource, read_rows
 from biphase.tasks.spec import (
@@ -78,18 +79,17 @@ def canonical_label(value: Any) -> str | Decimal:
 
 def score_number(origin: str, name: str, value: Any) -> float:
     """A label that is a number, which tables write as text."""
-    try:
+    number = math.nan
+    with suppress(TypeError, ValueError):
         number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        number = math.nan
     if not math.isfinite(number):
-        raise InputError(f"{origin}: '{name}' is {shown(value)}, not a number")
+        raise InputError(f"{origin}: '{name}' is {excerpt(value)}, not a number")
     return number
 
 
 def label_numbers(task: Task, origin: str, value: Any) -> tuple[int, ...]:
     """The numbers of the classes in a list of labels, ascending."""
-    labels, message = list_labels(value), f"{origin}: '{task.label}' is {shown(value)}"
+    labels, message = list_labels(value), f"{origin}: '{task.label}' is {excerpt(value)}"
     if labels is None:
         raise InputError(f"{message}, not a list of labels (empty for none)")
     is_multi_hot = len(labels) == len(task.classes) and all(str(label).lower() in MULTI_HOT for label in labels)
@@ -151,14 +151,13 @@ def read_spans(origin: str, name: str, value: Any) -> list[Answer]:
             spans = list(zip(value["text"], starts, strict=True))
         else:
             spans = []
-            items: list[Any] = value if isinstance(value, list) else [None]
-            for item in items:
-                start = 0 if isinstance(item, str) else item.get("answer_start", item.get("start"))
-                spans.append((item if isinstance(item, str) else item["text"], start))
+            for item in value if isinstance(value, list) else [None]:
+                span: Any = {"text": item, "start": 0} if isinstance(item, str) else item
+                spans.append((span["text"], span.get("answer_start", span.get("start"))))
     except (AttributeError, KeyError, TypeError, ValueError):
         spans = [("", 0)]
     if not all(isinstance(text, str) and text and type(start) is int for text, start in spans):
-        raise InputError(f"{origin}: column '{name}' is {shown(value)}, not texts and where they start")
+        raise InputError(f"{origin}: column '{name}' is {excerpt(value)}, not texts and where they start")
     return spans
 
 
@@ -384,7 +383,7 @@ def make_choices(task: Task, origin: str, row: Row) -> LabelledText:
     choices, names = read_choices(task, origin, row)
     right = label_number(task, origin, label, names)
     if max(right, len(choices) - 1) >= min(len(choices), len(task.classes)):
-        message = f"task '{task.name}' names {len(task.classes)}, and {shown(label)} is right"
+        message = f"task '{task.name}' names {len(task.classes)}, and {excerpt(label)} is right"
         raise InputError(f"{origin}: {len(choices)} choices, where {message}")
     return LabelledText(id_of(origin, row), choices, right)
 
@@ -398,7 +397,7 @@ def read_choices(task: Task, origin: str, row: Row) -> tuple[tuple[FilledText, .
     if isinstance(texts, dict):
         texts, names = texts.get("text"), texts.get("label")
     if not isinstance(texts, list) or len(texts) < 2 or not all(isinstance(text, str) and text for text in texts):
-        raise InputError(f"{origin}: {shown(texts)} are not two or more choices, texts that are not empty")
+        raise InputError(f"{origin}: {excerpt(texts)} are not two or more choices, texts that are not empty")
     choices = tuple(fill_row(task, origin, row | {"choice": text}) for text in texts)
     has_names = isinstance(names, list) and len(names) >= len(texts)
     return choices, tuple(map(str, names[: len(texts)])) if has_names else ()

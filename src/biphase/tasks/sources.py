@@ -94,9 +94,8 @@ def find_source(task: Task, data_dir: str | Path | None) -> TaskSource:
         return TaskSource(task, f"{hub.id}@{hub.revision}", hash_source(task, hub, {}), hub, {}, {})
     else:
         where = "is not on the hub" if data_dir == HUB else "comes neither with biphase nor from the hub"
-        raise InputError(
-            f"task '{task.name}' {where}: give the folder with its data as `data`, in a study as evaluation.data_dirs"
-        )
+        remedy = "give the folder with its data as `data`, in a study as evaluation.data_dirs"
+        raise InputError(f"task '{task.name}' {where}: {remedy}")
     for layout in layouts:
         files = find_layout(task, layout, folder)
         if all(files.values()):
@@ -201,10 +200,9 @@ def read_rows(source: TaskSource, part: PartName) -> Iterator[PlacedRow]:
     if isinstance(form, FileLayout):
         rows = read_layout(source, form, part)
     else:
-        if part == "corpus" or part == "queries":
-            texts: HubRows = getattr(form, part)
-        else:
-            texts = HubRows(config=form.config, splits=(form.splits.named[part],))
+        texts = getattr(form, part, None)  # those of the corpus and of the queries
+        if texts is None:
+            texts = HubRows(config=form.config, splits=(getattr(form.splits, part),))
         splits = (read_hub_split(form.id, form.revision, texts.config, split) for split in texts.splits)
         rows = itertools.chain.from_iterable(splits)
     for origin, row in rows:

@@ -315,7 +315,7 @@ def find_task(name: str) -> Task:
         raise InputError(f"{name}: '{task.name}' is the name of a task of biphase's own; choose another")
     if task.bundled or task.part_of:
         raise InputError(f"{name}: 'bundled' and 'part_of' are set by biphase itself: leave them out")
-    others = [other.name for other in table.values() if other.family == task.family]
-    if task.trained_on is not None and task.trained_on not in others:
-        raise InputError(f"{name}: trained_on: no retrieval task '{task.trained_on}'{nearest(task.trained_on, others)}")
+    alike = [name for name, own_task in table.items() if own_task.family == task.family]
+    if task.trained_on is not None and task.trained_on not in alike:
+        raise InputError(f"{name}: trained_on: no retrieval task '{task.trained_on}'{nearest(task.trained_on, alike)}")
     return with_test(task, test) if test else task

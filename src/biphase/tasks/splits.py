@@ -32,9 +32,9 @@ Judgements = dict[str, dict[str, int]]
 """Query id → document id → grade, of which 1 and more is relevant."""
 
 
-def draw_indices(num_items: int, wanted: int) -> np.ndarray:
-    """Draw the indices of a fixed random subset, ascending; of all items where they are not more than wanted."""
-    return np.sort(np.random.default_rng(DRAW_SEED).permutation(num_items)[:wanted])
+def draw_indices(num_items: int, most: int) -> np.ndarray:
+    """Draw the indices of a fixed random subset of at most so many items, ascending."""
+    return np.sort(np.random.default_rng(DRAW_SEED).permutation(num_items)[:most])
 
 
 def hold_out(
@@ -137,21 +137,20 @@ def load_collection(source: TaskSource, judged_only: bool, most_evaluated: int |
     # 2. The texts that they name.
     queries, documents = read_judged_texts(source, by_split, judged_only)
     # 3. Pairs to train on. A query without a relevant document gives none; no split may have such queries alone.
-    pairs: dict[TaskSplit, list[tuple[str, str]]] = {"train": []}
+    pairs: list[tuple[str, str]] = []
+    for query, grades in by_split.get("train", {}).items():
+        pairs += [(query, document) for document, grade in grades.items() if grade > 0]
     for split, judgements in by_split.items():
-        pairs[split] = []
-        for query, grades in judgements.items():
-            pairs[split] += [(query, document) for document, grade in grades.items() if grade > 0]
-        if not pairs[split]:
+        if all(grade <= 0 for grades in judgements.values() for grade in grades.values()):
             raise InputError(f"task '{task.name}': the {split} split in {source.name} has no relevant document")
     return Collection(
         task=task,
         documents=documents,
         queries=queries,
-        train=tuple(pairs["train"]),
+        train=tuple(pairs),
         relevance=relevance,
         judged_documents=named,
-        left_out=len(by_split.get("train", {})) - len({query for query, _ in pairs["train"]}),
+        left_out=len(by_split.get("train", {})) - len({query for query, _ in pairs}),
     )
 
 
@@ -183,11 +182,12 @@ def read_judged_texts(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Read the queries that are judged, and all documents or those that judgements name, by their ids; a title goes
     before its text. Raises `InputError` where one that is named is not there."""
-    queries = {query for judgements in by_split.values() for query in judgements}
-    documents = {document for judgements in by_split.values() for document in named_documents(judgements)}
+    named_ids: dict[PartName, set[str]] = {"queries": set(), "corpus": set()}
+    for judgements in by_split.values():
+        named_ids["queries"].update(judgements)
+        named_ids["corpus"].update(named_documents(judgements))
     texts: dict[PartName, dict[str, str]] = {"queries": {}, "corpus": {}}
-    parts: tuple[tuple[PartName, set[str]], ...] = ("queries", queries), ("corpus", documents)
-    for part, named in parts:
+    for part, named in named_ids.items():
         with console.track(f"read {source.task.name} {part}", None, "rows") as progress:
             for number, (origin, row) in enumerate(read_rows(source, part), start=1):
                 id = str(column(origin, row, "_id"))
