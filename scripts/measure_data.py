@@ -87,7 +87,7 @@ def measure_checks(rounds: int = 9) -> dict[str, float]:
         seconds: dict[str, list[float]] = {"with": [], "without": []}
         for _ in range(rounds):
             for arm, times in seconds.items():
-                shards = ShardSet.open(folder / "set")
+                shards = ShardSet(folder / "set")
                 samples = cut_documents(shards.document_ends, 12, 2048)
                 packed = PackedSet(shards, samples, seed=1)
                 batches = Batches([packed], lambda step: 16_384 * step)

@@ -25,7 +25,7 @@ def shards(corpus: Any, tmp_path: Path) -> Path:
 
 def read_everything(folder: Path) -> np.ndarray:
     """All that a run reads of a set."""
-    shards = ShardSet.open(folder)
+    shards = ShardSet(folder)
     assert shards.tokenizer
     shards.token_bytes()
     samples = cut_documents(shards.document_ends, 12, 64)
@@ -120,7 +120,7 @@ def test_a_run_ends_with_one_line(shards: Path, tiny_recipe: Any, tmp_path: Path
 
 
 def test_documents_are_checked_once(shards: Path, monkeypatch) -> None:
-    opened = ShardSet.open(shards)
+    opened = ShardSet(shards)
     opened.read(0, 100)
     hashed: list[bytes] = []
     digest = xxhash.xxh3_64_intdigest

@@ -70,7 +70,7 @@ def test_a_lost_shard_is_made_again_and_must_be_the_same(corpus: Any, tmp_path: 
     shutil.rmtree(next(folder.glob("shards/a.jsonl*")))
     (folder / "token_bytes.npy").unlink()
     with pytest.raises(InputError, match=r"is missing: delete .* biphase prepare again"):
-        ShardSet.open(folder)
+        ShardSet(folder)
     prepare([tmp_path / "a.jsonl"], corpus.tokenizer, folder, workers=1, validation_fraction=0.1)
     assert files_of(folder) == whole
 
@@ -83,7 +83,7 @@ def test_a_set_of_an_earlier_version_is_read(corpus: Any, tmp_path: Path) -> Non
     stored["shards"][0] |= {"source_hashes": ["0"], "place_hashes": ["1"]}
     del stored[RECORD_HASH]
     write_hashed(folder / "manifest.json", stored)
-    assert ShardSet.open(folder).fingerprint == stored["fingerprint"]
+    assert ShardSet(folder).fingerprint == stored["fingerprint"]
 
 
 def test_new_text_is_a_set_of_its_own(corpus: Any, tiny_recipe: Any, tmp_path: Path) -> None:

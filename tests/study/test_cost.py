@@ -54,7 +54,7 @@ def test_lengths_and_vocabulary_are_read_from_shards_that_are_here(corpus: Any) 
 
     data = Data(shards=str(corpus.shards), max_sample_tokens=64)
     text = find_lengths(data, Planning(mean_sample_tokens=3))
-    samples = cut_documents(ShardSet.open(corpus.shards).document_ends, 12, 64)
+    samples = cut_documents(ShardSet(corpus.shards).document_ends, 12, 64)
     assert text.mean_tokens == pytest.approx(samples.num_tokens / samples.num_samples)
     assert text.mean_tokens < text.mean_keys <= 64
     assert find_lengths(Data(shards="nowhere", max_sample_tokens=64), Planning()).mean_keys == 32
@@ -300,7 +300,7 @@ def test_a_mixture_is_measured_by_its_shares(corpus: Any, tmp_path: Path) -> Non
     prepare([source], corpus.tokenizer, folder, workers=1)
     samples, keys = [], []
     for shards in (corpus.shards, folder):
-        own = cut_documents(ShardSet.open(shards).document_ends, 12, 64)
+        own = cut_documents(ShardSet(shards).document_ends, 12, 64)
         starts, stops = own.spans(np.arange(own.num_samples))
         samples.append(own.num_samples / own.num_tokens)
         keys.append(float(((stops - starts) ** 2).sum() / (stops - starts).sum()))

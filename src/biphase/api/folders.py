@@ -143,7 +143,7 @@ def read_facts(kind: str, path: Path) -> Facts:
 
 
 def shard_facts(path: Path, verify: bool, near_copies: bool) -> Facts:
-    sets = [ShardSet.open(path, split) for split in SHARD_SPLITS]
+    sets = [ShardSet(path, split) for split in SHARD_SPLITS]
     if verify:
         for shards in sets:
             shards.verify()

@@ -250,28 +250,25 @@ class TrainingText:
     main: ShardSet
     """The set of `data.shards`: its tokenizer and its validation text are the run's."""
     sets: tuple[ShardSet, ...]
+    shares: tuple[Fraction, ...]
     contents: tuple[str, ...]
     """The fingerprint of each set."""
-    shares: tuple[Fraction, ...]
-
-    @property
-    def fingerprint(self) -> str:
-        """Names the content: that of the set where it is one, else of all sets with their shares."""
-        if len(self.contents) == 1:
-            return self.contents[0]
-        return content_hash([[content, str(share)] for content, share in zip(self.contents, self.shares, strict=True)])
+    fingerprint: str
+    """That of the set where it is one, else a hash of those of all sets with their shares."""
 
 
 def open_text(data: Data) -> TrainingText:
-    """Raises `InputError` as `ShardSet.open`, and where sets were not made with the tokenizer of `data.shards`."""
-    main = ShardSet.open(data.shards, "train")
-    sets = tuple(ShardSet.open(part.path, "train") for part in data.mixture or ()) or (main,)
+    """Raises `InputError` as `ShardSet`, and where sets were not made with the tokenizer of `data.shards`."""
+    main = ShardSet(data.shards, "train")
+    sets = tuple(ShardSet(part.path, "train") for part in data.mixture or ()) or (main,)
     for shards in sets:
         check_tokenizer(shards, main.manifest.tokenizer_hash)
     contents = tuple(shards.fingerprint for shards in sets)
     if len(set(contents)) < len(sets):
         raise InputError("data.mixture names a text twice: give it once, with the sum of the weights")
-    return TrainingText(main, sets, contents, data.shares)
+    parts = [[content, str(share)] for content, share in zip(contents, data.shares, strict=True)]
+    fingerprint = content_hash(parts) if len(parts) > 1 else main.fingerprint
+    return TrainingText(main, sets, data.shares, contents, fingerprint)
 
 
 # Draws that are computed for the asked places alone

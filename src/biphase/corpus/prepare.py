@@ -22,7 +22,6 @@ import xxhash
 from biphase import console
 from biphase.config import parse_config
 from biphase.corpus.shards import (
-    FORMAT_VERSION,
     SHARD_SPLITS,
     Options,
     Shard,
@@ -44,6 +43,7 @@ from biphase.files import (
     locked,
     read_json_as,
     refuse_links,
+    whole_file,
     whole_folder,
     write_hashed,
     write_json,
@@ -197,11 +197,8 @@ def make_set(
     before = read_shard_manifest(out) if (out / "manifest.json").exists() else None
     vocab_size = max(tokenizer.get_vocab().values()) + 1
     draft = ShardManifest(
-        format_version=FORMAT_VERSION,
-        fingerprint="",
         sources_hash=content_hash([[split, [source.fingerprint for source in group]] for split, group in grouped]),
         tokenizer_hash=tokenizer_hash(tokenizer),
-        token_bytes_sha256="",
         dtype="uint16" if vocab_size <= 1 << 16 else "uint32",
         vocab_size=vocab_size,
         eos_id=tokenizer.eos_token_id,
@@ -210,20 +207,17 @@ def make_set(
         bos_id=tokenizer.bos_token_id,
         special_ids=tuple(special_ids(tokenizer)),
         options=options,
-        splits={},
-        shards=(),
     )
     if before is None:
         save_tokenizer(tokenizer, out / "tokenizer")
     else:
         names = ("sources_hash", "tokenizer_hash", "options")
-        if what := [name.removesuffix("_hash") for name in names if getattr(before, name) != getattr(draft, name)]:
+        differing = [name.removesuffix("_hash") for name in names if getattr(before, name) != getattr(draft, name)]
+        if differing:
             remedy = f"choose another folder, or delete {out / 'manifest.json'} to make it anew (equal files stay)"
-            raise InputError(f"{out} holds a finished shard set of other {', '.join(what)}: {remedy}")
-    part = out / ".token_bytes.part.npy"
-    part.unlink(missing_ok=True)
-    np.save(part, token_byte_lengths(tokenizer))
-    os.replace(part, out / "token_bytes.npy")
+            raise InputError(f"{out} holds a finished shard set of other {', '.join(differing)}: {remedy}")
+    with whole_file(out / "token_bytes.npy") as file:
+        np.save(file.buffer, token_byte_lengths(tokenizer))
     if options.drop_copies:
         leave_out_copies(grouped, options)
     plans = [plan for split, group in grouped for plan in plan_shards(out, group, split, draft)]
@@ -285,14 +279,14 @@ def finish_set(out: Path, plans: list[ShardPlan], draft: ShardManifest) -> Shard
     hashes = []
     for shard in shards:
         hashes += [[shard.parts[split].tokens_sha256, shard.parts[split].ends_sha256] for split in SHARD_SPLITS]
-    made: dict[str, Any] = {
+    content: dict[str, Any] = {
         "fingerprint": content_hash([draft.tokenizer_hash, draft.dtype, draft.vocab_size, hashes]),
         "token_bytes_sha256": file_hash(out / "token_bytes.npy"),
         "splits": splits,
         "shards": shards,
         "duplicates": count_copies(out, shards),
     }
-    manifest = draft.model_copy(update=made)
+    manifest = draft.model_copy(update=content)
     write_hashed(out / "manifest.json", manifest.model_dump(mode="json"))
     names = {shard.name for shard in shards}
     for folder in (out / "shards").iterdir():

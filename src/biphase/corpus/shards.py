@@ -11,10 +11,8 @@ change unnoticed; each document is checked against its hash when it is touched. 
 documents, and MinHash tells near ones.
 """
 
-import hashlib
 from bisect import bisect_right
 from functools import cached_property
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
@@ -83,14 +81,14 @@ are also among those for training."""
 
 
 class ShardManifest(Strict):
-    """The record of a whole set, in manifest.json."""
+    """The record of a whole set, in manifest.json. What the shards tell is empty until they are there."""
 
-    format_version: int
-    fingerprint: str
+    format_version: int = FORMAT_VERSION
+    fingerprint: str = ""
     """The hash of the content: the same for any path, number of workers and time of making."""
     sources_hash: str
     tokenizer_hash: str
-    token_bytes_sha256: str
+    token_bytes_sha256: str = ""
     dtype: Literal["uint16", "uint32"]
     vocab_size: PositiveCount
     eos_id: Count
@@ -99,8 +97,8 @@ class ShardManifest(Strict):
     bos_id: Count | None
     special_ids: tuple[Count, ...]
     options: Options
-    splits: dict[ShardSplitName, SplitRecord]
-    shards: tuple[Shard, ...]
+    splits: dict[ShardSplitName, SplitRecord] = Field(default_factory=dict)
+    shards: tuple[Shard, ...] = ()
     earlier: tuple[Any, ...] = ()
     """Empty; in a set to which an earlier version added text, what it was before."""
     duplicates: Copies | None = None
@@ -121,11 +119,9 @@ def read_shard_manifest(folder: Path) -> ShardManifest:
 
 def wrong_size(folder: Path, split: ShardSplitName, part: SplitRecord, dtype: str) -> str | None:
     """Say what is wrong with the size of a shard's files for one split; None where it is right."""
-    expected = {
-        "tokens": part.tokens * np.dtype(dtype).itemsize,
-        "ends": part.documents * 8,
-        "hashes": part.documents * 8,
-    }
+    document_bytes = part.documents * 8
+    token_bytes = part.tokens * np.dtype(dtype).itemsize
+    expected = {"tokens": token_bytes, "ends": document_bytes, "hashes": document_bytes}
     for kind, num_bytes in expected.items():
         path = folder / f"{split}.{kind}"
         if not path.is_file():
@@ -141,9 +137,15 @@ class ShardSet:
     `fingerprint` names the content of the whole set.
     """
 
-    def __init__(self, folder: Path, split: ShardSplitName, manifest: ShardManifest) -> None:
-        """Raises `InputError` where a file has not the size that it should have."""
-        self.folder, self.split, self.manifest = folder, split, manifest
+    def __init__(self, folder: str | Path, split: str = "train", manifest: ShardManifest | None = None) -> None:
+        """Open a set; its manifest is read unless it is given.
+
+        Raises `InputError` where that is missing or damaged, or a file has not the size that it should have.
+        """
+        if split not in SHARD_SPLITS:
+            raise InputError(f"split '{split}'{nearest(split, SHARD_SPLITS)}")
+        self.folder, self.split, self.manifest = Path(folder), split, manifest or read_shard_manifest(Path(folder))
+        manifest = self.manifest
         self.num_tokens = manifest.splits[split].tokens
         self.num_documents = manifest.splits[split].documents
         self.fingerprint = manifest.fingerprint
@@ -159,13 +161,6 @@ class ShardSet:
         self.is_checked = np.zeros(self.num_documents, dtype=bool)
         self.opened: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         """The tokens and the hashes of the documents of each shard that was read from, memory-mapped."""
-
-    @staticmethod
-    def open(folder: str | Path, split: str = "train") -> "ShardSet":
-        """Raises `InputError` when the manifest is missing or damaged, or as `ShardSet`."""
-        if split not in SHARD_SPLITS:
-            raise InputError(f"split '{split}'{nearest(split, SHARD_SPLITS)}")
-        return ShardSet(Path(folder), split, read_shard_manifest(Path(folder)))
 
     def folder_of(self, shard: Shard) -> Path:
         return self.folder / "shards" / shard.name
@@ -240,20 +235,17 @@ class ShardSet:
         folder = self.folder / "tokenizer"
         tokenizer = find_tokenizer(folder, str(folder))
         if tokenizer is None or tokenizer_hash(tokenizer) != self.manifest.tokenizer_hash:
-            raise InputError(
-                f"{folder} is damaged or another tokenizer than the set was made with: put the one "
-                f"of hash {self.manifest.tokenizer_hash[:16]} there, or prepare the text anew"
-            )
+            remedy = f"put the one of hash {self.manifest.tokenizer_hash[:16]} there, or prepare the text anew"
+            raise InputError(f"{folder} is damaged or another tokenizer than the set was made with: {remedy}")
         return tokenizer
 
     def token_bytes(self) -> np.ndarray:
         """Read `corpus.tokenizer.token_byte_lengths` of that tokenizer. Raises `InputError` when the file is not as
         made."""
         path = self.folder / "token_bytes.npy"
-        data = path.read_bytes() if path.is_file() else b""
-        if hashlib.sha256(data).hexdigest() != self.manifest.token_bytes_sha256:
+        if not path.is_file() or file_hash(path) != self.manifest.token_bytes_sha256:
             raise InputError(f"{path} is damaged or missing: delete it and run the same biphase prepare again")
-        return np.load(BytesIO(data), allow_pickle=False)
+        return np.load(path, allow_pickle=False)
 
     def verify(self) -> None:
         """Read every byte of the split and the tokenizer. Raises `InputError` naming a file that is not as made."""
@@ -268,10 +260,9 @@ def check_tokenizer(shards: ShardSet, expected_hash: str) -> None:
     """Raises `InputError` unless the set was made with the tokenizer of that hash."""
     made_with = shards.manifest.tokenizer_hash
     if made_with != expected_hash:
-        raise InputError(
-            f"{shards.folder} was made with tokenizer {made_with[:16]}, not with {expected_hash[:16]}: prepare the "
-            f"text again with this tokenizer, or use the set's own ({shards.folder / 'tokenizer'})"
-        )
+        hashes = f"tokenizer {made_with[:16]}, not with {expected_hash[:16]}"
+        remedy = f"prepare the text again with this tokenizer, or use the set's own ({shards.folder / 'tokenizer'})"
+        raise InputError(f"{shards.folder} was made with {hashes}: {remedy}")
 
 
 HASHES_AT_ONCE = 1 << 26
@@ -314,9 +305,8 @@ def count_near_copies(shards: ShardSet, limit: int = COMPARED_DOCUMENTS) -> str:
         from datasketch import MinHash, MinHashLSH
     except ImportError:
         raise InputError("near copies are found with datasketch: pip install 'biphase[duplicates]'") from None
-    drawn = np.arange(shards.num_documents)
-    if len(drawn) > limit:
-        drawn = np.sort(np.random.default_rng(0).choice(len(drawn), limit, replace=False))
+    num_documents = shards.num_documents
+    drawn = np.sort(np.random.default_rng(0).choice(num_documents, min(num_documents, limit), replace=False))
     index = MinHashLSH(threshold=NEAR, num_perm=PERMUTATIONS)
     empty = MinHash(num_perm=PERMUTATIONS, seed=1, hashfunc=int)
     num_near = 0
@@ -325,12 +315,11 @@ def count_near_copies(shards: ShardSet, limit: int = COMPARED_DOCUMENTS) -> str:
         signature.update_batch(shingles(shards.document(number)).tolist())
         num_near += bool(index.query(signature))
         index.insert(number, signature)
-    total = f"{shards.num_documents:,} documents"
-    part = total if len(drawn) == shards.num_documents else f"{len(drawn):,} drawn from {total}"
-    return (
-        f"near copies of an earlier document ({shards.split}): {num_near:,} of {part} (exact ones included; MinHash, "
-        f"{SHINGLE_TOKENS} tokens, {PERMUTATIONS} permutations, overlap {NEAR})"
-    )
+    part = "" if len(drawn) == num_documents else f"{len(drawn):,} drawn from "
+    total = f"{part}{num_documents:,} documents"
+    method = f"MinHash, {SHINGLE_TOKENS} tokens, {PERMUTATIONS} permutations, overlap {NEAR}"
+    counts = f"{num_near:,} of {total} (exact ones included; {method})"
+    return f"near copies of an earlier document ({shards.split}): {counts}"
 
 
 def shingles(tokens_T: np.ndarray) -> np.ndarray:

@@ -102,21 +102,17 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokeniz
     if reached == MIN_VOCAB_SIZE < vocab_size:
         raise InputError("there is too little text to train a tokenizer on: no pair of bytes was seen twice")
     if reached < vocab_size:
-        console.err.print(
-            f"tokenizer: the texts give {reached:,} tokens of the {vocab_size:,} asked for; more text gives more"
-        )
+        counts = f"{reached:,} tokens of the {vocab_size:,} asked for"
+        console.err.print(f"tokenizer: the texts give {counts}; more text gives more")
     return wrap_backend(backend, NEW_NAMES)
 
 
 def byte_level(backend: "Tokenizer", split: str) -> "Tokenizer":
     from tokenizers import Regex, decoders, pre_tokenizers
 
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(split), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    to_words = pre_tokenizers.Split(Regex(split), behavior="isolated")
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([to_words, to_bytes])
     backend.decoder = decoders.ByteLevel()
     return backend
 
@@ -256,9 +252,8 @@ def load_llama3(path: Path) -> "PreTrainedTokenizerFast":
     names = [LLAMA3_NAMED_SLOTS.get(slot) or f"<|reserved_special_token_{next(numbers)}|>" for slot in range(256)]
     backend.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in names])
     assert backend.get_vocab_size() == LLAMA3_VOCAB_SIZE
-    return wrap_backend(
-        backend, {"bos_token": "<|begin_of_text|>", "eos_token": EOS, "pad_token": EOS, "mask_token": MASK}
-    )
+    roles = {"bos_token": "<|begin_of_text|>", "eos_token": EOS, "pad_token": EOS, "mask_token": MASK}
+    return wrap_backend(backend, roles)
 
 
 def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> None:
