@@ -206,8 +206,8 @@ class Batches:
         return self.tokens_before(step + 1) - self.tokens_before(step)
 
     def batch(self, step: int, part: int = 0, num_parts: int = 1) -> PackedBatch:
-        """Part `part` of the `num_parts` parts of batch `step` (from 0; below 0, one from before `origin`). All parts
-        together are the batch, in order.
+        """Return part `part` of the `num_parts` parts of batch `step` (from 0; below 0, one from before `origin`). All
+        parts together are the batch, in order.
 
         A sample is named by its number in its set plus 2⁴⁰ times the number of the set, so that masks differ.
         """

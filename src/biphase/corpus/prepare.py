@@ -83,13 +83,12 @@ class ShardPlan:
 
     @property
     def is_done(self) -> bool:
-        """True where the folder is whole. Sizes are checked too: a power cut can leave names without their data."""
+        """Tell whether the folder is whole. Sizes are checked too: a power cut can leave names without their data."""
         if not (self.folder / "shard.json").exists():
             return False
         parts = read_json_as(self.folder / "shard.json", Shard, f"delete {self.folder} and rerun").parts
-        return set(parts) == set(SHARD_SPLITS) and all(
-            wrong_size(self.folder, split, part, self.draft.dtype) is None for split, part in parts.items()
-        )
+        have_sizes = all(wrong_size(self.folder, split, parts[split], self.draft.dtype) is None for split in parts)
+        return have_sizes and set(parts) == set(SHARD_SPLITS)
 
 
 def prepare(
@@ -466,7 +465,7 @@ def tokenize_shard(plan: ShardPlan, threads: int) -> None:
 def read_batches(
     plan: ShardPlan, cuts_at_lines: bool, writers: Writers, batch_bytes: int
 ) -> Iterator[tuple[list[TextPiece], int]]:
-    """Pieces in lots of about `batch_bytes`, each with the bytes read for it. Empty texts are counted here."""
+    """Yield pieces in lots of about `batch_bytes`, each with the bytes read for it. Empty texts are counted here."""
     pieces: list[TextPiece] = []
     held = 0
     options = plan.draft.options

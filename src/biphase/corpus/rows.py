@@ -93,6 +93,14 @@ def plain_path(path: Path) -> Path:
     return path.with_suffix("") if path.suffix in CODECS else path
 
 
+def kind_of(path: Path) -> str | None:
+    """Tell by a file's ending how its documents are read: `text`, `jsonl` or `parquet`; None for no source of text."""
+    ending = plain_path(path).suffix
+    kind = "text" if ending in (".txt", ".md") else FORMATS.get(ending)
+    is_source = kind in ("text", "jsonl") or (kind == "parquet" and path.suffix not in CODECS)
+    return kind if is_source else None
+
+
 def read_text_lines(path: Path) -> Iterator[tuple[int, str, int]]:
     """Yield the lines with their ends, each with its number (from 1) and how many bytes of the file on disk are read by
     then.
@@ -255,7 +263,7 @@ def read_table(path: Path, names: Sequence[str] = ()) -> Iterator[tuple[int, Row
 
 
 def read_pieces(path: Path, names: Sequence[str]) -> Iterator[tuple[Any, dict[str, Any], int]]:
-    """Pieces of a table, each with the features of its columns and how many bytes of its file are read by then."""
+    """Yield pieces of a table, each with the features of its columns and how many bytes of its file are read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -444,10 +452,9 @@ def read_separated(path: Path, layout: FileForm, *, is_csv: bool) -> Iterator[Pl
         # Of a text with line ends or tabs in quotes, a part alone stands here.
         quoted = (field for field in fields if len(field) > 1 and field[0] == QUOTE)
         if is_guessed and any(field[-1] == QUOTE or not fits for field in quoted):
-            raise InputError(
-                f"{location}: a field in quotes: say `quotes: true` beside its name if they only enclose it (as pandas "
-                "and Excel write them), `quotes: false` if they belong to the text; rows to predict are better a .csv"
-            )
+            remedy = "say `quotes: true` beside its name if they only enclose it (as pandas and Excel write them), "
+            remedy += "`quotes: false` if they belong to the text; rows to predict are better a .csv"
+            raise InputError(f"{location}: a field in quotes: {remedy}")
         if not fits and not (layout.has_short_rows and len(fields) < len(header)):
             counts = f"{len(fields)} fields where the header names {len(header)}, parted by {delimiter!r}"
             raise InputError(f"{location}: {counts} (`delimiter` or `format` in the entry of files)")
@@ -472,7 +479,7 @@ def quoted_fields(path: Path, lines: Iterator[str], delimiter: str) -> Iterator[
 def read_columns(
     path: Path, layout: FileForm, words_name: str, tags_name: str | None, is_conllu: bool
 ) -> Iterator[PlacedRow]:
-    """CoNLL's form: a word and its tag per line, an empty line or -DOCSTART- between sentences.
+    """Read CoNLL's form: a word and its tag per line, an empty line or -DOCSTART- between sentences.
 
     Words may hold any character but tabs and spaces, no-break spaces too. Where words are numbered (they stand behind
     the first column), a line with `#` is a comment; elsewhere it is a word. In CoNLL-U, lines of numbers such as 3-4
@@ -506,7 +513,7 @@ def read_columns(
 
 
 def read_trec(path: Path) -> Iterator[PlacedRow]:
-    """TREC's judgements: query, a number that nobody uses, document, grade; blanks between them."""
+    """Read TREC's judgements: query, a number that nobody uses, document, grade; blanks between them."""
     for number, line in numbered_lines(path):
         fields = line.split()
         if len(fields) == 4:

@@ -144,8 +144,8 @@ class ShardSet:
         """
         if split not in SHARD_SPLITS:
             raise InputError(f"split '{split}'{nearest(split, SHARD_SPLITS)}")
-        self.folder, self.split, self.manifest = Path(folder), split, manifest or read_shard_manifest(Path(folder))
-        manifest = self.manifest
+        manifest = manifest or read_shard_manifest(Path(folder))
+        self.folder, self.split, self.manifest = Path(folder), split, manifest
         self.num_tokens = manifest.splits[split].tokens
         self.num_documents = manifest.splits[split].documents
         self.fingerprint = manifest.fingerprint
@@ -170,7 +170,7 @@ class ShardSet:
 
     @cached_property
     def document_ends(self) -> np.ndarray:
-        """The offset in the stream after each document's end-of-text token, int64 [num_documents].
+        """Read where in the stream each document ends, behind its end-of-text token, int64 [num_documents].
 
         Raises `InputError` naming a file that is not as made.
         """
@@ -231,7 +231,7 @@ class ShardSet:
 
     @cached_property
     def tokenizer(self) -> "PreTrainedTokenizerFast":
-        """The tokenizer that the set was made with. Raises `InputError` when its folder holds another one, or none."""
+        """Load the tokenizer of the set. Raises `InputError` where its folder holds another one, or none."""
         folder = self.folder / "tokenizer"
         tokenizer = find_tokenizer(folder, str(folder))
         if tokenizer is None or tokenizer_hash(tokenizer) != self.manifest.tokenizer_hash:

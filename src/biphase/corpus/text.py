@@ -21,14 +21,12 @@ from typing import Any, Literal, get_args
 
 from biphase import console
 from biphase.corpus.rows import (
-    CODECS,
-    FORMATS,
     MAX_LINE_BYTES,
     Row,
     check_text,
     column,
     find_field,
-    plain_path,
+    kind_of,
     read_json_lines,
     read_table,
     read_text_lines,
@@ -68,7 +66,8 @@ def find_language(texts: Iterable[str]) -> str:
 
 
 def spread(text: Any) -> Iterator[Any]:
-    """Pieces of a text, of characters or tokens, up to its end: a book may begin with a licence in another language."""
+    """Yield pieces of a text, of characters or tokens, up to its end: a book may begin with a licence in another
+    language."""
     for start in range(0, len(text), max(PIECE, len(text) // MOST_PIECES)):
         yield text[start : start + PIECE]
 
@@ -160,7 +159,7 @@ class TextSource:
 
     @property
     def record_name(self) -> str:
-        """Without the folders that a file is in; of the hub the whole name, with the commit."""
+        """Name the source without the folders that a file is in; of the hub by the whole name, with the commit."""
         return self.name if self.path is None else Path(self.name).name
 
 
@@ -221,8 +220,8 @@ def name_sources(sources: Any, folder: Path, text_field: str) -> list[str | Path
 
 
 def find_text_sources(sources: Any, recorded: Collection[str] = ()) -> list[TextSource]:
-    """Files, folders (recursive, sorted), globs and hub data sets → sources, in the order given; what is in memory
-    (texts, rows, a DataFrame, a `datasets.Dataset`) is one source.
+    """Find the sources behind files, folders (recursive, sorted), globs and hub data sets, in the order given; what is
+    in memory (texts, rows, a DataFrame, a `datasets.Dataset`) is one source.
 
     A hub data set is `hub:owner/name[:config[:split]][@revision]`, for example
     `hub:HuggingFaceFW/fineweb-edu:sample-10BT`; the prefix may be left out where no local path is meant. It is pinned
@@ -282,28 +281,17 @@ def check_place(source_name: str) -> None:
         expand(source_name)
 
 
-def kind_of(path: Path) -> str | None:
-    """Tell by a file's ending how its documents are read: `text`, `jsonl` or `parquet`; None for no source of text."""
-    ending = plain_path(path).suffix
-    kind = "text" if ending in (".txt", ".md") else FORMATS.get(ending)
-    is_source = kind in ("text", "jsonl") or (kind == "parquet" and path.suffix not in CODECS)
-    return kind if is_source else None
-
-
 def folder_sources(folder: Path) -> list[TextSource]:
     """List all files of a folder that can be read, but for hidden ones. What else is there is told, and links to
     folders, which are not gone into."""
     readable: list[Path] = []
     others: list[str] = []
-    paths = sorted(folder.rglob("*"))
-    cached: set[Path] = set()  # by `datasets`, beside what it saved
-    for path in (folder, *paths):
-        if tables := saved_tables(path):
-            cached |= set(path.glob("*.arrow")) - set(tables)
-    for path in paths:
+    for path in sorted(folder.rglob("*")):
         if any(part.startswith(".") for part in path.relative_to(folder).parts):
             continue
-        if path.is_file() and kind_of(path) is not None and path not in cached:
+        tables = saved_tables(path.parent) if path.suffix in (".arrow", ".json") else []
+        is_cached = path.suffix == ".arrow" and bool(tables) and path not in tables  # by `datasets`, beside them
+        if path.is_file() and kind_of(path) is not None and not is_cached:
             readable.append(path)
         elif path.is_file() or path.is_symlink():
             others.append(str(path))

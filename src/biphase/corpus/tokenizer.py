@@ -64,7 +64,7 @@ NEW_NAMES = {"eos_token": EOS, "mask_token": MASK, "pad_token": PAD}
 RESERVED_SLOT = re.compile(r"<\|?(?:reserved[\w ]*|unused|extra_|dummy_|SPECIAL_)_?\d+\|?>|\[unused\d+\]")
 TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.*")
 """Files of which a model folder needs one; without any, transformers makes up a tokenizer that knows no word."""
-SPLIT_TEXTS = (
+SPLIT_TEXTS = [
     "Ozma's 1234567 ROOMS, that THEY'LL see",
     "  two  spaces\n\n\tand a tab ",
     "naïve nai\u0308ve ﬁne Ⅷ",
@@ -74,7 +74,7 @@ SPLIT_TEXTS = (
     "عَرَبِيّ",
     "🙂👩‍🚀",
     "",
-)
+]
 """Texts at which splits differ: contractions, numbers, blanks, marks, forms that are normalized, scripts."""
 
 
@@ -91,11 +91,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokeniz
         limits = f"{MIN_VOCAB_SIZE}, for bytes and special tokens, to {MAX_VOCAB_SIZE:,}"
         raise InputError(f"vocab_size {vocab_size} is not from {limits}")
     backend = byte_level(Tokenizer(models.BPE()), TRAINED_SPLIT)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=TRAINED_SPECIALS,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        vocab_size=vocab_size, special_tokens=TRAINED_SPECIALS, initial_alphabet=alphabet, show_progress=False
     )
     backend.train_from_iterator(texts, trainer)
     reached = backend.get_vocab_size()
@@ -222,7 +220,7 @@ def is_tiktoken_file(path: Path) -> bool:
 
 
 def load_llama3(path: Path) -> "PreTrainedTokenizerFast":
-    """Ranks → a BPE with the same ids as Llama 3's own tokenizer.
+    """Make a BPE of ranks, with the same ids as Llama 3's own tokenizer.
 
     tiktoken joins the neighbours whose union has the lowest rank, without a list of merges. Here every way to cut a
     token into two tokens is a merge, in the order of the union's rank; a whole word that is a token is taken as it is.
@@ -277,12 +275,11 @@ def misreading_class(tokenizer: "PreTrainedTokenizerFast", config: Any) -> str:
         config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         chosen = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    texts = list(SPLIT_TEXTS)
-    return "" if chosen(texts)["input_ids"] == tokenizer(texts)["input_ids"] else type(chosen).__name__
+    return "" if chosen(SPLIT_TEXTS)["input_ids"] == tokenizer(SPLIT_TEXTS)["input_ids"] else type(chosen).__name__
 
 
 def tokenizer_hash(tokenizer: "PreTrainedTokenizerFast") -> str:
-    """SHA-256 of what decides the ids of a text: splitting, vocabulary, merges, added tokens, end-of-text and mask."""
+    """Hash what decides the ids of a text: splitting, vocabulary, merges, added tokens, end-of-text and mask."""
     from tokenizers import Tokenizer
 
     backend = tokenizer.backend_tokenizer
@@ -297,7 +294,7 @@ def tokenizer_hash(tokenizer: "PreTrainedTokenizerFast") -> str:
 
 
 def special_ids(tokenizer: "PreTrainedTokenizerFast") -> list[int]:
-    """Ids, ascending, of all special tokens, the unused reserved ones too. No objective masks them."""
+    """List the ids of all special tokens, ascending, the unused reserved ones too. No objective masks them."""
     added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
     return sorted({number for number, token in added.items() if token.special} | set(tokenizer.all_special_ids))
 

@@ -78,7 +78,7 @@ def canonical_label(value: Any) -> str | Decimal:
 
 
 def score_number(origin: str, name: str, value: Any) -> float:
-    """A label that is a number, which tables write as text."""
+    """Read a label that is a number, which tables write as text."""
     number = math.nan
     with suppress(TypeError, ValueError):
         number = math.nan if isinstance(value, bool) else float(value)
@@ -88,7 +88,7 @@ def score_number(origin: str, name: str, value: Any) -> float:
 
 
 def label_numbers(task: Task, origin: str, value: Any) -> tuple[int, ...]:
-    """The numbers of the classes in a list of labels, ascending."""
+    """List the numbers of the classes in a list of labels, ascending."""
     labels, message = list_labels(value), f"{origin}: '{task.label}' is {excerpt(value)}"
     if labels is None:
         raise InputError(f"{message}, not a list of labels (empty for none)")
@@ -105,7 +105,7 @@ def label_numbers(task: Task, origin: str, value: Any) -> tuple[int, ...]:
 
 
 def list_labels(value: Any) -> list[Any] | None:
-    """A list of labels; tables write it as text, with commas, semicolons or bars between. None for what is no list."""
+    """Read a list of labels; tables write it as text, with commas, semicolons or bars between. None for no list."""
     if isinstance(value, str):
         inside = value.strip("[] ")
         return [name.strip() for name in re.split("[,;|]", inside)] if inside else []
@@ -118,7 +118,8 @@ def is_missing(value: Any) -> bool:
 
 
 def to_iob2(tags: Sequence[Any], scheme: Scheme, origin: str) -> list[Any]:
-    """The tags of a sentence in IOB2: every entity begins with B-. Broken ones of other schemes than IOB1 stay broken.
+    """Write the tags of a sentence in IOB2: every entity begins with B-. What is broken in other schemes than IOB1
+    stays broken.
 
     IOB1 marks a beginning only where an entity follows another of its type, so IOB2 read as IOB1 is itself.
     """
@@ -144,7 +145,7 @@ Answer = tuple[str, int]
 
 
 def read_spans(origin: str, name: str, value: Any) -> list[Answer]:
-    """(text, start) pairs from lists of texts and starts, a list of mappings, or a list of texts alone (start 0)."""
+    """Read (text, start) pairs from lists of texts and starts, a list of mappings, or a list of texts (start 0)."""
     try:
         if isinstance(value, dict):
             starts: Any = value.get("answer_start", value.get("start"))
@@ -162,7 +163,7 @@ def read_spans(origin: str, name: str, value: Any) -> list[Answer]:
 
 
 def find_answer(origin: str, context: str, text: str, start: int) -> Answer:
-    """The occurrence of `text` that is nearest to `start`: published starts are not all right."""
+    """Find the occurrence of `text` that is nearest to `start`: published starts are not all right."""
     start = min(max(start, 0), len(context))
     starts = [at for at in (context.rfind(text, 0, start + len(text)), context.find(text, start)) if at >= 0]
     if not starts:
@@ -264,9 +265,7 @@ def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | N
     return TaskData(task, **splits, left_out=left_out)
 
 
-def draw_splits(
-    source: TaskSource, examples: dict[TaskSplit, list[AnyExample]], most_evaluated: int | None = None
-) -> None:
+def draw_splits(source: TaskSource, examples: dict[TaskSplit, list[AnyExample]], most_evaluated: int | None) -> None:
     """Hold the splits that the source does not have out of train, and draw those that are evaluated of all. Raises
     `InputError` where train is too small, and where texts to train on all have one label, or one number stands for a
     correlation."""
@@ -300,7 +299,7 @@ def draw_splits(
 
 
 def classes_of(example: AnyExample) -> tuple[int, ...]:
-    """The numbers of the classes that stand in an example."""
+    """List the numbers of the classes that stand in an example."""
     match example:
         case LabelledText(label=int() as number):
             return (number,)

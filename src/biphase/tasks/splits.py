@@ -128,7 +128,7 @@ def load_collection(source: TaskSource, judged_only: bool, most_evaluated: int |
     # 1. Judgements, whose queries are drawn into splits where the source has no such split.
     by_split = draw_queries(source, {split: read_judgements(read_rows(source, split)) for split in source.splits})
     relevance = {split: by_split[split] for split in EVALUATED_SPLITS}
-    named = {split: named_documents(judgements) for split, judgements in relevance.items()}
+    judged_documents = {split: named_documents(judgements) for split, judgements in relevance.items()}
     if most_evaluated is not None:
         for name, judgements in relevance.items():
             ids = list(judgements)
@@ -143,15 +143,8 @@ def load_collection(source: TaskSource, judged_only: bool, most_evaluated: int |
     for split, judgements in by_split.items():
         if all(grade <= 0 for grades in judgements.values() for grade in grades.values()):
             raise InputError(f"task '{task.name}': the {split} split in {source.name} has no relevant document")
-    return Collection(
-        task=task,
-        documents=documents,
-        queries=queries,
-        train=tuple(pairs),
-        relevance=relevance,
-        judged_documents=named,
-        left_out=len(by_split.get("train", {})) - len({query for query, _ in pairs}),
-    )
+    left_out = len(by_split.get("train", {})) - len({query for query, _ in pairs})
+    return Collection(task, documents, queries, tuple(pairs), relevance, judged_documents, left_out)
 
 
 GRADE: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(gt=1 - 2**31, lt=2**31 - 1)])
@@ -210,8 +203,8 @@ def read_judged_texts(
 def own_documents(
     queries: Mapping[str, str], documents: Mapping[str, str], relevance: Mapping[str, Mapping[str, int]]
 ) -> frozenset[str]:
-    """The queries that are documents too, and would find themselves: the same id and the same text, a title before it
-    aside, and no judgement that this is relevant. An id alone may be a number that coincides."""
+    """Find the queries that are documents too, and would find themselves: the same id and the same text, a title before
+    it aside, and no judgement that this is relevant. An id alone may be a number that coincides."""
     twins = set()
     for id in queries.keys() & documents.keys():
         query, document = " ".join(queries[id].split()), " ".join(documents[id].split())
@@ -247,7 +240,7 @@ def load_bm25s() -> Any:
 
 
 def query_bm25(retriever: Any, queries: Sequence[str], top: int) -> list[list[tuple[int, float]]]:
-    """The best documents of each query by their numbers, best first; those without a word of it are left out."""
+    """Find the best documents of each query by their numbers, best first, without those that have no word of it."""
     if retriever is None:
         return [[] for _ in queries]
     words = [searched_words(query) for query in queries]
