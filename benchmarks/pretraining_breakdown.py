@@ -53,7 +53,7 @@ def open_update(job: PretrainingJob) -> tuple[Callable[..., Any], Callable[[int]
     from biphase.pretraining.optimizer import decide_compile, make_optimizers, parallelize
     from biphase.run import Run
 
-    recipe, shards = recipe_of(job), ShardSet.open(job.shards)
+    recipe, shards = recipe_of(job), ShardSet(job.shards)
     device = choose_device(job.device)
     world, dtype = World(0, 1, device), choose_dtype("auto", device)
     mine = Job(recipe, Run(Path(os.devnull)), world, dtype, open_text(recipe.data), Start())

@@ -80,7 +80,7 @@ def recipe_of(job: PretrainingJob) -> Any:
         "checkpoints": {"every_steps": 0},
         "compute": {"compile": compile_setting(job), "device": job.device},
     }
-    samples = make_samples(Recipe.model_validate(tree).data, ShardSet.open(job.shards))
+    samples = make_samples(Recipe.model_validate(tree).data, ShardSet(job.shards))
     real_tokens = max(job.context, round(job.batch_samples * samples.num_tokens / samples.num_samples))
     tree["compute"]["microbatch_tokens"] = max(job.context, job.microbatch_tokens or real_tokens)
     tree["batch_tokens"] = tree["compute"]["microbatch_tokens"] * job.accumulate

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from biphase.corpus.packing import Batches, DocumentSamples, PackedSet
+from biphase.corpus.packing import Batches, PackedSet, cut_documents
 from biphase.corpus.prepare import prepare
 from biphase.corpus.shards import ShardSet
 from biphase.corpus.text import find_text_sources, sample_texts
@@ -46,7 +46,7 @@ def measure_size(num_documents: int) -> dict[str, float]:
     rng = np.random.default_rng(0)
     ends_D = np.cumsum(np.clip(rng.lognormal(6.4, 1.0, num_documents), 1, 1e6).astype(np.int64))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    opening, samples = clocked(lambda: DocumentSamples(ends_D, 12, 2048))
+    opening, samples = clocked(lambda: cut_documents(ends_D, 12, 2048))
     packed = PackedSet(None, samples, seed=42)  # type: ignore[arg-type]  # an order reads no shard
     first = min(BATCH_TOKENS, samples.num_tokens // 2)
     one_epoch, _ = clocked(lambda: packed.samples_between(0, first))
@@ -56,7 +56,7 @@ def measure_size(num_documents: int) -> dict[str, float]:
         "documents": num_documents,
         "tokens": int(ends_D[-1]),
         "ends_bytes": ends_D.nbytes,
-        "kept_bytes": ends_D.nbytes + samples.piece_ends.nbytes,
+        "kept_bytes": 2 * ends_D.nbytes,  # and as many ends of pieces
         "peak_bytes_beside_ends": (peak - before) * 1024,
         "opening_seconds": opening,
         "first_batch_of_an_epoch_seconds": one_epoch,
@@ -87,8 +87,8 @@ def measure_checks(rounds: int = 9) -> dict[str, float]:
         seconds: dict[str, list[float]] = {"with": [], "without": []}
         for _ in range(rounds):
             for arm, times in seconds.items():
-                shards = ShardSet.open(folder / "set")
-                samples = DocumentSamples(shards.document_ends, 12, 2048)
+                shards = ShardSet(folder / "set")
+                samples = cut_documents(shards.document_ends, 12, 2048)
                 packed = PackedSet(shards, samples, seed=1)
                 batches = Batches([packed], lambda step: 16_384 * step)
                 packed.samples_between(0, 1)

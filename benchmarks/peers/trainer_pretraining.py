@@ -41,7 +41,7 @@ class SampleList:
 def run_trainer(job: PretrainingJob) -> dict[str, Any]:
     """The same recipe and samples by Trainer, padded to the longest sample of each batch."""
     device, dtype, peak = measured_peak(job)
-    recipe, shards = recipe_of(job), ShardSet.open(job.shards)
+    recipe, shards = recipe_of(job), ShardSet(job.shards)
     model = load_network(recipe, Start(), shards)
     model.config.use_cache = False
     flops, ledger = count_flops(model), Ledger([], [])  # before it attends otherwise

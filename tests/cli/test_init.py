@@ -15,7 +15,7 @@ from biphase.errors import InputError
 from biphase.recipe import Recipe
 from biphase.study.plan import plan_study
 from biphase.study.spec import load_study
-from biphase.tasks.examples import load_examples
+from biphase.tasks.examples import input_of, load_examples
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import METRICS, find_task
 
@@ -167,7 +167,7 @@ def test_a_task_is_read_off_its_data(family: str) -> None:
     data: Any = load_examples(find_source(task, Path()), judged_only=False)
     assert len(data.splits["train"]) > 20
     if is_text:
-        assert {example.text.partition("\n")[2] for example in data.train} == {"c, d"}
+        assert {input_of(example).partition("\n")[2] for example in data.train} == {"c, d"}
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_columns_may_have_any_signs_in_their_names() -> None:
     task = find_task("mine.yaml")
     assert task.template == "\n".join(f"{{{name}}}" for name in names[:5])
     data: Any = load_examples(find_source(task, Path()), judged_only=False)
-    assert data.validation[0].text.splitlines()[0].startswith("Beschreibung; lang ") and task.stratified
+    assert input_of(data.validation[0]).splitlines()[0].startswith("Beschreibung; lang ") and task.stratified
 
 
 def test_a_family_that_is_named_is_believed() -> None:
@@ -249,7 +249,7 @@ def test_lists_of_texts_are_texts(capsys: pytest.CaptureFixture[str]) -> None:
     assert find_task("mine.yaml").template == "{QUESTION}\n{CONTEXTS}"
     assert "take out" not in capsys.readouterr().err
     data: Any = load_examples(find_source(find_task("mine.yaml"), Path()), judged_only=False)
-    assert any(example.text == "is it 7\nit was 7 so it is" for split in data.splits.values() for example in split)
+    assert any(input_of(example) == "is it 7\nit was 7 so it is" for split in data.splits.values() for example in split)
     answered = {id: row | {"LONG_ANSWER": f"as for {id}, {row['final_decision']}"} for id, row in decided.items()}
     Path("answered.json").write_text(json.dumps(answered, indent=4))
     init_task(Path("answered.json"), label="final_decision", out=Path("other.yaml"))

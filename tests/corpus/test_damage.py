@@ -11,7 +11,7 @@ import pytest
 import xxhash
 
 from biphase.cli.app import main
-from biphase.corpus.packing import Batches, DocumentSamples, PackedSet
+from biphase.corpus.packing import Batches, PackedSet, cut_documents
 from biphase.corpus.shards import ShardSet, read_shard_manifest
 from biphase.errors import InputError
 from biphase.pretraining.loop import train
@@ -25,10 +25,10 @@ def shards(corpus: Any, tmp_path: Path) -> Path:
 
 def read_everything(folder: Path) -> np.ndarray:
     """All that a run reads of a set."""
-    shards = ShardSet.open(folder)
+    shards = ShardSet(folder)
     assert shards.tokenizer
     shards.token_bytes()
-    samples = DocumentSamples(shards.document_ends, 12, 64)
+    samples = cut_documents(shards.document_ends, 12, 64)
     batches = Batches([PackedSet(shards, samples, seed=1)], lambda step: 512 * step)
     return np.concatenate([batches.batch(step).tokens_T for step in range(samples.num_tokens // 512 + 1)])
 
@@ -120,7 +120,7 @@ def test_a_run_ends_with_one_line(shards: Path, tiny_recipe: Any, tmp_path: Path
 
 
 def test_documents_are_checked_once(shards: Path, monkeypatch) -> None:
-    opened = ShardSet.open(shards)
+    opened = ShardSet(shards)
     opened.read(0, 100)
     hashed: list[bytes] = []
     digest = xxhash.xxh3_64_intdigest

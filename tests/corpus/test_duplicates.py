@@ -56,7 +56,7 @@ def test_copies_are_dropped(made: Path, corpus: Any, tmp_path: Path) -> None:
 
 def test_near_copies(made: Path) -> None:
     pytest.importorskip("datasketch", reason="datasketch is not installed")
-    shards = ShardSet.open(made)
+    shards = ShardSet(made)
     sets = [set(shingles(shards.document(number)).tolist()) for number in range(shards.num_documents)]
     overlaps = [max([len(a & b) / len(a | b) for b in sets[:number]], default=0.0) for number, a in enumerate(sets)]
     expected = sum(overlap > 0.8 for overlap in overlaps)

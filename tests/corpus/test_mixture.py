@@ -11,7 +11,7 @@ import pytest
 import torch
 import xxhash
 
-from biphase.corpus.packing import Batches, DocumentSamples, PackedSet, StreamSamples, open_text
+from biphase.corpus.packing import Batches, PackedSet, cut_documents, cut_stream, open_text
 from biphase.corpus.prepare import prepare
 from biphase.corpus.shards import ShardSet
 from biphase.distributed import World
@@ -45,8 +45,8 @@ def same(left: Any, right: Any) -> bool:
 @pytest.mark.parametrize(("kind", "digest"), [("documents", "3645672306949aca"), ("stream", "c162afafbd3e113f")])
 def test_orders_of_runs_that_exist_stay(kind: str, digest: str) -> None:
     stream: Any = Stream(LENGTHS)
-    stream_samples = StreamSamples(int(stream.document_ends[-1]), 12, 64, 42)
-    samples = stream_samples if kind == "stream" else DocumentSamples(stream.document_ends, 12, 64)
+    stream_samples = cut_stream(int(stream.document_ends[-1]), 12, 64, 42)
+    samples = stream_samples if kind == "stream" else cut_documents(stream.document_ends, 12, 64)
     batches = Batches([PackedSet(stream, samples, 42)], lambda step: 500 * step)
     tokens = np.concatenate([batches.batch(step).tokens_T for step in range(90)])
     assert xxhash.xxh3_64_hexdigest(tokens.astype("<i8").tobytes()) == digest
@@ -70,7 +70,7 @@ def test_a_lost_shard_is_made_again_and_must_be_the_same(corpus: Any, tmp_path: 
     shutil.rmtree(next(folder.glob("shards/a.jsonl*")))
     (folder / "token_bytes.npy").unlink()
     with pytest.raises(InputError, match=r"is missing: delete .* biphase prepare again"):
-        ShardSet.open(folder)
+        ShardSet(folder)
     prepare([tmp_path / "a.jsonl"], corpus.tokenizer, folder, workers=1, validation_fraction=0.1)
     assert files_of(folder) == whole
 
@@ -83,7 +83,7 @@ def test_a_set_of_an_earlier_version_is_read(corpus: Any, tmp_path: Path) -> Non
     stored["shards"][0] |= {"source_hashes": ["0"], "place_hashes": ["1"]}
     del stored[RECORD_HASH]
     write_hashed(folder / "manifest.json", stored)
-    assert ShardSet.open(folder).fingerprint == stored["fingerprint"]
+    assert ShardSet(folder).fingerprint == stored["fingerprint"]
 
 
 def test_new_text_is_a_set_of_its_own(corpus: Any, tiny_recipe: Any, tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_mixture_has_its_shares(corpus: Any, tmp_path: Path) -> None:
     """In each batch, within a sample for each set and part, and over all of them exactly."""
     streams: list[Any] = [Stream(LENGTHS[:60]), Stream(LENGTHS[60:] + 13)]
     weights = [Fraction("0.3"), Fraction("0.7")]
-    sets = [PackedSet(s, DocumentSamples(s.document_ends, 12, 64), n) for n, s in enumerate(streams)]
+    sets = [PackedSet(s, cut_documents(s.document_ends, 12, 64), n) for n, s in enumerate(streams)]
     mixed = Batches(sets, lambda step: 1000 * step, weights)
     counts = np.zeros(2)
     for step in range(60):

@@ -9,10 +9,10 @@ import pytest
 import biphase.corpus.packing as packing_module
 from biphase.corpus.packing import (
     Batches,
-    DocumentSamples,
     PackedBatch,
     PackedSet,
-    StreamSamples,
+    cut_documents,
+    cut_stream,
     permute,
     uniform,
 )
@@ -40,7 +40,7 @@ def document_batches(
     lengths: Any, batch_tokens: int = 500, *, seed: int = 7, origin: int = 0, limits: tuple[int, int] = (12, 64)
 ) -> Batches:
     stream: Any = Stream(lengths)
-    samples = DocumentSamples(stream.document_ends, *limits)
+    samples = cut_documents(stream.document_ends, *limits)
     return Batches([PackedSet(stream, samples, seed)], batch_tokens.__mul__, origin=origin)
 
 
@@ -76,7 +76,7 @@ def same(left: PackedBatch, right: PackedBatch) -> bool:
     ],
 )
 def test_long_documents_are_cut(length: int, pieces: list[int]) -> None:
-    samples = DocumentSamples(np.array([100, 100 + length]), 12, 2048)
+    samples = cut_documents(np.array([100, 100 + length]), 12, 2048)
     starts, stops = samples.spans(np.arange(1, samples.num_samples))
     assert (stops - starts).tolist() == pieces
     assert starts.tolist() == [100 + sum(pieces[:i]) for i in range(len(pieces))]
@@ -87,7 +87,7 @@ def test_long_documents_are_cut(length: int, pieces: list[int]) -> None:
 def test_every_token_of_a_long_enough_document_is_in_one_sample(seed: int, limits: tuple[int, int]) -> None:
     shortest, longest = limits
     lengths = random_lengths(seed, 200, 5 * longest)
-    samples = DocumentSamples(np.cumsum(lengths), shortest, longest)
+    samples = cut_documents(np.cumsum(lengths), shortest, longest)
     starts, stops = samples.spans(np.arange(samples.num_samples))
     assert (stops - starts).min() >= shortest
     assert (stops - starts).max() <= longest
@@ -110,7 +110,7 @@ def test_a_split_without_a_long_enough_document_is_refused() -> None:
 
 
 def test_stream_packing() -> None:
-    samples = StreamSamples(2048 * 3000 + 700, 12, 2048, seed=1)
+    samples = cut_stream(2048 * 3000 + 700, 12, 2048, seed=1)
     starts, stops = samples.spans(np.arange(samples.num_samples))
     lengths = stops - starts
     assert starts[0] == 0
@@ -125,14 +125,14 @@ def test_stream_packing() -> None:
     assert firsts.std() == pytest.approx(584.6, rel=0.05)
     assert firsts.min() < 20
     assert firsts.max() > 2028
-    other = StreamSamples(2048 * 3000, 12, 2048, seed=2)
+    other = cut_stream(2048 * 3000, 12, 2048, seed=2)
     assert not np.array_equal(other.spans(np.arange(100)), samples.spans(np.arange(100)))
     assert np.array_equal(samples.spans(np.array([17, 5])), [starts[[17, 5]], stops[[17, 5]]])
 
 
 def test_stream_batches_hold_every_token_once() -> None:
     stream: Any = Stream([10] * 1000)
-    samples = StreamSamples(stream.num_tokens, 12, 64, seed=3)
+    samples = cut_stream(stream.num_tokens, 12, 64, seed=3)
     batches = Batches([PackedSet(stream, samples, seed=3)], (640).__mul__)
     tokens = np.concatenate([batches.batch(step).tokens_T for step in range(9984 // 640 + 1)])
     assert np.array_equal(np.sort(tokens[:9984]), np.arange(9984))

@@ -64,7 +64,7 @@ def made(tmp_path_factory, tokenizer_folder: Path) -> Path:
 
 
 def decoded(folder: Path, split: str = "train") -> list[str]:
-    shards = ShardSet.open(folder, split)
+    shards = ShardSet(folder, split)
     tokenizer = shards.tokenizer
     documents = [shards.document(index) for index in range(shards.num_documents)]
     assert all(ids[-1] == tokenizer.eos_token_id and tokenizer.eos_token_id not in ids[:-1] for ids in documents)
@@ -86,7 +86,7 @@ def test_shards_decode_to_the_texts_in_order(made: Path) -> None:
 
 
 def test_manifest_counts_what_is_there(made: Path) -> None:
-    shards = ShardSet.open(made)
+    shards = ShardSet(made)
     texts = decoded(made)
     total = shards.manifest.splits["train"]
     assert total.documents == shards.num_documents == len(texts)
@@ -102,7 +102,7 @@ def test_manifest_counts_what_is_there(made: Path) -> None:
 
 
 def test_any_stretch_of_the_stream_can_be_read(made: Path) -> None:
-    shards = ShardSet.open(made)
+    shards = ShardSet(made)
     stream = np.concatenate([shards.document(index) for index in range(shards.num_documents)])
     bounds = [0, *shards.starts, shards.num_tokens]
     for start in bounds:
@@ -118,7 +118,7 @@ def test_content_does_not_depend_on_workers_or_place(made: Path, tokenizer_folde
     manifest = read_shard_manifest(
         prepare([tmp_path / "elsewhere"], tokenizer_folder, tmp_path / "out", validation_fraction=0.2, workers=2)
     )
-    assert manifest.fingerprint == ShardSet.open(made).fingerprint
+    assert manifest.fingerprint == ShardSet(made).fingerprint
     seeded = tmp_path / "seed1"
     prepare([tmp_path / "elsewhere"], tokenizer_folder, seeded, validation_fraction=0.2, seed=1, workers=1)
     assert read_shard_manifest(seeded).fingerprint != manifest.fingerprint
@@ -131,7 +131,7 @@ def test_a_ray_cluster_makes_the_same_set(made: Path, tokenizer_folder: Path, tm
     monkeypatch.chdir(made.parent)
     out = Path(os.path.relpath(tmp_path)) / "out"
     manifest = read_shard_manifest(prepare(["corpus"], tokenizer_folder, out, validation_fraction=0.2, engine="ray"))
-    assert manifest.fingerprint == ShardSet.open(made).fingerprint
+    assert manifest.fingerprint == ShardSet(made).fingerprint
     (Path("corpus") / "bad.jsonl").write_text("{")
     with pytest.raises(InputError, match=r"bad.jsonl:1: broken JSON"):
         prepare(["corpus"], tokenizer_folder, tmp_path / "other", engine="ray")
@@ -183,7 +183,7 @@ def test_in_one_process_the_tokenizer_is_loaded_once(
     manifest = read_shard_manifest(
         prepare([made.parent / "corpus"], "t", tmp_path / "out", validation_fraction=0.2, workers=1)
     )
-    assert manifest.fingerprint == ShardSet.open(made).fingerprint
+    assert manifest.fingerprint == ShardSet(made).fingerprint
 
 
 def test_torch_is_not_imported(made: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_kill_between_data_and_record_is_ignored_and_resumed(
     left = sorted(path.name.split("-")[0] for path in (out / "shards").iterdir())
     assert left == [".1.jsonl", "0.jsonl"], "one whole shard, one that never got its name"
     with pytest.raises(InputError, match="not finished"):
-        ShardSet.open(out)
+        ShardSet(out)
     before = stamps(out)
     prepare([corpus], tokenizer_folder, out, workers=1, validation_fraction=0)
     after = stamps(out)
@@ -342,32 +342,32 @@ def test_two_at_once_on_one_set(corpus: Path, tokenizer_folder: Path, tmp_path: 
 
 def test_damage_is_found(made: Path, tmp_path: Path) -> None:
     shutil.copytree(made, tmp_path / "set")
-    ShardSet.open(tmp_path / "set").verify()
+    ShardSet(tmp_path / "set").verify()
     for kind in ("tokens", "ends"):
         path = sorted((tmp_path / "set" / "shards").glob(f"1*/train.{kind}"))[0]
         whole = path.read_bytes()
         path.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
         with pytest.raises(InputError, match=f"train.{kind} is damaged") as caught:
-            ShardSet.open(tmp_path / "set").verify()
+            ShardSet(tmp_path / "set").verify()
         assert str(path) in str(caught.value)
-        ShardSet.open(tmp_path / "set", "validation").verify()
+        ShardSet(tmp_path / "set", "validation").verify()
         path.write_bytes(whole[:-2])
         with pytest.raises(InputError, match=rf"train.{kind} has .* bytes, not .*: delete .* biphase prepare again"):
-            ShardSet.open(tmp_path / "set")
+            ShardSet(tmp_path / "set")
         path.unlink()
         with pytest.raises(InputError, match=f"train.{kind} is missing"):
-            ShardSet.open(tmp_path / "set")
+            ShardSet(tmp_path / "set")
         path.write_bytes(whole)
     np.save(tmp_path / "set" / "token_bytes.npy", np.zeros(300, np.uint16))
     with pytest.raises(InputError, match=r"token_bytes.npy is damaged"):
-        ShardSet.open(tmp_path / "set").verify()
+        ShardSet(tmp_path / "set").verify()
 
 
 def test_bad_manifests_and_names(made: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is no shard set"):
-        ShardSet.open(tmp_path)
+        ShardSet(tmp_path)
     with pytest.raises(InputError, match=r"'val'; did you mean|'val'; known: train, validation"):
-        ShardSet.open(made, "val")
+        ShardSet(made, "val")
     stored = json.loads((made / "manifest.json").read_text())
     del stored["record_hash"]
     for change, message in [
@@ -377,14 +377,14 @@ def test_bad_manifests_and_names(made: Path, tmp_path: Path) -> None:
     ]:
         write_hashed(tmp_path / "manifest.json", stored | change)
         with pytest.raises(InputError, match=message):
-            ShardSet.open(tmp_path)
+            ShardSet(tmp_path)
     (tmp_path / "manifest.json").write_text("{")
     with pytest.raises(InputError, match="not valid JSON"):
-        ShardSet.open(tmp_path)
+        ShardSet(tmp_path)
 
 
 def test_wrong_tokenizer(made: Path) -> None:
-    shards = ShardSet.open(made)
+    shards = ShardSet(made)
     check_tokenizer(shards, tokenizer_hash(shards.tokenizer))
     with pytest.raises(InputError, match=rf"{shards.manifest.tokenizer_hash[:16]}, not with ffffffffffffffff: prepare"):
         check_tokenizer(shards, "f" * 64)
@@ -409,7 +409,7 @@ def test_vocabulary_above_16_bits_takes_32(corpus: Path, tmp_path: Path) -> None
             prepare([corpus], tmp_path / "tokenizer.json", out, workers=1, validation_fraction=0)
         )
         assert (manifest.vocab_size, manifest.dtype) == (num_ids, dtype)
-        assert ShardSet.open(out).dtype == np.dtype(dtype)
+        assert ShardSet(out).dtype == np.dtype(dtype)
         assert decoded(out) == [text for file in range(3) for text in texts_of(file)]
 
 
@@ -492,7 +492,7 @@ def test_long_documents_are_encoded_in_pieces_with_the_same_ids(
     texts = ["".join(rng.choice(WORDS) + rng.choice(joints) for _ in range(400)) for _ in range(5)]
     write_jsonl(tmp_path / "d.jsonl", texts)
     prepare([tmp_path / "d.jsonl"], tokenizer_folder, tmp_path / "out", validation_fraction=0, workers=1)
-    shards = ShardSet.open(tmp_path / "out")
+    shards = ShardSet(tmp_path / "out")
     backend = load_tokenizer(tokenizer_folder).backend_tokenizer
     backend.encode_special_tokens = True
     for index, text in enumerate(texts):
@@ -514,7 +514,7 @@ def test_many_small_files_share_shards(tokenizer_folder: Path, tmp_path: Path, m
 
 def test_describe(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     facts = inspect(made)
-    shards, train = ShardSet.open(made), facts["train"]
+    shards, train = ShardSet(made), facts["train"]
     lengths = np.diff(shards.document_ends, prepend=0)
     assert (train["documents"], train["tokens"]) == (shards.num_documents, shards.num_tokens)
     assert (train["mean_document_tokens"], train["median_document_tokens"]) == (lengths.mean(), np.median(lengths))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from biphase.corpus.text import cut_words, find_words, join_words, searched_words
+from biphase.corpus.text import cut_words, join_words, searched_words
 from biphase.tasks.splits import index_bm25, query_bm25
 
 CHINESE = "永和九年，歲在癸丑，暮春之初，會於會稽山陰之蘭亭。"
@@ -22,7 +22,7 @@ def test_without_spaces_neighbours_are_words() -> None:
 
 def test_passages_have_as_many_words_in_every_script() -> None:
     def cut(text: str, num_words: int) -> list[str]:
-        return [join_words(passage) for passage in cut_words(find_words(text), num_words)]
+        return [join_words(passage) for passage in cut_words(text, num_words)]
 
     assert cut(" one two\n three  four five", 2) == ["one two", "three four", "five"]
     assert cut("BERT 模型は 120\n", 9) == ["BERT 模型は 120"]

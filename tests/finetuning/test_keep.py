@@ -20,7 +20,7 @@ from biphase.finetuning.config import FinetuneConfig, settle_config
 from biphase.finetuning.encoding import CellContext
 from biphase.finetuning.heads import TaskNetwork, check_keepable, copy_backbone, load_encoder, to_transformers
 from biphase.finetuning.kept import RECORD, find_kept, keep_network
-from biphase.tasks.examples import load_examples
+from biphase.tasks.examples import input_of, load_examples
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import Task, task_table
 
@@ -52,7 +52,7 @@ def fit_and_keep(task: str, model: Path, data: Path, tmp_path: Path, **settings:
 def test_a_pipeline_classifies_texts_as_scored(model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path) -> None:
     kept, data, rows = fit_and_keep("snli", model_folder, data_dirs["snli"], tmp_path, learning_rate=3e-3)
     classify = transformers.pipeline("text-classification", str(kept), device="cpu")
-    said = [classify([example.text])[0]["label"] for example in data.test]
+    said = [classify([input_of(example)])[0]["label"] for example in data.test]
     assert said == [row["predicted"] for row in rows]
     assert type(classify.model).__name__ == "EuroBertForSequenceClassification"
     head = yaml.safe_load((kept / "README.md").read_text().split("---\n")[1])

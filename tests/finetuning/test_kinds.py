@@ -234,7 +234,7 @@ def test_the_right_choice_by_the_names_of_its_row(tmp_path: Path) -> None:
     task = write_task(tmp_path, rows, choices=["choices"], **keys)
     write_jsonl(tmp_path / "train.jsonl", rows)
     data = load_examples(find_source(find_task(str(task)), tmp_path), judged_only=False)
-    assert [example.right for example in data.train] == [1, 0, 1, 0, 0]
+    assert [example.label for example in data.train] == [1, 0, 1, 0, 0]
     write_jsonl(tmp_path / "train.jsonl", [{"choices": {"text": ["x", "y"], "label": ["1", "2"]}, "label": "0"}])
     with pytest.raises(InputError, match=r"train.jsonl:1: label '0' is none of its choices: 1, 2"):
         load_examples(find_source(find_task(str(task)), tmp_path), judged_only=False)

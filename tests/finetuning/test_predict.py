@@ -21,6 +21,7 @@ from biphase.finetuning.heads import load_encoder
 from biphase.finetuning.kept import find_kept, open_rows
 from biphase.finetuning.predict import join_touching, predict_placed, spans_of_tags
 from biphase.finetuning.scores import read_examples, read_score
+from biphase.tasks.examples import input_of
 from biphase.tasks.spec import Task, task_table
 
 from ..conftest import DEVICE
@@ -48,7 +49,7 @@ def test_texts_as_scored_and_as_the_pipeline(model_folder: Path, data_dirs: dict
     assert [one["probability"] for one in found] == pytest.approx([row["probability"] for row in rows], abs=1e-4)
     assert [one["premise"] for one in found] == [json.loads(line)["premise"] for line in file.read_text().splitlines()]
     classify = transformers.pipeline("text-classification", str(kept), device="cpu", top_k=None)
-    for one, said in zip(found, classify([example.text for example in data.test]), strict=True):
+    for one, said in zip(found, classify([input_of(example) for example in data.test]), strict=True):
         assert one["probabilities"] == pytest.approx({part["label"]: part["score"] for part in said}, abs=1e-4)
     # The command writes the same rows as a table.
     out = tmp_path / "predicted.csv"

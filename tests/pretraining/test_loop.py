@@ -39,7 +39,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "pretraining.json"
 def test_golden_losses(finished: Run, corpus: Any, update_golden: bool) -> None:
     """The same losses as when they were written, within rounding."""
     found = {
-        "data_fingerprint": ShardSet.open(corpus.shards).fingerprint,
+        "data_fingerprint": ShardSet(corpus.shards).fingerprint,
         "loss": losses(finished),
         "validation_loss": {row["step"]: row["loss"] for row in read_metrics(finished, "validation")},
     }
@@ -157,7 +157,7 @@ def test_run_folder_is_an_interface(finished: Run, tiny_recipe: MakeRecipe, corp
         assert (manifest.step, manifest.run_step, manifest.objective) == (step, step, objective)
         assert (manifest.is_decayed, manifest.parent, manifest.carried) == (is_decayed, None, [])
         assert manifest.data_position == step * 512
-        assert manifest.data_fingerprint == ShardSet.open(corpus.shards).fingerprint
+        assert manifest.data_fingerprint == ShardSet(corpus.shards).fingerprint
     assert not list(finished.path.rglob("*.part"))
 
 

@@ -38,9 +38,9 @@ def paper() -> Plan:
 
 
 def test_the_stream_packers_lengths_are_those_of_its_samples() -> None:
-    from biphase.corpus.packing import StreamSamples
+    from biphase.corpus.packing import cut_stream
 
-    samples = StreamSamples(20_000_000, 12, 2048, seed=1)
+    samples = cut_stream(20_000_000, 12, 2048, seed=1)
     starts, ends = samples.spans(np.arange(samples.num_samples))
     lengths = (ends - starts).astype(np.float64)
     text = find_lengths(Data(shards="nowhere", packing="stream"), Planning())
@@ -49,12 +49,12 @@ def test_the_stream_packers_lengths_are_those_of_its_samples() -> None:
 
 
 def test_lengths_and_vocabulary_are_read_from_shards_that_are_here(corpus: Any) -> None:
-    from biphase.corpus.packing import DocumentSamples
+    from biphase.corpus.packing import cut_documents
     from biphase.corpus.shards import ShardSet
 
     data = Data(shards=str(corpus.shards), max_sample_tokens=64)
     text = find_lengths(data, Planning(mean_sample_tokens=3))
-    samples = DocumentSamples(ShardSet.open(corpus.shards).document_ends, 12, 64)
+    samples = cut_documents(ShardSet(corpus.shards).document_ends, 12, 64)
     assert text.mean_tokens == pytest.approx(samples.num_tokens / samples.num_samples)
     assert text.mean_tokens < text.mean_keys <= 64
     assert find_lengths(Data(shards="nowhere", max_sample_tokens=64), Planning()).mean_keys == 32
@@ -289,7 +289,7 @@ def test_few_shots_and_a_frozen_encoder_cost_less(paper: Plan) -> None:
 
 def test_a_mixture_is_measured_by_its_shares(corpus: Any, tmp_path: Path) -> None:
     """The mean over tokens drawn from each set by its share."""
-    from biphase.corpus.packing import DocumentSamples
+    from biphase.corpus.packing import cut_documents
     from biphase.corpus.prepare import prepare
     from biphase.corpus.shards import ShardSet
 
@@ -300,7 +300,7 @@ def test_a_mixture_is_measured_by_its_shares(corpus: Any, tmp_path: Path) -> Non
     prepare([source], corpus.tokenizer, folder, workers=1)
     samples, keys = [], []
     for shards in (corpus.shards, folder):
-        own = DocumentSamples(ShardSet.open(shards).document_ends, 12, 64)
+        own = cut_documents(ShardSet(shards).document_ends, 12, 64)
         starts, stops = own.spans(np.arange(own.num_samples))
         samples.append(own.num_samples / own.num_tokens)
         keys.append(float(((stops - starts) ** 2).sum() / (stops - starts).sum()))

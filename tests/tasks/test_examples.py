@@ -14,6 +14,7 @@ from biphase.tasks.examples import (
     Question,
     TaggedWords,
     find_answer,
+    input_of,
     load_examples,
     to_iob2,
 )
@@ -69,13 +70,13 @@ def glue(folder: Path, header: str, *rows: str, test: str = "dev.tsv") -> Path:
 def test_snli() -> None:
     data = load_task("snli")
     assert (len(data.train), len(data.validation), len(data.test), data.left_out) == (8858, 984, 2961, 0)
-    assert data.source == "biphase" and data.task == task_table()["snli"]
-    assert data.train[0].text == (
+    assert find_source(find_task("snli"), None).name == "biphase" and data.task == task_table()["snli"]
+    assert input_of(data.train[0]) == (
         "Premise: Two women are embracing while holding to go packages .\n"
         "Hypothesis: The sisters are hugging goodbye while holding to go packages after just eating lunch ."
     )
     assert data.task.classes[data.train[0].label] == "neutral"
-    premises = [{example.text.split("\n")[0] for example in split} for split in (data.train, data.validation)]
+    premises = [{input_of(example).split("\n")[0] for example in split} for split in (data.train, data.validation)]
     assert not premises[0] & premises[1]
     assert max(Counter(example.label for example in data.test).values()) < 0.36 * len(data.test)
 
@@ -84,7 +85,7 @@ def test_snli() -> None:
 def test_sst2_splits_as_in_the_paper() -> None:
     data = load_task("sst2", SHARED / "sst2")
     assert (len(data.train), len(data.validation), len(data.test)) == (63981, 3368, 872)
-    assert data.test[0] == LabelledText("dev.tsv:2", "one long string of cliches .", 0)
+    assert data.test[0] == LabelledText("dev.tsv:2", (("one long string of cliches .", ((0, 28),)),), 0)
 
 
 def test_held_out_part_is_that_of_datasets() -> None:
@@ -110,7 +111,8 @@ def test_mnli_as_glue_writes_it(tmp_path: Path) -> None:
     rows = [f'{i}\t{i}e\t(ROOT)\t"It rains\tIt is wet\tneutral\t{["entailment", "neutral"][i % 2]}' for i in range(20)]
     data = load_task("mnli", glue(tmp_path, header, *rows, test="dev_matched.tsv"))
     assert (len(data.train), len(data.validation), len(data.test)) == (19, 1, 20)
-    assert data.test[0] == LabelledText("dev_matched.tsv:2", 'Premise: "It rains\nHypothesis: It is wet', 0)
+    text = 'Premise: "It rains\nHypothesis: It is wet', ((9, 18), (31, 40))
+    assert data.test[0] == LabelledText("dev_matched.tsv:2", (text,), 0)
 
 
 def test_mnli_as_its_authors_write_it(tmp_path: Path) -> None:
@@ -131,8 +133,8 @@ def test_qqp_leaves_broken_rows_out(tmp_path: Path) -> None:
     data = load_task("qqp", glue(tmp_path, header, *rows))
     assert data.left_out == 2
     assert data.test == (
-        LabelledText("133273", "Question 1: How?\nQuestion 2: Why?", 1),
-        LabelledText("5", "Question 1: Who?\nQuestion 2: Whose?", 0),
+        LabelledText("133273", (("Question 1: How?\nQuestion 2: Why?", ((12, 16), (29, 33))),), 1),
+        LabelledText("5", (("Question 1: Who?\nQuestion 2: Whose?", ((12, 16), (29, 35))),), 0),
     )
     with pytest.raises(InputError, match=r"train\.tsv:3: 1 fields where the header names 2"):
         load_task("sst2", glue(tmp_path, "sentence\tlabel", "fine\t1", "no label"))
@@ -155,7 +157,7 @@ def test_ids(tmp_path: Path) -> None:
 
 def test_braces_in_a_text_are_text(tmp_path: Path) -> None:
     data = load_task("snli", pairs(tmp_path, lines(PAIR | {"premise": "{hypothesis} {0}"})))
-    assert data.train[0].text.startswith("Premise: {hypothesis} {0}\n")
+    assert input_of(data.train[0]).startswith("Premise: {hypothesis} {0}\n")
 
 
 BAD_PAIRS = [

@@ -15,7 +15,7 @@ from seqeval.scheme import BILOU, IOBES, Entities
 
 from biphase.corpus.rows import rows_of_file
 from biphase.errors import InputError
-from biphase.tasks.examples import Collection, TaskData, count_shared, label_number, load_examples, to_iob2
+from biphase.tasks.examples import Collection, TaskData, count_shared, input_of, label_number, load_examples, to_iob2
 from biphase.tasks.sources import find_source, read_rows
 from biphase.tasks.spec import FileLayout, Task, find_task, task_table
 
@@ -68,7 +68,7 @@ def test_columns_inside_objects_go_by_names_with_dots(tmp_path: Path) -> None:
         {"template": "{meta.body}", "label": "said.label", "files": [{"train": "train.jsonl"}]},
     ):
         data = load_examples(find_source(task_of(**changes), tmp_path), judged_only=False)
-        assert {(one.text, one.label) for one in data.train} <= {(f"text {n}", n % 2) for n in range(30)}
+        assert {(input_of(one), one.label) for one in data.train} <= {(f"text {n}", n % 2) for n in range(30)}
     with pytest.raises(InputError, match=r"column 'meta.txt'; the columns are: meta, meta.body, said, said.label"):
         load_examples(find_source(task_of(template="{meta.txt}", files=files), tmp_path), judged_only=False)
 
@@ -77,7 +77,7 @@ def test_a_template_names_columns_with_blanks(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("review text,label\n" + "good,yes\nbad,no\n" * 15)
     task = task_of(template="A {review text}.", files=[{"train": "train.csv"}])
     data = load_examples(find_source(task, tmp_path), judged_only=False)
-    assert {one.text for one in data.train} == {"A good.", "A bad."}
+    assert {input_of(one) for one in data.train} == {"A good.", "A bad."}
 
 
 def test_classes_that_a_draw_leaves_out_are_told(tmp_path: Path, capsys) -> None:
@@ -164,7 +164,7 @@ def test_columns_by_number(tmp_path: Path) -> None:
     data = load_examples(find_source(task, tmp_path), judged_only=False)
     assert isinstance(data, TaskData)
     assert (len(data.train), len(data.validation), len(data.test)) == (17, 1, 2)
-    assert {(example.text, example.label) for example in data.train} == {("a b", 1), ("c", 0)}
+    assert {(input_of(example), example.label) for example in data.train} == {("a b", 1), ("c", 0)}
 
 
 def test_json_of_any_shape(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_parquet_and_saved_data_sets(tmp_path: Path) -> None:
     assert isinstance(data, TaskData) and len(data.train) + len(data.validation) == 2500
     assert [example.label for example in data.test[:2]] == [1, 0]  # by name: the file's 0 is called no
     assert count_shared(data)["test"] == sum(
-        example.text in {other.text for other in data.train} for example in data.test
+        input_of(example) in {input_of(other) for other in data.train} for example in data.test
     )
     with pytest.raises(InputError, match=r"saved holds several splits: name the folder of one \(test, train\)"):
         load_examples(find_source(task_of(files=[{"train": "saved"}]), tmp_path), judged_only=False)
@@ -217,7 +217,7 @@ def test_labels_inside_objects_have_the_names_of_the_data_set(tmp_path: Path, pl
     task = task_of(classes=["yes", "no"], label="said.label", files=[{"train": place}])
     data = load_examples(find_source(task, tmp_path), judged_only=False)
     assert isinstance(data, TaskData)
-    assert all(one.label == 1 - int(one.text.split()[1]) % 2 for one in data.train)
+    assert all(one.label == 1 - int(input_of(one).split()[1]) % 2 for one in data.train)
 
 
 def test_candidates_may_stand_inside_objects(tmp_path: Path) -> None:

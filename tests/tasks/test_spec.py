@@ -137,7 +137,7 @@ def test_example_tasks_load(tmp_path: Path, path: Path) -> None:
     data = load_examples(find_source(task, tmp_path), judged_only=True)
     assert data.task == task and data.train
     if task.name == "exams":
-        assert [example.right for example in data.test] == [1, 3]
+        assert [example.label for example in data.test] == [1, 3]
     if task.name == "prescriptions":
         assert data.test[0].tags == (3, 4)
 

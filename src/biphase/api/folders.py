@@ -19,7 +19,6 @@ from biphase.finetuning.scores import read_score, read_scores
 from biphase.run import Run, read_done, read_metrics, read_recipe, whole_steps
 from biphase.tasks.examples import (
     AnyExample,
-    ChoiceTexts,
     LabelledText,
     Question,
     TaggedWords,
@@ -144,7 +143,7 @@ def read_facts(kind: str, path: Path) -> Facts:
 
 
 def shard_facts(path: Path, verify: bool, near_copies: bool) -> Facts:
-    sets = [ShardSet.open(path, split) for split in SHARD_SPLITS]
+    sets = [ShardSet(path, split) for split in SHARD_SPLITS]
     if verify:
         for shards in sets:
             shards.verify()
@@ -249,7 +248,7 @@ def check_task(task: str, data_dir: Path | None = None) -> Facts:
             rows.append({"part": split, "examples": len(examples), "copies_within": num_copies, **sizes})
             counts = Counter(label for example in examples for label in labels_of(example, data.task.classes))
             labels[split] = dict(counts.most_common())
-    facts: Facts = {"task": data.task.name, "family": data.task.family, "source": data.source}
+    facts: Facts = {"task": data.task.name, "family": data.task.family, "source": source.name}
     facts["files"] = {part: [str(path) for path in paths] for part, paths in source.files.items()}
     facts |= {"drawn": drawn, "rows": rows, "labels": labels, "classes": list(data.task.classes)}
     return facts | {"left_out": data.left_out, "also_in_train": count_shared(data)}
@@ -285,6 +284,4 @@ def labels_of(example: AnyExample, classes: Sequence[str]) -> list[str]:
             return ["numbers"]
         case Question():
             return ["answerable" if example.answers else "unanswerable"]
-        case ChoiceTexts():
-            return [classes[example.right]]
     return [classes[number] for number in classes_of(example)]

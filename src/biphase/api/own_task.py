@@ -18,12 +18,12 @@ from biphase.config import Strict, load_config, parse_config
 from biphase.console import err
 from biphase.corpus.rows import (
     PlacedRow,
+    column,
+    excerpt,
     field_names,
-    need_field,
     plain_path,
     rows_in_memory,
     rows_of_file,
-    shown,
 )
 from biphase.corpus.text import is_running_text, json_line, plain_value
 from biphase.errors import InputError, clipped
@@ -119,7 +119,7 @@ def describe_rows(
     label = label or next((name for name in LABEL_NAMES if name in columns), None)
     if label is None:
         raise InputError(f"which column of {data} is the label? Name it as `label`: {', '.join(columns)}")
-    filled = [pair for pair in placed if not is_missing(need_field(*pair, label, "name one as `label`"))]
+    filled = [pair for pair in placed if not is_missing(column(*pair, label, "name one as `label`"))]
     placed = placed if family == "multi_label_classification" else filled  # of which a row may have no label
     if not placed:
         raise InputError(f"{data}: no row has a label in '{label}': name another column as `label`")
@@ -176,11 +176,11 @@ def describe_texts(
 def values_of(placed: Sequence[PlacedRow], name: str) -> list[Any]:
     """List the values of a column. Raises `InputError` where a row has nothing there, or in a list there, or neither
     list nor text where the first row has a list."""
-    values = [need_field(location, row, name, "give all rows the same columns") for location, row in placed]
+    values = [column(location, row, name, "give all rows the same columns") for location, row in placed]
     for (location, _), value in zip(placed, values, strict=True):
         is_other = isinstance(values[0], list) and not isinstance(value, list | str)
         if value is None or is_other or (isinstance(value, list) and None in value):
-            raise InputError(f"{location}: '{name}' is {shown(value)}, unlike the first row: mend it or take it out")
+            raise InputError(f"{location}: '{name}' is {excerpt(value)}, unlike the first row: mend it or take it out")
     return values
 
 

@@ -46,71 +46,79 @@ class PackedBatch:
         return np.diff(self.bounds_S1)
 
 
-class DocumentSamples:
-    """Documents cut into samples of at most `max_tokens`. None is stored: `spans` computes where each lies.
+@dataclass(frozen=True)
+class Samples:
+    """The samples of a text, numbered from 0. None is stored: `spans` computes where each lies."""
+
+    num_samples: int
+    num_tokens: int
+    left_out_tokens: int
+    """The tokens of the text that are in no sample."""
+    spans: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+    """Numbers of samples → the first token and the end (exclusive) of each, as offsets into the stream of tokens."""
+
+
+def cut_documents(document_ends: np.ndarray, min_tokens: int, max_tokens: int) -> Samples:
+    """Cut each document into samples of at most `max_tokens`.
 
     A last piece that would be shorter than `min_tokens` takes tokens from the piece before it. Only documents that are
-    shorter than `min_tokens` as a whole are left out; `left_out_tokens` counts their tokens.
+    shorter than `min_tokens` as a whole are left out.
     """
+    # An example, with samples of 12 to 64 tokens: documents of 5, 100 and 130 tokens have 0, 2 and 3 pieces, so
+    # piece_ends is [0, 2, 5]. Samples 0 and 1 are of document 1, samples 2 to 4 of document 2, which lies at
+    # 105..235 of the stream. Cut at every 64 tokens, its pieces would have 64, 64 and 2; the last is too short.
+    document_lengths = np.diff(document_ends, prepend=0)
+    is_long_enough = document_lengths >= min_tokens
+    piece_ends = np.cumsum(np.where(is_long_enough, -(-document_lengths // max_tokens), 0))
 
-    def __init__(self, document_ends: np.ndarray, min_tokens: int, max_tokens: int) -> None:
-        self.min_tokens, self.max_tokens = min_tokens, max_tokens
-        self.ends = document_ends
-        lengths = np.diff(document_ends, prepend=0)
-        is_kept = lengths >= min_tokens
-        pieces = np.where(is_kept, -(-lengths // max_tokens), 0)
-        self.piece_ends = np.cumsum(pieces)
-        self.num_samples = int(self.piece_ends[-1]) if len(pieces) else 0
-        self.num_tokens = int(lengths[is_kept].sum())
-        self.left_out_tokens = int(lengths[~is_kept].sum())
-
-    def spans(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """First token and end (exclusive) of each sample, as offsets into the token stream of the shards."""
-        # An example, with samples of 12 to 64 tokens: documents of 5, 100 and 130 tokens have 0, 2 and 3 pieces, so
-        # piece_ends is [0, 2, 5]. Samples 0 and 1 are of document 1, samples 2 to 4 of document 2, which lies at
-        # 105..235 of the stream. Cut at every 64 tokens, its pieces would have 64, 64 and 2; the last is too short.
-        documents = np.searchsorted(self.piece_ends, ids, side="right")
-        ends = self.ends[documents]
-        starts = np.where(documents > 0, self.ends[documents - 1], 0)
+    def spans(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        documents = np.searchsorted(piece_ends, ids, side="right")
+        ends = document_ends[documents]
+        starts = np.where(documents > 0, document_ends[documents - 1], 0)
         lengths = ends - starts
         # Which of its document's pieces a sample is: for samples 2, 3, 4 it is 0, 1, 2.
-        num_pieces = -(-lengths // self.max_tokens)
-        pieces = ids - (self.piece_ends[documents] - num_pieces)
+        num_pieces = -(-lengths // max_tokens)
+        pieces = ids - (piece_ends[documents] - num_pieces)
         # Inside the document a piece begins at 0, 64, 128, but all except the first at 130 - 12 = 118 at the latest,
         # and one that is not the last ends there at the latest: [0, 64), [64, 118), [118, 130). Where the last piece
         # is long enough, neither limit is met and the pieces are the plain ones.
-        first = np.minimum(pieces * self.max_tokens, np.where(pieces > 0, lengths - self.min_tokens, 0))
-        last = np.minimum((pieces + 1) * self.max_tokens, lengths - self.min_tokens)
+        first = np.minimum(pieces * max_tokens, np.where(pieces > 0, lengths - min_tokens, 0))
+        last = np.minimum((pieces + 1) * max_tokens, lengths - min_tokens)
         last = np.where(pieces + 1 == num_pieces, lengths, last)
         return starts + first, starts + last
 
+    num_samples = int(piece_ends[-1]) if len(piece_ends) else 0
+    num_tokens = int(document_lengths[is_long_enough].sum())
+    return Samples(num_samples, num_tokens, int(document_lengths.sum()) - num_tokens, spans)
 
-class StreamSamples:
-    """The paper's original packer, seeded: the token stream cut at random, across documents.
+
+def cut_stream(num_stream_tokens: int, min_tokens: int, max_tokens: int, seed: int) -> Samples:
+    """Cut the stream of tokens at random, across documents: the paper's original packer, seeded.
 
     Every `max_tokens` tokens are cut once, at r ~ U{min..max - min}, into r and max - r tokens, so the mean is max / 2
     (1,024 of 2,048). Documents inside a sample see each other. Tokens after the last whole pair are left out.
     """
 
-    def __init__(self, num_stream_tokens: int, min_tokens: int, max_tokens: int, seed: int) -> None:
-        self.min_tokens, self.max_tokens, self.seed = min_tokens, max_tokens, seed
-        self.num_samples = 2 * (num_stream_tokens // max_tokens)
-        self.num_tokens = self.num_samples // 2 * max_tokens
-        self.left_out_tokens = num_stream_tokens - self.num_tokens
-
-    def spans(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def spans(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         # Samples 2k and 2k + 1 are the two parts of the k-th stretch of max_tokens. With limits of 12 and 2048 there
         # are 2025 places to cut it at, 12..2036, so that both parts have 12 tokens or more; `uniform` draws one, the
         # same for both samples. Cut at 700, samples 0 and 1 are [0, 700) and [700, 2048).
         pairs = ids // 2
-        choices = self.max_tokens - 2 * self.min_tokens + 1
-        cuts = self.min_tokens + (uniform(self.seed, pairs) * choices).astype(np.int64)
+        choices = max_tokens - 2 * min_tokens + 1
+        cuts = min_tokens + (uniform(seed, pairs) * choices).astype(np.int64)
         is_second = ids % 2 == 1
-        starts = pairs * self.max_tokens
-        return starts + np.where(is_second, cuts, 0), starts + np.where(is_second, self.max_tokens, cuts)
+        starts = pairs * max_tokens
+        return starts + np.where(is_second, cuts, 0), starts + np.where(is_second, max_tokens, cuts)
+
+    num_pairs, left_out_tokens = divmod(num_stream_tokens, max_tokens)
+    return Samples(2 * num_pairs, num_pairs * max_tokens, left_out_tokens, spans)
 
 
-Samples = DocumentSamples | StreamSamples
+def make_samples(data: Data, shards: ShardSet) -> Samples:
+    """Cut the shards' tokens into samples, as `data.packing` says."""
+    if data.packing == "stream":
+        return cut_stream(shards.num_tokens, data.min_sample_tokens, data.max_sample_tokens, data.order_seed)
+    return cut_documents(shards.document_ends, data.min_sample_tokens, data.max_sample_tokens)
 
 
 BLOCK_SAMPLES = 4096
@@ -150,10 +158,7 @@ class PackedSet:
         starts = self.block_starts(epoch)
         from_block = int(np.searchsorted(starts, first, side="right")) - 1
         to_block = int(np.searchsorted(starts, end, side="left"))
-        places = np.arange(from_block * BLOCK_SAMPLES, min(to_block * BLOCK_SAMPLES, self.samples.num_samples))
-        ids = permute(places, self.samples.num_samples, self.seed, epoch)
-        begins, stops = self.samples.spans(ids)
-        lengths = stops - begins
+        ids, lengths = self.lay_out(epoch, from_block, to_block)
         offsets = starts[from_block] + np.cumsum(lengths) - lengths
         return ids[(offsets >= first) & (offsets < end)]
 
@@ -161,11 +166,18 @@ class PackedSet:
         """Find where each block of an epoch's order begins, and where the last one ends, in tokens. Reads lengths
         only."""
         totals = [np.zeros(1, np.int64)]
-        for begin in range(0, self.samples.num_samples, 256 * BLOCK_SAMPLES):
-            places = np.arange(begin, min(begin + 256 * BLOCK_SAMPLES, self.samples.num_samples))
-            begins, stops = self.samples.spans(permute(places, self.samples.num_samples, self.seed, epoch))
-            totals.append(np.add.reduceat(stops - begins, np.arange(0, len(places), BLOCK_SAMPLES)))
+        for block in range(0, -(-self.samples.num_samples // BLOCK_SAMPLES), 256):
+            _, lengths = self.lay_out(epoch, block, block + 256)
+            totals.append(np.add.reduceat(lengths, np.arange(0, len(lengths), BLOCK_SAMPLES)))
         return np.cumsum(np.concatenate(totals))
+
+    def lay_out(self, epoch: int, from_block: int, to_block: int) -> tuple[np.ndarray, np.ndarray]:
+        """Find the ids and the lengths of the samples of some blocks, in the order of the epoch."""
+        num_samples = self.samples.num_samples
+        places = np.arange(from_block * BLOCK_SAMPLES, min(to_block * BLOCK_SAMPLES, num_samples))
+        ids = permute(places, num_samples, self.seed, epoch)
+        begins, stops = self.samples.spans(ids)
+        return ids, stops - begins
 
 
 class Batches:
@@ -185,17 +197,17 @@ class Batches:
         assert sum(shares) == 1 and len(sets) == len(shares)
         self.sets, self.shares = sets, shares
         self.tokens_before, self.origin = tokens_before, origin
-        self.num_samples = sum(each.samples.num_samples for each in sets)
-        self.num_tokens = sum(each.samples.num_tokens for each in sets)
-        self.left_out_tokens = sum(each.samples.left_out_tokens for each in sets)
+        self.num_samples = sum(packed.samples.num_samples for packed in sets)
+        self.num_tokens = sum(packed.samples.num_tokens for packed in sets)
+        self.left_out_tokens = sum(packed.samples.left_out_tokens for packed in sets)
 
     def batch_tokens(self, step: int) -> int:
         """Return how long batch `step` is, up to the rest of the last sample of each set."""
         return self.tokens_before(step + 1) - self.tokens_before(step)
 
     def batch(self, step: int, part: int = 0, num_parts: int = 1) -> PackedBatch:
-        """Part `part` of the `num_parts` parts of batch `step` (from 0; below 0, one from before `origin`). All parts
-        together are the batch, in order.
+        """Return part `part` of the `num_parts` parts of batch `step` (from 0; below 0, one from before `origin`). All
+        parts together are the batch, in order.
 
         A sample is named by its number in its set plus 2⁴⁰ times the number of the set, so that masks differ.
         """
@@ -239,35 +251,24 @@ class TrainingText:
     """The set of `data.shards`: its tokenizer and its validation text are the run's."""
     sets: tuple[ShardSet, ...]
     shares: tuple[Fraction, ...]
-
-    @property
-    def contents(self) -> tuple[str, ...]:
-        return tuple(shards.fingerprint for shards in self.sets)
-
-    @property
-    def fingerprint(self) -> str:
-        """Names the content: that of the set where it is one, else of all sets with their shares."""
-        if len(self.contents) == 1:
-            return self.contents[0]
-        return content_hash([[content, str(share)] for content, share in zip(self.contents, self.shares, strict=True)])
+    contents: tuple[str, ...]
+    """The fingerprint of each set."""
+    fingerprint: str
+    """That of the set where it is one, else a hash of those of all sets with their shares."""
 
 
 def open_text(data: Data) -> TrainingText:
-    """Raises `InputError` as `ShardSet.open`, and where sets were not made with the tokenizer of `data.shards`."""
-    main = ShardSet.open(data.shards, "train")
-    sets = tuple(ShardSet.open(part.path, "train") for part in data.mixture or ()) or (main,)
+    """Raises `InputError` as `ShardSet`, and where sets were not made with the tokenizer of `data.shards`."""
+    main = ShardSet(data.shards, "train")
+    sets = tuple(ShardSet(part.path, "train") for part in data.mixture or ()) or (main,)
     for shards in sets:
         check_tokenizer(shards, main.manifest.tokenizer_hash)
-    if len({shards.fingerprint for shards in sets}) < len(sets):
+    contents = tuple(shards.fingerprint for shards in sets)
+    if len(set(contents)) < len(sets):
         raise InputError("data.mixture names a text twice: give it once, with the sum of the weights")
-    return TrainingText(main, sets, data.shares)
-
-
-def make_samples(data: Data, shards: ShardSet) -> Samples:
-    """Cut the shards' tokens into samples, as `data.packing` says."""
-    if data.packing == "stream":
-        return StreamSamples(shards.num_tokens, data.min_sample_tokens, data.max_sample_tokens, data.order_seed)
-    return DocumentSamples(shards.document_ends, data.min_sample_tokens, data.max_sample_tokens)
+    parts = [[content, str(share)] for content, share in zip(contents, data.shares, strict=True)]
+    fingerprint = content_hash(parts) if len(parts) > 1 else main.fingerprint
+    return TrainingText(main, sets, data.shares, contents, fingerprint)
 
 
 # Draws that are computed for the asked places alone

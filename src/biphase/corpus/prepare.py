@@ -9,10 +9,10 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -22,14 +22,12 @@ import xxhash
 from biphase import console
 from biphase.config import parse_config
 from biphase.corpus.shards import (
-    FORMAT_VERSION,
     SHARD_SPLITS,
     Options,
     Shard,
     ShardManifest,
-    ShardPart,
     ShardSplitName,
-    SplitTotals,
+    SplitRecord,
     count_copies,
     read_shard_manifest,
     wrong_size,
@@ -45,6 +43,7 @@ from biphase.files import (
     locked,
     read_json_as,
     refuse_links,
+    whole_file,
     whole_folder,
     write_hashed,
     write_json,
@@ -79,20 +78,17 @@ class ShardPlan:
     """The split of all its documents; None draws one for each document."""
     draft: ShardManifest
     """The record of the set, still without shards."""
-    copies: tuple[frozenset[int], ...]
-    """The documents to leave out of each source, by their numbers."""
     num_bytes: int
     """Bytes of its sources on disk; those of the hub count as none."""
 
     @property
     def is_done(self) -> bool:
-        """True where the folder is whole. Sizes are checked too: a power cut can leave names without their data."""
+        """Tell whether the folder is whole. Sizes are checked too: a power cut can leave names without their data."""
         if not (self.folder / "shard.json").exists():
             return False
         parts = read_json_as(self.folder / "shard.json", Shard, f"delete {self.folder} and rerun").parts
-        return set(parts) == set(SHARD_SPLITS) and all(
-            wrong_size(self.folder, split, part, self.draft.dtype) is None for split, part in parts.items()
-        )
+        have_sizes = all(wrong_size(self.folder, split, parts[split], self.draft.dtype) is None for split in parts)
+        return have_sizes and set(parts) == set(SHARD_SPLITS)
 
 
 def prepare(
@@ -200,11 +196,8 @@ def make_set(
     before = read_shard_manifest(out) if (out / "manifest.json").exists() else None
     vocab_size = max(tokenizer.get_vocab().values()) + 1
     draft = ShardManifest(
-        format_version=FORMAT_VERSION,
-        fingerprint="",
         sources_hash=content_hash([[split, [source.fingerprint for source in group]] for split, group in grouped]),
         tokenizer_hash=tokenizer_hash(tokenizer),
-        token_bytes_sha256="",
         dtype="uint16" if vocab_size <= 1 << 16 else "uint32",
         vocab_size=vocab_size,
         eos_id=tokenizer.eos_token_id,
@@ -213,22 +206,20 @@ def make_set(
         bos_id=tokenizer.bos_token_id,
         special_ids=tuple(special_ids(tokenizer)),
         options=options,
-        splits={},
-        shards=(),
     )
     if before is None:
         save_tokenizer(tokenizer, out / "tokenizer")
     else:
         names = ("sources_hash", "tokenizer_hash", "options")
-        if what := [name.removesuffix("_hash") for name in names if getattr(before, name) != getattr(draft, name)]:
+        differing = [name.removesuffix("_hash") for name in names if getattr(before, name) != getattr(draft, name)]
+        if differing:
             remedy = f"choose another folder, or delete {out / 'manifest.json'} to make it anew (equal files stay)"
-            raise InputError(f"{out} holds a finished shard set of other {', '.join(what)}: {remedy}")
-    part = out / ".token_bytes.part.npy"
-    part.unlink(missing_ok=True)
-    np.save(part, token_byte_lengths(tokenizer))
-    os.replace(part, out / "token_bytes.npy")
-    copies = find_copies((source for _, group in grouped for source in group), options) if options.drop_copies else {}
-    plans = [plan for split, group in grouped for plan in plan_shards(out, group, split, draft, copies)]
+            raise InputError(f"{out} holds a finished shard set of other {', '.join(differing)}: {remedy}")
+    with whole_file(out / "token_bytes.npy") as file:
+        np.save(file.buffer, token_byte_lengths(tokenizer))
+    if options.drop_copies:
+        leave_out_copies(grouped, options)
+    plans = [plan for split, group in grouped for plan in plan_shards(out, group, split, draft)]
     keep_encoder(draft.tokenizer_hash, tokenizer.backend_tokenizer)
     missing = [plan for plan in plans if not plan.is_done]
     if before is not None:
@@ -251,11 +242,7 @@ def mend_set(out: Path, before: ShardManifest, lost: list[ShardPlan]) -> ShardMa
 
 
 def plan_shards(
-    out: Path,
-    sources: list[TextSource],
-    split: ShardSplitName | None,
-    draft: ShardManifest,
-    copies: Mapping[str, frozenset[int]],
+    out: Path, sources: list[TextSource], split: ShardSplitName | None, draft: ShardManifest
 ) -> Iterator[ShardPlan]:
     """Share sources out among the shards of a set."""
     per_unit = max(1, -(-len(sources) // MAX_SHARDS))
@@ -263,23 +250,21 @@ def plan_shards(
         group = tuple(sources[start : start + per_unit])
         options = draft.options.model_dump()
         decides: list[Any] = [[source.fingerprint for source in group], split, options, draft.tokenizer_hash]
-        dropped = tuple(copies.get(source.fingerprint, frozenset()) for source in group)
-        if any(dropped):
-            decides.append([sorted(numbers) for numbers in dropped])
+        if any(source.copies for source in group):
+            decides.append([sorted(source.copies) for source in group])
         stem = re.sub(r"[^\w.-]+", "-", Path(group[0].name).name)[:40].lstrip(".")
         name = f"{stem}-{content_hash([*decides, NAMED_BY])[:12]}"
         num_bytes = sum(source.num_bytes or 0 for source in group)
-        yield ShardPlan(out.resolve() / "shards" / name, group, split, draft, dropped, num_bytes)
+        yield ShardPlan(out.resolve() / "shards" / name, group, split, draft, num_bytes)
 
 
 def finish_set(out: Path, plans: list[ShardPlan], draft: ShardManifest) -> ShardManifest:
     """Complete the manifest by the shards, which are all there, and write it."""
     shards = tuple(read_json_as(plan.folder / "shard.json", Shard) for plan in plans)
-    splits: dict[ShardSplitName, SplitTotals] = {}
+    splits: dict[ShardSplitName, SplitRecord] = {}
     for split in SHARD_SPLITS:
         parts = [shard.parts[split] for shard in shards]
-        totals = {name: sum(getattr(part, name) for part in parts) for name in SplitTotals.model_fields}
-        splits[split] = SplitTotals.model_validate(totals)
+        splits[split] = SplitRecord(**{name: sum(getattr(part, name) for part in parts) for name in COUNTS})
     count = splits["train"].documents
     if count == 0:
         raise InputError("no document is left for training: every text is empty or went to validation")
@@ -293,14 +278,14 @@ def finish_set(out: Path, plans: list[ShardPlan], draft: ShardManifest) -> Shard
     hashes = []
     for shard in shards:
         hashes += [[shard.parts[split].tokens_sha256, shard.parts[split].ends_sha256] for split in SHARD_SPLITS]
-    made: dict[str, Any] = {
+    content: dict[str, Any] = {
         "fingerprint": content_hash([draft.tokenizer_hash, draft.dtype, draft.vocab_size, hashes]),
         "token_bytes_sha256": file_hash(out / "token_bytes.npy"),
         "splits": splits,
         "shards": shards,
         "duplicates": count_copies(out, shards),
     }
-    manifest = draft.model_copy(update=made)
+    manifest = draft.model_copy(update=content)
     write_hashed(out / "manifest.json", manifest.model_dump(mode="json"))
     names = {shard.name for shard in shards}
     for folder in (out / "shards").iterdir():
@@ -389,6 +374,9 @@ def tokenize_unit(plan: ShardPlan) -> None:
             tokenize_shard(plan, threads)
 
 
+COUNTS = ("documents", "tokens", "text_bytes", "empty_texts")
+"""The numbers that a `SplitWriter` keeps for the record of its part."""
+
 TextPiece = tuple[str, ShardSplitName, bool]
 """A document or a part of a long one, its split, and whether it is the last part."""
 
@@ -431,12 +419,12 @@ class SplitWriter:
         self.tokens += len(tokens)
         return len(tokens)
 
-    def close(self) -> ShardPart:
+    def close(self) -> SplitRecord:
         for file in self.files:
             file.close()
-        hashes = {f"{kind}_sha256": digest.hexdigest() for kind, digest in zip(self.kinds, self.digests, strict=True)}
-        totals = {name: getattr(self, name) for name in SplitTotals.model_fields}
-        return ShardPart.model_validate(totals | hashes)
+        record: dict[str, Any] = {name: getattr(self, name) for name in COUNTS}
+        record |= {f"{kind}_sha256": digest.hexdigest() for kind, digest in zip(self.kinds, self.digests, strict=True)}
+        return SplitRecord(**record)
 
 
 Writers = dict[ShardSplitName, SplitWriter]
@@ -477,16 +465,16 @@ def tokenize_shard(plan: ShardPlan, threads: int) -> None:
 def read_batches(
     plan: ShardPlan, cuts_at_lines: bool, writers: Writers, batch_bytes: int
 ) -> Iterator[tuple[list[TextPiece], int]]:
-    """Pieces in lots of about `batch_bytes`, each with the bytes read for it. Empty texts are counted here."""
+    """Yield pieces in lots of about `batch_bytes`, each with the bytes read for it. Empty texts are counted here."""
     pieces: list[TextPiece] = []
     held = 0
     options = plan.draft.options
-    for source, copies in zip(plan.sources, plan.copies, strict=True):
+    for source in plan.sources:
         reported = bytes_read = 0
         documents = read_documents(source, options.text_field, options.id_field, options.txt_documents)
         for number, document in enumerate(documents):
             bytes_read = document.num_bytes
-            if number in copies:
+            if number in source.copies:
                 continue
             split = plan.split
             if split is None:  # a draw that depends on nothing but the seed and the document's id
@@ -506,22 +494,22 @@ def read_batches(
         pieces, held = [], 0
 
 
-def find_copies(sources: Iterable[TextSource], options: Options) -> dict[str, frozenset[int]]:
-    """Find the numbers of the documents whose text stands earlier in the sources, by the fingerprint of their
-    source."""
+def leave_out_copies(grouped: Grouped, options: Options) -> None:
+    """Have the documents left out whose text stands earlier in the sources, and tell how many they are."""
     hashes: set[int] = set()
-    copies = {}
-    for source in sources:
-        dropped = set()
-        documents = read_documents(source, options.text_field, options.id_field, options.txt_documents)
-        for number, document in enumerate(documents):
-            key = xxhash.xxh3_64_intdigest(document.text.encode("utf-8", "surrogatepass"))
-            if key in hashes and not document.text.isspace() and document.text:
-                dropped.add(number)
-            hashes.add(key)
-        copies[source.fingerprint] = frozenset(dropped)
-    console.err.print(f"{sum(map(len, copies.values())):,} documents have the text of an earlier one and are left out")
-    return copies
+    num_copies = 0
+    for _, sources in grouped:
+        for at, source in enumerate(sources):
+            copies = set()
+            documents = read_documents(source, options.text_field, options.id_field, options.txt_documents)
+            for number, document in enumerate(documents):
+                key = xxhash.xxh3_64_intdigest(document.text.encode("utf-8", "surrogatepass"))
+                if key in hashes and not document.text.isspace() and document.text:
+                    copies.add(number)
+                hashes.add(key)
+            sources[at] = replace(source, copies=frozenset(copies))
+            num_copies += len(copies)
+    console.err.print(f"{num_copies:,} documents have the text of an earlier one and are left out")
 
 
 LINE_START = re.compile(r"(?<=\n)(?=[^\W\d_])")

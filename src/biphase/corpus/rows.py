@@ -31,7 +31,6 @@ PlacedRow = tuple[str, Row]
 CODECS = {".zst": "zstd", ".gz": "gzip"}
 """The endings of compressed files, and what pyarrow calls their compression."""
 
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 BUFFER_BYTES = 1 << 20
 ABSENT = object()
@@ -86,9 +85,20 @@ class FileForm(Strict):
     """Some rows of the published .tsv have too few fields: they are left out and counted, not errors."""
 
 
+DEFAULT_FORM = FileForm()
+
+
 def plain_path(path: Path) -> Path:
     """Return a path without the ending of its compression."""
     return path.with_suffix("") if path.suffix in CODECS else path
+
+
+def kind_of(path: Path) -> str | None:
+    """Tell by a file's ending how its documents are read: `text`, `jsonl` or `parquet`; None for no source of text."""
+    ending = plain_path(path).suffix
+    kind = "text" if ending in (".txt", ".md") else FORMATS.get(ending)
+    is_source = kind in ("text", "jsonl") or (kind == "parquet" and path.suffix not in CODECS)
+    return kind if is_source else None
 
 
 def read_text_lines(path: Path) -> Iterator[tuple[int, str, int]]:
@@ -106,16 +116,14 @@ def read_text_lines(path: Path) -> Iterator[tuple[int, str, int]]:
         for number, line in enumerate(lines, start=1):
             if len(line) > MAX_LINE_BYTES:
                 raise InputError(f"{path}:{number}: the line has more than {MAX_LINE_BYTES:,} bytes; split it")
-            if number == 1:
-                line = line.removeprefix(BYTE_ORDER_MARK)
             try:
-                text = line.decode()
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")  # without a byte order mark
             except UnicodeDecodeError as error:
-                what = f"byte {error.object[error.start]:#04x} at position {error.start} of the line"
+                reason = f"byte {error.object[error.start]:#04x} at position {error.start} of the line"
                 form = "cp1252"
                 if number == 1 and line.startswith(UTF_16_MARKS):
-                    what, form = "UTF-16, Excel's Unicode text", "utf-16"
-                message = f"not UTF-8 ({what}); convert it: iconv -f {form} -t utf-8"
+                    reason, form = "UTF-16, Excel's Unicode text", "utf-16"
+                message = f"not UTF-8 ({reason}); convert it: iconv -f {form} -t utf-8"
                 raise InputError(f"{path}:{number}: {message}") from None
             yield number, text, file.tell()
 
@@ -135,7 +143,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any], int]]:
             reason = f"broken JSON ({error.msg}, column {error.colno}): one object a line"
             raise InputError(f"{path}:{number}: {reason}") from None
         if not isinstance(row, dict):
-            raise InputError(f"{path}:{number}: one JSON object per line is needed, here is {shown(row)}")
+            raise InputError(f"{path}:{number}: one JSON object per line is needed, here is {excerpt(row)}")
         yield number, row, num_bytes
 
 
@@ -149,20 +157,24 @@ def read_json_file(path: Path) -> Any:
         raise InputError(f"{path}:{error.lineno}: broken JSON ({error.msg}, column {error.colno})") from None
 
 
-def need_field(location: str, row: Row, name: str, remedy: str) -> Any:
-    """Return the value of a field. Raises `InputError` with the names of all fields, and a remedy, where it is not
+TASK_REMEDY = "rename: {{THEIRS: {name}}} in the task, or the column of the file; leave a split without labels out"
+
+
+def column(location: str, row: Row, name: str, remedy: str = TASK_REMEDY) -> Any:
+    """Return the value of a column. Raises `InputError` with the names of all columns, and a remedy, where it is not
     there."""
     value = find_field(row, name, ABSENT)
     if value is ABSENT:
         columns = clipped(", ".join(field_names(row)))
-        raise InputError(f"{location}: there is no column '{name}'; the columns are: {columns}; {remedy}")
+        message = f"there is no column '{name}'; the columns are: {columns}; {remedy.format(name=name)}"
+        raise InputError(f"{location}: {message}")
     return value
 
 
 def check_text(location: str, name: str, value: Any) -> str:
     """Return the value of a field as a text. Raises `InputError` for another type and for half of a surrogate pair."""
     if not isinstance(value, str):
-        raise InputError(f"{location}: column '{name}' is {shown(value)}, not a text: mend the row or take it out")
+        raise InputError(f"{location}: column '{name}' is {excerpt(value)}, not a text: mend the row or take it out")
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -178,16 +190,9 @@ def text_column(location: str, row: Row, name: str) -> str:
         return " ".join(text)
     text = check_text(location, name, text)
     if len(text) > LONGEST_TEXT:
-        raise InputError(
-            f"{location}: column '{name}' has {len(text):,} characters, more than {LONGEST_TEXT:,}: cut it"
-        )
+        size = f"{len(text):,} characters, more than {LONGEST_TEXT:,}"
+        raise InputError(f"{location}: column '{name}' has {size}: cut it")
     return text
-
-
-def column(location: str, row: Row, name: str) -> Any:
-    """Return the value of a column. Raises `InputError` where the row has none of this name."""
-    remedy = f"rename: {{THEIRS: {name}}} in the task, or the column of the file; leave a split without labels out"
-    return need_field(location, row, name, remedy)
 
 
 def id_of(location: str, row: Row) -> str:
@@ -198,7 +203,7 @@ def id_of(location: str, row: Row) -> str:
     return "-".join(str(part) for part in row_id.values()) if isinstance(row_id, dict) else str(row_id)
 
 
-def shown(value: Any) -> str:
+def excerpt(value: Any) -> str:
     """Quote a value as an error may: the beginning of its JSON."""
     return json.dumps(value, ensure_ascii=False, default=str)[:40]
 
@@ -220,10 +225,9 @@ def field_names(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def renamed(row: Row, names: Mapping[str, str]) -> Row:
-    """Return the columns of a row that its source has other names for, under the wanted names. `names`: theirs →
-    ours."""
-    values = {ours: find_field(row, theirs, ABSENT) for theirs, ours in names.items()}
-    return {ours: value for ours, value in values.items() if value is not ABSENT}
+    """Return the columns of a row that its source has other names for. `names`: the source's name → the new one."""
+    values = {name: find_field(row, source_name, ABSENT) for source_name, name in names.items()}
+    return {name: value for name, value in values.items() if value is not ABSENT}
 
 
 TABLE_ROWS = 256
@@ -235,12 +239,12 @@ SAVED_STATE = "state.json"
 """The file that says which files of a folder are a saved `datasets.Dataset`: beside them may lie what was cached."""
 
 
-def read_table(path: Path, wanted: Sequence[str] = ()) -> Iterator[tuple[int, Row, int]]:
+def read_table(path: Path, names: Sequence[str] = ()) -> Iterator[tuple[int, Row, int]]:
     """Yield the rows of a .parquet or .arrow file, each with its number (from 1) and how many bytes of the file are
     read by then.
 
     Args:
-        wanted: the columns to read, as far as they are there; all columns where the first of them is not, or none is
+        names: the columns to read, as far as they are there; all columns where the first of them is not, or none is
             named. `meta.text` stands for the column `meta`.
 
     Raises:
@@ -249,7 +253,7 @@ def read_table(path: Path, wanted: Sequence[str] = ()) -> Iterator[tuple[int, Ro
     number = before = 0
     with reading(path, DAMAGED):
         try:
-            for batch, features, num_bytes in read_pieces(path, wanted):
+            for batch, features, num_bytes in read_pieces(path, names):
                 for at, row in enumerate(name_classes(batch.to_pylist(), features), start=1):
                     number += 1
                     yield number, row, before + (num_bytes - before) * at // len(batch)
@@ -258,15 +262,15 @@ def read_table(path: Path, wanted: Sequence[str] = ()) -> Iterator[tuple[int, Ro
             raise InputError(f"{path}: a text after row {number} is not UTF-8") from None
 
 
-def read_pieces(path: Path, wanted: Sequence[str]) -> Iterator[tuple[Any, dict[str, Any], int]]:
-    """Pieces of a table, each with the features of its columns and how many bytes of its file are read by then."""
+def read_pieces(path: Path, names: Sequence[str]) -> Iterator[tuple[Any, dict[str, Any], int]]:
+    """Yield pieces of a table, each with the features of its columns and how many bytes of its file are read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     num_bytes = path.stat().st_size
     if path.suffix == ".parquet":
         with pq.ParquetFile(path) as file:
-            columns, features = choose_columns(path, file.schema_arrow, wanted)
+            columns, features = choose_columns(path, file.schema_arrow, names)
             num_rows = 0
             for batch in file.iter_batches(batch_size=TABLE_ROWS, columns=columns):
                 num_rows += len(batch)
@@ -277,16 +281,16 @@ def read_pieces(path: Path, wanted: Sequence[str]) -> Iterator[tuple[Any, dict[s
         file.seek(0)
         table = pa.ipc.open_stream(file) if is_stream else pa.ipc.open_file(file)
         with table:
-            columns, features = choose_columns(path, table.schema, wanted)
+            columns, features = choose_columns(path, table.schema, names)
             batches = table if is_stream else map(table.get_batch, range(table.num_record_batches))
             for batch in batches:
                 yield batch.select(columns), features, file.tell() if is_stream else num_bytes
 
 
-def choose_columns(path: Path, schema: Any, wanted: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+def choose_columns(path: Path, schema: Any, names: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     """Choose the columns of a table that are read, and return with them what `datasets`, where it wrote the table, says
     of them."""
-    outer = [name if name in schema.names else name.partition(".")[0] for name in wanted]
+    outer = [name if name in schema.names else name.partition(".")[0] for name in names]
     is_all = not outer or outer[0] not in schema.names
     columns = [name for name in schema.names if is_all or name in outer]
     refuse_doubles(f"{path}: the column", columns)
@@ -379,16 +383,13 @@ def read_hub_split(id: str, revision: str | None, config: str | None, split: str
 
 
 def rows_of_file(
-    path: Path, layout: FileForm | None = None, words: str = "tokens", label: str | None = "label"
+    path: Path, layout: FileForm = DEFAULT_FORM, words: str = "tokens", label: str | None = "label"
 ) -> Iterator[PlacedRow]:
     """Yield the rows of one file, or of a folder that `datasets` saved, in the form that the layout or the ending says.
 
     Of words in columns, `words` and `label` name the lists of words and of tags; without a label there are no tags.
     """
-    layout = layout or FileForm()
-    form: str = layout.format or FORMATS.get(plain_path(path).suffix, "columns")
-    if path.is_dir():
-        form = "parquet"
+    form: str = "saved" if path.is_dir() else layout.format or FORMATS.get(plain_path(path).suffix, "columns")
     match form:
         case "squad":
             yield from unfold(str(path), read_json_file(path), form)
@@ -404,10 +405,11 @@ def rows_of_file(
             yield from read_json_rows(path)
         case "trec":
             yield from read_trec(path)
-        case "parquet":
-            if path.is_dir() and not saved_tables(path):
+        case "parquet" | "saved":
+            tables = [path] if form == "parquet" else saved_tables(path)
+            if not tables:
                 raise InputError(f"{path} is a folder; name a file of rows in it")
-            rows = itertools.chain.from_iterable(map(read_table, saved_tables(path) if path.is_dir() else [path]))
+            rows = itertools.chain.from_iterable(map(read_table, tables))
             yield from ((f"{path}: row {number}", row) for number, (_, row, _) in enumerate(rows))
         case _:
             for number, row, _ in read_json_lines(path):
@@ -450,15 +452,12 @@ def read_separated(path: Path, layout: FileForm, *, is_csv: bool) -> Iterator[Pl
         # Of a text with line ends or tabs in quotes, a part alone stands here.
         quoted = (field for field in fields if len(field) > 1 and field[0] == QUOTE)
         if is_guessed and any(field[-1] == QUOTE or not fits for field in quoted):
-            raise InputError(
-                f"{location}: a field in quotes: say `quotes: true` beside its name if they only enclose it (as pandas "
-                "and Excel write them), `quotes: false` if they belong to the text; rows to predict are better a .csv"
-            )
+            remedy = "say `quotes: true` beside its name if they only enclose it (as pandas and Excel write them), "
+            remedy += "`quotes: false` if they belong to the text; rows to predict are better a .csv"
+            raise InputError(f"{location}: a field in quotes: {remedy}")
         if not fits and not (layout.has_short_rows and len(fields) < len(header)):
-            raise InputError(
-                f"{location}: {len(fields)} fields where the header names {len(header)}, parted by {delimiter!r} "
-                "(`delimiter` or `format` in the entry of files)"
-            )
+            counts = f"{len(fields)} fields where the header names {len(header)}, parted by {delimiter!r}"
+            raise InputError(f"{location}: {counts} (`delimiter` or `format` in the entry of files)")
         yield location, dict(zip(header, fields, strict=True)) if fits else SHORT_ROW
 
 
@@ -480,13 +479,13 @@ def quoted_fields(path: Path, lines: Iterator[str], delimiter: str) -> Iterator[
 def read_columns(
     path: Path, layout: FileForm, words_name: str, tags_name: str | None, is_conllu: bool
 ) -> Iterator[PlacedRow]:
-    """CoNLL's form: a word and its tag per line, an empty line or -DOCSTART- between sentences.
+    """Read CoNLL's form: a word and its tag per line, an empty line or -DOCSTART- between sentences.
 
     Words may hold any character but tabs and spaces, no-break spaces too. Where words are numbered (they stand behind
     the first column), a line with `#` is a comment; elsewhere it is a word. In CoNLL-U, lines of numbers such as 3-4
     (what 3 and 4 are written as) and 3.1 (a word that is not written) are no words.
     """
-    is_default = layout.columns == FileForm.model_fields["columns"].default
+    is_default = layout.columns == DEFAULT_FORM.columns
     word_at, tag_at = UD_COLUMNS if is_conllu and is_default else layout.columns
     is_numbered, last = word_at > 0, word_at if tags_name is None else max(word_at, tag_at)
     words: list[str] = []
@@ -514,7 +513,7 @@ def read_columns(
 
 
 def read_trec(path: Path) -> Iterator[PlacedRow]:
-    """TREC's judgements: query, a number that nobody uses, document, grade; blanks between them."""
+    """Read TREC's judgements: query, a number that nobody uses, document, grade; blanks between them."""
     for number, line in numbered_lines(path):
         fields = line.split()
         if len(fields) == 4:

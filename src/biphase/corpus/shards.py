@@ -11,10 +11,8 @@ change unnoticed; each document is checked against its hash when it is touched. 
 documents, and MinHash tells near ones.
 """
 
-import hashlib
 from bisect import bisect_right
 from functools import cached_property
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
@@ -38,22 +36,19 @@ SHARD_SPLITS: tuple[ShardSplitName, ...] = get_args(ShardSplitName)
 FORMAT_VERSION = 2
 
 
-class SplitTotals(Strict):
-    """The totals of one split over all shards. `text_bytes` counts UTF-8; `empty_texts` are texts of white space only,
-    which become no document."""
+class SplitRecord(Strict):
+    """The part of one split that one shard holds, with the hashes of its files, or that all shards hold, without."""
 
+    later: ClassVar[frozenset[str]] = frozenset({"tokens_sha256", "ends_sha256", "hashes_sha256"})
     documents: Count
     tokens: Count
     text_bytes: Count
+    """Bytes of UTF-8."""
     empty_texts: Count
-
-
-class ShardPart(SplitTotals):
-    """The part of one split that one shard holds."""
-
-    tokens_sha256: str
-    ends_sha256: str
-    hashes_sha256: str
+    """Texts of white space only, which become no document."""
+    tokens_sha256: str = ""
+    ends_sha256: str = ""
+    hashes_sha256: str = ""
 
 
 class Shard(Strict):
@@ -64,7 +59,7 @@ class Shard(Strict):
     source_hashes: tuple[str, ...] = ()
     place_hashes: tuple[str, ...] = ()
     """Earlier versions wrote these two; nothing reads them."""
-    parts: dict[ShardSplitName, ShardPart]
+    parts: dict[ShardSplitName, SplitRecord]
 
 
 class Options(Strict):
@@ -86,14 +81,14 @@ are also among those for training."""
 
 
 class ShardManifest(Strict):
-    """The record of a whole set, in manifest.json."""
+    """The record of a whole set, in manifest.json. What the shards tell is empty until they are there."""
 
-    format_version: int
-    fingerprint: str
+    format_version: int = FORMAT_VERSION
+    fingerprint: str = ""
     """The hash of the content: the same for any path, number of workers and time of making."""
     sources_hash: str
     tokenizer_hash: str
-    token_bytes_sha256: str
+    token_bytes_sha256: str = ""
     dtype: Literal["uint16", "uint32"]
     vocab_size: PositiveCount
     eos_id: Count
@@ -102,8 +97,8 @@ class ShardManifest(Strict):
     bos_id: Count | None
     special_ids: tuple[Count, ...]
     options: Options
-    splits: dict[ShardSplitName, SplitTotals]
-    shards: tuple[Shard, ...]
+    splits: dict[ShardSplitName, SplitRecord] = Field(default_factory=dict)
+    shards: tuple[Shard, ...] = ()
     earlier: tuple[Any, ...] = ()
     """Empty; in a set to which an earlier version added text, what it was before."""
     duplicates: Copies | None = None
@@ -122,13 +117,11 @@ def read_shard_manifest(folder: Path) -> ShardManifest:
     return validate_record(path, record, ShardManifest, remedy)
 
 
-def wrong_size(folder: Path, split: ShardSplitName, part: ShardPart, dtype: str) -> str | None:
+def wrong_size(folder: Path, split: ShardSplitName, part: SplitRecord, dtype: str) -> str | None:
     """Say what is wrong with the size of a shard's files for one split; None where it is right."""
-    expected = {
-        "tokens": part.tokens * np.dtype(dtype).itemsize,
-        "ends": part.documents * 8,
-        "hashes": part.documents * 8,
-    }
+    document_bytes = part.documents * 8
+    token_bytes = part.tokens * np.dtype(dtype).itemsize
+    expected = {"tokens": token_bytes, "ends": document_bytes, "hashes": document_bytes}
     for kind, num_bytes in expected.items():
         path = folder / f"{split}.{kind}"
         if not path.is_file():
@@ -144,9 +137,15 @@ class ShardSet:
     `fingerprint` names the content of the whole set.
     """
 
-    def __init__(self, folder: Path, split: ShardSplitName, manifest: ShardManifest) -> None:
-        """Raises `InputError` where a file has not the size that it should have."""
-        self.folder, self.split, self.manifest = folder, split, manifest
+    def __init__(self, folder: str | Path, split: str = "train", manifest: ShardManifest | None = None) -> None:
+        """Open a set; its manifest is read unless it is given.
+
+        Raises `InputError` where that is missing or damaged, or a file has not the size that it should have.
+        """
+        if split not in SHARD_SPLITS:
+            raise InputError(f"split '{split}'{nearest(split, SHARD_SPLITS)}")
+        manifest = manifest or read_shard_manifest(Path(folder))
+        self.folder, self.split, self.manifest = Path(folder), split, manifest
         self.num_tokens = manifest.splits[split].tokens
         self.num_documents = manifest.splits[split].documents
         self.fingerprint = manifest.fingerprint
@@ -163,13 +162,6 @@ class ShardSet:
         self.opened: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         """The tokens and the hashes of the documents of each shard that was read from, memory-mapped."""
 
-    @staticmethod
-    def open(folder: str | Path, split: str = "train") -> "ShardSet":
-        """Raises `InputError` when the manifest is missing or damaged, or as `ShardSet`."""
-        if split not in SHARD_SPLITS:
-            raise InputError(f"split '{split}'{nearest(split, SHARD_SPLITS)}")
-        return ShardSet(Path(folder), split, read_shard_manifest(Path(folder)))
-
     def folder_of(self, shard: Shard) -> Path:
         return self.folder / "shards" / shard.name
 
@@ -178,7 +170,7 @@ class ShardSet:
 
     @cached_property
     def document_ends(self) -> np.ndarray:
-        """The offset in the stream after each document's end-of-text token, int64 [num_documents].
+        """Read where in the stream each document ends, behind its end-of-text token, int64 [num_documents].
 
         Raises `InputError` naming a file that is not as made.
         """
@@ -239,24 +231,21 @@ class ShardSet:
 
     @cached_property
     def tokenizer(self) -> "PreTrainedTokenizerFast":
-        """The tokenizer that the set was made with. Raises `InputError` when its folder holds another one, or none."""
+        """Load the tokenizer of the set. Raises `InputError` where its folder holds another one, or none."""
         folder = self.folder / "tokenizer"
         tokenizer = find_tokenizer(folder, str(folder))
         if tokenizer is None or tokenizer_hash(tokenizer) != self.manifest.tokenizer_hash:
-            raise InputError(
-                f"{folder} is damaged or another tokenizer than the set was made with: put the one "
-                f"of hash {self.manifest.tokenizer_hash[:16]} there, or prepare the text anew"
-            )
+            remedy = f"put the one of hash {self.manifest.tokenizer_hash[:16]} there, or prepare the text anew"
+            raise InputError(f"{folder} is damaged or another tokenizer than the set was made with: {remedy}")
         return tokenizer
 
     def token_bytes(self) -> np.ndarray:
         """Read `corpus.tokenizer.token_byte_lengths` of that tokenizer. Raises `InputError` when the file is not as
         made."""
         path = self.folder / "token_bytes.npy"
-        data = path.read_bytes() if path.is_file() else b""
-        if hashlib.sha256(data).hexdigest() != self.manifest.token_bytes_sha256:
+        if not path.is_file() or file_hash(path) != self.manifest.token_bytes_sha256:
             raise InputError(f"{path} is damaged or missing: delete it and run the same biphase prepare again")
-        return np.load(BytesIO(data), allow_pickle=False)
+        return np.load(path, allow_pickle=False)
 
     def verify(self) -> None:
         """Read every byte of the split and the tokenizer. Raises `InputError` naming a file that is not as made."""
@@ -271,10 +260,9 @@ def check_tokenizer(shards: ShardSet, expected_hash: str) -> None:
     """Raises `InputError` unless the set was made with the tokenizer of that hash."""
     made_with = shards.manifest.tokenizer_hash
     if made_with != expected_hash:
-        raise InputError(
-            f"{shards.folder} was made with tokenizer {made_with[:16]}, not with {expected_hash[:16]}: prepare the "
-            f"text again with this tokenizer, or use the set's own ({shards.folder / 'tokenizer'})"
-        )
+        hashes = f"tokenizer {made_with[:16]}, not with {expected_hash[:16]}"
+        remedy = f"prepare the text again with this tokenizer, or use the set's own ({shards.folder / 'tokenizer'})"
+        raise InputError(f"{shards.folder} was made with {hashes}: {remedy}")
 
 
 HASHES_AT_ONCE = 1 << 26
@@ -284,25 +272,22 @@ HASHES_AT_ONCE = 1 << 26
 def count_copies(folder: Path, shards: tuple[Shard, ...]) -> Copies:
     """Count the documents of the shards below `folder` that are copies of another one, token for token.
 
-    A set with many documents is read several times, each time for the hashes of one range of values.
+    A set with many documents is read several times, each time for the hashes that leave one remainder.
     """
     num_documents = sum(part.documents for shard in shards for part in shard.parts.values())
-    num_ranges = num_documents // HASHES_AT_ONCE + 1
-    train = validation = in_both = 0
-    for number in range(num_ranges):
-        low, high = (number << 64) // num_ranges, ((number + 1) << 64) // num_ranges - 1
+    num_passes = num_documents // HASHES_AT_ONCE + 1
+    copies: Copies = {"train": 0, "validation": 0, "in_both": 0}
+    for remainder in range(num_passes):
         hashes: dict[ShardSplitName, np.ndarray] = {}
         for split in SHARD_SPLITS:
-            pieces = [np.empty(0, np.uint64)]
+            pieces = []
             for shard in shards:
                 hashes_D = np.fromfile(folder / "shards" / shard.name / f"{split}.hashes", dtype="<u8")
-                pieces.append(hashes_D[(hashes_D >= np.uint64(low)) & (hashes_D <= np.uint64(high))])
+                pieces.append(hashes_D[hashes_D % np.uint64(num_passes) == remainder])
             hashes[split] = np.concatenate(pieces)
-        trained = np.unique(hashes["train"])
-        train += len(hashes["train"]) - len(trained)
-        validation += len(hashes["validation"]) - len(np.unique(hashes["validation"]))
-        in_both += int(np.isin(hashes["validation"], trained).sum())
-    return {"train": train, "validation": validation, "in_both": in_both}
+            copies[split] += len(hashes[split]) - len(np.unique(hashes[split]))
+        copies["in_both"] += int(np.isin(hashes["validation"], hashes["train"]).sum())
+    return copies
 
 
 COMPARED_DOCUMENTS = 20_000
@@ -320,9 +305,8 @@ def count_near_copies(shards: ShardSet, limit: int = COMPARED_DOCUMENTS) -> str:
         from datasketch import MinHash, MinHashLSH
     except ImportError:
         raise InputError("near copies are found with datasketch: pip install 'biphase[duplicates]'") from None
-    drawn = np.arange(shards.num_documents)
-    if len(drawn) > limit:
-        drawn = np.sort(np.random.default_rng(0).choice(len(drawn), limit, replace=False))
+    num_documents = shards.num_documents
+    drawn = np.sort(np.random.default_rng(0).choice(num_documents, min(num_documents, limit), replace=False))
     index = MinHashLSH(threshold=NEAR, num_perm=PERMUTATIONS)
     empty = MinHash(num_perm=PERMUTATIONS, seed=1, hashfunc=int)
     num_near = 0
@@ -331,12 +315,11 @@ def count_near_copies(shards: ShardSet, limit: int = COMPARED_DOCUMENTS) -> str:
         signature.update_batch(shingles(shards.document(number)).tolist())
         num_near += bool(index.query(signature))
         index.insert(number, signature)
-    total = f"{shards.num_documents:,} documents"
-    part = total if len(drawn) == shards.num_documents else f"{len(drawn):,} drawn from {total}"
-    return (
-        f"near copies of an earlier document ({shards.split}): {num_near:,} of {part} (exact ones included; MinHash, "
-        f"{SHINGLE_TOKENS} tokens, {PERMUTATIONS} permutations, overlap {NEAR})"
-    )
+    part = "" if len(drawn) == num_documents else f"{len(drawn):,} drawn from "
+    total = f"{part}{num_documents:,} documents"
+    method = f"MinHash, {SHINGLE_TOKENS} tokens, {PERMUTATIONS} permutations, overlap {NEAR}"
+    counts = f"{num_near:,} of {total} (exact ones included; {method})"
+    return f"near copies of an earlier document ({shards.split}): {counts}"
 
 
 def shingles(tokens_T: np.ndarray) -> np.ndarray:

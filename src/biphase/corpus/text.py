@@ -2,8 +2,8 @@
 
 `find_text_sources` turns what a person typed into single files (or single files of a hub data set), each with a
 fingerprint, and takes what a program has in memory; `read_documents` streams one of them. What is wrong with the input
-is an `InputError` that names file and line. A text's words (`find_words`) are for word search, and py3langid tells its
-language (139 of them, no download).
+is an `InputError` that names file and line. A text's words (`searched_words`) are for word search, and py3langid tells
+its language (139 of them, no download).
 """
 
 import glob
@@ -21,14 +21,12 @@ from typing import Any, Literal, get_args
 
 from biphase import console
 from biphase.corpus.rows import (
-    CODECS,
-    FORMATS,
     MAX_LINE_BYTES,
     Row,
     check_text,
+    column,
     find_field,
-    need_field,
-    plain_path,
+    kind_of,
     read_json_lines,
     read_table,
     read_text_lines,
@@ -68,7 +66,8 @@ def find_language(texts: Iterable[str]) -> str:
 
 
 def spread(text: Any) -> Iterator[Any]:
-    """Pieces of a text, of characters or tokens, up to its end: a book may begin with a licence in another language."""
+    """Yield pieces of a text, of characters or tokens, up to its end: a book may begin with a licence in another
+    language."""
     for start in range(0, len(text), max(PIECE, len(text) // MOST_PIECES)):
         yield text[start : start + PIECE]
 
@@ -98,19 +97,16 @@ PIECES = re.compile(rf"([{UNSPACED}]{{1,2}}|[^\s{UNSPACED}]+)(\s?)")
 SEARCHED = re.compile(rf"([{UNSPACED}]+)|([^\W{UNSPACED}]{{2,}})")
 
 
-def find_words(text: str) -> list[str]:
-    """List the words of a text, each with a blank where one follows: `BERT 模型は` → `BERT␣`, `模型`, `は`."""
-    return [piece[1] + (" " if piece[2] else "") for piece in PIECES.finditer(text)]
+def cut_words(text: str, num_words: int) -> list[list[str]]:
+    """Cut a text into passages of so many words, the last one of what is left. Each word has a blank where one follows:
+    `BERT 模型は` → `BERT␣`, `模型`, `は`."""
+    words = [piece[1] + (" " if piece[2] else "") for piece in PIECES.finditer(text)]
+    return [words[begin : begin + num_words] for begin in range(0, len(words), num_words)]
 
 
 def join_words(words: Sequence[str]) -> str:
-    """Return the text of neighbouring words of `find_words`."""
+    """Return the text of neighbouring words of a passage."""
     return "".join(words).rstrip()
-
-
-def cut_words(words: Sequence[str], num_words: int) -> list[list[str]]:
-    """Passages of so many words, the last one of what is left."""
-    return [list(words[begin : begin + num_words]) for begin in range(0, len(words), num_words)]
 
 
 def searched_words(text: str) -> list[str]:
@@ -158,10 +154,12 @@ class TextSource:
     """The file, with links resolved."""
     rows: Any = None
     """What is in memory."""
+    copies: frozenset[int] = frozenset()
+    """The numbers of the documents in it that are left out, because an earlier one has their text."""
 
     @property
     def record_name(self) -> str:
-        """Without the folders that a file is in; of the hub the whole name, with the commit."""
+        """Name the source without the folders that a file is in; of the hub by the whole name, with the commit."""
         return self.name if self.path is None else Path(self.name).name
 
 
@@ -222,8 +220,8 @@ def name_sources(sources: Any, folder: Path, text_field: str) -> list[str | Path
 
 
 def find_text_sources(sources: Any, recorded: Collection[str] = ()) -> list[TextSource]:
-    """Files, folders (recursive, sorted), globs and hub data sets → sources, in the order given; what is in memory
-    (texts, rows, a DataFrame, a `datasets.Dataset`) is one source.
+    """Find the sources behind files, folders (recursive, sorted), globs and hub data sets, in the order given; what is
+    in memory (texts, rows, a DataFrame, a `datasets.Dataset`) is one source.
 
     A hub data set is `hub:owner/name[:config[:split]][@revision]`, for example
     `hub:HuggingFaceFW/fineweb-edu:sample-10BT`; the prefix may be left out where no local path is meant. It is pinned
@@ -283,28 +281,17 @@ def check_place(source_name: str) -> None:
         expand(source_name)
 
 
-def kind_of(path: Path) -> str | None:
-    """Tell by a file's ending how its documents are read: `text`, `jsonl` or `parquet`; None for no source of text."""
-    ending = plain_path(path).suffix
-    kind = "text" if ending in (".txt", ".md") else FORMATS.get(ending)
-    is_source = kind in ("text", "jsonl") or (kind == "parquet" and path.suffix not in CODECS)
-    return kind if is_source else None
-
-
 def folder_sources(folder: Path) -> list[TextSource]:
     """List all files of a folder that can be read, but for hidden ones. What else is there is told, and links to
     folders, which are not gone into."""
     readable: list[Path] = []
     others: list[str] = []
-    paths = sorted(folder.rglob("*"))
-    cached: set[Path] = set()  # by `datasets`, beside what it saved
-    for path in (folder, *paths):
-        if tables := saved_tables(path):
-            cached |= set(path.glob("*.arrow")) - set(tables)
-    for path in paths:
+    for path in sorted(folder.rglob("*")):
         if any(part.startswith(".") for part in path.relative_to(folder).parts):
             continue
-        if path.is_file() and kind_of(path) is not None and path not in cached:
+        tables = saved_tables(path.parent) if path.suffix in (".arrow", ".json") else []
+        is_cached = path.suffix == ".arrow" and bool(tables) and path not in tables  # by `datasets`, beside them
+        if path.is_file() and kind_of(path) is not None and not is_cached:
             readable.append(path)
         elif path.is_file() or path.is_symlink():
             others.append(str(path))
@@ -314,9 +301,9 @@ def folder_sources(folder: Path) -> list[TextSource]:
     return [file_source(path) for path in readable]
 
 
-def name_left_out(what: str, names: list[str], number: int) -> None:
+def name_left_out(kind: str, names: list[str], number: int) -> None:
     if names:
-        message = f"{len(names):,} of {number:,} files are {what} and stay out"
+        message = f"{len(names):,} of {number:,} files are {kind} and stay out"
         console.err.print(f"{message}: {first_of(names, NAMES_SHOWN)}", markup=False)
 
 
@@ -395,10 +382,8 @@ def read_txt(path: Path, txt_documents: TxtDocuments) -> Iterator[Document]:
             first, num_chars = (first, num_chars + len(line)) if lines else (number, len(line))
             lines.append(line)
             if num_chars > MAX_LINE_BYTES:
-                raise InputError(
-                    f"{path}:{number}: the document has more than {MAX_LINE_BYTES:,} characters; split the file, or "
-                    "have it split into paragraphs or lines by txt_documents (--txt-documents)"
-                )
+                remedy = "split the file, or have it split into paragraphs or lines by txt_documents (--txt-documents)"
+                raise InputError(f"{path}:{number}: the document has more than {MAX_LINE_BYTES:,} characters; {remedy}")
         elif lines:
             yield Document(f"{path.name}:{first}", "".join(lines).rstrip("\r\n"), num_bytes)
             lines = []
@@ -422,7 +407,7 @@ def read_fields(source: TextSource, text_field: str, id_field: str) -> Iterator[
     num_chars = 0
     for number, row, num_bytes in rows:
         location = f"{source.name}{mark}{number}"
-        value = need_field(location, row, text_field, "name one as text_field (--text-field)")
+        value = column(location, row, text_field, "name one as text_field (--text-field)")
         text = check_text(location, text_field, value)
         num_chars += len(text)
         id = find_field(row, id_field)
@@ -447,12 +432,6 @@ def document_id(source: TextSource, location: str = "") -> str:
     return re.sub(r"@\w+(?=#\d+/\d+$)", "", source.record_name) + location
 
 
-def read_all(sources: Sequence[TextSource], text_field: str) -> Iterator[Document]:
-    """Stream the documents of all sources, in order."""
-    for source in sources:
-        yield from read_documents(source, text_field)
-
-
 def sample_texts(
     sources: Sequence[TextSource],
     text_field: str = "text",
@@ -463,9 +442,9 @@ def sample_texts(
     evenly."""
     limit = limit_mb / len(sources)
     for source in sources:
-        taken = 0
+        num_bytes = 0
         for document in read_documents(source, text_field, txt_documents=txt_documents):
             yield document.text
-            taken += len(document.text.encode())
-            if taken >= limit * 1e6:
+            num_bytes += len(document.text.encode())
+            if num_bytes >= limit * 1e6:
                 break

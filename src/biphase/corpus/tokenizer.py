@@ -64,7 +64,7 @@ NEW_NAMES = {"eos_token": EOS, "mask_token": MASK, "pad_token": PAD}
 RESERVED_SLOT = re.compile(r"<\|?(?:reserved[\w ]*|unused|extra_|dummy_|SPECIAL_)_?\d+\|?>|\[unused\d+\]")
 TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.*")
 """Files of which a model folder needs one; without any, transformers makes up a tokenizer that knows no word."""
-SPLIT_TEXTS = (
+SPLIT_TEXTS = [
     "Ozma's 1234567 ROOMS, that THEY'LL see",
     "  two  spaces\n\n\tand a tab ",
     "naïve nai\u0308ve ﬁne Ⅷ",
@@ -74,7 +74,7 @@ SPLIT_TEXTS = (
     "عَرَبِيّ",
     "🙂👩‍🚀",
     "",
-)
+]
 """Texts at which splits differ: contractions, numbers, blanks, marks, forms that are normalized, scripts."""
 
 
@@ -91,32 +91,26 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokeniz
         limits = f"{MIN_VOCAB_SIZE}, for bytes and special tokens, to {MAX_VOCAB_SIZE:,}"
         raise InputError(f"vocab_size {vocab_size} is not from {limits}")
     backend = byte_level(Tokenizer(models.BPE()), TRAINED_SPLIT)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=TRAINED_SPECIALS,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        vocab_size=vocab_size, special_tokens=TRAINED_SPECIALS, initial_alphabet=alphabet, show_progress=False
     )
     backend.train_from_iterator(texts, trainer)
     reached = backend.get_vocab_size()
     if reached == MIN_VOCAB_SIZE < vocab_size:
         raise InputError("there is too little text to train a tokenizer on: no pair of bytes was seen twice")
     if reached < vocab_size:
-        console.err.print(
-            f"tokenizer: the texts give {reached:,} tokens of the {vocab_size:,} asked for; more text gives more"
-        )
+        counts = f"{reached:,} tokens of the {vocab_size:,} asked for"
+        console.err.print(f"tokenizer: the texts give {counts}; more text gives more")
     return wrap_backend(backend, NEW_NAMES)
 
 
 def byte_level(backend: "Tokenizer", split: str) -> "Tokenizer":
     from tokenizers import Regex, decoders, pre_tokenizers
 
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(split), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    to_words = pre_tokenizers.Split(Regex(split), behavior="isolated")
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([to_words, to_bytes])
     backend.decoder = decoders.ByteLevel()
     return backend
 
@@ -226,7 +220,7 @@ def is_tiktoken_file(path: Path) -> bool:
 
 
 def load_llama3(path: Path) -> "PreTrainedTokenizerFast":
-    """Ranks → a BPE with the same ids as Llama 3's own tokenizer.
+    """Make a BPE of ranks, with the same ids as Llama 3's own tokenizer.
 
     tiktoken joins the neighbours whose union has the lowest rank, without a list of merges. Here every way to cut a
     token into two tokens is a merge, in the order of the union's rank; a whole word that is a token is taken as it is.
@@ -256,9 +250,8 @@ def load_llama3(path: Path) -> "PreTrainedTokenizerFast":
     names = [LLAMA3_NAMED_SLOTS.get(slot) or f"<|reserved_special_token_{next(numbers)}|>" for slot in range(256)]
     backend.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in names])
     assert backend.get_vocab_size() == LLAMA3_VOCAB_SIZE
-    return wrap_backend(
-        backend, {"bos_token": "<|begin_of_text|>", "eos_token": EOS, "pad_token": EOS, "mask_token": MASK}
-    )
+    roles = {"bos_token": "<|begin_of_text|>", "eos_token": EOS, "pad_token": EOS, "mask_token": MASK}
+    return wrap_backend(backend, roles)
 
 
 def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> None:
@@ -282,12 +275,11 @@ def misreading_class(tokenizer: "PreTrainedTokenizerFast", config: Any) -> str:
         config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         chosen = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    texts = list(SPLIT_TEXTS)
-    return "" if chosen(texts)["input_ids"] == tokenizer(texts)["input_ids"] else type(chosen).__name__
+    return "" if chosen(SPLIT_TEXTS)["input_ids"] == tokenizer(SPLIT_TEXTS)["input_ids"] else type(chosen).__name__
 
 
 def tokenizer_hash(tokenizer: "PreTrainedTokenizerFast") -> str:
-    """SHA-256 of what decides the ids of a text: splitting, vocabulary, merges, added tokens, end-of-text and mask."""
+    """Hash what decides the ids of a text: splitting, vocabulary, merges, added tokens, end-of-text and mask."""
     from tokenizers import Tokenizer
 
     backend = tokenizer.backend_tokenizer
@@ -302,7 +294,7 @@ def tokenizer_hash(tokenizer: "PreTrainedTokenizerFast") -> str:
 
 
 def special_ids(tokenizer: "PreTrainedTokenizerFast") -> list[int]:
-    """Ids, ascending, of all special tokens, the unused reserved ones too. No objective masks them."""
+    """List the ids of all special tokens, ascending, the unused reserved ones too. No objective masks them."""
     added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
     return sorted({number for number, token in added.items() if token.special} | set(tokenizer.all_special_ids))
 

@@ -24,7 +24,7 @@ from biphase.embedding.recipe import PairSource, set_name
 from biphase.errors import InputError, first_line
 from biphase.files import content_hash
 from biphase.finetuning.metrics import Judgement, judge_ranking, score_rows
-from biphase.tasks.sources import find_source, rows_by_part
+from biphase.tasks.sources import find_source, read_rows
 from biphase.tasks.spec import METRICS, FileLayout, Task
 from biphase.tasks.splits import index_bm25, own_documents, query_bm25, read_judged_texts, read_judgements
 
@@ -75,13 +75,12 @@ def read_judged_set(path: Path) -> JudgedSet:
         return JudgedSet(set_name(str(path)), {}, {}, {}, [(row[0], row[1], row[2]) for row in pairs.rows])
     layout = FileLayout(test="qrels/test.tsv")
     source = find_source(Task(name="BEIR", family="retrieval", metric="ndcg_at_10", files=(layout,)), path)
-    rows = rows_by_part(source)
-    relevance = read_judgements(rows["test"])
+    relevance = read_judgements(read_rows(source, "test"))
     if not relevance:
         raise InputError(f"{path / 'qrels'}: no judgements of test")
     if all(grade <= 0 for grades in relevance.values() for grade in grades.values()):
         raise InputError(f"{path / 'qrels/test.tsv'}: no document is relevant to any query: all scores would be 0")
-    queries, documents = read_judged_texts(source, rows, {"test": relevance}, judged_only=False)
+    queries, documents = read_judged_texts(source, {"test": relevance}, judged_only=False)
     return JudgedSet(set_name(str(path)), documents, queries, relevance, [])
 
 

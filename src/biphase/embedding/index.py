@@ -11,6 +11,7 @@ import json
 from array import array
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 
 from biphase import console
-from biphase.corpus.text import Document, cut_words, find_text_sources, find_words, join_words, read_all
+from biphase.corpus.text import Document, cut_words, find_text_sources, join_words, read_documents
 from biphase.embedding.model import embed_to_file, find_similar, hash_embedder, load_embedder, width_of
 from biphase.embedding.pairs import hash_text
 from biphase.errors import InputError
@@ -85,7 +86,7 @@ def is_here(model: str) -> bool:
 
 def cut_document(document: Document) -> Iterator[dict[str, str]]:
     """Cut a document into passages of about `PASSAGE_WORDS` words, named by document and number."""
-    for number, words in enumerate(cut_words(find_words(document.text), PASSAGE_WORDS)):
+    for number, words in enumerate(cut_words(document.text, PASSAGE_WORDS)):
         yield {"id": f"{document.id}#{number}", "text": join_words(words)}
 
 
@@ -105,7 +106,7 @@ def build_index(text: str, model: str, index: Path, text_field: str = "text") ->
         embedder = load_embedder(model)
         lines = array("q")
         with open(part / PASSAGES, "wb") as file, console.track("cut passages", None, "passages") as progress:
-            for document in read_all(sources, text_field):
+            for document in chain.from_iterable(read_documents(source, text_field) for source in sources):
                 for passage in cut_document(document):
                     lines.append(file.tell())
                     file.write(json.dumps(passage, ensure_ascii=False).encode() + b"\n")

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from biphase import console
 from biphase.corpus.rows import FileForm, PlacedRow, check_text, read_hub_split, rows_of_file
-from biphase.corpus.text import TextSource, check_place, cut_words, find_text_sources, find_words, join_words, read_all
+from biphase.corpus.text import TextSource, check_place, cut_words, find_text_sources, join_words, read_documents
 from biphase.embedding.recipe import EmbeddingRecipe, EmbeddingStage, PairSource
 from biphase.errors import InputError
 from biphase.files import content_hash, file_hash, refuse_foreign
@@ -224,7 +224,7 @@ def pairs_from_text(source: PairSource, path: str, seed: int) -> Pairs:
 
     def make_all() -> Iterator[tuple[str, str]]:
         nonlocal num_documents, num_used
-        for document in read_all(sources, source.text_field):
+        for document in chain.from_iterable(read_documents(text, source.text_field) for text in sources):
             num_documents += 1
             pairs = list(PAIR_MAKERS[source.pairs](document.text, source.passage_words, draw))
             num_used += bool(pairs)
@@ -238,15 +238,15 @@ def pairs_from_text(source: PairSource, path: str, seed: int) -> Pairs:
     return Pairs(path, "pairs", table, content, message)
 
 
-def cut_passages(words: list[str], passage_words: int) -> list[list[str]]:
-    """Cut words into passages of about equal length; a last one too short to say anything is left out."""
-    return [passage for passage in cut_words(words, passage_words) if len(passage) >= SHORTEST_PASSAGE]
+def cut_passages(text: str, passage_words: int) -> list[list[str]]:
+    """Cut a text into passages of about equal length; a last one too short to say anything is left out."""
+    return [passage for passage in cut_words(text, passage_words) if len(passage) >= SHORTEST_PASSAGE]
 
 
 def crops(document: str, passage_words: int, draw: random.Random) -> Iterator[tuple[str, str]]:
     """Yield for each passage a short and a longer piece of it, drawn independently (Contriever's crops). The short one
     is as long as a question would be: 4 to 16 words."""
-    for passage in cut_passages(find_words(document), passage_words):
+    for passage in cut_passages(document, passage_words):
         short = min(draw.randint(4, 16), len(passage) // 2)
         long = draw.randint(max(short, len(passage) // 2), len(passage))
         first, second = draw.randint(0, len(passage) - short), draw.randint(0, len(passage) - long)
@@ -255,7 +255,7 @@ def crops(document: str, passage_words: int, draw: random.Random) -> Iterator[tu
 
 def neighbours(document: str, passage_words: int, draw: random.Random) -> Iterator[tuple[str, str]]:
     """Yield each passage with the one after it."""
-    passages = cut_passages(find_words(document), passage_words)
+    passages = cut_passages(document, passage_words)
     for first, second in zip(passages[::2], passages[1::2], strict=False):
         yield join_words(first), join_words(second)
 
@@ -263,8 +263,8 @@ def neighbours(document: str, passage_words: int, draw: random.Random) -> Iterat
 def titles(document: str, passage_words: int, draw: random.Random) -> Iterator[tuple[str, str]]:
     """Yield the first line of a document, where it is short, with a passage drawn from the text below it."""
     title, _, body = document.strip().partition("\n")
-    passages = cut_passages(find_words(body), passage_words)
-    if passages and 1 <= len(find_words(title)) <= 20:
+    passages = cut_passages(body, passage_words)
+    if passages and len(cut_words(title, 20)) == 1:  # a title has 1 to 20 words
         yield title.strip("# \t"), join_words(draw.choice(passages))
 
 

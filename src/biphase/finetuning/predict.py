@@ -80,7 +80,7 @@ def choose(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Seq
         names.append(labels if labels and len({*labels}) == len(labels) else task.classes)
         if len(choices) > len(names[-1]):
             raise InputError(f"{origin}: {len(choices)} choices, where task '{task.name}' names {len(task.classes)}")
-        inputs.append(examples.ChoiceTexts(origin, choices, 0))
+        inputs.append(examples.LabelledText(origin, choices, 0))
     split = sequence_classification.encode_choices(task, inputs, tokenizer, model.config)
     scores_S1 = predict_inputs(model, network, split)
     parts = zip(np.split(scores_S1[:, 0], split.bounds_Q1[1:-1]), names, strict=True)
@@ -103,10 +103,11 @@ def classify(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: S
     no_label = () if task.problem_type == "multi_label_classification" else 0
     inputs = []
     for (origin, row), empty in zip(rows, is_empty, strict=True):
-        text, columns = examples.fill_row(task, origin, blank if empty else row)
-        inputs.append(examples.LabelledText(origin, text, no_label, columns))
+        text = examples.fill_row(task, origin, blank if empty else row)
+        inputs.append(examples.LabelledText(origin, (text,), no_label))
     if not model.is_ours:
-        predictions, num_cut = classify_as_pipeline(network, tokenizer.pretrained, [example.text for example in inputs])
+        texts = [*map(examples.input_of, inputs)]
+        predictions, num_cut = classify_as_pipeline(network, tokenizer.pretrained, texts)
     else:
         split = sequence_classification.encode_labelled(task, inputs, tokenizer, model.config)
         logits_SC = predict_inputs(model, network, split)

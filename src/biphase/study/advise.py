@@ -128,7 +128,7 @@ def measure_text(text: Any, text_field: str = "text") -> TextAmount:
         InputError: nothing readable there, or a hub data set, whose size is not known before it is read.
     """
     if isinstance(text, str | Path) and Path(text, "manifest.json").exists():
-        shards = ShardSet.open(text, "train")
+        shards = ShardSet(text, "train")
         indices = range(0, shards.num_documents, math.ceil(shards.num_documents / (SAMPLED_SOURCES * JUDGED_TEXTS)))
         tokenizer = shards.tokenizer
         pieces = (piece for index in indices for piece in spread(shards.document(index)))

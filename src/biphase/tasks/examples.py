@@ -7,9 +7,10 @@ documents without the prefixes of the encoder's input.
 
 import math
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache, partial
 from string import Formatter
@@ -18,9 +19,9 @@ from typing import Any, Literal
 import numpy as np
 
 from biphase.console import err
-from biphase.corpus.rows import SHORT_ROW, Row, column, id_of, shown, text_column
+from biphase.corpus.rows import SHORT_ROW, Row, column, excerpt, id_of, text_column
 from biphase.errors import InputError, first_of
-from biphase.tasks.sources import TaskSource, rows_by_part
+from biphase.tasks.sources import TaskSource, read_rows
 from biphase.tasks.spec import (
     EVALUATED_SPLITS,
     TASK_SPLITS,
@@ -77,19 +78,18 @@ def canonical_label(value: Any) -> str | Decimal:
 
 
 def score_number(origin: str, name: str, value: Any) -> float:
-    """A label that is a number, which tables write as text."""
-    try:
+    """Read a label that is a number, which tables write as text."""
+    number = math.nan
+    with suppress(TypeError, ValueError):
         number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        number = math.nan
     if not math.isfinite(number):
-        raise InputError(f"{origin}: '{name}' is {shown(value)}, not a number")
+        raise InputError(f"{origin}: '{name}' is {excerpt(value)}, not a number")
     return number
 
 
 def label_numbers(task: Task, origin: str, value: Any) -> tuple[int, ...]:
-    """The numbers of the classes in a list of labels, ascending."""
-    labels, message = list_labels(value), f"{origin}: '{task.label}' is {shown(value)}"
+    """List the numbers of the classes in a list of labels, ascending."""
+    labels, message = list_labels(value), f"{origin}: '{task.label}' is {excerpt(value)}"
     if labels is None:
         raise InputError(f"{message}, not a list of labels (empty for none)")
     is_multi_hot = len(labels) == len(task.classes) and all(str(label).lower() in MULTI_HOT for label in labels)
@@ -105,7 +105,7 @@ def label_numbers(task: Task, origin: str, value: Any) -> tuple[int, ...]:
 
 
 def list_labels(value: Any) -> list[Any] | None:
-    """A list of labels; tables write it as text, with commas, semicolons or bars between. None for what is no list."""
+    """Read a list of labels; tables write it as text, with commas, semicolons or bars between. None for no list."""
     if isinstance(value, str):
         inside = value.strip("[] ")
         return [name.strip() for name in re.split("[,;|]", inside)] if inside else []
@@ -118,7 +118,8 @@ def is_missing(value: Any) -> bool:
 
 
 def to_iob2(tags: Sequence[Any], scheme: Scheme, origin: str) -> list[Any]:
-    """The tags of a sentence in IOB2: every entity begins with B-. Broken ones of other schemes than IOB1 stay broken.
+    """Write the tags of a sentence in IOB2: every entity begins with B-. What is broken in other schemes than IOB1
+    stays broken.
 
     IOB1 marks a beginning only where an entity follows another of its type, so IOB2 read as IOB1 is itself.
     """
@@ -126,7 +127,7 @@ def to_iob2(tags: Sequence[Any], scheme: Scheme, origin: str) -> list[Any]:
         return list(tags)
     marks = {"IOB1": "BI", "BIOES": "BIES", "BILOU": "BILU"}[scheme]
     before = "O"
-    made = []
+    converted = []
     for tag in tags:
         if not isinstance(tag, str) or (tag != "O" and (tag[:1] not in marks or tag[1:2] != "-")):
             raise InputError(f"{origin}: tag {tag!r} is not of the scheme {scheme}")
@@ -134,9 +135,9 @@ def to_iob2(tags: Sequence[Any], scheme: Scheme, origin: str) -> list[Any]:
             tag = {"S": "B", "E": "I", "U": "B", "L": "I"}.get(tag[0], tag[0]) + tag[1:]
         elif tag[:1] == "I" and before[1:] != tag[1:]:
             tag = "B" + tag[1:]
-        made.append(tag)
+        converted.append(tag)
         before = tag
-    return made
+    return converted
 
 
 Answer = tuple[str, int]
@@ -144,26 +145,25 @@ Answer = tuple[str, int]
 
 
 def read_spans(origin: str, name: str, value: Any) -> list[Answer]:
-    """(text, start) pairs from lists of texts and starts, a list of mappings, or a list of texts alone (start 0)."""
+    """Read (text, start) pairs from lists of texts and starts, a list of mappings, or a list of texts (start 0)."""
     try:
         if isinstance(value, dict):
             starts: Any = value.get("answer_start", value.get("start"))
             spans = list(zip(value["text"], starts, strict=True))
         else:
             spans = []
-            items: list[Any] = value if isinstance(value, list) else [None]
-            for item in items:
-                start = 0 if isinstance(item, str) else item.get("answer_start", item.get("start"))
-                spans.append((item if isinstance(item, str) else item["text"], start))
+            for item in value if isinstance(value, list) else [None]:
+                span: Any = {"text": item, "start": 0} if isinstance(item, str) else item
+                spans.append((span["text"], span.get("answer_start", span.get("start"))))
     except (AttributeError, KeyError, TypeError, ValueError):
         spans = [("", 0)]
     if not all(isinstance(text, str) and text and type(start) is int for text, start in spans):
-        raise InputError(f"{origin}: column '{name}' is {shown(value)}, not texts and where they start")
+        raise InputError(f"{origin}: column '{name}' is {excerpt(value)}, not texts and where they start")
     return spans
 
 
 def find_answer(origin: str, context: str, text: str, start: int) -> Answer:
-    """The occurrence of `text` that is nearest to `start`: published starts are not all right."""
+    """Find the occurrence of `text` that is nearest to `start`: published starts are not all right."""
     start = min(max(start, 0), len(context))
     starts = [at for at in (context.rfind(text, 0, start + len(text)), context.find(text, start)) if at >= 0]
     if not starts:
@@ -182,21 +182,11 @@ FilledText = tuple[str, tuple[tuple[int, int], ...]]
 @dataclass(frozen=True)
 class LabelledText:
     id: str
-    text: str
-    """The task's template, filled."""
+    texts: tuple[FilledText, ...]
+    """One text, or in multiple choice one for each choice of a question."""
     label: int | float | tuple[int, ...]
-    """A number of `Task.classes`, or as the task's `problem_type` says: a score, or the numbers of several classes."""
-    columns: tuple[tuple[int, int], ...] = field(default=(), compare=False)
-    """Where the columns of the template stand in the text."""
-
-
-@dataclass(frozen=True)
-class ChoiceTexts:
-    """A question with each of its choices filled into the template."""
-
-    id: str
-    choices: tuple[FilledText, ...]
-    right: int
+    """A number of `Task.classes`, or as the task's `problem_type` says: a score, or the numbers of several classes. In
+    multiple choice, the number of the right choice."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +208,7 @@ class Question:
     """ReCoRD's entities, in the order of the text; `question` keeps its @placeholder."""
 
 
-AnyExample = LabelledText | TaggedWords | Question | ChoiceTexts
+AnyExample = LabelledText | TaggedWords | Question
 
 
 def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | None = None) -> TaskData | Collection:
@@ -238,10 +228,8 @@ def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | N
         files = f"{source.files['validation'][0].name}, {source.files['test'][0].name}"
         message = f"task '{source.task.name}': validation and test in {source.name} are the same data ({files})"
         raise InputError(f"{message}: leave validation out, and a part of train takes its place")
-    needed = (source.task.label, *(name for name in template_columns(source.task.template) if name != "choice"))
-    rows = rows_by_part(source)
     if source.task.family == "retrieval":
-        return load_collection(source, rows, judged_only, most_evaluated)
+        return load_collection(source, judged_only, most_evaluated)
     makers: dict[Family, Callable[[Task, str, Row], AnyExample | None]] = {
         "sequence_classification": make_text,
         "token_classification": partial(make_words, scheme=source.form.scheme),
@@ -251,20 +239,19 @@ def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | N
     task, make = source.task, makers[source.task.family]
     examples: dict[TaskSplit, list[AnyExample]] = {}
     left_out = 0
-    missing: dict[str, list[str]] = {}
+    lacking: dict[str, list[str]] = defaultdict(list)
     for split in source.splits:
         examples[split] = []
-        for origin, row in rows[split]:
-            values = (column(origin, row, name) for name in needed)
-            lacks = "fields" if row is SHORT_ROW else why_left_out(task, values)
-            example = None if lacks else make(task, origin, row)
+        for origin, row in read_rows(source, split):
+            reason = "short" if row is SHORT_ROW else why_left_out(task, origin, row)
+            example = None if reason else make(task, origin, row)
             if example is not None:
                 examples[split].append(example)
                 continue
             left_out += 1
-            if lacks in ("label", "text"):
-                missing.setdefault(lacks, []).append(origin)
-    tell_missing(task, missing)
+            if reason in ("label", "text"):
+                lacking[reason].append(origin)
+    tell_lacking(task, lacking)
     for split in source.splits:
         if not examples[split]:
             remedy = "; leave `test` out: a part of train takes its place" if split == "test" else ""
@@ -275,12 +262,10 @@ def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | N
                 raise InputError(f"{source.name}: the {split} split has two questions with the id '{id}'")
     draw_splits(source, examples, most_evaluated)
     splits = {split: tuple(examples[split]) for split in TASK_SPLITS}
-    return TaskData(task, source.name, **splits, left_out=left_out)
+    return TaskData(task, **splits, left_out=left_out)
 
 
-def draw_splits(
-    source: TaskSource, examples: dict[TaskSplit, list[AnyExample]], most_evaluated: int | None = None
-) -> None:
+def draw_splits(source: TaskSource, examples: dict[TaskSplit, list[AnyExample]], most_evaluated: int | None) -> None:
     """Hold the splits that the source does not have out of train, and draw those that are evaluated of all. Raises
     `InputError` where train is too small, and where texts to train on all have one label, or one number stands for a
     correlation."""
@@ -294,17 +279,17 @@ def draw_splits(
         examples["train"], examples[split] = hold_out(examples["train"], shares[split], strata)
     for split in TASK_SPLITS if task.problem_type == "regression" else TASK_SPLITS[:1]:
         labels = {example.label for example in examples[split] if isinstance(example, LabelledText)}
-        if len(labels) == 1 and len(examples[split]) > 1:
+        if len(labels) == 1 and len(examples[split]) > 1 and not task.choices:
             count = f"all {len(examples[split]):,} examples of {split} in {source.name}"
             raise InputError(f"task '{task.name}': {count} have the same label, from which nothing can be learnt")
     # Classes that chance has left out of a split are told: each is in another one.
     classes = {split: set[int]().union(*map(classes_of, examples[split])) for split in examples}
-    for split in ["train", *drawn] if drawn else ():
+    for split in ["train", *drawn] if drawn and not task.choices else ():
         absent = sorted(set[int]().union(*classes.values()) - classes[split])
         if absent:
             names = first_of([task.classes[number] for number in absent], CLASSES_SHOWN)
-            what = "left to train on" if split == "train" else f"drawn for {split}"
-            sentence = f"{task.name}: none of the {len(examples[split]):,} examples {what} has {names}"
+            use = "left to train on" if split == "train" else f"drawn for {split}"
+            sentence = f"{task.name}: none of the {len(examples[split]):,} examples {use} has {names}"
             has_shares = "" if task.stratified or task.problem_type else ", or `stratified: true`"
             err.print(f"{sentence}; name files for the splits{has_shares} to have all classes in each", markup=False)
     if most_evaluated is not None:
@@ -314,7 +299,7 @@ def draw_splits(
 
 
 def classes_of(example: AnyExample) -> tuple[int, ...]:
-    """The numbers of the classes that stand in an example."""
+    """List the numbers of the classes that stand in an example."""
     match example:
         case LabelledText(label=int() as number):
             return (number,)
@@ -336,25 +321,20 @@ def input_of(example: AnyExample) -> Any:
     """Return all that a network sees of an example."""
     match example:
         case LabelledText():
-            return example.text
+            texts = tuple(text for text, _ in example.texts)
+            return texts if len(texts) > 1 else texts[0]
         case TaggedWords():
             return example.words
         case Question():
             return example.question, example.context
-        case ChoiceTexts():
-            return tuple(text for text, _ in example.choices)
 
 
-def why_left_out(task: Task, values: Iterator[Any]) -> Literal["answer", "label", "text"] | None:
+def why_left_out(task: Task, origin: str, row: Row) -> Literal["answer", "label", "text"] | None:
     """Name what an example cannot be made without, and the row lacks: an answer that anybody knows, a label, a text.
-    None where it has all. Rows of biphase's own tasks are taken as they were published.
-
-    Args:
-        values: the label and the columns of texts, each read when it is needed.
-    """
+    None where it has all. Rows of biphase's own tasks are taken as they were published."""
     if task.family not in ("sequence_classification", "multiple_choice"):
         return None
-    label = next(values)
+    label = column(origin, row, task.label)
     if canonical_label(label) in map(canonical_label, task.unlabelled):  # -1 may be written as -1.0
         return "answer"
     if is_own_task(task):
@@ -362,7 +342,8 @@ def why_left_out(task: Task, values: Iterator[Any]) -> Literal["answer", "label"
     may_be_empty = task.problem_type == "multi_label_classification"
     if is_missing(label) and (label is None or not may_be_empty):
         return "label"
-    return "text" if lacks_text([*values]) else None
+    texts = [column(origin, row, name) for name in template_columns(task.template) if name != "choice"]
+    return "text" if lacks_text(texts) else None
 
 
 def lacks_text(values: Sequence[Any]) -> bool:
@@ -370,12 +351,12 @@ def lacks_text(values: Sequence[Any]) -> bool:
     return any(value is None for value in values) or (bool(values) and all(map(is_missing, values)))
 
 
-def tell_missing(task: Task, places: dict[str, list[str]]) -> None:
+def tell_lacking(task: Task, lacking: dict[str, list[str]]) -> None:
     """Say how many rows lack a label or text. Raises `InputError` unless the task leaves them out."""
-    counts = [
-        f"{len(some):,} {'rows have' if len(some) > 1 else 'row has'} no {part} (the first: {some[0]})"
-        for part, some in places.items()
-    ]
+    counts = []
+    for part, rows in lacking.items():
+        have = "rows have" if len(rows) > 1 else "row has"
+        counts.append(f"{len(rows):,} {have} no {part} (the first: {rows[0]})")
     if counts and task.missing == "refuse":
         remedy = "fill them in, or leave them out by `missing: drop` in the task's file"
         raise InputError(f"task '{task.name}': {', '.join(counts)}; {remedy}")
@@ -385,7 +366,7 @@ def tell_missing(task: Task, places: dict[str, list[str]]) -> None:
 
 def make_text(task: Task, origin: str, row: Row) -> LabelledText:
     label = column(origin, row, task.label)
-    text, columns = fill_row(task, origin, row)
+    text = fill_row(task, origin, row)
     target: int | float | tuple[int, ...]
     if task.problem_type == "regression":
         target = score_number(origin, task.label, label)
@@ -393,17 +374,17 @@ def make_text(task: Task, origin: str, row: Row) -> LabelledText:
         target = label_numbers(task, origin, label)
     else:
         target = label_number(task, origin, label)
-    return LabelledText(id_of(origin, row), text, target, columns)
+    return LabelledText(id_of(origin, row), (text,), target)
 
 
-def make_choices(task: Task, origin: str, row: Row) -> ChoiceTexts:
+def make_choices(task: Task, origin: str, row: Row) -> LabelledText:
     label = column(origin, row, task.label)
     choices, names = read_choices(task, origin, row)
     right = label_number(task, origin, label, names)
     if max(right, len(choices) - 1) >= min(len(choices), len(task.classes)):
-        message = f"task '{task.name}' names {len(task.classes)}, and {shown(label)} is right"
+        message = f"task '{task.name}' names {len(task.classes)}, and {excerpt(label)} is right"
         raise InputError(f"{origin}: {len(choices)} choices, where {message}")
-    return ChoiceTexts(id_of(origin, row), choices, right)
+    return LabelledText(id_of(origin, row), choices, right)
 
 
 def read_choices(task: Task, origin: str, row: Row) -> tuple[tuple[FilledText, ...], tuple[str, ...]]:
@@ -415,7 +396,7 @@ def read_choices(task: Task, origin: str, row: Row) -> tuple[tuple[FilledText, .
     if isinstance(texts, dict):
         texts, names = texts.get("text"), texts.get("label")
     if not isinstance(texts, list) or len(texts) < 2 or not all(isinstance(text, str) and text for text in texts):
-        raise InputError(f"{origin}: {shown(texts)} are not two or more choices, texts that are not empty")
+        raise InputError(f"{origin}: {excerpt(texts)} are not two or more choices, texts that are not empty")
     choices = tuple(fill_row(task, origin, row | {"choice": text}) for text in texts)
     has_names = isinstance(names, list) and len(names) >= len(texts)
     return choices, tuple(map(str, names[: len(texts)])) if has_names else ()

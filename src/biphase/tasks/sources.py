@@ -42,7 +42,6 @@ HUB = Path("hub")
 """A `data_dir` of this name stands for the hub's data, also for a task that comes with the package."""
 
 PartName = TaskSplit | Literal["corpus", "queries"]
-PartFiles = dict[PartName, tuple[Path, ...]]
 PartHashes = dict[PartName, list[str]]
 
 
@@ -56,7 +55,7 @@ class TaskSource:
     hash: str
     """SHA-256 of what decides the examples: the task's definition and the files' bytes, or the hub id and commit."""
     form: FileLayout | Hub = field(compare=False)
-    files: PartFiles = field(compare=False)
+    files: dict[PartName, tuple[Path, ...]] = field(compare=False)
     """Empty for the hub."""
     hashes: PartHashes = field(compare=False)
     """The hash of each file."""
@@ -68,7 +67,7 @@ class TaskSource:
 
 
 def find_source(task: Task, data_dir: str | Path | None) -> TaskSource:
-    """The files in `data_dir`, or in the package for a bundled task, or else the hub's data, not yet read or parsed.
+    """Find the files in `data_dir`, or in the package for a bundled task, or else the hub's data; nothing is read yet.
 
     In `data_dir` may be any layout that the task lists: the first that is complete. `hub` as its name stands for the
     hub.
@@ -87,27 +86,28 @@ def find_source(task: Task, data_dir: str | Path | None) -> TaskSource:
             raise InputError(f"task '{task.name}' does not say what files a folder holds: give them as files")
         folder, name, layouts = data_dir, str(data_dir), task.files
     elif data_dir is None and task.bundled:
-        names = {split: f"{task.name}-{split}.jsonl" for split in TASK_SPLITS}
-        folder, name, layouts = BUNDLED / "tasks", "biphase", (FileLayout.model_validate(names),)
+        splits = {split: f"{task.name}-{split}.jsonl" for split in TASK_SPLITS}
+        folder, name, layouts = BUNDLED / "tasks", "biphase", (FileLayout.model_validate(splits),)
     elif task.hub is not None:
         hub = task.hub.model_copy(update={"revision": pin_commit(task.hub.id, task.hub.revision)})
         return TaskSource(task, f"{hub.id}@{hub.revision}", hash_source(task, hub, {}), hub, {}, {})
     else:
         where = "is not on the hub" if data_dir == HUB else "comes neither with biphase nor from the hub"
-        raise InputError(
-            f"task '{task.name}' {where}: give the folder with its data as `data`, in a study as evaluation.data_dirs"
-        )
+        remedy = "give the folder with its data as `data`, in a study as evaluation.data_dirs"
+        raise InputError(f"task '{task.name}' {where}: {remedy}")
+    needed = []
     for layout in layouts:
-        files = find_layout(task, layout, folder)
+        names = parts_of(task, layout)
+        files = {part: find_files(folder, file_name) for part, file_name in names.items()}
         if all(files.values()):
             hashes = {part: [hash_part(path) for path in paths] for part, paths in files.items()}
             return TaskSource(task, name, hash_source(task, layout, hashes), layout, files, hashes)
-    needed = " or ".join(" + ".join(parts_of(task, layout).values()) for layout in layouts)
-    raise InputError(f"{folder}: task '{task.name}' needs {needed} there")
+        needed.append(" + ".join(names.values()))
+    raise InputError(f"{folder}: task '{task.name}' needs {' or '.join(needed)} there")
 
 
 def name_data_dirs(pairs: Iterable[tuple[str, str]], tasks: Iterable[str], origin: str) -> dict[str, str]:
-    """Folders of data by the names of their tasks.
+    """Name folders of data by their tasks.
 
     Args:
         pairs: a task, by its name or its YAML file, and its folder.
@@ -144,7 +144,7 @@ def hash_source(task: Task, form: FileLayout | Hub, hashes: PartHashes) -> str:
 
 
 def training_source(source: TaskSource) -> TaskSource:
-    """The source of one of several tests, by the hash of what is trained on: all of them share a training."""
+    """Return the source of one of several tests by the hash of what is trained on: all of them share a training."""
     task, form = source.task.model_copy(update={"name": source.task.part_of}), source.form
     if isinstance(form, Hub):
         form = form.model_copy(update={"splits": form.splits.model_copy(update={"test": None})})
@@ -153,7 +153,7 @@ def training_source(source: TaskSource) -> TaskSource:
 
 
 def definition(task: Task) -> dict[str, Any]:
-    """The part of a task that decides its examples and their use, not where they stand: it is hashed into names."""
+    """Return what decides the examples of a task and their use, not where they stand: it is hashed into names."""
     elsewhere = {"name", "bundled", "files", "hub", "size", "licence", "citation", "note"}
     return task.model_dump(mode="json", exclude=elsewhere)
 
@@ -165,39 +165,28 @@ def hash_part(path: Path) -> str:
     return hash_stamped(path, path.stat().st_size, path.stat().st_mtime_ns)
 
 
-def find_layout(task: Task, layout: FileLayout, folder: Path) -> PartFiles:
-    """Find the files of each part, each plain or compressed; none where they are missing."""
-    files: PartFiles = {}
-    for part, name in parts_of(task, layout).items():
-        by_name: dict[str, Path] = {}
-        for ending in ("", *CODECS):
-            matches = folder.glob(name + ending) if "*" in name else [folder / (name + ending)]
-            for path in matches:
-                if path.is_file() or saved_tables(path):
-                    by_name.setdefault(str(path).removesuffix(ending), path)
-        files[part] = tuple(path for _, path in sorted(by_name.items()))
-    return files
+def find_files(folder: Path, name: str) -> tuple[Path, ...]:
+    """Find the files of a name, in which `*` may stand for anything, each plain or compressed; none where there are
+    none."""
+    by_name: dict[str, Path] = {}
+    for ending in ("", *CODECS):
+        for path in folder.glob(name + ending) if "*" in name else [folder / (name + ending)]:
+            if path.is_file() or saved_tables(path):
+                by_name.setdefault(str(path).removesuffix(ending), path)
+    return tuple(path for _, path in sorted(by_name.items()))
 
 
 def parts_of(task: Task, layout: FileLayout) -> dict[PartName, str]:
-    parts: dict[PartName, str] = {}
-    if task.family == "retrieval":
-        parts = {"corpus": layout.corpus, "queries": layout.queries}
-        if layout.format == "mldr":  # queries stand in the splits
-            del parts["queries"]
+    parts: dict[PartName, str] = {"corpus": layout.corpus} if task.family == "retrieval" else {}
+    if parts and layout.format != "mldr":  # which has queries in the splits
+        parts["queries"] = layout.queries
     for split, name in layout.named.items():
         parts[split] = name
     return parts
 
 
-def rows_by_part(source: TaskSource) -> dict[PartName, Iterator[PlacedRow]]:
-    """The rows of every part of a source, each read when it is gone through."""
-    texts: tuple[PartName, ...] = ("queries", "corpus") if source.task.family == "retrieval" else ()
-    return {part: read_rows(source, part) for part in (*source.splits, *texts)}
-
-
 def read_rows(source: TaskSource, part: PartName) -> Iterator[PlacedRow]:
-    """The rows of a split (in retrieval its judgements), the corpus or the queries, in order, read as they are needed.
+    """Read the rows of a split (in retrieval its judgements), of the corpus or of the queries, as they are needed.
 
     Columns that the source calls otherwise stand under the task's names too.
 
@@ -209,10 +198,9 @@ def read_rows(source: TaskSource, part: PartName) -> Iterator[PlacedRow]:
     if isinstance(form, FileLayout):
         rows = read_layout(source, form, part)
     else:
-        if part == "corpus" or part == "queries":
-            texts: HubRows = getattr(form, part)
-        else:
-            texts = HubRows(config=form.config, splits=(form.splits.named[part],))
+        texts = getattr(form, part, None)  # those of the corpus and of the queries
+        if texts is None:
+            texts = HubRows(config=form.config, splits=(getattr(form.splits, part),))
         splits = (read_hub_split(form.id, form.revision, texts.config, split) for split in texts.splits)
         rows = itertools.chain.from_iterable(splits)
     for origin, row in rows:
@@ -220,7 +208,7 @@ def read_rows(source: TaskSource, part: PartName) -> Iterator[PlacedRow]:
 
 
 def read_layout(source: TaskSource, layout: FileLayout, part: PartName) -> Iterator[PlacedRow]:
-    """The rows of the files of a part."""
+    """Read the rows of the files of a part."""
     task = source.task
     if layout.quotes is None and (is_own_task(task) or task.family == "retrieval"):
         layout = layout.model_copy(update={"quotes": False})  # as GLUE and BEIR publish their tables

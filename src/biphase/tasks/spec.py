@@ -79,7 +79,7 @@ class Splits(Strict):
 
     @property
     def named(self) -> dict[TaskSplit, str]:
-        """The places of the splits that have one; of a test that has several, none."""
+        """List the places of the splits that have one; of a test that has several, none."""
         places = {name: getattr(self, name) for name in TASK_SPLITS}
         return {name: location for name, location in places.items() if isinstance(location, str)}
 
@@ -237,7 +237,7 @@ class Task(Strict):
 
 @lru_cache
 def template_columns(template: str) -> tuple[str, ...]:
-    """The columns that a template names; raises `ValueError` for anything else in braces."""
+    """List the columns that a template names; raises `ValueError` for anything else in braces."""
     try:
         fields = [field for field in Formatter().parse(template) if field[1] is not None]
     except ValueError as error:
@@ -248,19 +248,19 @@ def template_columns(template: str) -> tuple[str, ...]:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """A task's name and which of its tests is meant: `xnli.yaml:de` → `xnli.yaml`, `de`; `snli` → `snli`, nothing."""
+    """Split a task's name from the test that is meant: `xnli.yaml:de` → `xnli.yaml`, `de`; `snli` → `snli`, nothing."""
     match = re.fullmatch(r"(.+\.ya?ml):([^:/]+)", name)
     return (match[1], match[2]) if match else (name, "")
 
 
 def test_names(task: Task) -> tuple[str, ...]:
-    """The names of a task's tests, where it has several."""
+    """List the names of a task's tests, where it has several."""
     places = [form.splits.test for form in task.forms]
     return tuple(dict.fromkeys(name for tests in places if isinstance(tests, dict) for name in tests))
 
 
 def name_tests(name: str) -> tuple[str, ...]:
-    """A task, or one for each of its tests: `xnli.yaml` → `xnli.yaml:de`, `xnli.yaml:fr`."""
+    """Name a task, or one for each of its tests: `xnli.yaml` → `xnli.yaml:de`, `xnli.yaml:fr`."""
     return tuple(f"{name}:{test}" for test in test_names(find_task(name))) or (name,)
 
 
@@ -284,7 +284,7 @@ def with_test(task: Task, test: str) -> Task:
 
 @cache
 def task_table() -> dict[str, Task]:
-    """biphase's own tasks by name."""
+    """Read biphase's own tasks, by name."""
     path = Path(__file__).with_name("tasks.yaml")
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, where it is there, is ten times faster
     with open(path, encoding="utf-8") as file:
@@ -315,7 +315,7 @@ def find_task(name: str) -> Task:
         raise InputError(f"{name}: '{task.name}' is the name of a task of biphase's own; choose another")
     if task.bundled or task.part_of:
         raise InputError(f"{name}: 'bundled' and 'part_of' are set by biphase itself: leave them out")
-    others = [other.name for other in table.values() if other.family == task.family]
-    if task.trained_on is not None and task.trained_on not in others:
-        raise InputError(f"{name}: trained_on: no retrieval task '{task.trained_on}'{nearest(task.trained_on, others)}")
+    alike = [name for name, own_task in table.items() if own_task.family == task.family]
+    if task.trained_on is not None and task.trained_on not in alike:
+        raise InputError(f"{name}: trained_on: no retrieval task '{task.trained_on}'{nearest(task.trained_on, alike)}")
     return with_test(task, test) if test else task

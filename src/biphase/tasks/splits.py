@@ -6,7 +6,7 @@ sees the same split and the same subset. BM25's candidates are found here too.
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -18,8 +18,8 @@ from biphase import console
 from biphase.corpus.rows import PlacedRow, column, text_column
 from biphase.corpus.text import searched_words
 from biphase.errors import InputError
-from biphase.tasks.sources import PartName, TaskSource
-from biphase.tasks.spec import EvaluatedSplit, Task, TaskSplit
+from biphase.tasks.sources import PartName, TaskSource, read_rows
+from biphase.tasks.spec import EVALUATED_SPLITS, EvaluatedSplit, Task, TaskSplit
 
 DRAW_SEED = 42
 TRAIN_SHARE = 0.95
@@ -30,13 +30,11 @@ TEST_SHARE = 0.1
 Item = TypeVar("Item")
 Judgements = dict[str, dict[str, int]]
 """Query id → document id → grade, of which 1 and more is relevant."""
-PartRows = Mapping[PartName, Iterator[PlacedRow]]
-"""What `sources.rows_by_part` gives."""
 
 
-def draw_indices(num_items: int, wanted: int) -> np.ndarray:
-    """Draw the indices of a fixed random subset, ascending; of all items where they are not more than wanted."""
-    return np.sort(np.random.default_rng(DRAW_SEED).permutation(num_items)[:wanted])
+def draw_indices(num_items: int, most: int) -> np.ndarray:
+    """Draw the indices of a fixed random subset of at most so many items, ascending."""
+    return np.sort(np.random.default_rng(DRAW_SEED).permutation(num_items)[:most])
 
 
 def hold_out(
@@ -96,7 +94,6 @@ class TaskData:
     broken ones."""
 
     task: Task
-    source: str
     train: tuple[Any, ...]
     validation: tuple[Any, ...]
     test: tuple[Any, ...]
@@ -112,7 +109,6 @@ class Collection:
     """Documents, the queries that are judged, and the judgements, of a retrieval task. Texts have no prefixes."""
 
     task: Task
-    source: str
     documents: dict[str, str]
     queries: dict[str, str]
     train: tuple[tuple[str, str], ...]
@@ -125,39 +121,30 @@ class Collection:
     """Queries of train without a relevant document."""
 
 
-def load_collection(source: TaskSource, rows: PartRows, judged_only: bool, most_evaluated: int | None) -> Collection:
+def load_collection(source: TaskSource, judged_only: bool, most_evaluated: int | None) -> Collection:
     """Read and check a retrieval task, with at most so many queries of each split that is evaluated. The documents that
     are searched stay as they are: fewer of them would make every query easier."""
     task = source.task
     # 1. Judgements, whose queries are drawn into splits where the source has no such split.
-    by_split = draw_queries(source, {split: read_judgements(rows[split]) for split in source.splits})
-    relevance: dict[EvaluatedSplit, Judgements] = {"validation": by_split["validation"], "test": by_split["test"]}
-    named = {split: named_documents(judgements) for split, judgements in relevance.items()}
+    by_split = draw_queries(source, {split: read_judgements(read_rows(source, split)) for split in source.splits})
+    relevance = {split: by_split[split] for split in EVALUATED_SPLITS}
+    judged_documents = {split: named_documents(judgements) for split, judgements in relevance.items()}
     if most_evaluated is not None:
         for name, judgements in relevance.items():
             ids = list(judgements)
             drawn = [ids[index] for index in draw_indices(len(ids), most_evaluated)]
             relevance[name] = {query: judgements[query] for query in drawn}
     # 2. The texts that they name.
-    queries, documents = read_judged_texts(source, rows, by_split, judged_only)
+    queries, documents = read_judged_texts(source, by_split, judged_only)
     # 3. Pairs to train on. A query without a relevant document gives none; no split may have such queries alone.
-    pairs: dict[TaskSplit, list[tuple[str, str]]] = {"train": []}
+    pairs: list[tuple[str, str]] = []
+    for query, grades in by_split.get("train", {}).items():
+        pairs += [(query, document) for document, grade in grades.items() if grade > 0]
     for split, judgements in by_split.items():
-        pairs[split] = []
-        for query, grades in judgements.items():
-            pairs[split] += [(query, document) for document, grade in grades.items() if grade > 0]
-        if not pairs[split]:
+        if all(grade <= 0 for grades in judgements.values() for grade in grades.values()):
             raise InputError(f"task '{task.name}': the {split} split in {source.name} has no relevant document")
-    return Collection(
-        task=task,
-        source=source.name,
-        documents=documents,
-        queries=queries,
-        train=tuple(pairs["train"]),
-        relevance=relevance,
-        judged_documents=named,
-        left_out=len(by_split.get("train", {})) - len({query for query, _ in pairs["train"]}),
-    )
+    left_out = len(by_split.get("train", {})) - len({query for query, _ in pairs})
+    return Collection(task, documents, queries, tuple(pairs), relevance, judged_documents, left_out)
 
 
 GRADE: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(gt=1 - 2**31, lt=2**31 - 1)])
@@ -184,17 +171,18 @@ def named_documents(judgements: Judgements) -> tuple[str, ...]:
 
 
 def read_judged_texts(
-    source: TaskSource, rows: PartRows, by_split: Mapping[TaskSplit, Judgements], judged_only: bool
+    source: TaskSource, by_split: Mapping[TaskSplit, Judgements], judged_only: bool
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Read the queries that are judged, and all documents or those that judgements name, by their ids; a title goes
     before its text. Raises `InputError` where one that is named is not there."""
-    queries = {query for judgements in by_split.values() for query in judgements}
-    documents = {document for judgements in by_split.values() for document in named_documents(judgements)}
+    named_ids: dict[PartName, set[str]] = {"queries": set(), "corpus": set()}
+    for judgements in by_split.values():
+        named_ids["queries"].update(judgements)
+        named_ids["corpus"].update(named_documents(judgements))
     texts: dict[PartName, dict[str, str]] = {"queries": {}, "corpus": {}}
-    parts: tuple[tuple[PartName, set[str]], ...] = ("queries", queries), ("corpus", documents)
-    for part, named in parts:
+    for part, named in named_ids.items():
         with console.track(f"read {source.task.name} {part}", None, "rows") as progress:
-            for number, (origin, row) in enumerate(rows[part], start=1):
+            for number, (origin, row) in enumerate(read_rows(source, part), start=1):
                 id = str(column(origin, row, "_id"))
                 if number % 10_000 == 0:
                     progress.advance(10_000)
@@ -215,8 +203,8 @@ def read_judged_texts(
 def own_documents(
     queries: Mapping[str, str], documents: Mapping[str, str], relevance: Mapping[str, Mapping[str, int]]
 ) -> frozenset[str]:
-    """The queries that are documents too, and would find themselves: the same id and the same text, a title before it
-    aside, and no judgement that this is relevant. An id alone may be a number that coincides."""
+    """Find the queries that are documents too, and would find themselves: the same id and the same text, a title before
+    it aside, and no judgement that this is relevant. An id alone may be a number that coincides."""
     twins = set()
     for id in queries.keys() & documents.keys():
         query, document = " ".join(queries[id].split()), " ".join(documents[id].split())
@@ -252,7 +240,7 @@ def load_bm25s() -> Any:
 
 
 def query_bm25(retriever: Any, queries: Sequence[str], top: int) -> list[list[tuple[int, float]]]:
-    """The best documents of each query by their numbers, best first; those without a word of it are left out."""
+    """Find the best documents of each query by their numbers, best first, without those that have no word of it."""
     if retriever is None:
         return [[] for _ in queries]
     words = [searched_words(query) for query in queries]

@@ -220,7 +220,7 @@ def test_the_longest_answer_is_chosen_from_train(
     long, short = ("dog " * 40 + "dog", 0), ("dog", 0)
     train = [Question(str(n), "Who?", "dog " * 60, (long if n < num_long else short,)) for n in range(100)]
     task = task_table()["squad"].model_copy(update={"name": "mine"})
-    data = TaskData(task, "here", tuple(train), tuple(train[:2]), tuple(train[:2]), 0)
+    data = TaskData(task, tuple(train), tuple(train[:2]), tuple(train[:2]), 0)
     splits = encode_question_task(data, encoder.tokenizer, FinetuneConfig(max_answer_tokens=given))
     begin, end = splits["train"].answers_Q2[0].tolist()
     assert {split.max_answer_tokens for split in splits.values()} == {max(30, end - begin)}

@@ -96,7 +96,7 @@ def test_no_query_finds_itself(encoder: Encoder) -> None:
     cell = make_cell("squad_retrieval", judged_only=False)
     splits: dict[Any, Any] = {"validation": judged, "test": judged}
     named: dict[Any, Any] = {"validation": tuple(documents), "test": tuple(documents)}
-    data = Collection(cell.task, "here", documents, texts, (("a", "d"),), splits, named, 0)
+    data = Collection(cell.task, documents, texts, (("a", "d"),), splits, named, 0)
     split = retrieval.encode_judged(data, encoder.tokenizer, cell.config)["test"]
     ranked = predict_split(make_model(encoder).eval(), split, cell)
     left_out = {query: documents.keys() - found.keys() for query, found in ranked.items()}
@@ -109,7 +109,7 @@ def test_no_query_is_trained_away_from_itself(encoder: Encoder) -> None:
     judged: dict[Any, Any] = {split: {"c": {"b": 1}} for split in ("validation", "test")}
     named: dict[Any, Any] = dict.fromkeys(("validation", "test"), tuple(texts))
     cell = make_cell("squad_retrieval", judged_only=False)
-    data = Collection(cell.task, "here", texts, texts, (("a", "b"), ("c", "a")), judged, named, 0)
+    data = Collection(cell.task, texts, texts, (("a", "b"), ("c", "a")), judged, named, 0)
     split = retrieval.encode_judged(data, encoder.tokenizer, cell.config)["train"]
     assert no_negatives(split, split.queries_J, split.documents_J).tolist() == [[False, True], [False, False]]
     pytest.importorskip("bm25s")
@@ -127,7 +127,7 @@ def test_no_query_is_a_candidate_of_its_own(encoder: Encoder, monkeypatch: pytes
     queries = {name: texts[name] for name in judged}
     splits: dict[Any, Any] = {"validation": judged, "test": judged}
     named: dict[Any, Any] = {"validation": tuple(texts), "test": tuple(texts)}
-    data = Collection(cell.task, "here", texts, queries, (("a", "b"),), splits, named, 0)
+    data = Collection(cell.task, texts, queries, (("a", "b"),), splits, named, 0)
     split = retrieval.encode_candidates(data, encoder.tokenizer, cell.config)["test"]
     found = retrieval.order_candidates(split, np.arange(len(split.documents_S), dtype=np.float64))
     assert [len(documents) for documents in found.values()] == [3, 3]

@@ -24,7 +24,7 @@ from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import Batch, CellContext, EncodedSplit, HashedTokenizer, count_touched, to_bounds
 from biphase.finetuning.families.question_answering import segment_logsumexp
 from biphase.finetuning.metrics import Judgement, score_rows
-from biphase.tasks.examples import ChoiceTexts, LabelledText
+from biphase.tasks.examples import LabelledText
 from biphase.tasks.spec import METRICS, Task
 
 
@@ -70,7 +70,7 @@ class LabelledSplit(EncodedSplit):
 def encode_labelled(
     task: Task, examples: Sequence[LabelledText], tokenizer: HashedTokenizer, config: FinetuneConfig
 ) -> LabelledSplit:
-    texts = tokenizer.encode_filled([(example.text, example.columns) for example in examples], config.max_length)
+    texts = tokenizer.encode_filled([example.texts[0] for example in examples], config.max_length)
     labels: Sequence[Any] = [example.label for example in examples]
     if task.problem_type == "multi_label_classification":
         labels_S = np.zeros((len(labels), len(task.classes)))
@@ -135,12 +135,12 @@ class ChoiceSplit(EncodedSplit):
 
 
 def encode_choices(
-    _task: Task, examples: Sequence[ChoiceTexts], tokenizer: HashedTokenizer, config: FinetuneConfig
+    _task: Task, examples: Sequence[LabelledText], tokenizer: HashedTokenizer, config: FinetuneConfig
 ) -> ChoiceSplit:
-    choices = [choice for example in examples for choice in example.choices]
+    choices = [choice for example in examples for choice in example.texts]
     texts = tokenizer.encode_filled(choices, config.max_length)
-    bounds_Q1 = to_bounds([len(example.choices) for example in examples])
-    right_Q = np.array([example.right for example in examples], dtype=np.int64)
+    bounds_Q1 = to_bounds([len(example.texts) for example in examples])
+    right_Q = np.array([example.label for example in examples], dtype=np.int64)
     num_cut = count_touched(bounds_Q1, texts.truncated)
     return ChoiceSplit([example.id for example in examples], texts, len(examples), num_cut, bounds_Q1, right_Q)
 
