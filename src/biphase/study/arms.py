@@ -30,6 +30,8 @@ class Arm:
 
     name: str
     """As `seeded_name` gives it."""
+    pooled_name: str
+    """The name under which reports pool it with the other seeds of the same arm of the file."""
     group: str
     """The `group` of the entry of the study file that it is from."""
     model: str
@@ -42,11 +44,14 @@ class Arm:
     """Its pretraining seed."""
     settings: str = ""
     """What a sweep changes in its recipe, as names have it: `peak_lr0.003`."""
-
-    @property
-    def pooled_name(self) -> str:
-        """The name under which reports pool it with the other seeds of the same arm of the file."""
-        return self.name.removesuffix(seeded_name("", self.seed))
+    # What `plan.share_trunks` finds out. Steps count updates since random weights, over all parents.
+    origin: int = 0
+    """The step at which the arm begins: the last one of the arm that it continues, 0 for an arm that continues none."""
+    trunk: str | None = None
+    """The run that has step `first`; None where the arm begins with random weights or a foreign model."""
+    first: int = 0
+    """Its steps up to this one are trained by other runs, those from there to `last` by its own."""
+    last: int = 0
 
     @property
     def recipe_key(self) -> str:
@@ -231,8 +236,8 @@ def write_arm(study: Study, arm: UnresolvedArm, model: StartingModel, seed: int)
         order_seed = recipe.data.order_seed + (seed if arm.seeds.order else 0)
         data = recipe.data.model_copy(update={"order_seed": order_seed})
         recipe = recipe.model_copy(update={"seed": recipe.seed + seed, "data": data})
-    sweep = "-".join(label_settings(arm.swept))
-    return Arm(name, arm.group.group, model.name, recipe.init.checkpoint, arm.curriculum, recipe, seed, sweep)
+    group, sweep = arm.group.group, "-".join(label_settings(arm.swept))
+    return Arm(name, arm.name, group, model.name, recipe.init.checkpoint, arm.curriculum, recipe, seed, sweep)
 
 
 def merge_settings(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

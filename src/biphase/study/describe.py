@@ -225,21 +225,21 @@ def run_tree(plan: Plan) -> Tree:
 
 def describe_steps(estimate: Estimate) -> list[RenderableType]:
     """Make a table of models, steps and tokens of each group of arms, and how they differ from published steps."""
-    rows = [row for row in estimate.groups if row.group != "evaluation"]
-    columns = {"arms": ([row.group for row in rows], "all")}
+    rows = [row for row in estimate.groups if row["group"] != "evaluation"]
+    columns = {"arms": ([row["group"] for row in rows], "all")}
     for header, field in (("models", "models"), ("steps\nalone", "steps_alone"), ("steps\nshared", "steps")):
-        counts = [getattr(row, field) for row in rows]
+        counts = [row[field] for row in rows]
         columns[header] = ([f"{count:,}" for count in counts], f"{sum(counts):,}")
-    columns["tokens"] = ([f"{row.tokens:.3g}" for row in rows], f"{sum(row.tokens for row in rows):.3g}")
+    columns["tokens"] = ([f"{row['tokens']:.3g}" for row in rows], f"{sum(row['tokens'] for row in rows):.3g}")
     lines, published = [], {}
     for row in estimate.groups:
-        if row.published and row.published.steps is not None:
-            published[row.group] = f"{row.published.steps:,}"
-            note = f" {row.published.note}" if row.published.note else ""
-            more = row.steps - row.published.steps
-            lines.append(f"{row.group}: {row.steps:,} steps, published {published[row.group]} ({more:+,}).{note}")
+        group, steps, entry = row["group"], row["steps"], row["published"]
+        if entry and entry.steps is not None:
+            published[group] = f"{entry.steps:,}"
+            note = f" {entry.note}" if entry.note else ""
+            lines.append(f"{group}: {steps:,} steps, published {entry.steps:,} ({steps - entry.steps:+,}).{note}")
     if published.keys() - {"evaluation"}:
-        columns["published"] = ([published.get(row.group, "") for row in rows], "")
+        columns["published"] = ([published.get(row["group"], "") for row in rows], "")
     return [number_table("Steps", columns), *lines]
 
 
@@ -257,12 +257,12 @@ def number_table(title: str, columns: Mapping[str, tuple[list[str], str]]) -> Ta
 def cost_table(estimate: Estimate) -> Table:
     """FLOPs, device hours, and published hours with the share of the device's peak that they imply."""
     machine, rows = estimate.machine, estimate.groups
-    columns = {"": ([row.group for row in rows], "all")}
-    columns["FLOPs"] = ([f"{row.flops:.3g}" for row in rows], f"{estimate.flops:.3g}")
+    columns = {"": ([row["group"] for row in rows], "all")}
+    columns["FLOPs"] = ([f"{row['flops']:.3g}" for row in rows], f"{estimate.flops:.3g}")
     if machine:
-        spent = [row.device_hours or 0.0 for row in rows]
+        spent = [row["device_hours"] or 0.0 for row in rows]
         columns[f"{machine.name}\nhours"] = ([show_estimate(value) for value in spent], show_estimate(sum(spent)))
-    hours = [(row.published.gpu_hours if row.published else None) or 0.0 for row in rows]
+    hours = [(row["published"].gpu_hours if row["published"] else None) or 0.0 for row in rows]
     if any(hours):
         on = f"\n{estimate.published_on} hours" if estimate.published_on else ""
         columns[f"published{on}"] = ([f"{value:,.10g}" if value else "" for value in hours], f"{sum(hours):,.10g}")
@@ -270,7 +270,7 @@ def cost_table(estimate: Estimate) -> Table:
     if any(hours) and machine and machine.name == estimate.published_on:
         shares = []
         for row, value in zip(rows, hours, strict=True):
-            shares.append(f"{row.flops / value / 3600 / machine.peak_flops:.1%}" if value else "")
+            shares.append(f"{row['flops'] / value / 3600 / machine.peak_flops:.1%}" if value else "")
         columns["which is\nof peak"] = (shares, "")
     return number_table("Cost", columns)
 
@@ -302,10 +302,10 @@ def cost_lines(estimate: Estimate) -> list[str]:
     )
     lines += estimate.misfits
     # A warning where less of the device's peak was reached than is assumed, by the hours that were published.
-    hours = {row.group: row.published.gpu_hours for row in estimate.groups if row.published and row.published.gpu_hours}
-    if machine and machine.source == "assumed" and hours and estimate.published_on:
-        flops = sum(row.flops for row in estimate.groups if row.group in hours)
-        share = flops / sum(hours.values()) / 3600 / PEAK_FLOPS[estimate.published_on]
+    measured = [row for row in estimate.groups if row["published"] and row["published"].gpu_hours]
+    if machine and machine.source == "assumed" and measured and estimate.published_on:
+        hours = sum(row["published"].gpu_hours for row in measured)
+        share = sum(row["flops"] for row in measured) / hours / 3600 / PEAK_FLOPS[estimate.published_on]
         if share < machine.efficiency:
             remedy = f"expect up to {machine.efficiency / share:.1f} times these hours, or measure (--device RUN)"
             reached = f"the published hours are {share:.0%} of {estimate.published_on}'s peak"
@@ -324,10 +324,6 @@ def plan_json(plan: Plan, estimate: Estimate) -> dict[str, Any]:
         facts = {"name": model.name, "arm": arm.name, "kind": model.kind, "seed": model.seed, "group": arm.group}
         facts |= {"model": arm.model, "parent": arm.parent, "curriculum": arm.curriculum}
         models.append(facts | {"checkpoint": f"{model.run}@{model.step}", "history": history(plan, model)})
-    checkpoints = []
-    for checkpoint in plan.checkpoints:
-        users = {key: getattr(checkpoint, key) for key in ("models", "needed_by", "moments_needed_by")}
-        checkpoints.append({"checkpoint": f"{checkpoint.run}@{checkpoint.step}"} | users)
     hidden: Any = {"machine": {"peak_flops", "source"}, "first_seed_flops": True, "published_on": True}
     tree: dict[str, Any] = {
         "study": plan.study.name,
@@ -338,7 +334,7 @@ def plan_json(plan: Plan, estimate: Estimate) -> dict[str, Any]:
         "runs": [to_jsonable_python(run, exclude={"key"}) for run in plan.runs.values()],
         "segments": plan.segments,
         "models": models,
-        "checkpoints": checkpoints,
+        "checkpoints": [{"checkpoint": f"{run}@{step}"} | users for (run, step), users in plan.checkpoints.items()],
         "cells": [{"name": cell.name, "evaluates": cell.evaluates} for cell in plan.cells],
         "cost": to_jsonable_python(estimate, exclude=hidden),
     }

@@ -197,11 +197,11 @@ def find_needed(state: StudyState, scored_models: set[str] | frozenset[str] = fr
     """Return the state with the checkpoints that are needed, and the runs that have all of theirs. A model that is
     scored on all its tasks needs no checkpoint."""
     trained, needed = {*state.records}, {name: set[int]() for name in state.plan.runs}
-    for checkpoint in reversed(state.plan.checkpoints):  # runs stand behind those that they start from
-        if not scored_models.issuperset(checkpoint.models) or not trained.issuperset(checkpoint.needed_by):
-            needed[checkpoint.run].add(checkpoint.step)
-            if checkpoint.step not in state.steps.get(checkpoint.run, ()):
-                trained.discard(checkpoint.run)
+    for (run, step), users in reversed(state.plan.checkpoints.items()):  # runs stand behind those that they start from
+        if not scored_models.issuperset(users["models"]) or not trained.issuperset(users["needed_by"]):
+            needed[run].add(step)
+            if step not in state.steps.get(run, ()):
+                trained.discard(run)
     return replace(state, trained=trained, needed=needed)
 
 

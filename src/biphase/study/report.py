@@ -29,7 +29,7 @@ from biphase.report.results import ReportArm, Result, ResultSet, pool
 from biphase.report.tables import Table
 from biphase.run import Run, read_metrics, read_recipe
 from biphase.study.advise import Evidence
-from biphase.study.cost import Sizes, measure_sizes
+from biphase.study.cost import RunSize, measure_sizes, run_flops
 from biphase.study.folder import TRAINING, StudyState, hash_hypotheses, read_state, tell_declaration
 from biphase.study.plan import EvaluatedModel, Plan, history, plan_study
 from biphase.study.spec import load_study
@@ -179,7 +179,7 @@ def weigh_evidence(curricula: Mapping[str, Terms]) -> list[Evidence]:
     return compared
 
 
-def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Sizes) -> ReportArm:
+def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Mapping[str, RunSize]) -> ReportArm:
     """Describe a model as the paper would; the pretraining seeds of one arm are described alike."""
     arm = plan.arms[model.arm]
     if model.kind == "random":
@@ -204,7 +204,7 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Sizes) -> ReportArm:
     while name is not None:
         run = plan.runs[name]
         tokens += run.recipe.tokens_before(end) - run.recipe.tokens_before(run.first)
-        flops += sum(sizes.flops(run, end).values()) or math.nan  # that of a shape that is not known
+        flops += sum(run_flops(run, sizes[name], end).values()) or math.nan  # that of a shape that is not known
         name, end = run.parent, run.first
     is_intermediate = model.kind == "intermediate"
     return ReportArm(

@@ -33,7 +33,7 @@ from biphase.hub import refuse_missing
 from biphase.machine import grace, stop_signals
 from biphase.recipe import Recipe
 from biphase.run import Run, whole_steps
-from biphase.study.cost import cell_costs, measure_sizes
+from biphase.study.cost import cell_costs, measure_sizes, run_flops
 from biphase.study.folder import (
     TRAINING,
     StudyState,
@@ -302,11 +302,11 @@ def study_units(state: StudyState, processes: int = 1) -> list[Unit]:
     """
     plan, folder, evaluation = state.plan, state.folder, state.plan.study.evaluation
     sizes = measure_sizes(plan)
-    has_flops = None not in sizes.shapes.values()
+    has_flops = all(shape for shape, _ in sizes.values())
     trained = replace(plan, cells=())
     units = []
     for run in plan.runs.values():
-        cost = sum(sizes.flops(run).values()) if has_flops else float(run.tokens)
+        cost = sum(run_flops(run, sizes[run.name]).values()) if has_flops else float(run.tokens)
         cost *= max(run.steps - state.begun.get(run.name, 0), 1) / run.steps  # a step where a checkpoint is to be made
         needs = (train_name(run.parent),) if run.parent and run.parent not in state.trained else ()
         arguments = {"plan": trained, "run": run.name, "folder": folder, "processes": processes}
