@@ -26,7 +26,7 @@ from biphase.console import duration, printable
 from biphase.embedding.recipe import set_name
 from biphase.errors import InputError
 from biphase.flops import PEAK_FLOPS
-from biphase.recipe import cut_phases
+from biphase.recipe import Phase, cut_phases
 from biphase.report.contrasts import POWER, USUAL_NOISE, smallest_difference
 from biphase.report.formats import format_bytes, show_count, show_estimate, show_list
 from biphase.report.tables import PLAIN
@@ -347,32 +347,28 @@ def plan_graph(plan: Plan) -> str:
     model."""
     plan = plan.of_first_seed
     # The models at a (run, step); final ones come last and win, for they bear the names of arms.
-    models = {
-        (model.run, model.step): model.name
-        for model in sorted(plan.models, key=lambda model: model.kind == "final")
-        if model.kind != "random"
-    }
-    names: dict[tuple[str, int], str] = {}
-    nodes, edges = list[str](), list[str]()
-
-    def node_at(step: tuple[str, int], text: str) -> str:
-        """Return the identifier of a node, which is made when it is first met."""
-        if step not in names:
-            names[step] = f"n{len(names)}"
-            nodes.append(f'  {names[step]}["{text}"]' if step in models else f'  {names[step]}("{text}")')
-        return names[step]
-
+    by_kind = sorted(plan.models, key=lambda model: model.kind == "final")
+    models = {(model.run, model.step): model.name for model in by_kind if model.kind != "random"}
+    labels: dict[tuple[str, int], str] = {}  # of all nodes, in the order in which they are met
+    edges: list[tuple[tuple[str, int], Phase, tuple[str, int]]] = []
     for run in plan.runs.values():
         start = "random weights" if run.recipe.init.preset else "pretrained"
         begin = (run.parent, run.first) if run.parent else (f"{start}: {run.model}", 0)
-        for first, last, phase in cut_phases(run.recipe.curriculum, [step - run.first for step in run.kept]):
+        # Only a start of all training is met as a begin first; everything else has been the end of an edge.
+        labels.setdefault(begin, begin[0])
+        for _, last, phase in cut_phases(run.recipe.curriculum, [step - run.first for step in run.kept]):
             finish = (run.name, run.first + last)
-            # Only a start of all training is met as a begin first; everything else has been the end of an edge.
-            tail, head = node_at(begin, begin[0]), node_at(finish, models.get(finish, f"{run.name}@{finish[1]}"))
-            colour = f"  linkStyle {len(edges) // 2} stroke:{COLORS[phase.objective]}"
-            edges += [f'  {tail} -- "{phase.label} {write_steps(last - first)}" --> {head}', colour]
+            labels.setdefault(finish, models.get(finish, f"{run.name}@{finish[1]}"))
+            edges.append((begin, phase, finish))
             begin = finish
-    return "\n".join(["flowchart LR", *nodes, *edges, ""])
+    lines, numbers = ["flowchart LR"], {node: f"n{number}" for number, node in enumerate(labels)}
+    for node, label in labels.items():
+        lines.append(f'  {numbers[node]}["{label}"]' if node in models else f'  {numbers[node]}("{label}")')
+    for number, (begin, phase, finish) in enumerate(edges):
+        trained = f'"{phase.label} {write_steps(phase.steps)}"'
+        lines.append(f"  {numbers[begin]} -- {trained} --> {numbers[finish]}")
+        lines.append(f"  linkStyle {number} stroke:{COLORS[phase.objective]}")
+    return "\n".join([*lines, ""])
 
 
 def describe_advice(advice: Advice) -> RenderableType:

@@ -170,16 +170,11 @@ class StudyState:
         left = self.kinds.keys() - self.done
         return [failure for failure in read_failures(self.folder) if failure.unit in left]
 
-    def reference(self, run: str, step: int) -> str | None:
-        """Return `FOLDER@STEP` of a checkpoint; None where it is not there."""
-        is_there = step in self.steps.get(run, ())
-        return f"{(self.folder / 'runs' / self.records[run].folder).resolve()}@{step}" if is_there else None
-
     def identify(self, run: str, step: int) -> tuple[str, int] | None:
         """Return the hash of a model and how many tokens it has positions for: those of its checkpoint, or, where that
         is gone, those that its record has; None where neither is there."""
-        if reference := self.reference(run, step):
-            model = identify(reference)
+        if step in self.steps.get(run, ()):
+            model = identify(f"{(self.folder / 'runs' / self.records[run].folder).resolve()}@{step}")
             return model.hash, model.max_length
         return self.records[run].models.get(step) if run in self.records else None
 
@@ -219,9 +214,8 @@ def read_state(plan: Plan, folder: Path) -> StudyState:
         if identity is None or not score_folder.is_dir():
             continue
         (model_hash, max_length), read = identity, read_scores(score_folder)
-        keys = {}
-        for cell in cells[model.name]:
-            keys[cell.name] = keys_of(cell.task, cell.evaluates, cell.config, max_length)
+        own_cells = cells[model.name]
+        keys = {cell.name: keys_of(cell.task, cell.evaluates, cell.config, max_length) for cell in own_cells}
         all_keys, current, matched = set().union(*keys.values()), list[Score](), set[str]()
         for score in read.scores:
             # It may have been asked for with its precision, or with whatever the machine has units for.
@@ -232,7 +226,7 @@ def read_state(plan: Plan, folder: Path) -> StudyState:
                 current.append(score)
                 matched |= keys_of_score
         scores[model.name] = ScoreSet(tuple(current), read.broken)
-        scored_cells = {name for name, wanted in keys.items() if wanted <= matched}
+        scored_cells = {name for name, keys_of_scores in keys.items() if keys_of_scores <= matched}
         scored |= scored_cells
         if scored_cells == keys.keys():
             scored_models.add(model.name)
@@ -259,8 +253,7 @@ def keys_of_cell(trained_on: str, evaluates: Sequence[str], config: FinetuneConf
     """
     if trained_on.startswith(EMBED):
         return {score_key(f"{trained_on} {task}", config) for task in evaluates}
-    tasks = [find_task(task) for task in evaluates]
-    return {score_key(task.name, settle_config(config, task, max_length)) for task in tasks}
+    return {score_key(task.name, settle_config(config, task, max_length)) for task in map(find_task, evaluates)}
 
 
 # On what it was trained

@@ -144,11 +144,8 @@ class Plan:
     @property
     def has_one_order(self) -> bool:
         """An arm that is pretrained several times sees the data in one order each time."""
-        firsts, later = set[tuple[str, int]](), set[tuple[str, int]]()
-        for arm in self.arms.values():
-            orders = later if arm.seed else firsts
-            orders.add((arm.pooled_name, arm.recipe.data.order_seed))
-        return not firsts.isdisjoint(later)
+        order_seeds = {name: arm.recipe.data.order_seed for name, arm in self.arms.items()}
+        return any(arm.seed and order_seeds[name] == order_seeds[arm.pooled_name] for name, arm in self.arms.items())
 
     @cached_property
     def usual_recipes(self) -> dict[tuple[str, bool], str]:

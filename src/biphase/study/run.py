@@ -65,6 +65,9 @@ def train_unit(plan: Plan, run: str, folder: Path, processes: int) -> list[str]:
         state = read_runs(plan, folder)
         if run in state.trained:
             return [f"{name}: done by another process"]
+        from biphase.pretraining.checkpoint import read_checkpoint_manifest
+        from biphase.pretraining.loop import train
+
         recipe = planned.recipe
         keep = tuple(step - planned.first for step in sorted(state.needed[run]))
         changes: dict[str, Any] = {"checkpoints": recipe.checkpoints.model_copy(update={"keep": keep})}
@@ -79,10 +82,8 @@ def train_unit(plan: Plan, run: str, folder: Path, processes: int) -> list[str]:
         if before is None or before.key != planned.key:
             before = state.records.get(run) or TrainedRecord("", planned.key, 0.0, untimed=begun)
         with keep_time(clock, before) as so_far:
-            path = train_here(recipe, runs) if processes == 1 else train_by_torchrun(recipe, runs, processes)
+            path = train(recipe, runs).path if processes == 1 else train_by_torchrun(recipe, runs, processes)
         timed = so_far()
-        from biphase.pretraining.checkpoint import read_checkpoint_manifest
-
         # The fingerprints of the shard sets that it was trained on, as its last checkpoint says them.
         steps = whole_steps(Run(path))
         manifest = read_checkpoint_manifest(Run(path).steps / str(steps[-1]), check_files=False) if steps else None
@@ -124,12 +125,6 @@ def keep_time(clock: Path, before: TrainedRecord) -> Iterator[Callable[[], Train
     finally:
         over.set()
         thread.join()
-
-
-def train_here(recipe: Recipe, runs: Path) -> Path:
-    from biphase.pretraining.loop import train
-
-    return train(recipe, runs).path
 
 
 def train_by_torchrun(recipe: Recipe, runs: Path, processes: int) -> Path:
