@@ -48,12 +48,12 @@ def read_rules() -> dict[str, Any]:
     return read_yaml(SOURCE / "study" / "rules.yaml")
 
 
-def apply_rule(what: str, case: str, **facts: Any) -> Choice:
+def apply_rule(rule: str, case: str, **facts: Any) -> Choice:
     """Write a row of the advice with the numbers filled in."""
     tree = read_rules()
-    rule, limits = tree["rules"][what], {"fresh": FRESH_EPOCHS, "most": MOST_EPOCHS, "noise": WITHIN_NOISE}
-    said = {"value": rule.get("value"), **rule[case]}
-    return Choice(what, **{key: text.format(**tree["sources"], **limits, **facts) for key, text in said.items()})
+    cases, limits = tree["rules"][rule], {"fresh": FRESH_EPOCHS, "most": MOST_EPOCHS, "noise": WITHIN_NOISE}
+    cells = {"value": cases.get("value"), **cases[case]}
+    return Choice(rule, **{key: text.format(**tree["sources"], **limits, **facts) for key, text in cells.items()})
 
 
 # The scaling law
@@ -214,12 +214,12 @@ def make_candidate(
         shape = shape_of(name, {}, (text.vocab_size if text else None) or usual["vocab_size"])
     curriculum, mask, context = curriculum or usual["curriculum"], usual["mask"], usual["context"]
     unique = text.unique_tokens(shape.vocab_size) if text else math.inf
-    each = mean_token_flops(shape, scale_curriculum(curriculum, mask, 10_000), context)
-    tokens, loss = min(budget / each, MOST_EPOCHS * unique), math.nan
+    token_flops = mean_token_flops(shape, scale_curriculum(curriculum, mask, 10_000), context)
+    tokens, loss = min(budget / token_flops, MOST_EPOCHS * unique), math.nan
     if name in PRESETS:
         # The law knows no vocabulary; a network that has learned nothing spreads its guess over all of it.
         loss = min(predict_loss(shape.parameters_without_head, tokens, unique), math.log(shape.vocab_size))
-    return Candidate(name, shape, context, curriculum, mask, tokens, tokens / unique, loss, tokens * each)
+    return Candidate(name, shape, context, curriculum, mask, tokens, tokens / unique, loss, tokens * token_flops)
 
 
 def choose_candidate(candidates: Sequence[Candidate], budget: float) -> Candidate:
@@ -361,8 +361,8 @@ def advise(
     sentence = rules["languages"].get(language or "none", rules["languages"]["other"])
     facts = {"chosen": chosen, "encoder": encoder, "machine": machine, "least": LEAST_CONTINUED}
     facts |= {"option": "--study" if evidence else "--from-scratch", "language": sentence.format(code=language)}
-    shown = show_estimate(times) if times < 1000 else "over 1,000"
-    facts |= {"times": shown, "tokens": show_estimate(continued.tokens)}
+    facts["times"] = show_estimate(times) if times < 1000 else "over 1,000"
+    facts["tokens"] = show_estimate(continued.tokens)
     tokens = recipe.tokens_before(recipe.num_steps)
     spent = tokens * mean_token_flops(chosen.shape, recipe.curriculum, chosen.context)
     by_size = apply_rule("curriculum", chosen.kind, curriculum=chosen.curriculum)
@@ -405,10 +405,11 @@ def list_caveats(
     facts: dict[str, Any] = {"names": show_list(unfit), "machine": machine, "fresh": FRESH_EPOCHS}
     facts |= {"evidence": tested, "times": show_estimate(chosen.tokens / (tested or math.inf))}
     if text is not None:
-        share, wanted = spent / budget, budget / spent * chosen.tokens / FRESH_EPOCHS
+        share, readable = spent / budget, budget / spent * chosen.tokens / FRESH_EPOCHS
         amount = f"{text.tokens:.2g} tokens" if text.tokens else format_bytes(text.text_bytes or 0)
-        each = (text.text_bytes or 0) / text.unique_tokens(chosen.shape.vocab_size)
-        facts |= {"wanted": format_bytes(wanted * each) if each else f"{wanted:.2g} tokens", "given": amount}
+        token_bytes = (text.text_bytes or 0) / text.unique_tokens(chosen.shape.vocab_size)
+        facts["wanted"] = format_bytes(readable * token_bytes) if token_bytes else f"{readable:.2g} tokens"
+        facts["given"] = amount
         facts["used"] = f"{share:.0%}" if share >= 0.01 else "less than 1 %"
     for name, is_so in holds.items():
         if is_so:
@@ -432,8 +433,8 @@ def count_budget(flops: float | None, hours: float | None, machine: Machine | No
 def choose_steps(tokens: float, context: int) -> tuple[int, int]:
     """Steps and tokens of a batch: a power of the tokens of training, through what worked at two budgets."""
     exponent = math.log(PAPER_BATCH_TOKENS / DEMO_BATCH_TOKENS) / math.log(PAPER_TOKENS / DEMO_TOKENS)
-    wanted = DEMO_BATCH_TOKENS * (tokens / DEMO_TOKENS) ** exponent
-    batch = PAPER_BATCH_TOKENS if wanted >= 0.99 * PAPER_BATCH_TOKENS else 2 ** round(math.log2(wanted))
+    ideal = DEMO_BATCH_TOKENS * (tokens / DEMO_TOKENS) ** exponent
+    batch = PAPER_BATCH_TOKENS if ideal >= 0.99 * PAPER_BATCH_TOKENS else 2 ** round(math.log2(ideal))
     batch = max(batch, DEMO_BATCH_TOKENS, 4 * context)
     return max(round(tokens / batch), 1), batch
 
@@ -528,8 +529,8 @@ def explain_choices(
             f"{item.name} {item.loss:.2f}" for item in possible if item != chosen and not item.is_guess
         ),
     }
-    for what in read_rules()["rules"]:
-        if what == "curriculum":
+    for rule in read_rules()["rules"]:
+        if rule == "curriculum":
             yield curriculum
         else:
-            yield apply_rule(what, cases.get(what, kind), chosen=chosen, recipe=recipe, **sizes)
+            yield apply_rule(rule, cases.get(rule, kind), chosen=chosen, recipe=recipe, **sizes)

@@ -143,9 +143,8 @@ def sweep_architecture(group: ArmGroup, model: StartingModel) -> Iterator[Starti
     if keys and model.preset is None:
         raise InputError(f"arms '{group.group}': sweep: '{model.name}' is given whole; only presets have {keys[0]}")
     for values in product(*(group.sweep[key] for key in keys)):
-        changes = dict(zip(keys, values, strict=True))
-        architecture = {key.removeprefix(ARCHITECTURE): value for key, value in changes.items()}
-        name = "-".join([model.name, *label_settings(changes.items())])
+        architecture = {key.removeprefix(ARCHITECTURE): value for key, value in zip(keys, values, strict=True)}
+        name = "-".join([model.name, *label_settings(architecture.items())])
         yield model.model_copy(update={"name": name, "architecture": {**model.architecture, **architecture}})
 
 
@@ -211,12 +210,12 @@ def write_arm(study: Study, arm: UnresolvedArm, model: StartingModel, seed: int)
         swept.append(value)
     settings: dict[str, Any] = {}
     for changes in (study.recipe, model.recipe, arm.group.recipe, *swept):
-        taken = {"name", "init", "curriculum"} & changes.keys()
+        decided = {"name", "init", "curriculum"} & changes.keys()
         remedy, checkpoints = "leave it out", changes.get("checkpoints")
         if isinstance(checkpoints, dict) and checkpoints.get("keep"):
-            taken, remedy = {"checkpoints.keep"}, "name checkpoints to evaluate under intermediate"
-        if taken:
-            raise InputError(f"study '{study.name}': recipe.{min(taken)} follows from the arm '{arm.name}'; {remedy}")
+            decided, remedy = {"checkpoints.keep"}, "name checkpoints to evaluate under intermediate"
+        if decided:
+            raise InputError(f"study '{study.name}': recipe.{min(decided)} follows from the arm '{arm.name}'; {remedy}")
         settings = merge_settings(settings, changes)
     # 2. What follows from the arm.
     name, init = seeded_name(arm.name, seed), model.model_dump(include={"preset", "architecture", "model", "revision"})

@@ -287,7 +287,7 @@ def cost_lines(estimate: Estimate) -> list[str]:
     spent = sum(by_objective.values())
     shares = [f"{name} {flops:.3g} ({flops / spent:.0%})" for name, flops in by_objective.items()]
     lines = ["FLOPs of pretraining, the head only where a loss is: " + ", ".join(shares)]
-    machine, disk = estimate.machine, {what: format_bytes(size) for what, size in estimate.disk_bytes.items()}
+    machine, disk = estimate.machine, {use: format_bytes(size) for use, size in estimate.disk_bytes.items()}
     if machine and machine.devices > 1:
         all_busy = describe_hours(machine, estimate.flops)
         lines.append(f"on all {machine.devices} (planning.devices of the study), all busy: {all_busy}")
@@ -390,13 +390,13 @@ def describe_advice(advice: Advice) -> RenderableType:
                 continue
             mark = "  ← chosen" if item == advice.chosen else ""
             epochs = show_estimate(item.epochs) if advice.text else ""
-            loss, each = "nothing learned" if item.is_guess else f"{item.loss:.2f}", item.tokens_per_parameter
-            sizes.add_row(item.name + mark, f"{item.tokens:.2g}", show_estimate(each), epochs, loss)
+            loss, ratio = "nothing learned" if item.is_guess else f"{item.loss:.2f}", item.tokens_per_parameter
+            sizes.add_row(item.name + mark, f"{item.tokens:.2g}", show_estimate(ratio), epochs, loss)
         parts += [sizes, ""]
     cost = f"cost: {advice.flops:.3g} FLOPs"
     if machine := advice.machine:
-        taken = describe_hours(machine, advice.flops)
-        cost += f", {taken} on {machine.devices} × {machine.name} ({machine.speed})"
+        on_machine = f"{machine.devices} × {machine.name} ({machine.speed})"
+        cost += f", {describe_hours(machine, advice.flops)} on {on_machine}"
     return Group(*parts, cost, *(f"note: {caveat}" for caveat in advice.caveats))
 
 

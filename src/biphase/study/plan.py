@@ -424,10 +424,8 @@ def list_ladders(plan: Plan) -> dict[str, Ladder]:
     """List what names in a hypothesis stand for: an arm, an arm without its budget, a curriculum, a group, a model on
     the way or with random weights, which `random` is of every network."""
     plan = plan.of_first_seed
-    ladders: dict[str, dict[Spot, dict[str, str]]] = {}
     spots = {name: Spot(arm.model, arm.recipe.num_steps) for name, arm in plan.arms.items()}
-    for name, spot in spots.items():
-        ladders[name] = {spot: {name: name}}
+    ladders = {name: {spot: {name: name}} for name, spot in spots.items()}
     for model in plan.models:
         if model.kind != "final":
             ladders[model.name] = {Spot(plan.arms[model.arm].model, model.step): {model.name: model.name}}

@@ -60,7 +60,7 @@ def collect_results(plan: Plan, scores: dict[str, ScoreSet]) -> ResultSet:
         for model in seeded:
             is_drawn = model.kind == "random" and plan.num_seeds > 1
             seed = None if is_drawn else plan.arms[model.arm].recipe.seed
-            peers = [score for other in seeded if other is not model for score in scores[other.name].scores]
+            peers = [score for peer in seeded if peer is not model for score in scores[peer.name].scores]
             for result in collect_model(arm, seed, scores[model.name], plan.families, peers):
                 by_seed.setdefault((result.dataset, result.metric), []).append(result)
         arms.append(arm)
@@ -82,10 +82,10 @@ def refuse_mixtures(scores: Mapping[str, ScoreSet]) -> None:
         for key, cells in list_unlike((str(score.folder), score.settings) for score in group):
             if of_model is None and key not in TASK_SETTINGS:
                 continue
-            shown = " and ".join(f"{value} ({folders[0]})" for value, folders in cells.items())
+            examples = " and ".join(f"{value} ({folders[0]})" for value, folders in cells.items())
             pinned = " or pin it with evaluation.finetune.precision" if key == "precision" else ""
             raise InputError(
-                f"scores on {task} were made with different {key}, {shown}: delete the folders of all but one"
+                f"scores on {task} were made with different {key}, {examples}: delete the folders of all but one"
                 f"{pinned}, and run the study again"
             )
 
@@ -271,8 +271,8 @@ def hypotheses_json(plan: Plan, declared: str, findings: Sequence[Finding]) -> s
             interval = claim.interval
             numbers = {"estimate": claim.estimate, "low": interval.low, "high": interval.high, "bound": claim.bound}
             numbers |= {"p": claim.p_value, "adjusted_p": claim.adjusted}
-            shown = {key: None if math.isnan(value) else value for key, value in numbers.items()}  # nan is no JSON
-            inequalities.append({"label": claim.label, **shown, "verdict": claim.verdict})
+            finite = {key: None if math.isnan(value) else value for key, value in numbers.items()}  # nan is no JSON
+            inequalities.append({"label": claim.label, **finite, "verdict": claim.verdict})
         record = hypothesis.model_dump(mode="json") | {"verdict": finding.verdict, "inequalities": inequalities}
         records.append(record | {"needs": finding.needs})
     tree = {"hash": hash_hypotheses(plan), "declared": declared, "hypotheses": records}
@@ -293,21 +293,18 @@ def list_notes(state: StudyState) -> Iterator[str]:
         environment = read_json_as(run.path / "environment.json", dict[str, Any])
         precision = environment.get("precision", DTYPES[read_recipe(run).compute.precision])
         trained.append((name, {"precision": precision, "device": environment.get("device", "")}))
-    yield from tell_unlike("trained", trained)
-    by_task: dict[str, list[tuple[str, dict[str, str]]]] = {}
+    by_task: dict[str, list[tuple[str, dict[str, str]]]] = defaultdict(list)
     for model, scores in state.scores.items():
         for score in scores.scores:
             facts = {key: value for key, value in score.settings.items() if key not in (*TASK_SETTINGS, "weights")}
             facts["device"] = str(score.machine.get("device", ""))
-            by_task.setdefault(score.task, []).append((model, facts))
-    yield from dict.fromkeys(line for tuned in by_task.values() for line in tell_unlike("fine-tuned", tuned))
-
-
-def tell_unlike(how: str, facts: Iterable[tuple[str, Mapping[str, str]]]) -> Iterator[str]:
-    """Write a sentence for each fact of a run or a model that is known to differ."""
-    for key, names_of in list_unlike(facts):
-        shown = ", ".join(f"{value} ({first_of(names, MOST_NAMES)})" for value, names in sorted(names_of.items()))
-        yield f"Not all {how} with the same {key}: {shown}; differences between these may come from it."
+            by_task[score.task].append((model, facts))
+    notes: dict[str, None] = {}  # a sentence that holds for several tasks is written once
+    for how, group in [("trained", trained), *(("fine-tuned", tuned) for tuned in by_task.values())]:
+        for key, names_of in list_unlike(group):
+            values = ", ".join(f"{value} ({first_of(names, MOST_NAMES)})" for value, names in sorted(names_of.items()))
+            notes[f"Not all {how} with the same {key}: {values}; differences between these may come from it."] = None
+    yield from notes
 
 
 CELL_COLUMNS = ("model", "task", "learning_rate", "seed", "metric", "steps", "seconds")
@@ -329,10 +326,7 @@ def report_study(
         declared = tell_declaration(plan, folder) if findings else ""
         files = {"hypotheses.json": hypotheses_json(plan, declared, findings)} if findings else {}
         files["scores.csv"] = cells_csv(state.scores)
-        bm25 = {}
-        for score in (score for scores in state.scores.values() for score in scores.scores):
-            if BM25 in (tested := score.metrics.get("test", {})):
-                bm25[score.task] = tested[BM25]
+        tests = [(s.task, s.metrics.get("test", {})) for scores in state.scores.values() for s in scores.scores]
         page_text = PageText(
             title=plan.study.title or f"The study {plan.study.name}",
             question=plan.study.question,
@@ -341,7 +335,7 @@ def report_study(
             declared=list_equivalents(plan),
             notes=list(list_notes(state)),
             commands=[*tell_texts(state), *commands],
-            bm25=bm25,
+            bm25={task: values[BM25] for task, values in tests if BM25 in values},
             plan_svg=picture.result(),
             losses=read_losses(state),
             files=files,
@@ -429,8 +423,8 @@ def list_missing(state: StudyState) -> Iterator[str]:
     left = Counter(kind for unit, kind in kinds.items() if unit not in done)
     for kind, total in Counter(kinds.values()).items():
         if left[kind]:
-            what = "runs" if kind == TRAINING else f"cells of {kind}"
-            yield f"{left[kind]} of {total} {what} are not finished."
+            noun = "runs" if kind == TRAINING else f"cells of {kind}"
+            yield f"{left[kind]} of {total} {noun} are not finished."
     for failure in state.failures:
         if not failure.is_blocked:
             yield f"Failed: {failure.unit}: {failure.reason}"

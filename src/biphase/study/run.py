@@ -267,16 +267,11 @@ def status(state: StudyState) -> dict[str, Any]:
     lines, notes = [], []
     for kind, total in Counter(unit.kind for unit in units).items():
         names_left = {unit.name for unit in left if unit.kind == kind}
-        line = {
-            "name": kind,
-            "done": total - len(names_left),
-            "running": len(state.begun) if kind == TRAINING else 0,
-            "failed": len(names_left & failed),
-            "total": total,
-            "seconds_left": None if seconds_left is None else seconds_left.get(kind, 0.0),
-        }
-        lines.append(line)
-        if len(names_left) == total and kind in guessed:
+        num_left, num_begun = len(names_left), len(state.begun) if kind == TRAINING else 0
+        line = {"name": kind, "done": total - num_left, "running": num_begun, "failed": len(names_left & failed)}
+        left_of_kind = None if seconds_left is None else seconds_left.get(kind, 0.0)
+        lines.append(line | {"total": total, "seconds_left": left_of_kind})
+        if num_left == total and kind in guessed:
             notes.append(f"how long {kind} takes is a guess until its first cell is done")
     seeds = []
     for seed in range(plan.num_seeds) if plan.num_seeds > 1 else ():
