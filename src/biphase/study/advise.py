@@ -419,13 +419,12 @@ def list_caveats(
 def count_budget(flops: float | None, hours: float | None, machine: Machine | None) -> float:
     if (flops is None) == (hours is None):
         raise InputError("give a budget, either in FLOPs or in hours on a device")
-    if hours is not None and machine is None:
-        raise InputError("hours need a device, such as H100")
-    budget = flops or 0.0
-    if machine is not None and hours is not None:
-        budget = hours * 3600 * machine.devices * machine.peak_flops * machine.efficiency
+    amount, budget = f"{flops or 0:.3g} FLOPs", flops or 0.0
+    if hours is not None:
+        if machine is None:
+            raise InputError("hours need a device, such as H100")
+        amount, budget = f"{hours:g} hours", hours * 3600 * machine.devices * machine.peak_flops * machine.efficiency
     if not 0 < budget <= MOST_FLOPS:
-        amount = f"{hours:g} hours" if hours is not None else f"{flops:.3g} FLOPs"
         raise InputError(f"{amount} are no budget; it is above 0 and up to {MOST_FLOPS:.0e} FLOPs")
     return budget
 
@@ -468,9 +467,10 @@ def write_recipe(chosen: Candidate, machine: Machine | None, text: TextAmount | 
     steps, batch = choose_steps(chosen.tokens, context)
     # The paper's rate at a width of 768 and more, up to four times that below; Muon takes half as much again.
     rate = min(5e-4 * max(1.0, 768 / shape.width), 2e-3) * (1.5 if is_small else 1)
+    rate = CONTINUED_RATE if is_continued else float(f"{rate:.1g}")
     # 2,000 steps up and down, if they are no more than 5 % and 20 % of all; the decay has 10 % at least.
     warmup = min(2000, math.ceil(0.05 * steps))
-    decay = max(min(2000, round(0.2 * steps)), round(0.1 * steps))
+    decay = min(steps - warmup, max(min(2000, round(0.2 * steps)), round(0.1 * steps)))
     short, shards = chosen.name.rpartition("/")[2], text.shards if text else None
     if is_continued and (text is None or text.vocab_size != shape.vocab_size):
         shards = f"shards-{short}"  # of its own tokenizer
@@ -483,11 +483,7 @@ def write_recipe(chosen: Candidate, machine: Machine | None, text: TextAmount | 
         init=Init(model=chosen.name) if is_continued else Init(preset=chosen.name),
         data=Data(shards=shards or "shards", max_sample_tokens=context),
         curriculum=phases,
-        schedule=Schedule(
-            peak_lr=CONTINUED_RATE if is_continued else float(f"{rate:.1g}"),
-            warmup_steps=warmup,
-            decay_steps=min(steps - warmup, decay),
-        ),
+        schedule=Schedule(peak_lr=rate, warmup_steps=warmup, decay_steps=decay),
         batch_tokens=batch,
         optimizer=Optimizer(name="muon", eps=1e-8) if is_small else Optimizer(),
         validation=Validation(every_steps=max(1, steps // 20)),
@@ -522,13 +518,9 @@ def explain_choices(
     if recipe.curriculum != scale_curriculum(chosen.curriculum, chosen.mask, recipe.num_steps):
         phases = " + ".join(f"{phase.steps} {phase.objective}" for phase in recipe.curriculum)
         curriculum = apply_rule("curriculum", "cut", before=curriculum, phases=phases, most_clm=CLM_EPOCHS)
-    sizes = {
-        "millions": show_estimate(chosen.shape.parameters_without_head / 1e6),
-        "blocks": show_estimate(chosen.shape.block_weights / 1e6),
-        "others": ", ".join(
-            f"{item.name} {item.loss:.2f}" for item in possible if item != chosen and not item.is_guess
-        ),
-    }
+    losses = [f"{item.name} {item.loss:.2f}" for item in possible if item != chosen and not item.is_guess]
+    sizes = {"others": ", ".join(losses), "blocks": show_estimate(chosen.shape.block_weights / 1e6)}
+    sizes["millions"] = show_estimate(chosen.shape.parameters_without_head / 1e6)
     for rule in read_rules()["rules"]:
         if rule == "curriculum":
             yield curriculum

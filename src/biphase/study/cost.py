@@ -22,7 +22,6 @@ from biphase.files import read_json, read_json_as
 from biphase.flops import (
     DEVICES,
     LLAMA_SHAPED,
-    PEAK_FLOPS,
     PRESETS,
     SHAPE_KEYS,
     SampleLengths,
@@ -101,9 +100,9 @@ def find_machine(name: str, devices: int = 1, efficiency: float | None = None) -
         return Machine(measured, devices, median(speeds) / used, 1.0, f"as measured in {name}")
     key = known_device(name)
     if key is None:
-        raise InputError(f"unknown device or run '{name}'{nearest(name, PEAK_FLOPS)}")
+        raise InputError(f"unknown device or run '{name}'{nearest(name, DEVICES)}")
     source, usual = "stated" if efficiency else "assumed", EFFICIENCY.get(key, ASSUMED_EFFICIENCY)
-    return Machine(key, devices, PEAK_FLOPS[key], efficiency or usual, source)
+    return Machine(key, devices, DEVICES[key][0], efficiency or usual, source)
 
 
 def study_machine(study: Study, device: str | None = None, efficiency: float | None = None) -> Machine | None:
@@ -291,11 +290,10 @@ def tell_misfit(model: str, shape: Shape, recipe: Recipe, machine: Machine) -> s
         return ""
     ways = []
     for devices in (1, 2, 4, 8):
-        fitted = fit_memory(shape, recipe, replace(machine, devices=devices))
-        if fitted is not None:
-            pairs = [(key, value) for key, value in fitted.compute if value != getattr(recipe.compute, key)]
-            changes = " ".join(f"recipe.compute.{key}={str(value).lower()}" for key, value in pairs)
-            ways.append(changes + (f" on {devices} of them" if devices > 1 else ""))
+        if fitted := fit_memory(shape, recipe, replace(machine, devices=devices)):
+            changes = [(key, value) for key, value in fitted.compute if value != getattr(recipe.compute, key)]
+            keys = " ".join(f"recipe.compute.{key}={str(value).lower()}" for key, value in changes)
+            ways.append(keys + (f" on {devices} of them" if devices > 1 else ""))
             break
     smaller = [name for name in PRESETS if fits(shape_of(name, {}, shape.vocab_size), recipe, machine)]
     ways += [f"preset {name}, the largest that fits with the settings of the study" for name in smaller[:1]]

@@ -96,10 +96,8 @@ def drop_checkpoints(folder: Path, plan: Plan) -> None:
 def claim_study_folder(path: Path, study: Study) -> Path:
     """Write the study into its folder. Raises `InputError` when that is another study's."""
     file = path / "study.yaml"
-    if file.exists():
-        name = read_yaml(file).get("name")
-        if name != study.name:
-            raise InputError(f"{path} is the folder of the study '{name}', not of '{study.name}'; choose another one")
+    if file.exists() and (name := read_yaml(file).get("name")) != study.name:
+        raise InputError(f"{path} is the folder of the study '{name}', not of '{study.name}'; choose another one")
     path.mkdir(parents=True, exist_ok=True)
     write_text(file, study_text(study))
     return path

@@ -161,16 +161,11 @@ class Plan:
     def of_first_seed(self) -> "Plan":
         """The part of the plan that is of the first pretraining seed: a plan for itself. The others repeat it, or a
         part of it."""
-        runs = {name: run for name, run in self.runs.items() if not self.arms[name].seed}
-        models = tuple(model for model in self.models if not model.seed)
-        names = {model.name for model in models}
-        return replace(
-            self,
-            arms={name: arm for name, arm in self.arms.items() if not arm.seed},
-            runs=runs,
-            models=models,
-            cells=tuple(cell for cell in self.cells if cell.model in names),
-        )
+        arms = {name: arm for name, arm in self.arms.items() if not arm.seed}
+        runs = {name: run for name, run in self.runs.items() if name in arms}
+        models = {model.name: model for model in self.models if not model.seed}
+        cells = tuple(cell for cell in self.cells if cell.model in models)
+        return replace(self, arms=arms, runs=runs, models=tuple(models.values()), cells=cells)
 
     def lineage(self, name: str) -> list[Arm]:
         """The arms that an arm continues, the oldest first, and the arm itself."""

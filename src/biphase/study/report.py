@@ -244,13 +244,9 @@ def judge_results(plan: Plan, results: ResultSet) -> tuple[tuple[Finding, ...], 
 
 def list_equivalents(plan: Plan) -> dict[str, tuple[str, ...]]:
     """Map each arm whose compute-equivalent a hypothesis is about to the arms of the baseline."""
-    ladders = {}
-    for line in chain(*plan.hypotheses):
-        inequalities = [] if isinstance(line, str) else [*chain(*line)]
-        for inequality in inequalities:
-            if inequality.ladder:
-                ladders[inequality.operands[0].arms[0]] = inequality.ladder
-    return ladders
+    lines = [line for line in chain(*plan.hypotheses) if not isinstance(line, str)]
+    inequalities = [inequality for line in lines for inequality in chain(*line) if inequality.ladder]
+    return {inequality.operands[0].arms[0]: inequality.ladder for inequality in inequalities}
 
 
 def tell_findings(findings: Sequence[Finding], declared: str) -> Iterator[str]:
@@ -408,9 +404,8 @@ def list_costs(state: StudyState) -> list[dict[str, object]]:
         spent += f", without {show_count(untimed, 'run')} whose time is not known" if timed and untimed else ""
         runs = [state.plan.runs[name] for name in state.records]
         steps, tokens = sum(run.steps for run in runs), f"{sum(run.tokens for run in runs):,}"
-        rows.append(
-            {"stage": "pretraining", "units": len(runs), "steps": steps, "tokens": tokens, "worker time": spent}
-        )
+        row = {"stage": "pretraining", "units": len(runs), "steps": steps, "tokens": tokens, "worker time": spent}
+        rows.append(row)
     scores = [score for model_scores in state.scores.values() for score in model_scores.scores]
     for task, (num, steps, seconds) in measure_trainings(scores).items():
         stage, spent = f"fine-tuning and evaluation: {task}", duration(seconds)

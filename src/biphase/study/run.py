@@ -235,14 +235,15 @@ def choose_units(units: Sequence[Unit], only: str, done: Set[str]) -> list[Unit]
         if len(ready) < len(cells):
             err.print(f"{len(cells) - len(ready)} cells left out: their models are not trained")
         return ready
-    for unit in units:
-        if unit.name == only:
-            if unit.needs and only not in done:
-                raise InputError(f"'{only}' needs '{unit.needs[0]}', which is not done yet")
-            return [unit]
-    close = get_close_matches(only, [TRAINING, CELLS, *(unit.name for unit in units)], 1)
-    hint = f"did you mean '{close[0]}'?" if close else f"they are called such as '{units[0].name}'"
-    raise InputError(f"no unit '{only}' in this study; {hint}")
+    by_name = {unit.name: unit for unit in units}
+    if only not in by_name:
+        close = get_close_matches(only, [TRAINING, CELLS, *by_name], 1)
+        hint = f"did you mean '{close[0]}'?" if close else f"they are called such as '{units[0].name}'"
+        raise InputError(f"no unit '{only}' in this study; {hint}")
+    unit = by_name[only]
+    if unit.needs and only not in done:
+        raise InputError(f"'{only}' needs '{unit.needs[0]}', which is not done yet")
+    return [unit]
 
 
 def measure_units(state: StudyState, units: Sequence[Unit]) -> dict[str, tuple[float, float]]:

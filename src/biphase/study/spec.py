@@ -93,12 +93,9 @@ def read_curriculum(
 
     Raises `InputError` for what is neither of the two, and for a phase that no recipe could have.
     """
-    if text in named:
-        phases, repeat = named[text].phases, named[text].repeat
-    else:
-        phases, repeat = tuple(read_short_form(text, named)), 1
+    curriculum = named.get(text) or NamedCurriculum(name=text, phases=tuple(read_short_form(text, named)))
     one_round = []
-    for number, phase in enumerate(phases):
+    for number, phase in enumerate(curriculum.phases):
         where = f"curriculum '{text}', phase {number}"
         if ("steps" in phase) == ("share" in phase):
             raise InputError(f"{where} needs either steps or share")
@@ -108,9 +105,9 @@ def read_curriculum(
         if "share" in phase:
             if isinstance(share, bool) or not isinstance(share, int | float | Fraction) or not 0 < share <= 1:
                 raise InputError(f"{where}: share is {share!r}, not a number above 0 and up to 1")
-            share = Fraction(str(share)) / repeat  # a round's shares are of the budget of that round
+            share = Fraction(str(share)) / curriculum.repeat  # a round's shares are of the budget of that round
         one_round.append((parse_config(Phase, settings, origin=where), share))
-    return tuple(one_round) * repeat
+    return tuple(one_round) * curriculum.repeat
 
 
 def read_short_form(text: str, named: Iterable[str]) -> Iterator[dict[str, Any]]:
