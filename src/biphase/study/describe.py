@@ -171,9 +171,8 @@ def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
         names = ", ".join(hypothesis.name for hypothesis in study.hypotheses)
         count = show_count(len(study.hypotheses), "hypothesis", "hypotheses")
         lines.append(Text(printable(f"{count} (hash {hash_hypotheses(plan)}): {names}")))
-    return Group(
-        *lines, "", run_tree(plan), "", *describe_steps(estimate), "", cost_table(estimate), *cost_lines(estimate)
-    )
+    lines += ["", run_tree(plan), "", *describe_steps(estimate), "", cost_table(estimate)]
+    return Group(*lines, *cost_lines(estimate))
 
 
 def describe_power(plan: Plan, evaluation: Evaluation) -> Iterator[str]:
@@ -199,10 +198,8 @@ def describe_power(plan: Plan, evaluation: Evaluation) -> Iterator[str]:
         sizes = f"{show_list(differences)} ({POWER:.0%} power)"
         yield f"finds differences of about {sizes} if scores vary by {moved}, as of {who}"
     if plan.num_seeds == 2:
-        yield (
-            "2 pretraining seeds find less than 1 seed does: take 3 or more, or 1, whose verdicts are about these "
-            "checkpoints alone"
-        )
+        remedy = "take 3 or more, or 1, whose verdicts are about these checkpoints alone"
+        yield f"2 pretraining seeds find less than 1 seed does: {remedy}"
 
 
 def run_tree(plan: Plan) -> Tree:
@@ -296,10 +293,8 @@ def cost_lines(estimate: Estimate) -> list[str]:
         if machine:
             first += f", {describe_hours(machine, estimate.first_seed_flops)} with all devices busy"
         lines.append(f"the first pretraining seed alone, with its fine-tunings: {first}")
-    lines.append(
-        f"disk: {disk['models']} for the models' weights, {disk['needed']} with what branches need, "
-        f"{disk['everything']} when nothing is dropped"
-    )
+    with_more = f"{disk['needed']} with what branches need, {disk['everything']} when nothing is dropped"
+    lines.append(f"disk: {disk['models']} for the models' weights, {with_more}")
     lines += estimate.misfits
     # A warning where less of the device's peak was reached than is assumed, by the hours that were published.
     measured = [row for row in estimate.groups if row["published"] and row["published"].gpu_hours]
