@@ -70,7 +70,7 @@ def make_folder(study: Path, folder: Path) -> dict[str, int]:
     (folder / "trained").mkdir()
     for run in plan.runs.values():
         path = place / "runs" / f"{run.name}-{run.key[:8]}"
-        steps = [checkpoint.step for checkpoint in plan.checkpoints if checkpoint.run == run.name]
+        steps = run.stored_steps
         write_run(path, run.last, steps, run.recipe.model_dump(mode="json"))
         write_json(place / "trained" / f"{run.name}.json", {"folder": path.name, "key": run.key, "seconds": 3600.0})
     rng = random.Random(0)

@@ -29,14 +29,18 @@ STUDIES = sorted((BUNDLED / "studies").glob("*.yaml"))
 BUNDLED_TASKS = sorted(name for name, task in task_table().items() if task.bundled)
 
 
+FOLLOWING = {"pooled_name", "origin", "trunk", "first", "last"}
+"""Fields of arms and models that came after the hashes here, and follow from the others and from the runs."""
+
+
 def as_tree(value: Any) -> Any:
     """Plain data of what a plan holds, by the names of its fields, so that a class may get another name. A field that
     stands at its default is left out, so that a class may get a new one."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     if is_dataclass(value):
-        given = {field.name: getattr(value, field.name) for field in fields(value)}
-        return {field.name: as_tree(given[field.name]) for field in fields(value) if given[field.name] != field.default}
+        given = {field: getattr(value, field.name) for field in fields(value) if field.name not in FOLLOWING}
+        return {field.name: as_tree(content) for field, content in given.items() if content != field.default}
     if isinstance(value, dict):
         return {str(key): as_tree(inner) for key, inner in value.items()}
     if isinstance(value, tuple | list):
@@ -69,8 +73,10 @@ def identities() -> Iterator[tuple[str, Any]]:
             content_hash({name: [run.key, list(run.kept)] for name, run in plan.runs.items()}),
         )
         yield f"study {path.stem}, cells", content_hash([[cell.name, as_tree(cell.config)] for cell in plan.cells])
-        for part in ("arms", "segments", "models", "checkpoints"):
+        for part in ("arms", "segments", "models"):
             yield f"study {path.stem}, {part}", content_hash(as_tree(getattr(plan, part)))
+        checkpoints = [{"run": run, "step": step, **users} for (run, step), users in plan.checkpoints.items()]
+        yield f"study {path.stem}, checkpoints", content_hash(checkpoints)
 
 
 def test_nothing_that_is_done_gets_another_name(update_golden: bool) -> None:

@@ -16,10 +16,10 @@ from biphase.config import parse_config
 from biphase.console import duration
 from biphase.errors import BusyError, InputError, StoppedError
 from biphase.files import locked, read_json
-from biphase.finetuning.cells import Encoder
 from biphase.finetuning.config import settle_config
 from biphase.finetuning.scores import ScoreSet, read_score
 from biphase.report.contrasts import difference
+from biphase.run import Run
 from biphase.study import folder
 from biphase.study import run as worker
 from biphase.study.cost import measure_sizes
@@ -53,8 +53,7 @@ def make_plan(**changes: Any) -> Plan:
 @pytest.fixture
 def fill(write_cell: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Score every cell as a function of it says; returns the state of the study's folder."""
-    monkeypatch.setattr(StudyState, "reference", lambda state, run, step: "made-up")
-    monkeypatch.setattr(folder, "identify", lambda reference: Encoder(reference, "a" * 64, 2048))
+    monkeypatch.setattr(StudyState, "identify", lambda state, run, step: ("a" * 64, 2048))
 
     def make(plan: Plan, say: Callable[[StudyCell], dict[str, Any]]) -> Any:
         for cell in plan.cells:
@@ -234,7 +233,7 @@ def test_every_sitting_and_every_process_counts(tmp_path: Path, monkeypatch: pyt
 
     over = threading.Event()
     monkeypatch.setattr(worker, "TICK_SECONDS", 0.01)
-    monkeypatch.setattr(worker, "train_here", train)
+    monkeypatch.setattr("biphase.pretraining.loop.train", lambda recipe, runs: Run(train(recipe, runs)))
     monkeypatch.setattr(worker, "train_by_torchrun", train)
     for _ in range(2):
         with pytest.raises(StoppedError):

@@ -15,8 +15,8 @@ from biphase.config import BUNDLED, parse_config
 from biphase.errors import InputError
 from biphase.pretraining.optimizer import learning_rate
 from biphase.recipe import Phase, Recipe, cut_phases, phases_between
-from biphase.study.arms import expand_arms
-from biphase.study.plan import ArmPath, Plan, find_paths, history, plan_study, run_that_trains
+from biphase.study.arms import Arm, expand_arms
+from biphase.study.plan import Plan, history, plan_study, run_that_trains, share_trunks
 from biphase.study.spec import Study, load_study
 
 STUDIES = BUNDLED / "studies"
@@ -128,22 +128,22 @@ def test_a_trunk_is_shared_until_objective_or_decay_differ() -> None:
 def test_the_drawing_of_trunks_is_of_these_arms() -> None:
     """What the docstring of `study.plan` says in numbers."""
     arms = [{"curricula": ["clm"], "budgets": [200, 100]}, {"curricula": ["60+100"]}]
-    paths = find_paths(expand_arms(make_study(arms)))
-    assert [(path.origin, path.parent, path.first, path.last) for path in paths.values()] == [
+    placed = share_trunks(expand_arms(make_study(arms)))
+    assert [(arm.origin, arm.trunk, arm.first, arm.last) for arm in placed.values()] == [
         (0, None, 0, 200),
         (0, "1m-clm-200", 80, 100),
         (0, "1m-clm-200", 60, 160),
     ]
-    assert run_that_trains(paths, 60, "1m-60-100-160") == "1m-clm-200"
-    assert run_that_trains(paths, 61, "1m-60-100-160") == "1m-60-100-160"
+    assert run_that_trains(placed, 60, "1m-60-100-160") == "1m-clm-200"
+    assert run_that_trains(placed, 61, "1m-60-100-160") == "1m-60-100-160"
 
 
-def count_common(path: ArmPath, other: ArmPath) -> int:
+def count_common(arm: Arm, other: Arm) -> int:
     """The slow twin of `shared_steps`, for arms that differ in the curriculum alone: it goes step by step."""
-    steps = [[phase.label for phase in p.arm.recipe.curriculum for _ in range(phase.steps)] for p in (path, other)]
+    steps = [[phase.label for phase in a.recipe.curriculum for _ in range(phase.steps)] for a in (arm, other)]
     common = len([*takewhile(lambda pair: pair[0] == pair[1], zip(*steps, strict=False))])
-    common = min(common, path.arm.recipe.decay_start, other.arm.recipe.decay_start)
-    return common if common >= path.arm.recipe.schedule.warmup_steps else 0
+    common = min(common, arm.recipe.decay_start, other.recipe.decay_start)
+    return common if common >= arm.recipe.schedule.warmup_steps else 0
 
 
 def test_trunks_are_found_as_by_comparing_each_step_with_each() -> None:
@@ -160,17 +160,17 @@ def test_trunks_are_found_as_by_comparing_each_step_with_each() -> None:
         expanded = expand_arms(make_study(arms, schedule=schedule))
         # 10 clm + 20 clm is 20 clm + 10 clm.
         unlike = {arm.recipe.curriculum: name for name, arm in expanded.items()}
-        paths = find_paths({name: expanded[name] for name in unlike.values()})
-        earlier: dict[str, ArmPath] = {}
-        for name, path in paths.items():
+        placed = share_trunks({name: expanded[name] for name in unlike.values()})
+        earlier: dict[str, Arm] = {}
+        for name, arm in placed.items():
             trunk, longest = "", 0
             for other_name, other in earlier.items():
-                if count_common(path, other) > longest:
-                    trunk, longest = other_name, count_common(path, other)
-            parent = run_that_trains(paths, longest, trunk) if trunk else None
-            assert (path.first, path.parent) == (longest, parent)
-            found += parent is not None
-            earlier[name] = path
+                if count_common(arm, other) > longest:
+                    trunk, longest = other_name, count_common(arm, other)
+            run = run_that_trains(placed, longest, trunk) if trunk else None
+            assert (arm.first, arm.trunk) == (longest, run)
+            found += run is not None
+            earlier[name] = arm
     assert found > 100
 
 
@@ -234,8 +234,8 @@ def test_continued_arms_share_their_trunk_too() -> None:
     assert (first.parent, first.first, first.last) == ("1m-clm-100", 100, 160)
     assert not first.recipe.init.carry_optimizer
     assert (second.parent, second.first, second.last) == ("1m-clm-100", 100, 120)
-    checkpoint = next(c for c in plan.checkpoints if (c.run, c.step) == ("1m-clm-100", 100))
-    assert checkpoint.needed_by == (first.name, second.name) and checkpoint.moments_needed_by == ()
+    users = plan.checkpoints["1m-clm-100", 100]
+    assert users["needed_by"] == [first.name, second.name] and users["moments_needed_by"] == []
     model = next(model for model in plan.models if model.name == first.name)
     assert [(phase.objective, phase.steps) for phase in history(plan, model)] == [("clm", 100), ("mlm", 60)]
 
@@ -243,13 +243,13 @@ def test_continued_arms_share_their_trunk_too() -> None:
 def test_checkpoints_say_until_when_they_are_needed() -> None:
     arms = [{"curricula": ["clm"], "budgets": [200]}, {"curricula": ["60+100"]}]
     plan = plan_study(make_study(arms, "intermediate=[{arms: [1m-clm-200], steps: [5, 60]}]"))
-    found = {(c.run, c.step): c for c in plan.checkpoints}
-    trunk = "1m-clm-200"
-    assert [step for run, step in found if run == trunk] == [5, 60, 180, 200]
-    assert found[trunk, 5].models == ("1m-clm-200@5",) and not found[trunk, 5].needed_by
-    assert found[trunk, 60].needed_by == found[trunk, 60].moments_needed_by == ("1m-60-100-160",)
-    assert not found[trunk, 180].models and not found[trunk, 180].needed_by
-    assert found[trunk, 200].models == (trunk,)
+    trunk, branch = "1m-clm-200", "1m-60-100-160"
+    users = {step: users for (run, step), users in plan.checkpoints.items() if run == trunk}
+    nobody: dict[str, list[str]] = {"models": [], "needed_by": [], "moments_needed_by": []}
+    assert list(users) == [5, 60, 180, 200]
+    assert users[5] == nobody | {"models": ["1m-clm-200@5"]} and users[180] == nobody
+    assert (users[60]["needed_by"], users[60]["moments_needed_by"]) == ([branch], [branch])
+    assert users[200] == nobody | {"models": [trunk]}
 
 
 def test_each_network_is_evaluated_from_random_weights_where_asked() -> None:

@@ -20,6 +20,7 @@ from biphase.engine.local import Engine
 from biphase.errors import BusyError, InputError, StoppedError
 from biphase.files import file_hash, locked, read_json, write_hashed
 from biphase.finetuning.config import PROTOCOL
+from biphase.pretraining import loop
 from biphase.recipe import Checkpoints
 from biphase.run import Run
 from biphase.study import run as worker
@@ -306,14 +307,14 @@ def test_a_failure_blocks_only_what_needs_it(
 ) -> None:
     plan = changed(plan, *ONE_CELL)
     place = claim_study_folder(tmp_path / "study", plan.study)
-    real = worker.train_here
+    real = loop.train
 
-    def fail_one(recipe: Any, runs: Path) -> Path:
+    def fail_one(recipe: Any, runs: Path) -> Run:
         if recipe.name == "tiny-mlm40-12":
             raise InputError("the loss is not finite at step 3")
         return real(recipe, runs)
 
-    monkeypatch.setattr(worker, "train_here", fail_one)
+    monkeypatch.setattr(loop, "train", fail_one)
     failures = run_study(plan, place, HERE)
     blocked = [failure for failure in failures if failure.reason.startswith("blocked")]
     assert len(failures) == 1 + 1 + 2 and len(blocked) == 3
@@ -324,7 +325,7 @@ def test_a_failure_blocks_only_what_needs_it(
     found = status(read_state(plan, place))
     assert (found["lines"][0]["done"], found["lines"][0]["failed"]) == (3, 2)
     assert (len(found["failed"]), found["num_waiting"]) == (1, 3)
-    monkeypatch.setattr(worker, "train_here", real)
+    monkeypatch.setattr(loop, "train", real)
     assert run_study(plan, place, HERE) == []
     assert not status(read_state(plan, place))["failed"]
 
@@ -347,14 +348,14 @@ def test_what_another_process_is_at_is_left_to_it(plan: Plan, tmp_path: Path, mo
     monkeypatch.setattr(scheduler.time, "sleep", wait)
     monkeypatch.setattr(units.time, "monotonic", lambda: time.perf_counter() + 3600.0 * len(waits))
 
-    real = worker.train_here
+    real = loop.train
 
-    def train_unless_held(recipe: Any, runs: Path) -> Path:
+    def train_unless_held(recipe: Any, runs: Path) -> Run:
         if not waits and recipe.name == "tiny-clm-12":
             raise BusyError("held")
         return real(recipe, runs)
 
-    monkeypatch.setattr(worker, "train_here", train_unless_held)
+    monkeypatch.setattr(loop, "train", train_unless_held)
     assert run_study(plan, place, HERE) == []
     assert len(waits) == 1 and len(read_state(plan, place).done) == 5 + 5
 
@@ -448,10 +449,10 @@ def test_a_checkpoint_that_is_made_elsewhere_is_waited_for(plan: Plan, finished:
     trunk.function(**trunk.arguments)
     branch.function(**branch.arguments)
     drop_checkpoints(place, grown)
-    assert read_runs(grown, place).reference("tiny-clm-12", 3), "the folder is not yet that of this study"
+    assert 3 in read_runs(grown, place).steps["tiny-clm-12"], "the folder is not yet that of this study"
     claim_study_folder(place, grown.study)
     drop_checkpoints(place, grown)
-    assert not read_runs(grown, place).reference("tiny-clm-12", 3)
+    assert 3 not in read_runs(grown, place).steps["tiny-clm-12"]
     (line,) = trunk.function(**trunk.arguments)
     assert line.endswith(": done by another process"), "a late process trains nothing again"
 
@@ -474,7 +475,7 @@ def test_the_run_of_torchrun_is_the_one_that_it_says(
     """Not the newest of that name, and wherever the shards lie by now; bytes that are no text do no harm."""
     place = copy_of(finished, tmp_path / "study")
     moved = changed(plan, "recipe.data.shards=elsewhere", "recipe.schedule.peak_lr=2e-2").runs["tiny-clm-12"].recipe
-    newest = worker.train_here(changed(plan, "recipe.schedule.peak_lr=2e-2").runs["tiny-clm-12"].recipe, place / "runs")
+    newest = loop.train(changed(plan, "recipe.schedule.peak_lr=2e-2").runs["tiny-clm-12"].recipe, place / "runs").path
     own = trained_folder(place, "tiny-clm-12")
     monkeypatch.setattr(worker.subprocess, "Popen", Launcher)
     for folder in (newest, own):

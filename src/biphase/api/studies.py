@@ -97,7 +97,7 @@ class OpenStudy:
         if (evaluation := self.planned.study.evaluation) is not None:
             for line in describe_power(self.planned, evaluation):
                 err.print(line)
-        rows = pandas.DataFrame([vars(row) for row in self.estimate(device, efficiency).groups])
+        rows = pandas.DataFrame(self.estimate(device, efficiency).groups)
         return rows.drop(columns="published")
 
     def run(

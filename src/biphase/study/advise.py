@@ -48,12 +48,12 @@ def read_rules() -> dict[str, Any]:
     return read_yaml(SOURCE / "study" / "rules.yaml")
 
 
-def apply_rule(what: str, case: str, **facts: Any) -> Choice:
+def apply_rule(rule: str, case: str, **facts: Any) -> Choice:
     """Write a row of the advice with the numbers filled in."""
     tree = read_rules()
-    rule, limits = tree["rules"][what], {"fresh": FRESH_EPOCHS, "most": MOST_EPOCHS, "noise": WITHIN_NOISE}
-    said = {"value": rule.get("value"), **rule[case]}
-    return Choice(what, **{key: text.format(**tree["sources"], **limits, **facts) for key, text in said.items()})
+    cases, limits = tree["rules"][rule], {"fresh": FRESH_EPOCHS, "most": MOST_EPOCHS, "noise": WITHIN_NOISE}
+    cells = {"value": cases.get("value"), **cases[case]}
+    return Choice(rule, **{key: text.format(**tree["sources"], **limits, **facts) for key, text in cells.items()})
 
 
 # The scaling law
@@ -214,12 +214,12 @@ def make_candidate(
         shape = shape_of(name, {}, (text.vocab_size if text else None) or usual["vocab_size"])
     curriculum, mask, context = curriculum or usual["curriculum"], usual["mask"], usual["context"]
     unique = text.unique_tokens(shape.vocab_size) if text else math.inf
-    each = mean_token_flops(shape, scale_curriculum(curriculum, mask, 10_000), context)
-    tokens, loss = min(budget / each, MOST_EPOCHS * unique), math.nan
+    token_flops = mean_token_flops(shape, scale_curriculum(curriculum, mask, 10_000), context)
+    tokens, loss = min(budget / token_flops, MOST_EPOCHS * unique), math.nan
     if name in PRESETS:
         # The law knows no vocabulary; a network that has learned nothing spreads its guess over all of it.
         loss = min(predict_loss(shape.parameters_without_head, tokens, unique), math.log(shape.vocab_size))
-    return Candidate(name, shape, context, curriculum, mask, tokens, tokens / unique, loss, tokens * each)
+    return Candidate(name, shape, context, curriculum, mask, tokens, tokens / unique, loss, tokens * token_flops)
 
 
 def choose_candidate(candidates: Sequence[Candidate], budget: float) -> Candidate:
@@ -361,8 +361,8 @@ def advise(
     sentence = rules["languages"].get(language or "none", rules["languages"]["other"])
     facts = {"chosen": chosen, "encoder": encoder, "machine": machine, "least": LEAST_CONTINUED}
     facts |= {"option": "--study" if evidence else "--from-scratch", "language": sentence.format(code=language)}
-    shown = show_estimate(times) if times < 1000 else "over 1,000"
-    facts |= {"times": shown, "tokens": show_estimate(continued.tokens)}
+    facts["times"] = show_estimate(times) if times < 1000 else "over 1,000"
+    facts["tokens"] = show_estimate(continued.tokens)
     tokens = recipe.tokens_before(recipe.num_steps)
     spent = tokens * mean_token_flops(chosen.shape, recipe.curriculum, chosen.context)
     by_size = apply_rule("curriculum", chosen.kind, curriculum=chosen.curriculum)
@@ -405,10 +405,11 @@ def list_caveats(
     facts: dict[str, Any] = {"names": show_list(unfit), "machine": machine, "fresh": FRESH_EPOCHS}
     facts |= {"evidence": tested, "times": show_estimate(chosen.tokens / (tested or math.inf))}
     if text is not None:
-        share, wanted = spent / budget, budget / spent * chosen.tokens / FRESH_EPOCHS
+        share, readable = spent / budget, budget / spent * chosen.tokens / FRESH_EPOCHS
         amount = f"{text.tokens:.2g} tokens" if text.tokens else format_bytes(text.text_bytes or 0)
-        each = (text.text_bytes or 0) / text.unique_tokens(chosen.shape.vocab_size)
-        facts |= {"wanted": format_bytes(wanted * each) if each else f"{wanted:.2g} tokens", "given": amount}
+        token_bytes = (text.text_bytes or 0) / text.unique_tokens(chosen.shape.vocab_size)
+        facts["wanted"] = format_bytes(readable * token_bytes) if token_bytes else f"{readable:.2g} tokens"
+        facts["given"] = amount
         facts["used"] = f"{share:.0%}" if share >= 0.01 else "less than 1 %"
     for name, is_so in holds.items():
         if is_so:
@@ -418,13 +419,12 @@ def list_caveats(
 def count_budget(flops: float | None, hours: float | None, machine: Machine | None) -> float:
     if (flops is None) == (hours is None):
         raise InputError("give a budget, either in FLOPs or in hours on a device")
-    if hours is not None and machine is None:
-        raise InputError("hours need a device, such as H100")
-    budget = flops or 0.0
-    if machine is not None and hours is not None:
-        budget = hours * 3600 * machine.devices * machine.peak_flops * machine.efficiency
+    amount, budget = f"{flops or 0:.3g} FLOPs", flops or 0.0
+    if hours is not None:
+        if machine is None:
+            raise InputError("hours need a device, such as H100")
+        amount, budget = f"{hours:g} hours", hours * 3600 * machine.devices * machine.peak_flops * machine.efficiency
     if not 0 < budget <= MOST_FLOPS:
-        amount = f"{hours:g} hours" if hours is not None else f"{flops:.3g} FLOPs"
         raise InputError(f"{amount} are no budget; it is above 0 and up to {MOST_FLOPS:.0e} FLOPs")
     return budget
 
@@ -432,8 +432,8 @@ def count_budget(flops: float | None, hours: float | None, machine: Machine | No
 def choose_steps(tokens: float, context: int) -> tuple[int, int]:
     """Steps and tokens of a batch: a power of the tokens of training, through what worked at two budgets."""
     exponent = math.log(PAPER_BATCH_TOKENS / DEMO_BATCH_TOKENS) / math.log(PAPER_TOKENS / DEMO_TOKENS)
-    wanted = DEMO_BATCH_TOKENS * (tokens / DEMO_TOKENS) ** exponent
-    batch = PAPER_BATCH_TOKENS if wanted >= 0.99 * PAPER_BATCH_TOKENS else 2 ** round(math.log2(wanted))
+    ideal = DEMO_BATCH_TOKENS * (tokens / DEMO_TOKENS) ** exponent
+    batch = PAPER_BATCH_TOKENS if ideal >= 0.99 * PAPER_BATCH_TOKENS else 2 ** round(math.log2(ideal))
     batch = max(batch, DEMO_BATCH_TOKENS, 4 * context)
     return max(round(tokens / batch), 1), batch
 
@@ -467,9 +467,10 @@ def write_recipe(chosen: Candidate, machine: Machine | None, text: TextAmount | 
     steps, batch = choose_steps(chosen.tokens, context)
     # The paper's rate at a width of 768 and more, up to four times that below; Muon takes half as much again.
     rate = min(5e-4 * max(1.0, 768 / shape.width), 2e-3) * (1.5 if is_small else 1)
+    rate = CONTINUED_RATE if is_continued else float(f"{rate:.1g}")
     # 2,000 steps up and down, if they are no more than 5 % and 20 % of all; the decay has 10 % at least.
     warmup = min(2000, math.ceil(0.05 * steps))
-    decay = max(min(2000, round(0.2 * steps)), round(0.1 * steps))
+    decay = min(steps - warmup, max(min(2000, round(0.2 * steps)), round(0.1 * steps)))
     short, shards = chosen.name.rpartition("/")[2], text.shards if text else None
     if is_continued and (text is None or text.vocab_size != shape.vocab_size):
         shards = f"shards-{short}"  # of its own tokenizer
@@ -482,11 +483,7 @@ def write_recipe(chosen: Candidate, machine: Machine | None, text: TextAmount | 
         init=Init(model=chosen.name) if is_continued else Init(preset=chosen.name),
         data=Data(shards=shards or "shards", max_sample_tokens=context),
         curriculum=phases,
-        schedule=Schedule(
-            peak_lr=CONTINUED_RATE if is_continued else float(f"{rate:.1g}"),
-            warmup_steps=warmup,
-            decay_steps=min(steps - warmup, decay),
-        ),
+        schedule=Schedule(peak_lr=rate, warmup_steps=warmup, decay_steps=decay),
         batch_tokens=batch,
         optimizer=Optimizer(name="muon", eps=1e-8) if is_small else Optimizer(),
         validation=Validation(every_steps=max(1, steps // 20)),
@@ -521,15 +518,11 @@ def explain_choices(
     if recipe.curriculum != scale_curriculum(chosen.curriculum, chosen.mask, recipe.num_steps):
         phases = " + ".join(f"{phase.steps} {phase.objective}" for phase in recipe.curriculum)
         curriculum = apply_rule("curriculum", "cut", before=curriculum, phases=phases, most_clm=CLM_EPOCHS)
-    sizes = {
-        "millions": show_estimate(chosen.shape.parameters_without_head / 1e6),
-        "blocks": show_estimate(chosen.shape.block_weights / 1e6),
-        "others": ", ".join(
-            f"{item.name} {item.loss:.2f}" for item in possible if item != chosen and not item.is_guess
-        ),
-    }
-    for what in read_rules()["rules"]:
-        if what == "curriculum":
+    losses = [f"{item.name} {item.loss:.2f}" for item in possible if item != chosen and not item.is_guess]
+    sizes = {"others": ", ".join(losses), "blocks": show_estimate(chosen.shape.block_weights / 1e6)}
+    sizes["millions"] = show_estimate(chosen.shape.parameters_without_head / 1e6)
+    for rule in read_rules()["rules"]:
+        if rule == "curriculum":
             yield curriculum
         else:
-            yield apply_rule(what, cases.get(what, kind), chosen=chosen, recipe=recipe, **sizes)
+            yield apply_rule(rule, cases.get(rule, kind), chosen=chosen, recipe=recipe, **sizes)

@@ -30,6 +30,8 @@ class Arm:
 
     name: str
     """As `seeded_name` gives it."""
+    pooled_name: str
+    """The name under which reports pool it with the other seeds of the same arm of the file."""
     group: str
     """The `group` of the entry of the study file that it is from."""
     model: str
@@ -42,11 +44,14 @@ class Arm:
     """Its pretraining seed."""
     settings: str = ""
     """What a sweep changes in its recipe, as names have it: `peak_lr0.003`."""
-
-    @property
-    def pooled_name(self) -> str:
-        """The name under which reports pool it with the other seeds of the same arm of the file."""
-        return self.name.removesuffix(seeded_name("", self.seed))
+    # What `plan.share_trunks` finds out. Steps count updates since random weights, over all parents.
+    origin: int = 0
+    """The step at which the arm begins: the last one of the arm that it continues, 0 for an arm that continues none."""
+    trunk: str | None = None
+    """The run that has step `first`; None where the arm begins with random weights or a foreign model."""
+    first: int = 0
+    """Its steps up to this one are trained by other runs, those from there to `last` by its own."""
+    last: int = 0
 
     @property
     def recipe_key(self) -> str:
@@ -68,9 +73,8 @@ class UnresolvedArm:
 
     name: str
     group: ArmGroup
-    model: StartingModel | None
-    """What it starts from, unless it continues another arm."""
-    parent: str
+    source: StartingModel | str
+    """The model that it starts from, or the name of the arm that it continues."""
     curriculum: str
     phases: tuple[Phase, ...]
     seeds: PretrainingSeeds
@@ -99,8 +103,8 @@ def expand_arms(study: Study) -> dict[str, Arm]:
     arms: dict[str, Arm] = {}
     for seed in range(max((lineage[-1].seeds.count for lineage in lineages), default=0)):
         for lineage in lineages:
-            model = lineage[0].model  # of the oldest, and so of all that continue it
-            assert model is not None
+            model = lineage[0].source  # of the oldest, and so of all that continue it
+            assert isinstance(model, StartingModel)
             for arm in lineage if seed < lineage[-1].seeds.count else ():
                 name = seeded_name(arm.name, seed)
                 if seed and name in unresolved:
@@ -114,11 +118,11 @@ def find_lineage(arm: UnresolvedArm, unresolved: Mapping[str, UnresolvedArm]) ->
     """List all arms that an arm continues, the oldest first, and the arm itself. Raises `InputError` where one is not
     there, has fewer pretraining seeds, or continues itself."""
     lineage = [arm]
-    while arm.parent:
-        if arm.parent not in unresolved:
-            hint = nearest(arm.parent, unresolved)
-            raise InputError(f"arm '{arm.name}' continues the unknown arm '{arm.parent}'{hint}")
-        parent = unresolved[arm.parent]
+    while isinstance(arm.source, str):
+        if arm.source not in unresolved:
+            hint = nearest(arm.source, unresolved)
+            raise InputError(f"arm '{arm.name}' continues the unknown arm '{arm.source}'{hint}")
+        parent = unresolved[arm.source]
         if arm.seeds.count > parent.seeds.count:
             raise InputError(
                 f"arm '{arm.name}' has {arm.seeds.count} pretraining seeds and continues '{parent.name}', which has "
@@ -138,9 +142,8 @@ def sweep_architecture(group: ArmGroup, model: StartingModel) -> Iterator[Starti
     if keys and model.preset is None:
         raise InputError(f"arms '{group.group}': sweep: '{model.name}' is given whole; only presets have {keys[0]}")
     for values in product(*(group.sweep[key] for key in keys)):
-        changes = dict(zip(keys, values, strict=True))
-        architecture = {key.removeprefix(ARCHITECTURE): value for key, value in changes.items()}
-        name = "-".join([model.name, *label_settings(changes.items())])
+        architecture = {key.removeprefix(ARCHITECTURE): value for key, value in zip(keys, values, strict=True)}
+        name = "-".join([model.name, *label_settings(architecture.items())])
         yield model.model_copy(update={"name": name, "architecture": {**model.architecture, **architecture}})
 
 
@@ -162,21 +165,21 @@ def list_combinations(study: Study) -> Iterator[UnresolvedArm]:
     refuse_doubles("curricula:", [curriculum.name for curriculum in study.curricula])
     named = {curriculum.name: curriculum for curriculum in study.curricula}
     for group in study.arms:
-        sources: list[tuple[str, StartingModel | None]] = [(parent, None) for parent in group.parents]
+        sources: list[StartingModel | str] = [*group.parents]
         for name in group.models:
             if name not in models:
                 raise InputError(f"arms '{group.group}': unknown model '{name}'{nearest(name, models)}")
-            sources += [(model.name, model) for model in sweep_architecture(group, models[name])]
+            sources += sweep_architecture(group, models[name])
         seeds = group.pretraining_seeds or study.pretraining_seeds
         axes: dict[str, tuple[Any, ...]] = {k: v for k, v in group.sweep.items() if not k.startswith(ARCHITECTURE)}
         # The axes are gone through as nested loops would: the last one fastest.
         points = product(sources, group.curricula, group.budgets or (None,), *axes.values())
-        for (source, start), text, budget, *values in points:
+        for source, text, budget, *values in points:
             templates = read_curriculum(text, named, study.mask_probability)
             phases = fill_budget(templates, budget, f"arms '{group.group}': curriculum '{text}'")
             swept = tuple(zip(axes, values, strict=True))
-            name = name_arm(group, source, text, sum(phase.steps for phase in phases), swept)
-            yield UnresolvedArm(name, group, start, "" if start else source, text, phases, seeds, swept)
+            begin, steps = source if isinstance(source, str) else source.name, sum(phase.steps for phase in phases)
+            yield UnresolvedArm(name_arm(group, begin, text, steps, swept), group, source, text, phases, seeds, swept)
 
 
 def name_arm(group: ArmGroup, source: str, curriculum: str, steps: int, swept: Sequence[tuple[str, Any]]) -> str:
@@ -206,17 +209,17 @@ def write_arm(study: Study, arm: UnresolvedArm, model: StartingModel, seed: int)
         swept.append(value)
     settings: dict[str, Any] = {}
     for changes in (study.recipe, model.recipe, arm.group.recipe, *swept):
-        taken = {"name", "init", "curriculum"} & changes.keys()
+        decided = {"name", "init", "curriculum"} & changes.keys()
         remedy, checkpoints = "leave it out", changes.get("checkpoints")
         if isinstance(checkpoints, dict) and checkpoints.get("keep"):
-            taken, remedy = {"checkpoints.keep"}, "name checkpoints to evaluate under intermediate"
-        if taken:
-            raise InputError(f"study '{study.name}': recipe.{min(taken)} follows from the arm '{arm.name}'; {remedy}")
+            decided, remedy = {"checkpoints.keep"}, "name checkpoints to evaluate under intermediate"
+        if decided:
+            raise InputError(f"study '{study.name}': recipe.{min(decided)} follows from the arm '{arm.name}'; {remedy}")
         settings = merge_settings(settings, changes)
     # 2. What follows from the arm.
     name, init = seeded_name(arm.name, seed), model.model_dump(include={"preset", "architecture", "model", "revision"})
-    if arm.parent:
-        init = {"checkpoint": seeded_name(arm.parent, seed), "carry_optimizer": arm.group.carry_optimizer}
+    if isinstance(arm.source, str):
+        init = {"checkpoint": seeded_name(arm.source, seed), "carry_optimizer": arm.group.carry_optimizer}
     settings |= {"name": name, "init": init, "curriculum": [phase.model_dump() for phase in arm.phases]}
     recipe = parse_config(Recipe, settings, origin=f"arm '{arm.name}'")
     # 3. What is of its pretraining seed.
@@ -231,8 +234,8 @@ def write_arm(study: Study, arm: UnresolvedArm, model: StartingModel, seed: int)
         order_seed = recipe.data.order_seed + (seed if arm.seeds.order else 0)
         data = recipe.data.model_copy(update={"order_seed": order_seed})
         recipe = recipe.model_copy(update={"seed": recipe.seed + seed, "data": data})
-    sweep = "-".join(label_settings(arm.swept))
-    return Arm(name, arm.group.group, model.name, recipe.init.checkpoint, arm.curriculum, recipe, seed, sweep)
+    group, sweep = arm.group.group, "-".join(label_settings(arm.swept))
+    return Arm(name, arm.name, group, model.name, recipe.init.checkpoint, arm.curriculum, recipe, seed, sweep)
 
 
 def merge_settings(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

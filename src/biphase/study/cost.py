@@ -4,8 +4,10 @@ What devices compute in an hour and hold in memory, and how large networks, samp
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -13,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from biphase.config import parse_config
 from biphase.corpus.shards import read_shard_manifest
 from biphase.errors import InputError, nearest
 from biphase.files import read_json, read_json_as
 from biphase.flops import (
     DEVICES,
     LLAMA_SHAPED,
-    PEAK_FLOPS,
     PRESETS,
     SHAPE_KEYS,
     SampleLengths,
@@ -36,7 +38,7 @@ from biphase.recipe import Data, Init, Recipe, phases_between
 from biphase.report.formats import show_estimate, show_list
 from biphase.run import open_run, read_metrics
 from biphase.study.plan import Plan, PlannedRun, StudyCell
-from biphase.study.spec import EMBED, EmbedEvaluation, Planning, Published, Study, trainings
+from biphase.study.spec import EMBED, EmbedEvaluation, Planning, Study, trainings
 from biphase.tasks.spec import Family, TaskSize, find_task
 
 EFFICIENCY = {"CPU": 0.6}
@@ -82,10 +84,7 @@ def find_machine(name: str, devices: int = 1, efficiency: float | None = None) -
     Raises `InputError` for unknown ones, none of them, an efficiency that is no share, one beside a run, and a run that
     has logged no more than its first steps.
     """
-    if devices < 1:
-        raise InputError(f"{devices} devices compute nothing; give a number from 1 on")
-    if efficiency is not None and not 0 < efficiency <= 1:
-        raise InputError(f"an efficiency of {efficiency:g} is no share of the peak; give a number above 0 and up to 1")
+    parse_config(Planning, {"devices": devices, "efficiency": efficiency}, origin=f"device {name}")
     if (Path(name) / "config.yaml").exists():
         if efficiency is not None:
             raise InputError(f"{name} is a run, which measures what is reached; leave the efficiency out")
@@ -101,9 +100,9 @@ def find_machine(name: str, devices: int = 1, efficiency: float | None = None) -
         return Machine(measured, devices, median(speeds) / used, 1.0, f"as measured in {name}")
     key = known_device(name)
     if key is None:
-        raise InputError(f"unknown device or run '{name}'{nearest(name, PEAK_FLOPS)}")
+        raise InputError(f"unknown device or run '{name}'{nearest(name, DEVICES)}")
     source, usual = "stated" if efficiency else "assumed", EFFICIENCY.get(key, ASSUMED_EFFICIENCY)
-    return Machine(key, devices, PEAK_FLOPS[key], efficiency or usual, source)
+    return Machine(key, devices, DEVICES[key][0], efficiency or usual, source)
 
 
 def study_machine(study: Study, device: str | None = None, efficiency: float | None = None) -> Machine | None:
@@ -153,9 +152,17 @@ def find_lengths(data: Data, planning: Planning) -> SampleLengths:
     return SampleLengths(mean, mean, f"assumed: {absent[0]} is not here; all samples as long as the mean")
 
 
-def model_shape(model: Init, vocab_size: int) -> Shape | None:
-    """Find the shape of a preset or of a folder with a Llama-like config.json; None for other types and what only the
-    hub knows."""
+def find_vocab_size(shards: str, planning: Planning) -> int | None:
+    """Find the size of a vocabulary: in the shards where they are here, else as the study assumes, if it does."""
+    is_here = (Path(shards) / "manifest.json").exists()
+    return read_shard_manifest(Path(shards)).vocab_size if is_here else planning.vocab_size
+
+
+def model_shape(model: Init, vocab_size: int | None) -> Shape | None:
+    """Find the shape of a preset or of a folder with a Llama-like config.json; None for other types, for what only the
+    hub knows, and where the vocabulary is not known."""
+    if vocab_size is None:
+        return None
     if model.preset is not None:
         return shape_of(model.preset, model.architecture, vocab_size)
     config = Path(model.model or "") / "config.json"
@@ -167,50 +174,37 @@ def model_shape(model: Init, vocab_size: int) -> Shape | None:
     return read_shape(settings | {"vocab_size": max(vocab_size, settings.get("vocab_size", 0))})
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """The network of each run of a plan, and the lengths of its samples, by the run's name."""
-
-    shapes: Mapping[str, Shape | None]
-    texts: Mapping[str, SampleLengths]
-    absent: Sequence[str]
-    """Shards that are not here, of whose vocabulary the study says nothing: no network has a shape with them."""
-
-    def flops(self, run: PlannedRun, until: int | None = None) -> dict[str, float]:
-        """Count the FLOPs of a run by objective, up to a step of it; none for a network of unknown shape."""
-        shape, spent = self.shapes[run.name], dict[str, float]()
-        if shape is None:
-            return spent
-        phases, end = phases_between(run.recipe.curriculum, 0, (until or run.last) - run.first), run.first
-        per_update = update_flops(run.recipe.optimizer, shape.matrices)
-        for phase in phases:
-            begin, end = end, end + phase.steps
-            tokens = run.recipe.tokens_before(end) - run.recipe.tokens_before(begin)
-            for part, share in phase.parts:
-                flops = tokens * flops_per_token(shape.flops, part, self.texts[run.name]) + phase.steps * per_update
-                spent[part.objective] = spent.get(part.objective, 0.0) + share * flops
-        return spent
+RunSize = tuple[Shape | None, SampleLengths]
+"""The shape of a run's network, None where it is not known here, and the lengths of its samples."""
 
 
-def measure_sizes(plan: Plan) -> Sizes:
-    """Measure all runs; each set of shards is looked into once."""
-    planning, shapes = plan.study.planning, dict[str, Shape | None]()
-    texts: dict[Data, SampleLengths] = {}
-    vocabularies: dict[str, int | None] = {}
+def measure_sizes(plan: Plan) -> dict[str, RunSize]:
+    """Measure all runs by their names; each set of shards is looked into once."""
+    planning, sizes = plan.study.planning, dict[str, RunSize]()
+    lengths_of, vocab_size_of = cache(find_lengths), cache(find_vocab_size)
     for name, run in plan.runs.items():
         data = run.recipe.data
-        if data not in texts:
-            vocabularies[data.shards] = planning.vocab_size
-            if (Path(data.shards) / "manifest.json").exists():
-                vocabularies[data.shards] = read_shard_manifest(Path(data.shards)).vocab_size
-            texts[data] = find_lengths(data, planning)
-        vocab_size = vocabularies[data.shards]
         if run.parent:  # runs stand behind those that they start from
-            shapes[name] = shapes[run.parent]
+            shape, _ = sizes[run.parent]
         else:
-            shapes[name] = None if vocab_size is None else model_shape(run.recipe.init, vocab_size)
-    absent = [shards for shards, vocab_size in vocabularies.items() if vocab_size is None]
-    return Sizes(shapes, {name: texts[run.recipe.data] for name, run in plan.runs.items()}, absent)
+            shape = model_shape(run.recipe.init, vocab_size_of(data.shards, planning))
+        sizes[name] = shape, lengths_of(data, planning)
+    return sizes
+
+
+def run_flops(run: PlannedRun, size: RunSize, until: int | None = None) -> dict[str, float]:
+    """Count the FLOPs of a run by objective, up to a step of it; none for a network of unknown shape."""
+    (shape, lengths), spent, end = size, defaultdict[str, float](float), run.first
+    if shape is None:
+        return spent
+    per_update = update_flops(run.recipe.optimizer, shape.matrices)
+    for phase in phases_between(run.recipe.curriculum, 0, (until or run.last) - run.first):
+        begin, end = end, end + phase.steps
+        tokens = run.recipe.tokens_before(end) - run.recipe.tokens_before(begin)
+        for part, share in phase.parts:
+            flops = tokens * flops_per_token(shape.flops, part, lengths) + phase.steps * per_update
+            spent[part.objective] += share * flops
+    return spent
 
 
 TYPICAL_SIZES: dict[Family, TaskSize] = {
@@ -229,8 +223,8 @@ def task_size(name: str) -> TaskSize:
     return task.size or TYPICAL_SIZES[task.family]
 
 
-def list_assumptions(plan: Plan, sizes: Sizes, machine: Machine | None) -> Iterator[str]:
-    for text in dict.fromkeys(sizes.texts.values()):
+def list_assumptions(plan: Plan, sizes: Mapping[str, RunSize], machine: Machine | None) -> Iterator[str]:
+    for text in dict.fromkeys(lengths for _, lengths in sizes.values()):
         yield f"samples of {text.mean_tokens:,.0f} tokens, a token meets {text.mean_keys:,.0f} ({text.source})"
     if machine:
         yield f"{machine.name}: {machine.speed}"
@@ -250,19 +244,18 @@ def list_assumptions(plan: Plan, sizes: Sizes, machine: Machine | None) -> Itera
 def tell_memory(model: str, shape: Shape, recipe: Recipe, is_on_cpu: bool) -> str:
     """Tell the memory that a network needs as a recipe trains it, at most: on a CPU, or on a GPU alone, and as one of 8
     and of 64."""
-
-    def show(devices: int = 1, parallel: str | None = None) -> str:
-        return show_gib(plan_memory(shape, recipe, devices, parallel, is_on_cpu)["total"])
-
+    alone = plan_memory(shape, recipe, on_cpu=is_on_cpu)["total"]
     if is_on_cpu:
-        needed, here = f"at most {show()} of memory in each process on a CPU, Python's own aside", total_memory()
-        if 0 < here < plan_memory(shape, recipe, on_cpu=True)["total"]:
-            needed += f", which is more than the {show_gib(here)} of this machine"
+        needed, installed = f"{show_gib(alone)} of memory in each process on a CPU, Python's own aside", total_memory()
+        if 0 < installed < alone:
+            needed += f", which is more than the {show_gib(installed)} of this machine"
     else:
-        needed = f"at most {show()} on one GPU, {show(8, 'ddp')} on each of 8 under DDP"
+        layouts: list[tuple[int, str]] = [(8, "ddp"), (8, "fsdp"), (64, "fsdp")]
+        ddp, fsdp, fsdp_of_64 = [show_gib(plan_memory(shape, recipe, *layout)["total"]) for layout in layouts]
+        needed = f"{show_gib(alone)} on one GPU, {ddp} on each of 8 under DDP"
         if recipe.optimizer.name != "muon":  # which needs whole matrices
-            needed += f", {show(8, 'fsdp')} on each of 8 and {show(64, 'fsdp')} of 64 under FSDP"
-    return f"{model}: {needed} (microbatches of {recipe.compute.microbatch_tokens:,} tokens)"
+            needed += f", {fsdp} on each of 8 and {fsdp_of_64} of 64 under FSDP"
+    return f"{model}: at most {needed} (microbatches of {recipe.compute.microbatch_tokens:,} tokens)"
 
 
 FULL = 0.9
@@ -297,16 +290,13 @@ def tell_misfit(model: str, shape: Shape, recipe: Recipe, machine: Machine) -> s
         return ""
     ways = []
     for devices in (1, 2, 4, 8):
-        fitted = fit_memory(shape, recipe, replace(machine, devices=devices))
-        if fitted is not None:
-            pairs = [(key, value) for key, value in fitted.compute if value != getattr(recipe.compute, key)]
-            changes = " ".join(f"recipe.compute.{key}={str(value).lower()}" for key, value in pairs)
-            ways.append(changes + (f" on {devices} of them" if devices > 1 else ""))
+        if fitted := fit_memory(shape, recipe, replace(machine, devices=devices)):
+            changes = [(key, value) for key, value in fitted.compute if value != getattr(recipe.compute, key)]
+            keys = " ".join(f"recipe.compute.{key}={str(value).lower()}" for key, value in changes)
+            ways.append(keys + (f" on {devices} of them" if devices > 1 else ""))
             break
-    for name in PRESETS:
-        if fits(shape_of(name, {}, shape.vocab_size), recipe, machine):
-            ways.append(f"preset {name}, the largest that fits with the settings of the study")
-            break
+    smaller = [name for name in PRESETS if fits(shape_of(name, {}, shape.vocab_size), recipe, machine)]
+    ways += [f"preset {name}, the largest that fits with the settings of the study" for name in smaller[:1]]
     needed = show_gib(plan_memory(shape, recipe)["total"])
     lack = f"{model} does not fit into the {show_gib(machine.memory)} of one {machine.name} (up to {needed} are needed)"
     return f"{lack}; what fits: {', or '.join(ways)}" if ways else lack
@@ -321,23 +311,6 @@ BYTES_PER_WEIGHT = 4
 
 
 @dataclass(frozen=True)
-class GroupCost:
-    """The cost of a group of arms, or of `evaluation`."""
-
-    group: str
-    models: int
-    steps_alone: int
-    """The steps of its arms if each were trained from its beginning (a continued one: from its parent's end)."""
-    steps: int
-    tokens: float
-    flops: float
-    device_hours: float | None
-    """None where no device is named."""
-    published: Published | None
-    """What the study file says was published about the group."""
-
-
-@dataclass(frozen=True)
 class Estimate:
     """The cost of a plan, and what that is based on."""
 
@@ -345,7 +318,10 @@ class Estimate:
     flops: float
     flops_by_objective: dict[str, float]
     """The FLOPs of pretraining alone."""
-    groups: tuple[GroupCost, ...]
+    groups: list[dict[str, Any]]
+    """A row for each `group` of arms, and one for `evaluation`: how many `models`, the `steps_alone` that its arms had
+    if each were trained from its beginning (a continued one: from its parent's end), the `steps` and `tokens` that are
+    trained, `flops`, `device_hours` where a device is named, and what the study file says was `published` of it."""
     disk_bytes: dict[str, float]
     """Bytes of checkpoints: the weights of the `models` alone, when no run needs more; what is `needed`, with the
     weights of branch points, and moments where a run goes on with them; `everything` with its moments, when all runs
@@ -363,52 +339,54 @@ class Estimate:
 
 def estimate(plan: Plan, machine: Machine | None = None) -> Estimate:
     """Estimate what a plan costs on a machine. Raises `InputError` where the vocabulary is not known."""
+    for shards in dict.fromkeys(run.recipe.data.shards for run in plan.runs.values()):
+        if find_vocab_size(shards, plan.study.planning) is None:
+            raise InputError(f"the shards {shards} are not here yet: give planning.vocab_size, such as 32768")
     sizes = measure_sizes(plan)
-    if sizes.absent:
-        raise InputError(f"the shards {sizes.absent[0]} are not here yet: give planning.vocab_size, such as 32768")
-    spent = {name: sizes.flops(run) for name, run in plan.runs.items()}
-    by_objective: dict[str, float] = {}
+    spent = {name: run_flops(run, sizes[name]) for name, run in plan.runs.items()}
+    by_objective = defaultdict[str, float](float)
     for objectives in spent.values():
         for objective, flops in objectives.items():
-            by_objective[objective] = by_objective.get(objective, 0.0) + flops
+            by_objective[objective] += flops
     groups = dict.fromkeys(arm.group for arm in plan.arms.values())
     published = {entry.group: entry for entry in plan.study.published}
     for group in published:
         if group not in (*groups, "evaluation"):
             raise InputError(f"published: unknown group '{group}'{nearest(group, [*groups, 'evaluation'])}")
-    rows = []
+    rows: list[dict[str, Any]] = []
     for group in groups:
         arms = [arm for arm in plan.arms.values() if arm.group == group]
         runs = [run for run in plan.runs.values() if run.group == group]
-        flops = float(sum(each for run in runs for each in spent[run.name].values()))
-        steps, alone = sum(run.steps for run in runs), sum(arm.recipe.num_steps for arm in arms)
-        hours = machine.device_hours(flops) if machine else None
-        tokens = float(sum(run.tokens for run in runs))
-        rows.append(GroupCost(group, len(arms), alone, steps, tokens, flops, hours, published.get(group)))
+        alone, steps = sum(arm.recipe.num_steps for arm in arms), sum(run.steps for run in runs)
+        rows.append({"group": group, "models": len(arms), "steps_alone": alone, "steps": steps})
+        rows[-1]["tokens"] = float(sum(run.tokens for run in runs))
+        rows[-1]["flops"] = float(sum(flops for run in runs for flops in spent[run.name].values()))
     if plan.cells:
         steps, tokens, flops = map(sum, zip(*cell_costs(plan, sizes), strict=True))
-        hours = machine.device_hours(flops) if machine else None
-        group = "evaluation"
-        rows.append(GroupCost(group, len(plan.models), steps, steps, tokens, flops, hours, published.get(group)))
-    networks = [(run.model, shape, run.recipe) for name, run in plan.runs.items() if (shape := sizes.shapes[name])]
+        rows.append({"group": "evaluation", "models": len(plan.models), "steps_alone": steps, "steps": steps})
+        rows[-1] |= {"tokens": tokens, "flops": flops}
+    for row in rows:
+        row["device_hours"] = machine.device_hours(row["flops"]) if machine else None
+        row["published"] = published.get(row["group"])
+    networks = [(run.model, shape, run.recipe) for name, run in plan.runs.items() if (shape := sizes[name][0])]
     is_on_cpu = machine is not None and machine.name == "CPU"
     memory = [tell_memory(*network, is_on_cpu) for network in networks]
     misfits = [tell_misfit(*network, machine) for network in networks] if machine and not is_on_cpu else []
     return Estimate(
         machine=machine,
-        flops=sum(row.flops for row in rows),
+        flops=sum(row["flops"] for row in rows),
         flops_by_objective=by_objective,
-        groups=tuple(rows),
+        groups=rows,
         disk_bytes=count_disk(plan, sizes),
         misfits=tuple(dict.fromkeys(filter(None, misfits))),
-        not_counted=tuple(name for name, shape in sizes.shapes.items() if shape is None),
+        not_counted=tuple(name for name, (shape, _) in sizes.items() if shape is None),
         assumptions=tuple(dict.fromkeys([*list_assumptions(plan, sizes, machine), *memory])),
         first_seed_flops=estimate(plan.of_first_seed).flops if plan.num_seeds > 1 else None,
         published_on=known_device(plan.study.planning.device or ""),
     )
 
 
-def cell_costs(plan: Plan, sizes: Sizes) -> Iterator[tuple[int, float, float]]:
+def cell_costs(plan: Plan, sizes: Mapping[str, RunSize]) -> Iterator[tuple[int, float, float]]:
     """Count updates, tokens and FLOPs of every cell, in the order of the plan; no FLOPs of a network of unknown
     shape."""
     runs = {model.name: plan.runs[model.run] for model in plan.models}
@@ -418,15 +396,15 @@ def cell_costs(plan: Plan, sizes: Sizes) -> Iterator[tuple[int, float, float]]:
     embedded = None if embed is None else count_embedded(embed)
     for cell in plan.cells:
         run = runs[cell.model]
-        shape, context = sizes.shapes[run.name], run.recipe.data.max_sample_tokens
+        (shape, _), context = sizes[run.name], run.recipe.data.max_sample_tokens
         key = (shape, cell.task, cell.evaluates, context)
         if key not in costs and cell.task.startswith(EMBED):
             size, config = TYPICAL_SIZES["retrieval"], cell.config
             steps, pairs = embedded or (config.max_steps, config.max_steps * config.batch_size)
             tokens = float(pairs * size.example_tokens)
-            each = shape.flops.token(keys=size.example_tokens, targets=0) if shape else 0.0
+            per_token = shape.flops.token(keys=size.example_tokens, targets=0) if shape else 0.0
             # Its loss embeds everything twice.
-            costs[key] = steps, tokens, each * (4 * tokens + len(cell.evaluates) * size.evaluated_tokens) / 3
+            costs[key] = steps, tokens, per_token * (4 * tokens + len(cell.evaluates) * size.evaluated_tokens) / 3
         elif key not in costs:
             costs[key] = cell_cost(shape, cell, context)
         yield costs[key]
@@ -467,23 +445,23 @@ def cell_cost(shape: Shape | None, cell: StudyCell, context: int) -> tuple[int, 
             evaluated += min(2 * config.max_eval_examples * tested.example_tokens, tested.evaluated_tokens)
         else:
             evaluated += tested.evaluated_tokens
-    each = shape.flops.token(keys=size.example_tokens, targets=0) if shape else 0.0
-    return steps, tokens, each * (tokens / (3 if config.frozen else 1) + evaluated / 3)
+    per_token = shape.flops.token(keys=size.example_tokens, targets=0) if shape else 0.0
+    return steps, tokens, per_token * (tokens / (3 if config.frozen else 1) + evaluated / 3)
 
 
-def count_disk(plan: Plan, sizes: Sizes) -> dict[str, float]:
+def count_disk(plan: Plan, sizes: Mapping[str, RunSize]) -> dict[str, float]:
     """Bytes of all checkpoints, of those that must be there for a while, and of the models' weights."""
     disk = dict.fromkeys(("models", "needed", "everything"), 0.0)
-    for checkpoint in plan.checkpoints:
-        shape = sizes.shapes[checkpoint.run]
+    for (run, _), users in plan.checkpoints.items():
+        shape, _ = sizes[run]
         if shape is None:
             continue
         # AdamW keeps two moments of a weight, Muon one of the matrices inside the blocks.
-        has_muon = plan.runs[checkpoint.run].recipe.optimizer.name == "muon"
+        has_muon = plan.runs[run].recipe.optimizer.name == "muon"
         weights = float(BYTES_PER_WEIGHT * shape.parameters)
         moments = 2 * weights - (BYTES_PER_WEIGHT * shape.block_weights if has_muon else 0)
         disk["everything"] += weights + moments
-        disk["models"] += weights if checkpoint.models else 0.0
-        disk["needed"] += weights if checkpoint.models or checkpoint.needed_by else 0.0
-        disk["needed"] += moments if checkpoint.moments_needed_by else 0.0
+        disk["models"] += weights if users["models"] else 0.0
+        disk["needed"] += weights if users["models"] or users["needed_by"] else 0.0
+        disk["needed"] += moments if users["moments_needed_by"] else 0.0
     return disk

@@ -26,7 +26,7 @@ from biphase.console import duration, printable
 from biphase.embedding.recipe import set_name
 from biphase.errors import InputError
 from biphase.flops import PEAK_FLOPS
-from biphase.recipe import cut_phases
+from biphase.recipe import Phase, cut_phases
 from biphase.report.contrasts import POWER, USUAL_NOISE, smallest_difference
 from biphase.report.formats import format_bytes, show_count, show_estimate, show_list
 from biphase.report.tables import PLAIN
@@ -171,9 +171,8 @@ def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
         names = ", ".join(hypothesis.name for hypothesis in study.hypotheses)
         count = show_count(len(study.hypotheses), "hypothesis", "hypotheses")
         lines.append(Text(printable(f"{count} (hash {hash_hypotheses(plan)}): {names}")))
-    return Group(
-        *lines, "", run_tree(plan), "", *describe_steps(estimate), "", cost_table(estimate), *cost_lines(estimate)
-    )
+    lines += ["", run_tree(plan), "", *describe_steps(estimate), "", cost_table(estimate)]
+    return Group(*lines, *cost_lines(estimate))
 
 
 def describe_power(plan: Plan, evaluation: Evaluation) -> Iterator[str]:
@@ -199,10 +198,8 @@ def describe_power(plan: Plan, evaluation: Evaluation) -> Iterator[str]:
         sizes = f"{show_list(differences)} ({POWER:.0%} power)"
         yield f"finds differences of about {sizes} if scores vary by {moved}, as of {who}"
     if plan.num_seeds == 2:
-        yield (
-            "2 pretraining seeds find less than 1 seed does: take 3 or more, or 1, whose verdicts are about these "
-            "checkpoints alone"
-        )
+        remedy = "take 3 or more, or 1, whose verdicts are about these checkpoints alone"
+        yield f"2 pretraining seeds find less than 1 seed does: {remedy}"
 
 
 def run_tree(plan: Plan) -> Tree:
@@ -225,21 +222,21 @@ def run_tree(plan: Plan) -> Tree:
 
 def describe_steps(estimate: Estimate) -> list[RenderableType]:
     """Make a table of models, steps and tokens of each group of arms, and how they differ from published steps."""
-    rows = [row for row in estimate.groups if row.group != "evaluation"]
-    columns = {"arms": ([row.group for row in rows], "all")}
+    rows = [row for row in estimate.groups if row["group"] != "evaluation"]
+    columns = {"arms": ([row["group"] for row in rows], "all")}
     for header, field in (("models", "models"), ("steps\nalone", "steps_alone"), ("steps\nshared", "steps")):
-        counts = [getattr(row, field) for row in rows]
+        counts = [row[field] for row in rows]
         columns[header] = ([f"{count:,}" for count in counts], f"{sum(counts):,}")
-    columns["tokens"] = ([f"{row.tokens:.3g}" for row in rows], f"{sum(row.tokens for row in rows):.3g}")
+    columns["tokens"] = ([f"{row['tokens']:.3g}" for row in rows], f"{sum(row['tokens'] for row in rows):.3g}")
     lines, published = [], {}
     for row in estimate.groups:
-        if row.published and row.published.steps is not None:
-            published[row.group] = f"{row.published.steps:,}"
-            note = f" {row.published.note}" if row.published.note else ""
-            more = row.steps - row.published.steps
-            lines.append(f"{row.group}: {row.steps:,} steps, published {published[row.group]} ({more:+,}).{note}")
+        group, steps, entry = row["group"], row["steps"], row["published"]
+        if entry and entry.steps is not None:
+            published[group] = f"{entry.steps:,}"
+            note = f" {entry.note}" if entry.note else ""
+            lines.append(f"{group}: {steps:,} steps, published {entry.steps:,} ({steps - entry.steps:+,}).{note}")
     if published.keys() - {"evaluation"}:
-        columns["published"] = ([published.get(row.group, "") for row in rows], "")
+        columns["published"] = ([published.get(row["group"], "") for row in rows], "")
     return [number_table("Steps", columns), *lines]
 
 
@@ -257,12 +254,12 @@ def number_table(title: str, columns: Mapping[str, tuple[list[str], str]]) -> Ta
 def cost_table(estimate: Estimate) -> Table:
     """FLOPs, device hours, and published hours with the share of the device's peak that they imply."""
     machine, rows = estimate.machine, estimate.groups
-    columns = {"": ([row.group for row in rows], "all")}
-    columns["FLOPs"] = ([f"{row.flops:.3g}" for row in rows], f"{estimate.flops:.3g}")
+    columns = {"": ([row["group"] for row in rows], "all")}
+    columns["FLOPs"] = ([f"{row['flops']:.3g}" for row in rows], f"{estimate.flops:.3g}")
     if machine:
-        spent = [row.device_hours or 0.0 for row in rows]
+        spent = [row["device_hours"] or 0.0 for row in rows]
         columns[f"{machine.name}\nhours"] = ([show_estimate(value) for value in spent], show_estimate(sum(spent)))
-    hours = [(row.published.gpu_hours if row.published else None) or 0.0 for row in rows]
+    hours = [(row["published"].gpu_hours if row["published"] else None) or 0.0 for row in rows]
     if any(hours):
         on = f"\n{estimate.published_on} hours" if estimate.published_on else ""
         columns[f"published{on}"] = ([f"{value:,.10g}" if value else "" for value in hours], f"{sum(hours):,.10g}")
@@ -270,7 +267,7 @@ def cost_table(estimate: Estimate) -> Table:
     if any(hours) and machine and machine.name == estimate.published_on:
         shares = []
         for row, value in zip(rows, hours, strict=True):
-            shares.append(f"{row.flops / value / 3600 / machine.peak_flops:.1%}" if value else "")
+            shares.append(f"{row['flops'] / value / 3600 / machine.peak_flops:.1%}" if value else "")
         columns["which is\nof peak"] = (shares, "")
     return number_table("Cost", columns)
 
@@ -287,7 +284,7 @@ def cost_lines(estimate: Estimate) -> list[str]:
     spent = sum(by_objective.values())
     shares = [f"{name} {flops:.3g} ({flops / spent:.0%})" for name, flops in by_objective.items()]
     lines = ["FLOPs of pretraining, the head only where a loss is: " + ", ".join(shares)]
-    machine, disk = estimate.machine, {what: format_bytes(size) for what, size in estimate.disk_bytes.items()}
+    machine, disk = estimate.machine, {use: format_bytes(size) for use, size in estimate.disk_bytes.items()}
     if machine and machine.devices > 1:
         all_busy = describe_hours(machine, estimate.flops)
         lines.append(f"on all {machine.devices} (planning.devices of the study), all busy: {all_busy}")
@@ -296,16 +293,14 @@ def cost_lines(estimate: Estimate) -> list[str]:
         if machine:
             first += f", {describe_hours(machine, estimate.first_seed_flops)} with all devices busy"
         lines.append(f"the first pretraining seed alone, with its fine-tunings: {first}")
-    lines.append(
-        f"disk: {disk['models']} for the models' weights, {disk['needed']} with what branches need, "
-        f"{disk['everything']} when nothing is dropped"
-    )
+    with_more = f"{disk['needed']} with what branches need, {disk['everything']} when nothing is dropped"
+    lines.append(f"disk: {disk['models']} for the models' weights, {with_more}")
     lines += estimate.misfits
     # A warning where less of the device's peak was reached than is assumed, by the hours that were published.
-    hours = {row.group: row.published.gpu_hours for row in estimate.groups if row.published and row.published.gpu_hours}
-    if machine and machine.source == "assumed" and hours and estimate.published_on:
-        flops = sum(row.flops for row in estimate.groups if row.group in hours)
-        share = flops / sum(hours.values()) / 3600 / PEAK_FLOPS[estimate.published_on]
+    measured = [row for row in estimate.groups if row["published"] and row["published"].gpu_hours]
+    if machine and machine.source == "assumed" and measured and estimate.published_on:
+        hours = sum(row["published"].gpu_hours for row in measured)
+        share = sum(row["flops"] for row in measured) / hours / 3600 / PEAK_FLOPS[estimate.published_on]
         if share < machine.efficiency:
             remedy = f"expect up to {machine.efficiency / share:.1f} times these hours, or measure (--device RUN)"
             reached = f"the published hours are {share:.0%} of {estimate.published_on}'s peak"
@@ -324,10 +319,6 @@ def plan_json(plan: Plan, estimate: Estimate) -> dict[str, Any]:
         facts = {"name": model.name, "arm": arm.name, "kind": model.kind, "seed": model.seed, "group": arm.group}
         facts |= {"model": arm.model, "parent": arm.parent, "curriculum": arm.curriculum}
         models.append(facts | {"checkpoint": f"{model.run}@{model.step}", "history": history(plan, model)})
-    checkpoints = []
-    for checkpoint in plan.checkpoints:
-        users = {key: getattr(checkpoint, key) for key in ("models", "needed_by", "moments_needed_by")}
-        checkpoints.append({"checkpoint": f"{checkpoint.run}@{checkpoint.step}"} | users)
     hidden: Any = {"machine": {"peak_flops", "source"}, "first_seed_flops": True, "published_on": True}
     tree: dict[str, Any] = {
         "study": plan.study.name,
@@ -338,7 +329,7 @@ def plan_json(plan: Plan, estimate: Estimate) -> dict[str, Any]:
         "runs": [to_jsonable_python(run, exclude={"key"}) for run in plan.runs.values()],
         "segments": plan.segments,
         "models": models,
-        "checkpoints": checkpoints,
+        "checkpoints": [{"checkpoint": f"{run}@{step}"} | users for (run, step), users in plan.checkpoints.items()],
         "cells": [{"name": cell.name, "evaluates": cell.evaluates} for cell in plan.cells],
         "cost": to_jsonable_python(estimate, exclude=hidden),
     }
@@ -351,32 +342,28 @@ def plan_graph(plan: Plan) -> str:
     model."""
     plan = plan.of_first_seed
     # The models at a (run, step); final ones come last and win, for they bear the names of arms.
-    models = {
-        (model.run, model.step): model.name
-        for model in sorted(plan.models, key=lambda model: model.kind == "final")
-        if model.kind != "random"
-    }
-    names: dict[tuple[str, int], str] = {}
-    nodes, edges = list[str](), list[str]()
-
-    def node_at(step: tuple[str, int], text: str) -> str:
-        """Return the identifier of a node, which is made when it is first met."""
-        if step not in names:
-            names[step] = f"n{len(names)}"
-            nodes.append(f'  {names[step]}["{text}"]' if step in models else f'  {names[step]}("{text}")')
-        return names[step]
-
+    by_kind = sorted(plan.models, key=lambda model: model.kind == "final")
+    models = {(model.run, model.step): model.name for model in by_kind if model.kind != "random"}
+    labels: dict[tuple[str, int], str] = {}  # of all nodes, in the order in which they are met
+    edges: list[tuple[tuple[str, int], Phase, tuple[str, int]]] = []
     for run in plan.runs.values():
         start = "random weights" if run.recipe.init.preset else "pretrained"
         begin = (run.parent, run.first) if run.parent else (f"{start}: {run.model}", 0)
-        for first, last, phase in cut_phases(run.recipe.curriculum, [step - run.first for step in run.kept]):
+        # Only a start of all training is met as a begin first; everything else has been the end of an edge.
+        labels.setdefault(begin, begin[0])
+        for _, last, phase in cut_phases(run.recipe.curriculum, [step - run.first for step in run.kept]):
             finish = (run.name, run.first + last)
-            # Only a start of all training is met as a begin first; everything else has been the end of an edge.
-            tail, head = node_at(begin, begin[0]), node_at(finish, models.get(finish, f"{run.name}@{finish[1]}"))
-            colour = f"  linkStyle {len(edges) // 2} stroke:{COLORS[phase.objective]}"
-            edges += [f'  {tail} -- "{phase.label} {write_steps(last - first)}" --> {head}', colour]
+            labels.setdefault(finish, models.get(finish, f"{run.name}@{finish[1]}"))
+            edges.append((begin, phase, finish))
             begin = finish
-    return "\n".join(["flowchart LR", *nodes, *edges, ""])
+    lines, numbers = ["flowchart LR"], {node: f"n{number}" for number, node in enumerate(labels)}
+    for node, label in labels.items():
+        lines.append(f'  {numbers[node]}["{label}"]' if node in models else f'  {numbers[node]}("{label}")')
+    for number, (begin, phase, finish) in enumerate(edges):
+        trained = f'"{phase.label} {write_steps(phase.steps)}"'
+        lines.append(f"  {numbers[begin]} -- {trained} --> {numbers[finish]}")
+        lines.append(f"  linkStyle {number} stroke:{COLORS[phase.objective]}")
+    return "\n".join([*lines, ""])
 
 
 def describe_advice(advice: Advice) -> RenderableType:
@@ -398,13 +385,13 @@ def describe_advice(advice: Advice) -> RenderableType:
                 continue
             mark = "  ← chosen" if item == advice.chosen else ""
             epochs = show_estimate(item.epochs) if advice.text else ""
-            loss, each = "nothing learned" if item.is_guess else f"{item.loss:.2f}", item.tokens_per_parameter
-            sizes.add_row(item.name + mark, f"{item.tokens:.2g}", show_estimate(each), epochs, loss)
+            loss, ratio = "nothing learned" if item.is_guess else f"{item.loss:.2f}", item.tokens_per_parameter
+            sizes.add_row(item.name + mark, f"{item.tokens:.2g}", show_estimate(ratio), epochs, loss)
         parts += [sizes, ""]
     cost = f"cost: {advice.flops:.3g} FLOPs"
     if machine := advice.machine:
-        taken = describe_hours(machine, advice.flops)
-        cost += f", {taken} on {machine.devices} × {machine.name} ({machine.speed})"
+        on_machine = f"{machine.devices} × {machine.name} ({machine.speed})"
+        cost += f", {describe_hours(machine, advice.flops)} on {on_machine}"
     return Group(*parts, cost, *(f"note: {caveat}" for caveat in advice.caveats))
 
 

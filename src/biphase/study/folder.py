@@ -96,10 +96,8 @@ def drop_checkpoints(folder: Path, plan: Plan) -> None:
 def claim_study_folder(path: Path, study: Study) -> Path:
     """Write the study into its folder. Raises `InputError` when that is another study's."""
     file = path / "study.yaml"
-    if file.exists():
-        name = read_yaml(file).get("name")
-        if name != study.name:
-            raise InputError(f"{path} is the folder of the study '{name}', not of '{study.name}'; choose another one")
+    if file.exists() and (name := read_yaml(file).get("name")) != study.name:
+        raise InputError(f"{path} is the folder of the study '{name}', not of '{study.name}'; choose another one")
     path.mkdir(parents=True, exist_ok=True)
     write_text(file, study_text(study))
     return path
@@ -170,16 +168,11 @@ class StudyState:
         left = self.kinds.keys() - self.done
         return [failure for failure in read_failures(self.folder) if failure.unit in left]
 
-    def reference(self, run: str, step: int) -> str | None:
-        """Return `FOLDER@STEP` of a checkpoint; None where it is not there."""
-        is_there = step in self.steps.get(run, ())
-        return f"{(self.folder / 'runs' / self.records[run].folder).resolve()}@{step}" if is_there else None
-
     def identify(self, run: str, step: int) -> tuple[str, int] | None:
         """Return the hash of a model and how many tokens it has positions for: those of its checkpoint, or, where that
         is gone, those that its record has; None where neither is there."""
-        if reference := self.reference(run, step):
-            model = identify(reference)
+        if step in self.steps.get(run, ()):
+            model = identify(f"{(self.folder / 'runs' / self.records[run].folder).resolve()}@{step}")
             return model.hash, model.max_length
         return self.records[run].models.get(step) if run in self.records else None
 
@@ -197,11 +190,11 @@ def find_needed(state: StudyState, scored_models: set[str] | frozenset[str] = fr
     """Return the state with the checkpoints that are needed, and the runs that have all of theirs. A model that is
     scored on all its tasks needs no checkpoint."""
     trained, needed = {*state.records}, {name: set[int]() for name in state.plan.runs}
-    for checkpoint in reversed(state.plan.checkpoints):  # runs stand behind those that they start from
-        if not scored_models.issuperset(checkpoint.models) or not trained.issuperset(checkpoint.needed_by):
-            needed[checkpoint.run].add(checkpoint.step)
-            if checkpoint.step not in state.steps.get(checkpoint.run, ()):
-                trained.discard(checkpoint.run)
+    for (run, step), users in reversed(state.plan.checkpoints.items()):  # runs stand behind those that they start from
+        if not scored_models.issuperset(users["models"]) or not trained.issuperset(users["needed_by"]):
+            needed[run].add(step)
+            if step not in state.steps.get(run, ()):
+                trained.discard(run)
     return replace(state, trained=trained, needed=needed)
 
 
@@ -219,9 +212,8 @@ def read_state(plan: Plan, folder: Path) -> StudyState:
         if identity is None or not score_folder.is_dir():
             continue
         (model_hash, max_length), read = identity, read_scores(score_folder)
-        keys = {}
-        for cell in cells[model.name]:
-            keys[cell.name] = keys_of(cell.task, cell.evaluates, cell.config, max_length)
+        own_cells = cells[model.name]
+        keys = {cell.name: keys_of(cell.task, cell.evaluates, cell.config, max_length) for cell in own_cells}
         all_keys, current, matched = set().union(*keys.values()), list[Score](), set[str]()
         for score in read.scores:
             # It may have been asked for with its precision, or with whatever the machine has units for.
@@ -232,7 +224,7 @@ def read_state(plan: Plan, folder: Path) -> StudyState:
                 current.append(score)
                 matched |= keys_of_score
         scores[model.name] = ScoreSet(tuple(current), read.broken)
-        scored_cells = {name for name, wanted in keys.items() if wanted <= matched}
+        scored_cells = {name for name, keys_of_scores in keys.items() if keys_of_scores <= matched}
         scored |= scored_cells
         if scored_cells == keys.keys():
             scored_models.add(model.name)
@@ -259,8 +251,7 @@ def keys_of_cell(trained_on: str, evaluates: Sequence[str], config: FinetuneConf
     """
     if trained_on.startswith(EMBED):
         return {score_key(f"{trained_on} {task}", config) for task in evaluates}
-    tasks = [find_task(task) for task in evaluates]
-    return {score_key(task.name, settle_config(config, task, max_length)) for task in tasks}
+    return {score_key(task.name, settle_config(config, task, max_length)) for task in map(find_task, evaluates)}
 
 
 # On what it was trained

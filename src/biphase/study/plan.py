@@ -13,10 +13,10 @@ A trunk with two branches, each arm with a warm-up ╱ of 10 and a decay ╲ of 
     clm-100                             │        ╰╲──────●
     60-100                              ╰────────────────── mlm ──────────╲───────●
 
-    arm        path                                            run
-    clm-200    origin 0, parent none,    first  0, last 200    all of it; kept 60, 80, 200
-    clm-100    origin 0, parent clm-200, first 80, last 100    its decay, since steps 0 to 80 are those of clm-200
-    60-100     origin 0, parent clm-200, first 60, last 160    its 100 steps of MLM, without a warm-up
+    arm                                                       run
+    clm-200    origin 0, trunk none,    first  0, last 200    all of it; kept 60, 80, 200
+    clm-100    origin 0, trunk clm-200, first 80, last 100    its decay, since steps 0 to 80 are those of clm-200
+    60-100     origin 0, trunk clm-200, first 60, last 160    its 100 steps of MLM, without a warm-up
 
 An arm that continues clm-200 (`parents` in the study file) has origin 200: steps count updates since random weights,
 over all parents, as checkpoints do.
@@ -37,7 +37,7 @@ from biphase.recipe import Init, Phase, Recipe, cut_phases, join_phases, phases_
 from biphase.report.grammar import AskedInequality
 from biphase.report.hypotheses import Ladder, Spot, bind
 from biphase.report.paper import read_findings
-from biphase.study.arms import Arm, expand_arms, seeded_name
+from biphase.study.arms import Arm, expand_arms
 from biphase.study.spec import (
     Study,
     check_evaluation,
@@ -47,19 +47,6 @@ from biphase.study.spec import (
     trainings,
     write_steps,
 )
-
-
-@dataclass(frozen=True)
-class ArmPath:
-    """The runs that train the steps of an arm: up to `first` by other runs, from there to `last` by its own."""
-
-    arm: Arm
-    origin: int
-    """Where the arm itself begins: the last step of the arm that it continues, 0 for an arm that continues none."""
-    parent: str | None
-    """The run that has step `first`; None where the arm begins with random weights or a foreign model."""
-    first: int
-    last: int
 
 
 @dataclass(frozen=True)
@@ -101,31 +88,14 @@ class EvaluatedModel:
     """A checkpoint that is fine-tuned and scored: what the paper calls a model."""
 
     name: str
+    pooled_name: str
+    """The name under which reports pool it with the other pretraining seeds: its own, without the seed."""
     arm: str
     kind: Literal["final", "intermediate", "random"]
     """`random` is the network and tokenizer of the checkpoint with fresh weights."""
     run: str
     step: int
     seed: int = 0
-
-    @property
-    def pooled_name(self) -> str:
-        """The name under which reports pool it with the other pretraining seeds: its own, without the seed."""
-        return self.name.replace(self.arm, self.arm.removesuffix(seeded_name("", self.seed)), 1)
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A kept step of a run, and until when it is needed."""
-
-    run: str
-    step: int
-    needed_by: tuple[str, ...]
-    """Runs that start from it: when they are done, and where there are none, it may be dropped unless it is a model."""
-    moments_needed_by: tuple[str, ...]
-    """Those of them that go on with its optimizer; afterwards, and at once where there are none, the moments may go."""
-    models: tuple[str, ...]
-    """Models that it is: their cells need its weights."""
 
 
 @dataclass(frozen=True)
@@ -174,11 +144,8 @@ class Plan:
     @property
     def has_one_order(self) -> bool:
         """An arm that is pretrained several times sees the data in one order each time."""
-        firsts, later = set[tuple[str, int]](), set[tuple[str, int]]()
-        for arm in self.arms.values():
-            orders = later if arm.seed else firsts
-            orders.add((arm.pooled_name, arm.recipe.data.order_seed))
-        return not firsts.isdisjoint(later)
+        order_seeds = {name: arm.recipe.data.order_seed for name, arm in self.arms.items()}
+        return any(arm.seed and order_seeds[name] == order_seeds[arm.pooled_name] for name, arm in self.arms.items())
 
     @cached_property
     def usual_recipes(self) -> dict[tuple[str, bool], str]:
@@ -194,16 +161,11 @@ class Plan:
     def of_first_seed(self) -> "Plan":
         """The part of the plan that is of the first pretraining seed: a plan for itself. The others repeat it, or a
         part of it."""
-        runs = {name: run for name, run in self.runs.items() if not self.arms[name].seed}
-        models = tuple(model for model in self.models if not model.seed)
-        names = {model.name for model in models}
-        return replace(
-            self,
-            arms={name: arm for name, arm in self.arms.items() if not arm.seed},
-            runs=runs,
-            models=models,
-            cells=tuple(cell for cell in self.cells if cell.model in names),
-        )
+        arms = {name: arm for name, arm in self.arms.items() if not arm.seed}
+        runs = {name: run for name, run in self.runs.items() if name in arms}
+        models = {model.name: model for model in self.models if not model.seed}
+        cells = tuple(cell for cell in self.cells if cell.model in models)
+        return replace(self, arms=arms, runs=runs, models=tuple(models.values()), cells=cells)
 
     def lineage(self, name: str) -> list[Arm]:
         """The arms that an arm continues, the oldest first, and the arm itself."""
@@ -251,22 +213,24 @@ class Plan:
         return segments
 
     @cached_property
-    def checkpoints(self) -> tuple[Checkpoint, ...]:
-        """Every step that stays on disk when its run is done, in the order of the runs."""
-        branches: dict[tuple[str | None, int], list[PlannedRun]] = defaultdict(list)
-        for run in self.runs.values():
-            branches[run.parent, run.first].append(run)
-        evaluated: dict[tuple[str, int], list[str]] = defaultdict(list)
-        for model in self.models:
-            evaluated[model.run, model.step].append(model.name)
-        checkpoints = []
+    def checkpoints(self) -> dict[tuple[str, int], dict[str, list[str]]]:
+        """Every step that stays on disk when its run is done, in the order of the runs, and who needs it.
+
+        `models` are those that it is, whose cells need its weights; `needed_by` are the runs that start from it, and
+        `moments_needed_by` those of them that go on with its optimizer. When these are done, and at once where there
+        are none, it or its moments may be dropped, unless it is a model.
+        """
+        checkpoints: dict[tuple[str, int], dict[str, list[str]]] = {}
         for run in self.runs.values():
             for step in run.stored_steps:
-                children = branches[run.name, step]
-                begun = tuple(child.name for child in children)
-                resumed = tuple(child.name for child in children if child.recipe.init.carry_optimizer)
-                checkpoints.append(Checkpoint(run.name, step, begun, resumed, tuple(evaluated[run.name, step])))
-        return tuple(checkpoints)
+                checkpoints[run.name, step] = {"models": [], "needed_by": [], "moments_needed_by": []}
+            if run.parent is not None:
+                checkpoints[run.parent, run.first]["needed_by"].append(run.name)
+                if run.recipe.init.carry_optimizer:
+                    checkpoints[run.parent, run.first]["moments_needed_by"].append(run.name)
+        for model in self.models:
+            checkpoints[model.run, model.step]["models"].append(model.name)
+        return checkpoints
 
 
 def plan_study(study: Study) -> Plan:
@@ -279,42 +243,43 @@ def plan_study(study: Study) -> Plan:
     arms = expand_arms(study)
     if study.evaluation is not None:
         check_evaluation(study.evaluation)
-    paths = find_paths(arms)
-    models = list_models(study, paths)
-    runs, cells = make_runs(paths, models), tuple(list_cells(study, models))
+    arms = share_trunks(arms)
+    models = list_models(study, arms)
+    runs, cells = make_runs(arms, models), tuple(list_cells(study, models))
     plan = Plan(study, arms, runs, models, cells, task_families(study.evaluation))
     return replace(plan, hypotheses=tuple(bind_hypotheses(plan)))
 
 
-def list_models(study: Study, paths: Mapping[str, ArmPath]) -> tuple[EvaluatedModel, ...]:
+def list_models(study: Study, arms: Mapping[str, Arm]) -> tuple[EvaluatedModel, ...]:
     """List final models in the order of the file, then intermediate ones, then each network from random weights."""
     finals = []
-    for name, path in paths.items():
-        run = run_that_trains(paths, path.last, name)
-        finals.append(EvaluatedModel(name, name, "final", run, path.last, path.arm.seed))
+    for name, arm in arms.items():
+        run = run_that_trains(arms, arm.last, name)
+        finals.append(EvaluatedModel(name, arm.pooled_name, name, "final", run, arm.last, arm.seed))
     # By name, for a checkpoint that is named twice is one model.
     before_decay: dict[str, EvaluatedModel] = {}
     for intermediate in study.intermediate:
         for pooled in intermediate.arms:
-            seeds = [path for path in paths.values() if path.arm.pooled_name == pooled]
+            seeds = [arm for arm in arms.values() if arm.pooled_name == pooled]
             if not seeds:
-                hint = nearest(pooled, {path.arm.pooled_name for path in paths.values()})
+                hint = nearest(pooled, {arm.pooled_name for arm in arms.values()})
                 raise InputError(f"intermediate: unknown arm '{pooled}'{hint}")
-            for path, count in product(seeds, intermediate.steps):
-                arm, step, flat_end = path.arm.name, path.origin + count, path.arm.recipe.decay_start
+            for arm, count in product(seeds, intermediate.steps):
+                name, step, flat_end = arm.name, arm.origin + count, arm.recipe.decay_start
                 if count > flat_end:
-                    raise InputError(f"intermediate: arm '{arm}' decays from step {flat_end} on, before step {count}")
-                run, name, seed = run_that_trains(paths, step, arm), f"{arm}@{count}", path.arm.seed
-                before_decay[name] = EvaluatedModel(name, arm, "intermediate", run, step, seed)
+                    raise InputError(f"intermediate: arm '{name}' decays from step {flat_end} on, before step {count}")
+                at, run = f"@{count}", run_that_trains(arms, step, name)
+                model = EvaluatedModel(name + at, pooled + at, name, "intermediate", run, step, arm.seed)
+                before_decay[model.name] = model
     controls: dict[str, EvaluatedModel] = {}
     if study.evaluation is not None and study.evaluation.random_weights:
         # The first final model of each network lends its checkpoint for the network and the tokenizer.
         for final in finals:
-            network = paths[final.arm].arm.model
+            network = arms[final.arm].model
             name = f"{network}-random"
-            if name in paths:
+            if name in arms:
                 raise InputError(f"arm '{name}' has the name of the control; give its group another name")
-            controls.setdefault(network, replace(final, name=name, kind="random"))
+            controls.setdefault(network, replace(final, name=name, pooled_name=name, kind="random"))
     return (*finals, *before_decay.values(), *controls.values())
 
 
@@ -353,48 +318,47 @@ def history(plan: Plan, model: EvaluatedModel) -> tuple[Phase, ...]:
     """List the phases of a model from its beginning, over all parents; those of a foreign model are not known."""
     *earlier, arm = plan.lineage(model.arm)
     before = [phase for parent in earlier for phase in parent.recipe.curriculum]
-    steps = model.step - sum(phase.steps for phase in before)
-    return join_phases([*before, *phases_between(arm.recipe.curriculum, 0, steps)])
+    return join_phases([*before, *phases_between(arm.recipe.curriculum, 0, model.step - arm.origin)])
 
 
-def find_paths(arms: Mapping[str, Arm]) -> dict[str, ArmPath]:
+def share_trunks(arms: Mapping[str, Arm]) -> dict[str, Arm]:
     """Place every arm behind the longest beginning that it shares with one of the earlier arms; of equally long ones,
     behind that of the first arm in the file.
 
     Raises `InputError` when two arms are the same model.
     """
-    paths: dict[str, ArmPath] = {}
+    placed: dict[str, Arm] = {}
     # The arms of which all is equal that decides the weights of a step, but the curriculum and the decay.
     relatives: dict[str, list[str]] = defaultdict(list)
     for name, arm in arms.items():
         # 1. Alone, the arm would train all its steps, from random weights or from the end of the arm that it continues.
-        recipe, first, parent = arm.recipe, 0, None
+        recipe, origin, run = arm.recipe, 0, None
         if arm.parent is not None:
-            first = paths[arm.parent].last
-            parent = run_that_trains(paths, first, arm.parent)
-        origin, tree = first, recipe.weights_tree
+            origin = placed[arm.parent].last
+            run = run_that_trains(placed, origin, arm.parent)
+        first, tree = origin, recipe.weights_tree
         del tree["curriculum"], tree["schedule"]["decay_steps"]
         earlier = relatives[content_hash(tree)]
         # 2. The steps that it has in common with an earlier arm are those of a trunk, unless they end in the warm-up.
         trunk, longest = "", max(1, recipe.schedule.warmup_steps) - 1
         for relative in earlier:
-            other = arms[relative].recipe
-            if (recipe.curriculum, recipe.schedule) == (other.curriculum, other.schedule):
+            rival = arms[relative].recipe
+            if (recipe.curriculum, recipe.schedule) == (rival.curriculum, rival.schedule):
                 raise InputError(
                     f"arms '{relative}' and '{name}' are the same model under two names; remove one of them"
                 )
-            if shared_steps(recipe, other) > longest:
-                trunk, longest = relative, shared_steps(recipe, other)
+            if shared_steps(recipe, rival) > longest:
+                trunk, longest = relative, shared_steps(recipe, rival)
         if trunk:
             # The trunk's arm may itself be a branch of a third one, whose run then has the checkpoint.
             first = origin + longest
-            parent = run_that_trains(paths, first, trunk)
-        paths[name] = ArmPath(arm, origin, parent, first, origin + recipe.num_steps)
+            run = run_that_trains(placed, first, trunk)
+        placed[name] = replace(arm, origin=origin, trunk=run, first=first, last=origin + recipe.num_steps)
         earlier.append(name)
-    return paths
+    return placed
 
 
-def shared_steps(recipe: Recipe, other: Recipe) -> int:
+def shared_steps(recipe: Recipe, rival: Recipe) -> int:
     """Count the steps that two recipes have in common which differ in curriculum and decay alone: phase by phase, up to
     and into the first that differs, and not beyond the step where either's rate begins to fall.
 
@@ -403,53 +367,51 @@ def shared_steps(recipe: Recipe, other: Recipe) -> int:
         60 clm + 100 mlm  | 60 clm + 80 mlm20  →  60: the second phases have nothing in common
     """
     common = 0
-    for phase, other_phase in zip(recipe.curriculum, other.curriculum, strict=False):
-        if phase != other_phase:
+    for phase, rival_phase in zip(recipe.curriculum, rival.curriculum, strict=False):
+        if phase != rival_phase:
             # One whose masking ratio moves is no beginning of a longer one, in which it moves more slowly.
-            is_alike = not phase.is_ramped and phase.model_copy(update={"steps": other_phase.steps}) == other_phase
-            common += min(phase.steps, other_phase.steps) if is_alike else 0
+            is_alike = not phase.is_ramped and phase.model_copy(update={"steps": rival_phase.steps}) == rival_phase
+            common += min(phase.steps, rival_phase.steps) if is_alike else 0
             break
         common += phase.steps
-    return min(common, recipe.decay_start, other.decay_start)
+    return min(common, recipe.decay_start, rival.decay_start)
 
 
-def run_that_trains(paths: Mapping[str, ArmPath], step: int, arm: str) -> str:
-    """Find the run that trains an arm's path up to `step`, and so has that checkpoint: of 60-100 at step 60 clm-200."""
-    while step <= paths[arm].first:
-        parent = paths[arm].parent
-        assert parent is not None
-        arm = parent
+def run_that_trains(arms: Mapping[str, Arm], step: int, arm: str) -> str:
+    """Find the run that trains an arm up to `step`, and so has that checkpoint: of 60-100 at step 60 clm-200."""
+    while step <= arms[arm].first:
+        trunk = arms[arm].trunk
+        assert trunk is not None
+        arm = trunk
     return arm
 
 
-def make_runs(paths: Mapping[str, ArmPath], models: Iterable[EvaluatedModel]) -> dict[str, PlannedRun]:
+def make_runs(arms: Mapping[str, Arm], models: Iterable[EvaluatedModel]) -> dict[str, PlannedRun]:
     """Make a run for each arm that has steps of its own, which keeps what the models and other runs need."""
     # An arm whose every step another arm's run trains is a checkpoint of that run.
-    trained = {name: path for name, path in paths.items() if path.first < path.last}
-    kept_steps = {name: {path.last} for name, path in trained.items()}
-    for path in trained.values():
-        if path.parent is not None:
-            kept_steps[path.parent].add(path.first)
+    trained = {name: arm for name, arm in arms.items() if arm.first < arm.last}
+    kept_steps = {name: {arm.last} for name, arm in trained.items()}
+    for arm in trained.values():
+        if arm.trunk is not None:
+            kept_steps[arm.trunk].add(arm.first)
     for model in models:
         kept_steps[model.run].add(model.step)
     runs: dict[str, PlannedRun] = {}
-    for name, path in trained.items():
-        arm, recipe = path.arm, path.arm.recipe
+    for name, arm in trained.items():
+        recipe, first, last = arm.recipe, arm.first, arm.last
         init, schedule, steps = recipe.init, recipe.schedule, tuple(sorted(kept_steps[name]))
-        if path.first > path.origin:
-            # A branch: the warm-up lies behind it, and it goes on as if it had never left the trunk.
-            init = Init(checkpoint=f"{path.parent}@{path.first}", carry_optimizer=True)
-            schedule = schedule.model_copy(update={"warmup_steps": 0})
-        elif path.parent is not None:
-            # The beginning of an arm that continues another one: with its own warm-up, and moments if it asks for them.
-            init = Init(checkpoint=f"{path.parent}@{path.first}", carry_optimizer=init.carry_optimizer)
-        checkpoints = recipe.checkpoints.model_copy(update={"keep": tuple(step - path.first for step in steps)})
-        curriculum = phases_between(recipe.curriculum, path.first - path.origin, path.last - path.origin)
+        if arm.trunk is not None:
+            # A branch goes on as if it had never left the trunk, and its warm-up lies behind it. An arm that continues
+            # another one begins with its own warm-up, and with moments if it asks for them.
+            is_branch = first > arm.origin
+            init = Init(checkpoint=f"{arm.trunk}@{first}", carry_optimizer=is_branch or init.carry_optimizer)
+            schedule = schedule.model_copy(update={"warmup_steps": 0}) if is_branch else schedule
+        checkpoints = recipe.checkpoints.model_copy(update={"keep": tuple(step - first for step in steps)})
+        curriculum = phases_between(recipe.curriculum, first - arm.origin, last - arm.origin)
         changes = {"init": init, "schedule": schedule, "curriculum": curriculum, "checkpoints": checkpoints}
         trained_recipe = Recipe.model_validate(recipe.model_copy(update=changes).model_dump())
-        key = content_hash([trained_recipe.weights_tree, runs[path.parent].key if path.parent else None])
-        ends = (path.first, path.last)
-        runs[name] = PlannedRun(name, arm.group, arm.model, path.parent, *ends, steps, trained_recipe, key)
+        key = content_hash([trained_recipe.weights_tree, runs[arm.trunk].key if arm.trunk else None])
+        runs[name] = PlannedRun(name, arm.group, arm.model, arm.trunk, first, last, steps, trained_recipe, key)
     return runs
 
 
@@ -457,14 +419,12 @@ def list_ladders(plan: Plan) -> dict[str, Ladder]:
     """List what names in a hypothesis stand for: an arm, an arm without its budget, a curriculum, a group, a model on
     the way or with random weights, which `random` is of every network."""
     plan = plan.of_first_seed
-    ladders: dict[str, dict[Spot, dict[str, str]]] = {}
     spots = {name: Spot(arm.model, arm.recipe.num_steps) for name, arm in plan.arms.items()}
-    for name, spot in spots.items():
-        ladders[name] = {spot: {name: name}}
+    ladders = {name: {spot: {name: name}} for name, spot in spots.items()}
     for model in plan.models:
         if model.kind != "final":
             ladders[model.name] = {Spot(plan.arms[model.arm].model, model.step): {model.name: model.name}}
-    taken = set(ladders)
+    names_of_models = {*ladders}
     for arm in plan.arms.values():
         # The names that it shares with the same arm at other budgets; and what it is called there at every place.
         short, spot = arm.name.removesuffix(f"-{write_steps(arm.recipe.num_steps)}"), spots[arm.name]
@@ -472,10 +432,9 @@ def list_ladders(plan: Plan) -> dict[str, Ladder]:
         if arm.parent is None and not arm.settings:
             names.append(arm.curriculum)
         for name in names:
-            if name in taken:
-                continue
-            ladders.setdefault(name, {}).setdefault(spot, {})[short.removeprefix(f"{arm.model}-")] = arm.name
-        if f"{arm.model}-random" in taken and "random" not in taken:
+            if name not in names_of_models:
+                ladders.setdefault(name, {}).setdefault(spot, {})[short.removeprefix(f"{arm.model}-")] = arm.name
+        if f"{arm.model}-random" in names_of_models and "random" not in names_of_models:
             ladders.setdefault("random", {})[spot] = {"random": f"{arm.model}-random"}
     return dict(ladders)
 

@@ -29,7 +29,7 @@ from biphase.report.results import ReportArm, Result, ResultSet, pool
 from biphase.report.tables import Table
 from biphase.run import Run, read_metrics, read_recipe
 from biphase.study.advise import Evidence
-from biphase.study.cost import Sizes, measure_sizes
+from biphase.study.cost import RunSize, measure_sizes, run_flops
 from biphase.study.folder import TRAINING, StudyState, hash_hypotheses, read_state, tell_declaration
 from biphase.study.plan import EvaluatedModel, Plan, history, plan_study
 from biphase.study.spec import load_study
@@ -60,7 +60,7 @@ def collect_results(plan: Plan, scores: dict[str, ScoreSet]) -> ResultSet:
         for model in seeded:
             is_drawn = model.kind == "random" and plan.num_seeds > 1
             seed = None if is_drawn else plan.arms[model.arm].recipe.seed
-            peers = [score for other in seeded if other is not model for score in scores[other.name].scores]
+            peers = [score for peer in seeded if peer is not model for score in scores[peer.name].scores]
             for result in collect_model(arm, seed, scores[model.name], plan.families, peers):
                 by_seed.setdefault((result.dataset, result.metric), []).append(result)
         arms.append(arm)
@@ -82,10 +82,10 @@ def refuse_mixtures(scores: Mapping[str, ScoreSet]) -> None:
         for key, cells in list_unlike((str(score.folder), score.settings) for score in group):
             if of_model is None and key not in TASK_SETTINGS:
                 continue
-            shown = " and ".join(f"{value} ({folders[0]})" for value, folders in cells.items())
+            examples = " and ".join(f"{value} ({folders[0]})" for value, folders in cells.items())
             pinned = " or pin it with evaluation.finetune.precision" if key == "precision" else ""
             raise InputError(
-                f"scores on {task} were made with different {key}, {shown}: delete the folders of all but one"
+                f"scores on {task} were made with different {key}, {examples}: delete the folders of all but one"
                 f"{pinned}, and run the study again"
             )
 
@@ -179,7 +179,7 @@ def weigh_evidence(curricula: Mapping[str, Terms]) -> list[Evidence]:
     return compared
 
 
-def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Sizes) -> ReportArm:
+def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Mapping[str, RunSize]) -> ReportArm:
     """Describe a model as the paper would; the pretraining seeds of one arm are described alike."""
     arm = plan.arms[model.arm]
     if model.kind == "random":
@@ -204,7 +204,7 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Sizes) -> ReportArm:
     while name is not None:
         run = plan.runs[name]
         tokens += run.recipe.tokens_before(end) - run.recipe.tokens_before(run.first)
-        flops += sum(sizes.flops(run, end).values()) or math.nan  # that of a shape that is not known
+        flops += sum(run_flops(run, sizes[name], end).values()) or math.nan  # that of a shape that is not known
         name, end = run.parent, run.first
     is_intermediate = model.kind == "intermediate"
     return ReportArm(
@@ -244,13 +244,9 @@ def judge_results(plan: Plan, results: ResultSet) -> tuple[tuple[Finding, ...], 
 
 def list_equivalents(plan: Plan) -> dict[str, tuple[str, ...]]:
     """Map each arm whose compute-equivalent a hypothesis is about to the arms of the baseline."""
-    ladders = {}
-    for line in chain(*plan.hypotheses):
-        inequalities = [] if isinstance(line, str) else [*chain(*line)]
-        for inequality in inequalities:
-            if inequality.ladder:
-                ladders[inequality.operands[0].arms[0]] = inequality.ladder
-    return ladders
+    lines = [line for line in chain(*plan.hypotheses) if not isinstance(line, str)]
+    inequalities = [inequality for line in lines for inequality in chain(*line) if inequality.ladder]
+    return {inequality.operands[0].arms[0]: inequality.ladder for inequality in inequalities}
 
 
 def tell_findings(findings: Sequence[Finding], declared: str) -> Iterator[str]:
@@ -271,8 +267,8 @@ def hypotheses_json(plan: Plan, declared: str, findings: Sequence[Finding]) -> s
             interval = claim.interval
             numbers = {"estimate": claim.estimate, "low": interval.low, "high": interval.high, "bound": claim.bound}
             numbers |= {"p": claim.p_value, "adjusted_p": claim.adjusted}
-            shown = {key: None if math.isnan(value) else value for key, value in numbers.items()}  # nan is no JSON
-            inequalities.append({"label": claim.label, **shown, "verdict": claim.verdict})
+            finite = {key: None if math.isnan(value) else value for key, value in numbers.items()}  # nan is no JSON
+            inequalities.append({"label": claim.label, **finite, "verdict": claim.verdict})
         record = hypothesis.model_dump(mode="json") | {"verdict": finding.verdict, "inequalities": inequalities}
         records.append(record | {"needs": finding.needs})
     tree = {"hash": hash_hypotheses(plan), "declared": declared, "hypotheses": records}
@@ -293,21 +289,18 @@ def list_notes(state: StudyState) -> Iterator[str]:
         environment = read_json_as(run.path / "environment.json", dict[str, Any])
         precision = environment.get("precision", DTYPES[read_recipe(run).compute.precision])
         trained.append((name, {"precision": precision, "device": environment.get("device", "")}))
-    yield from tell_unlike("trained", trained)
-    by_task: dict[str, list[tuple[str, dict[str, str]]]] = {}
+    by_task: dict[str, list[tuple[str, dict[str, str]]]] = defaultdict(list)
     for model, scores in state.scores.items():
         for score in scores.scores:
             facts = {key: value for key, value in score.settings.items() if key not in (*TASK_SETTINGS, "weights")}
             facts["device"] = str(score.machine.get("device", ""))
-            by_task.setdefault(score.task, []).append((model, facts))
-    yield from dict.fromkeys(line for tuned in by_task.values() for line in tell_unlike("fine-tuned", tuned))
-
-
-def tell_unlike(how: str, facts: Iterable[tuple[str, Mapping[str, str]]]) -> Iterator[str]:
-    """Write a sentence for each fact of a run or a model that is known to differ."""
-    for key, names_of in list_unlike(facts):
-        shown = ", ".join(f"{value} ({first_of(names, MOST_NAMES)})" for value, names in sorted(names_of.items()))
-        yield f"Not all {how} with the same {key}: {shown}; differences between these may come from it."
+            by_task[score.task].append((model, facts))
+    notes: dict[str, None] = {}  # a sentence that holds for several tasks is written once
+    for how, group in [("trained", trained), *(("fine-tuned", tuned) for tuned in by_task.values())]:
+        for key, names_of in list_unlike(group):
+            values = ", ".join(f"{value} ({first_of(names, MOST_NAMES)})" for value, names in sorted(names_of.items()))
+            notes[f"Not all {how} with the same {key}: {values}; differences between these may come from it."] = None
+    yield from notes
 
 
 CELL_COLUMNS = ("model", "task", "learning_rate", "seed", "metric", "steps", "seconds")
@@ -329,10 +322,7 @@ def report_study(
         declared = tell_declaration(plan, folder) if findings else ""
         files = {"hypotheses.json": hypotheses_json(plan, declared, findings)} if findings else {}
         files["scores.csv"] = cells_csv(state.scores)
-        bm25 = {}
-        for score in (score for scores in state.scores.values() for score in scores.scores):
-            if BM25 in (tested := score.metrics.get("test", {})):
-                bm25[score.task] = tested[BM25]
+        tests = [(s.task, s.metrics.get("test", {})) for scores in state.scores.values() for s in scores.scores]
         page_text = PageText(
             title=plan.study.title or f"The study {plan.study.name}",
             question=plan.study.question,
@@ -341,7 +331,7 @@ def report_study(
             declared=list_equivalents(plan),
             notes=list(list_notes(state)),
             commands=[*tell_texts(state), *commands],
-            bm25=bm25,
+            bm25={task: values[BM25] for task, values in tests if BM25 in values},
             plan_svg=picture.result(),
             losses=read_losses(state),
             files=files,
@@ -414,9 +404,8 @@ def list_costs(state: StudyState) -> list[dict[str, object]]:
         spent += f", without {show_count(untimed, 'run')} whose time is not known" if timed and untimed else ""
         runs = [state.plan.runs[name] for name in state.records]
         steps, tokens = sum(run.steps for run in runs), f"{sum(run.tokens for run in runs):,}"
-        rows.append(
-            {"stage": "pretraining", "units": len(runs), "steps": steps, "tokens": tokens, "worker time": spent}
-        )
+        row = {"stage": "pretraining", "units": len(runs), "steps": steps, "tokens": tokens, "worker time": spent}
+        rows.append(row)
     scores = [score for model_scores in state.scores.values() for score in model_scores.scores]
     for task, (num, steps, seconds) in measure_trainings(scores).items():
         stage, spent = f"fine-tuning and evaluation: {task}", duration(seconds)
@@ -429,8 +418,8 @@ def list_missing(state: StudyState) -> Iterator[str]:
     left = Counter(kind for unit, kind in kinds.items() if unit not in done)
     for kind, total in Counter(kinds.values()).items():
         if left[kind]:
-            what = "runs" if kind == TRAINING else f"cells of {kind}"
-            yield f"{left[kind]} of {total} {what} are not finished."
+            noun = "runs" if kind == TRAINING else f"cells of {kind}"
+            yield f"{left[kind]} of {total} {noun} are not finished."
     for failure in state.failures:
         if not failure.is_blocked:
             yield f"Failed: {failure.unit}: {failure.reason}"

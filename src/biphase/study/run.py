@@ -33,7 +33,7 @@ from biphase.hub import refuse_missing
 from biphase.machine import grace, stop_signals
 from biphase.recipe import Recipe
 from biphase.run import Run, whole_steps
-from biphase.study.cost import cell_costs, measure_sizes
+from biphase.study.cost import cell_costs, measure_sizes, run_flops
 from biphase.study.folder import (
     TRAINING,
     StudyState,
@@ -65,6 +65,9 @@ def train_unit(plan: Plan, run: str, folder: Path, processes: int) -> list[str]:
         state = read_runs(plan, folder)
         if run in state.trained:
             return [f"{name}: done by another process"]
+        from biphase.pretraining.checkpoint import read_checkpoint_manifest
+        from biphase.pretraining.loop import train
+
         recipe = planned.recipe
         keep = tuple(step - planned.first for step in sorted(state.needed[run]))
         changes: dict[str, Any] = {"checkpoints": recipe.checkpoints.model_copy(update={"keep": keep})}
@@ -79,10 +82,8 @@ def train_unit(plan: Plan, run: str, folder: Path, processes: int) -> list[str]:
         if before is None or before.key != planned.key:
             before = state.records.get(run) or TrainedRecord("", planned.key, 0.0, untimed=begun)
         with keep_time(clock, before) as so_far:
-            path = train_here(recipe, runs) if processes == 1 else train_by_torchrun(recipe, runs, processes)
+            path = train(recipe, runs).path if processes == 1 else train_by_torchrun(recipe, runs, processes)
         timed = so_far()
-        from biphase.pretraining.checkpoint import read_checkpoint_manifest
-
         # The fingerprints of the shard sets that it was trained on, as its last checkpoint says them.
         steps = whole_steps(Run(path))
         manifest = read_checkpoint_manifest(Run(path).steps / str(steps[-1]), check_files=False) if steps else None
@@ -124,12 +125,6 @@ def keep_time(clock: Path, before: TrainedRecord) -> Iterator[Callable[[], Train
     finally:
         over.set()
         thread.join()
-
-
-def train_here(recipe: Recipe, runs: Path) -> Path:
-    from biphase.pretraining.loop import train
-
-    return train(recipe, runs).path
 
 
 def train_by_torchrun(recipe: Recipe, runs: Path, processes: int) -> Path:
@@ -240,14 +235,15 @@ def choose_units(units: Sequence[Unit], only: str, done: Set[str]) -> list[Unit]
         if len(ready) < len(cells):
             err.print(f"{len(cells) - len(ready)} cells left out: their models are not trained")
         return ready
-    for unit in units:
-        if unit.name == only:
-            if unit.needs and only not in done:
-                raise InputError(f"'{only}' needs '{unit.needs[0]}', which is not done yet")
-            return [unit]
-    close = get_close_matches(only, [TRAINING, CELLS, *(unit.name for unit in units)], 1)
-    hint = f"did you mean '{close[0]}'?" if close else f"they are called such as '{units[0].name}'"
-    raise InputError(f"no unit '{only}' in this study; {hint}")
+    by_name = {unit.name: unit for unit in units}
+    if only not in by_name:
+        close = get_close_matches(only, [TRAINING, CELLS, *by_name], 1)
+        hint = f"did you mean '{close[0]}'?" if close else f"they are called such as '{units[0].name}'"
+        raise InputError(f"no unit '{only}' in this study; {hint}")
+    unit = by_name[only]
+    if unit.needs and only not in done:
+        raise InputError(f"'{only}' needs '{unit.needs[0]}', which is not done yet")
+    return [unit]
 
 
 def measure_units(state: StudyState, units: Sequence[Unit]) -> dict[str, tuple[float, float]]:
@@ -272,16 +268,11 @@ def status(state: StudyState) -> dict[str, Any]:
     lines, notes = [], []
     for kind, total in Counter(unit.kind for unit in units).items():
         names_left = {unit.name for unit in left if unit.kind == kind}
-        line = {
-            "name": kind,
-            "done": total - len(names_left),
-            "running": len(state.begun) if kind == TRAINING else 0,
-            "failed": len(names_left & failed),
-            "total": total,
-            "seconds_left": None if seconds_left is None else seconds_left.get(kind, 0.0),
-        }
-        lines.append(line)
-        if len(names_left) == total and kind in guessed:
+        num_left, num_begun = len(names_left), len(state.begun) if kind == TRAINING else 0
+        line = {"name": kind, "done": total - num_left, "running": num_begun, "failed": len(names_left & failed)}
+        left_of_kind = None if seconds_left is None else seconds_left.get(kind, 0.0)
+        lines.append(line | {"total": total, "seconds_left": left_of_kind})
+        if num_left == total and kind in guessed:
             notes.append(f"how long {kind} takes is a guess until its first cell is done")
     seeds = []
     for seed in range(plan.num_seeds) if plan.num_seeds > 1 else ():
@@ -302,11 +293,11 @@ def study_units(state: StudyState, processes: int = 1) -> list[Unit]:
     """
     plan, folder, evaluation = state.plan, state.folder, state.plan.study.evaluation
     sizes = measure_sizes(plan)
-    has_flops = None not in sizes.shapes.values()
+    has_flops = all(shape for shape, _ in sizes.values())
     trained = replace(plan, cells=())
     units = []
     for run in plan.runs.values():
-        cost = sum(sizes.flops(run).values()) if has_flops else float(run.tokens)
+        cost = sum(run_flops(run, sizes[run.name]).values()) if has_flops else float(run.tokens)
         cost *= max(run.steps - state.begun.get(run.name, 0), 1) / run.steps  # a step where a checkpoint is to be made
         needs = (train_name(run.parent),) if run.parent and run.parent not in state.trained else ()
         arguments = {"plan": trained, "run": run.name, "folder": folder, "processes": processes}

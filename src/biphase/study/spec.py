@@ -93,31 +93,25 @@ def read_curriculum(
 
     Raises `InputError` for what is neither of the two, and for a phase that no recipe could have.
     """
-    if text in named:
-        phases, repeat = named[text].phases, named[text].repeat
-    else:
-        phases, repeat = tuple(read_short_form(text, named)), 1
+    curriculum = named.get(text) or NamedCurriculum(name=text, phases=tuple(read_short_form(text, named)))
     one_round = []
-    for number, phase in enumerate(phases):
+    for number, phase in enumerate(curriculum.phases):
         where = f"curriculum '{text}', phase {number}"
         if ("steps" in phase) == ("share" in phase):
             raise InputError(f"{where} needs either steps or share")
-        settings = {"steps": read_steps(phase.get("steps", 1))}
-        if phase.get("objective") != "clm":
-            settings["mask_probability"] = mask_probability
-        settings |= {key: value for key, value in phase.items() if key not in ("steps", "share")}
-        share = phase.get("share")
+        usual = {"steps": 1} if phase.get("objective") == "clm" else {"steps": 1, "mask_probability": mask_probability}
+        settings = usual | phase
+        settings["steps"], share = read_steps(settings["steps"]), settings.pop("share", None)
         if "share" in phase:
             if isinstance(share, bool) or not isinstance(share, int | float | Fraction) or not 0 < share <= 1:
                 raise InputError(f"{where}: share is {share!r}, not a number above 0 and up to 1")
-            share = Fraction(str(share)) / repeat  # a round's shares are of the budget of that round
+            share = Fraction(str(share)) / curriculum.repeat  # a round's shares are of the budget of that round
         one_round.append((parse_config(Phase, settings, origin=where), share))
-    return tuple(one_round) * repeat
+    return tuple(one_round) * curriculum.repeat
 
 
 def read_short_form(text: str, named: Iterable[str]) -> Iterator[dict[str, Any]]:
     """Read the phases of a short form, as a named curriculum has them. `named` are what else could have been meant."""
-    where = f"curriculum '{text}'"
     long_form = re.sub(rf"^({NUMBER})/({NUMBER})$", r"\1% clm + \2% mlm", text)
     long_form = re.sub(rf"^({NUMBER}k?)\+({NUMBER}k?)$", r"\1 clm + \2 mlm", long_form)
     for piece in long_form.split("+"):
@@ -130,18 +124,15 @@ def read_short_form(text: str, named: Iterable[str]) -> Iterator[dict[str, Any]]
         amount, unit, objective, percent, to = match.group("amount", "unit", "objective", "percent", "to")
         phase: dict[str, Any] = {"objective": objective}
         if objective == "clm" and percent:
-            raise InputError(f"{where}: clm masks nothing; write clm, not clm{percent}")
+            raise InputError(f"curriculum '{text}': clm masks nothing; write clm, not clm{percent}")
         if to:
             phase["mask_probability"] = {"from": float(percent) / 100, "to": float(to) / 100}
         elif percent:
             phase["mask_probability"] = float(percent) / 100
-        steps = Fraction(amount or 1) * (1000 if unit == "k" else 1)
         if amount is None or unit == "%":  # without an amount, a phase has all of the budget
             phase["share"] = Fraction(amount or 100) / 100
-        elif steps.denominator != 1:
-            raise InputError(f"{where}: {amount}{unit} is no whole number of steps")
         else:
-            phase["steps"] = int(steps)
+            phase["steps"] = amount + unit
         yield phase
 
 
@@ -291,8 +282,8 @@ class EmbedEvaluation(Strict):
     def settle(self) -> EmbeddingRecipe:
         """Return the recipe of any model. Raises `InputError` for a key that is wrong, or follows from the study."""
         settled = {"name": "embed", "model": "", "out": "", "weights": "pretrained", "seed": 0, "evaluation": ()}
-        if taken := settled.keys() & self.recipe.keys():
-            raise InputError(f"evaluation.embed: '{min(taken)}' follows from the study; leave it out of recipe")
+        if decided := settled.keys() & self.recipe.keys():
+            raise InputError(f"evaluation.embed: '{min(decided)}' follows from the study; leave it out of recipe")
         return parse_config(EmbeddingRecipe, {**self.recipe, **settled}, origin="evaluation.embed")
 
     def configs(self, seeds: Sequence[int]) -> list[FinetuneConfig]:
@@ -461,7 +452,7 @@ def find_data_dirs(evaluation: Evaluation) -> dict[str, str]:
 def finetune_config(evaluation: Evaluation, task: str, learning_rate: float, seed: int) -> FinetuneConfig:
     """Write the settings of the cells that train on `task` with this rate and seed."""
     settings, axes = evaluation.finetune | evaluation.per_task.get(task, {}), {"learning_rate", "seed"}
-    if taken := axes & settings.keys():
-        raise InputError(f"evaluation: {min(taken)} follows from {min(taken)}s; leave it out of finetune and per_task")
+    if swept := axes & settings.keys():
+        raise InputError(f"evaluation: {min(swept)} follows from {min(swept)}s; leave it out of finetune and per_task")
     tree = {**settings, "learning_rate": learning_rate, "seed": seed}
     return parse_config(FinetuneConfig, tree, origin=f"evaluation of '{task}'")
