@@ -1,10 +1,8 @@
 """What people and programs read of a plan: complete, well-formed, the same every time."""
 
 import json
-import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,7 @@ from biphase.config import BUNDLED, parse_config
 from biphase.errors import InputError
 from biphase.report.formats import format_bytes
 from biphase.study.cost import estimate, study_machine
-from biphase.study.describe import describe_plan, draw_plan, order_lanes, plan_graph, plan_json, plot_runs
+from biphase.study.describe import describe_plan, draw_plan, order_lanes, plan_json, plot_runs
 from biphase.study.plan import Plan, plan_study
 from biphase.study.spec import Study, load_study
 
@@ -78,19 +76,6 @@ def test_json_is_complete(plan: Plan) -> None:
     assert tree["cost"]["flops"] > 0 and tree["cost"]["machine"]["name"]
 
 
-def test_mermaid_has_an_edge_for_each_phase_between_kept_steps(plan: Plan) -> None:
-    text = plan_graph(plan)
-    ends = {(run.name, step) for run in plan.runs.values() for step in run.kept}
-    changes = set()
-    for segment, following in pairwise(plan.segments):
-        if segment["phase"].label != following["phase"].label:
-            changes.add((segment["run"], segment["last"]))
-    assert text.count(" --> ") == text.count("linkStyle") == len(ends | changes)
-    nodes = re.findall(r"^  (n\d+)[\[(]\"", text, re.MULTILINE)
-    assert len(nodes) == len(set(nodes)) and {*re.findall(r"\bn\d+\b", text)} == set(nodes)
-    assert all(f'["{model.name}"]' in text for model in plan.models if model.kind != "random")
-
-
 def test_a_foreign_model_is_not_called_random_weights() -> None:
     tree = {
         "name": "adapt",
@@ -99,8 +84,6 @@ def test_a_foreign_model_is_not_called_random_weights() -> None:
         "arms": [{"group": "a", "models": ["net", "1m"], "curricula": ["mlm20"], "budgets": [10]}],
     }
     plan = plan_study(parse_config(Study, tree, origin="adapt.yaml"))
-    text = plan_graph(plan)
-    assert '("pretrained: net")' in text and '("random weights: 1m")' in text
     for own, label in ((plan, "steps"), (plan_study(load_study(STUDIES / "demo.yaml")), "steps since random weights")):
         axes = Figure().add_subplot()
         plot_runs(own, axes)
@@ -132,9 +115,7 @@ def test_the_picture_is_the_same_every_time(plan: Plan, tmp_path: Path) -> None:
         draw_plan(plan, tmp_path / "a.gif")
 
 
-def test_labels_and_sizes() -> None:
-    text = plan_graph(plan_study(load_study(STUDIES / "mini.yaml")))
-    assert set(re.findall(r'-- "(\w+) \w+" -->', text)) == {"clm", "mlm40", "mlm20"}
+def test_sizes() -> None:
     assert [format_bytes(value) for value in (7, 1234, 5.5e6, 1.5e12, 3e16)] == [
         "7 B",
         "1.23 kB",

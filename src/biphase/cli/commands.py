@@ -381,9 +381,7 @@ def search(**options: Any) -> Any:
 def study_plan(
     file: str,
     changes: Changes,
-    form: Annotated[
-        Literal["text", "json", "mermaid"], Parameter(name="--format", help="mermaid draws the tree of runs.")
-    ] = "text",
+    form: Form = "text",
     picture: Annotated[Path | None, Parameter(help="draw the tree of runs into this .svg, .pdf or .png.")] = None,
     **options: Any,
 ) -> RenderableType:
@@ -391,14 +389,12 @@ def study_plan(
 
     Example: `biphase study plan paper --device MI250X`
     """
-    from biphase.study.describe import describe_plan, draw_plan, plan_graph, plan_json
+    from biphase.study.describe import describe_plan, draw_plan, plan_json
 
     study = studies.study(file, changes)
     if picture is not None:
         draw_plan(study.planned, picture)
         err.print(str(picture))
-    if form == "mermaid":
-        return plan_graph(study.planned)
     estimate = study.estimate(**options)
     return to_json(plan_json(study.planned, estimate)) if form == "json" else describe_plan(study.planned, estimate)
 

@@ -1,4 +1,4 @@
-"""A plan, its estimate and advice as a person or a program reads them: tables, JSON, Mermaid, a picture of the tree.
+"""A plan, its estimate and advice as a person or a program reads them: tables, JSON, a picture of the tree.
 
 In the picture steps go to the right; each run has a lane; objectives have colours, and the height is the rate.
 """
@@ -26,7 +26,6 @@ from biphase.console import duration, printable
 from biphase.embedding.recipe import set_name
 from biphase.errors import InputError
 from biphase.flops import PEAK_FLOPS
-from biphase.recipe import Phase, cut_phases
 from biphase.report.contrasts import POWER, USUAL_NOISE, smallest_difference
 from biphase.report.formats import format_bytes, show_count, show_estimate, show_list
 from biphase.report.tables import PLAIN
@@ -334,36 +333,6 @@ def plan_json(plan: Plan, estimate: Estimate) -> dict[str, Any]:
         "cost": to_jsonable_python(estimate, exclude=hidden),
     }
     return to_jsonable_python(tree)
-
-
-def plan_graph(plan: Plan) -> str:
-    """Draw the tree of runs of the first pretraining seed for Mermaid, which Markdown pages show: checkpoints, and what
-    is trained between them. A node is a model, another kept checkpoint, or a start: random weights or a foreign
-    model."""
-    plan = plan.of_first_seed
-    # The models at a (run, step); final ones come last and win, for they bear the names of arms.
-    by_kind = sorted(plan.models, key=lambda model: model.kind == "final")
-    models = {(model.run, model.step): model.name for model in by_kind if model.kind != "random"}
-    labels: dict[tuple[str, int], str] = {}  # of all nodes, in the order in which they are met
-    edges: list[tuple[tuple[str, int], Phase, tuple[str, int]]] = []
-    for run in plan.runs.values():
-        start = "random weights" if run.recipe.init.preset else "pretrained"
-        begin = (run.parent, run.first) if run.parent else (f"{start}: {run.model}", 0)
-        # Only a start of all training is met as a begin first; everything else has been the end of an edge.
-        labels.setdefault(begin, begin[0])
-        for _, last, phase in cut_phases(run.recipe.curriculum, [step - run.first for step in run.kept]):
-            finish = (run.name, run.first + last)
-            labels.setdefault(finish, models.get(finish, f"{run.name}@{finish[1]}"))
-            edges.append((begin, phase, finish))
-            begin = finish
-    lines, numbers = ["flowchart LR"], {node: f"n{number}" for number, node in enumerate(labels)}
-    for node, label in labels.items():
-        lines.append(f'  {numbers[node]}["{label}"]' if node in models else f'  {numbers[node]}("{label}")')
-    for number, (begin, phase, finish) in enumerate(edges):
-        trained = f'"{phase.label} {write_steps(phase.steps)}"'
-        lines.append(f"  {numbers[begin]} -- {trained} --> {numbers[finish]}")
-        lines.append(f"  linkStyle {number} stroke:{COLORS[phase.objective]}")
-    return "\n".join([*lines, ""])
 
 
 def describe_advice(advice: Advice) -> RenderableType:
