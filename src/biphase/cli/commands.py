@@ -353,11 +353,23 @@ def evaluate(
         raise InputError(f"which model? Only settings are given: {' '.join(settings)}")
     config = parse_config(FinetuneConfig, {}, settings, origin="evaluate")
     folders_of_data = show.parse_data_dirs(data or ())
-    evaluation = finetuning.run_evaluation(
-        names, tasks or ["paper"], settings=config, data_dirs=folders_of_data, pair=compare, **options
+    tree = finetuning.run_evaluation(
+        names,
+        tasks or ["paper"],
+        settings=config,
+        data_dirs=folders_of_data,
+        pair=compare,
+        is_printed=form == "text",
+        **options,
     )
-    console.print(show.write_evaluation(evaluation)) if form == "json" else show.print_evaluation(evaluation)
-    finetuning.raise_failures(evaluation.failures)
+    is_plan = "cells" in tree
+    if form == "json":
+        console.print(to_json(tree))
+    elif is_plan:
+        show.print_facts(tree)
+        if tree["unknown_trainings"]:
+            console.print("unknown trainings are of tasks without a finished cell to judge by: run one seed first")
+    finetuning.raise_failures(() if is_plan else tree.get("failed", ()))
 
 
 @like(networks.embed, arguments="recipe changes")
