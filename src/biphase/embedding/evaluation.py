@@ -21,7 +21,7 @@ from biphase import console
 from biphase.embedding.model import embed_texts, find_similar
 from biphase.embedding.pairs import read_pairs
 from biphase.embedding.recipe import PairSource, set_name
-from biphase.errors import InputError, first_line
+from biphase.errors import InputError, told_as
 from biphase.files import content_hash
 from biphase.finetuning.metrics import Judgement, judge_ranking, score_rows
 from biphase.tasks.sources import find_source, rows_by_part
@@ -77,8 +77,6 @@ def read_judged_set(path: Path) -> JudgedSet:
     source = find_source(Task(name="BEIR", family="retrieval", metric="ndcg_at_10", files=(layout,)), path)
     rows = rows_by_part(source)
     relevance = read_judgements(rows["test"])
-    if not relevance:
-        raise InputError(f"{path / 'qrels'}: no judgements of test")
     if all(grade <= 0 for grades in relevance.values() for grade in grades.values()):
         raise InputError(f"{path / 'qrels/test.tsv'}: no document is relevant to any query: all scores would be 0")
     queries, documents = read_judged_texts(source, rows, {"test": relevance}, judged_only=False)
@@ -160,25 +158,16 @@ def run_mteb(model: SentenceTransformer, name: str) -> tuple[dict[str, Any], flo
     import mteb
 
     name, _, folder = name.partition("=")
-    try:
+    with told_as(f"MTEB has no task '{name}'"):
         task = mteb.get_task(name)
-    except KeyError as error:
-        raise InputError(f"MTEB has no task '{name}' ({first_line(error)})") from None
     if folder:
-        if not Path(folder).is_dir():
-            raise InputError(f"{folder} is no folder")
         local = {"path": str(Path(folder).resolve()), "revision": "local"}
         task.metadata = task.metadata.model_copy(update={"dataset": local})
-    try:
-        with console.track(f"MTEB {name}", None, "tasks"), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", category=FutureWarning, module="mteb")  # of how it calls other libraries
-            result = mteb.evaluate(
-                model, task, cache=None, co2_tracker=False, overwrite_strategy="always", show_progress_bar=False
-            )
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:  # of data in another form, too
-        remedy = (
-            f"{folder} must have its data as the hub has them" if folder else f"mteb:{name}=FOLDER needs no network"
+    remedy = f"{folder} must have its data as the hub has them" if folder else f"mteb:{name}=FOLDER needs no network"
+    quiet = warnings.catch_warnings(action="ignore", category=FutureWarning)  # of how MTEB calls other libraries
+    with told_as(f"MTEB's {name} cannot be run", remedy), quiet, console.track(f"MTEB {name}", None, "tasks"):
+        result = mteb.evaluate(
+            model, task, cache=None, co2_tracker=False, overwrite_strategy="always", show_progress_bar=False
         )
-        raise InputError(f"MTEB's {name} cannot be run ({first_line(error)}); {remedy}") from None
     scored = result.task_results[0]
     return scored.to_dict() | {"date": scored.date.timestamp() if scored.date else None}, float(scored.get_score())
