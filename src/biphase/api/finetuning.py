@@ -19,12 +19,11 @@ from biphase import console
 from biphase.api.networks import ZERO_SHOT, print_zero_shot, run_zero_shot
 from biphase.api.own_task import write_task
 from biphase.config import parse_config
-from biphase.console import UNSEEN, err, track
 from biphase.corpus.rows import Row, rows_in_memory
 from biphase.corpus.text import keep_rows
 from biphase.engine.local import Engine, EngineKind
 from biphase.engine.scheduler import Failure
-from biphase.errors import InputError
+from biphase.errors import InputError, told_as
 from biphase.files import refuse_existing, refuse_filled, whole_file
 from biphase.finetuning.cells import plan_cells
 from biphase.finetuning.config import FinetuneConfig
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 
 OWN_TASKS = "data"
 """The folder beside scores in which tasks are kept that came as rows."""
-OUT_ENDINGS = (".jsonl", ".csv")
 
 
 def finetune(
@@ -90,7 +88,7 @@ def finetune(
     of_model = ""
     if keep is not None:
         of_model = f"; {keep}: the model" if (Path(keep) / RECORD).exists() else "; it diverged, and no model is kept"
-    err.print(f"{score.folder}: scores and predictions{of_model}")
+    console.err.print(f"{score.folder}: scores and predictions{of_model}")
     return score
 
 
@@ -169,21 +167,21 @@ def predict_rows(model: str, file: Path, template: str | None, device: str) -> I
     from biphase.device import choose_device
     from biphase.finetuning.predict import predict_placed
 
-    with track(f"predict {file.name}", None, "rows") as progress:
+    with console.track(f"predict {file.name}", None, "rows") as progress:
         num_rows = 0
         for row in predict_placed(network, rows, file.name, choose_device(device)):
             num_rows += 1
             progress.advance(1)
             yield row
-        err.print(f"{file.name}: {num_rows:,} rows")
+        console.err.print(f"{file.name}: {num_rows:,} rows")
 
 
 def write_predictions(model: str, file: Path, out: Path | TextIO, template: str | None, device: str) -> None:
     """Write the rows of a file with predictions into a .jsonl or .csv file that appears when it is whole, or as
     JSONL."""
     if isinstance(out, Path):
-        if out.suffix not in OUT_ENDINGS:
-            raise InputError(f"{out}: name a {' or '.join(OUT_ENDINGS)} file")
+        if out.suffix not in (".jsonl", ".csv"):
+            raise InputError(f"{out}: name a .jsonl or .csv file")
         refuse_existing(out)
     rows = predict_rows(model, file, template, device)
     with whole_file(out) if isinstance(out, Path) else nullcontext(out) as sink:
@@ -208,10 +206,8 @@ def write_csv(rows: Iterable[Row], sink: TextIO) -> None:
         if table is None:
             table = csv.DictWriter(sink, list(flat), lineterminator="\n")
             table.writeheader()
-        extra = sorted(flat.keys() - set(table.fieldnames))
-        if extra:
-            raise InputError(f"row {number} has a column '{extra[0]}' that the first row has not; write a .jsonl file")
-        table.writerow(flat)
+        with told_as(f"row {number} has a column that the first row has not", "write a .jsonl file"):
+            table.writerow(flat)
 
 
 def fields_of(record: object, names: str) -> dict[str, Any]:
@@ -251,7 +247,7 @@ def to_json(value: Any) -> str:
     obeys."""
     tree = to_jsonable_python(value, inf_nan_mode="null")
     text = json.dumps(tree, indent=2, ensure_ascii=False, allow_nan=False)
-    return UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return console.UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def evaluate(

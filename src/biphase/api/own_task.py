@@ -16,15 +16,7 @@ from pydantic_core import to_jsonable_python
 
 from biphase.config import Strict, load_config, parse_config
 from biphase.console import err
-from biphase.corpus.rows import (
-    PlacedRow,
-    field_names,
-    need_field,
-    plain_path,
-    rows_in_memory,
-    rows_of_file,
-    shown,
-)
+from biphase.corpus.rows import PlacedRow, field_names, need_field, plain_path, rows_in_memory, rows_of_file, shown
 from biphase.corpus.text import is_running_text, json_line, plain_value
 from biphase.errors import InputError, clipped
 from biphase.files import content_hash, whole_folder, write_text
@@ -307,8 +299,6 @@ def labelled_rows(data: Any, split: str, label: str | None) -> Iterator[PlacedRo
     """Yield the rows of a split, each with its place; a label that is a number or a truth value as the text that names
     it."""
     if isinstance(data, str | Path):
-        if not Path(data).is_file():
-            raise InputError(f"{split}: {data} is not a file of rows")
         placed = rows_of_file(Path(data))
     else:
         placed = ((f"{split}: row {number}", row) for number, row in enumerate(rows_in_memory(data)))

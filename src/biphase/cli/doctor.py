@@ -21,7 +21,6 @@ VARIABLES = (
     *("GOMP_SPINCOUNT", "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "XDG_CACHE_HOME", "BIPHASE_CACHE"),
 )
 """Environment variables that change what runs, how fast, or where from. None holds a secret."""
-HUB_SECONDS = 5.0
 LOCAL_LOCKS = {"nolock", "localflock", "noflock", "local_lock=flock", "local_lock=all"}
 """Mount options of NFS and Lustre under which a lock is seen by its own machine alone, or by nobody."""
 GIB = 1 << 30
@@ -142,7 +141,7 @@ def describe_hub() -> dict[str, str]:
     state = "not asked: HF_HUB_OFFLINE is set, only what is in the cache is used"
     if not constants.HF_HUB_OFFLINE:
         try:
-            answer = get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
+            answer = get_session().head(constants.ENDPOINT, timeout=5)
             state = f"reachable (it answers {answer.status_code})"
         except (OSError, ValueError, HTTPError) as error:
             state = f"! not reachable ({first_line(error)}): use local folders, or what is in the cache"

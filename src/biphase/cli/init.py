@@ -10,11 +10,10 @@ import yaml
 from cyclopts import Parameter
 from rich.prompt import Prompt
 
+from biphase import console
 from biphase.api.own_task import EXAMPLES, describe_data, write_value
 from biphase.cli.show import parse_data_dirs
 from biphase.config import BUNDLED, by_commas, parse_config
-from biphase.console import err
-from biphase.console import out as console
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.errors import InputError, nearest
 from biphase.files import parse_yaml, refuse_existing
@@ -176,7 +175,7 @@ def ask_user(value: str | None, question: str, default: str | None) -> str | Non
     """Return the value, or on a terminal what the user answers, or the default."""
     if value is not None or not (sys.stdin.isatty() and sys.stdout.isatty()):
         return default if value is None else value
-    return Prompt.ask(question, default=default or "", console=err) or None
+    return Prompt.ask(question, default=default or "", console=console.err) or None
 
 
 def starting_text(kind: str, name: str) -> str:
@@ -211,5 +210,5 @@ def write_start(path: Path, origin: str, text: str, *commands: str) -> None:
     head = [f"# Made from {origin}, which comes with biphase.", *(f"#   {command}" for command in commands)]
     with open(path, "x", encoding="utf-8") as file:
         file.write("\n".join([*head, text]))
-    err.print(f"{path}: next, `{commands[0]}`")
-    console.print(str(path))
+    console.err.print(f"{path}: next, `{commands[0]}`")
+    console.out.print(str(path))
