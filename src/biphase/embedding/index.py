@@ -137,9 +137,6 @@ def answer_question(index: Path, manifest: dict[str, Any], question: str, top: i
         lines_N = np.load(index / LINES, mmap_mode="r", allow_pickle=False)
         rows_ND = np.load(index / VECTORS, mmap_mode="c", allow_pickle=False)  # as tensors want to be writable
         words = open_bm25(index / WORDS)
-    shape_ND = (manifest["num_passages"], manifest["width"])
-    if len(lines_N) != shape_ND[0] or rows_ND.shape != shape_ND:
-        raise InputError(f"{index} is damaged: passages and embeddings do not match; rebuild it")
     embedder: Any = load_embedder(manifest["model_place"] or manifest["model"])
     is_cosine = embedder.similarity_fn_name == "cosine"
     query_1D = embedder.encode_query([question], normalize_embeddings=is_cosine, convert_to_tensor=True).cpu()
