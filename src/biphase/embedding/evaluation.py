@@ -6,7 +6,6 @@ pairs is similarity (STS). MTEB's own tasks run by its own code.
 Letters: Q queries, N documents, D width.
 """
 
-import itertools
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ from biphase.embedding.model import embed_texts, find_similar
 from biphase.embedding.pairs import read_pairs
 from biphase.embedding.recipe import PairSource, set_name
 from biphase.errors import InputError, told_as
-from biphase.files import content_hash
 from biphase.finetuning.metrics import Judgement, judge_ranking, score_rows
 from biphase.tasks.sources import find_source, rows_by_part
 from biphase.tasks.spec import METRICS, FileLayout, Task
@@ -49,18 +47,9 @@ class JudgedSet:
         return own_documents(self.queries, self.documents, self.relevance)
 
     @property
-    def num_searched(self) -> int:
-        """Number of documents to search for: those that are kept and, where queries are documents, the query itself."""
-        return KEPT_DOCUMENTS + bool(self.query_documents)
-
-    @property
     def metric(self) -> str:
         """Name of the main metric."""
         return "spearman" if self.pairs else "ndcg_at_10"
-
-    @property
-    def hash(self) -> str:
-        return content_hash([self.documents, self.queries, self.relevance, self.pairs])
 
 
 def read_judged_set(path: Path) -> JudgedSet:
@@ -106,13 +95,15 @@ def score_embedder(model: SentenceTransformer, dataset: JudgedSet) -> Judgement:
     lengths = {"normalize_embeddings": model.similarity_fn_name == "cosine"}
     documents_ND = embed_texts(model.encode_document, documents, f"{label} corpus", **lengths)
     queries_QD = embed_texts(model.encode_query, queries, f"{label} queries", **lengths)
-    return retrieval_scores(dataset, find_similar(model, queries_QD, documents_ND, dataset.num_searched))
+    num_searched = KEPT_DOCUMENTS + bool(dataset.query_documents)  # the query itself is left out
+    return retrieval_scores(dataset, find_similar(model, queries_QD, documents_ND, num_searched))
 
 
 def score_bm25(dataset: JudgedSet) -> dict[str, float]:
     """Score BM25 (Lucene's form, k1 1.5, b 0.75) on lower-cased words (`searched_words`), without stop words or
     stems."""
-    ranked = query_bm25(index_bm25(dataset.documents.values()), [*dataset.queries.values()], dataset.num_searched)
+    num_searched = KEPT_DOCUMENTS + bool(dataset.query_documents)
+    ranked = query_bm25(index_bm25(dataset.documents.values()), [*dataset.queries.values()], num_searched)
     return retrieval_scores(dataset, ranked)[0]
 
 
@@ -124,7 +115,7 @@ def retrieval_scores(dataset: JudgedSet, hits_of_queries: Iterable[Sequence[tupl
     for query, hits in zip(dataset.queries, hits_of_queries, strict=True):
         itself = query if query in dataset.query_documents else None
         scores = {ids[number]: score for number, score in hits if ids[number] != itself}
-        ranked[query] = dict(itertools.islice(scores.items(), KEPT_DOCUMENTS))
+        ranked[query] = dict(list(scores.items())[:KEPT_DOCUMENTS])
     means, rows = judge_ranking(dataset.relevance, ranked, dataset.metric)
     return {name: means[name] for name in ("ndcg_at_10", "mrr_at_10", "recall_at_10", "recall_at_100")}, rows
 

@@ -83,14 +83,14 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
     before, model = open_models(recipe)
     computing = explain_computing(recipe.precision, device, before[0].network)
     console.err.print(f"{computing} · not compiled (too short a run)")
-    stage_runs = open_stages(recipe, before, model)
+    stage_runs = open_stages(recipe, model)
     datasets = [read_judged_set(Path(path)) for path in recipe.evaluation]
     hashes = [pairs.hash for run in stage_runs for pairs in run.sources]
     hashes += [embedders.hash_embedder(stage.teacher) for stage in recipe.stages if stage.teacher is not None]
     identity = recipe.identity(embedders.hash_embedder(recipe.model), [*hashes, str(dtype)])
     folder = runs / f"{recipe.name}-{identity[:8]}"
     for run in stage_runs:
-        run.folder, run.bf16 = folder / "stages" / run.stage.name, dtype == torch.bfloat16
+        run.folder = folder / "stages" / run.stage.name
         files.refuse_links(run.folder.parent, run.folder, run.folder / "trainer", run.folder / "model")
     with files.locked(folder / "lock"):
         settings = recipe.model_dump(mode="json")
@@ -104,7 +104,7 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
                 merge_weights(model[0], before[0], recipe.merge)
             model.eval()
             models = {TRAINED: model, "before training": before}
-            scores = {judged.name: score_arms(models, judged) for judged in datasets}
+            scores = {dataset.name: score_arms(models, dataset) for dataset in datasets}
             # A teacher's embeddings are learnt in all dimensions at once.
             is_whole = recipe.stages[-1].loss == "distill"
             dims = matryoshka_dims(embedders.width_of(model), recipe.matryoshka and not is_whole)
@@ -156,10 +156,10 @@ def tell_unused_modules(recipe: EmbeddingRecipe) -> None:
         console.err.print(f"{recipe.model}: the network alone is trained, without {', '.join(left_out)}")
 
 
-def open_stages(recipe: EmbeddingRecipe, before: SentenceTransformer, model: SentenceTransformer) -> list["StageRun"]:
+def open_stages(recipe: EmbeddingRecipe, model: SentenceTransformer) -> list["StageRun"]:
     """Load all teachers, read all sources and make each loss once: mistakes are reported before anything trains. What
     was read decides the folders of the stages, which are not known yet."""
-    width = embedders.width_of(before)
+    width = embedders.width_of(model)
     teachers: dict[str | None, Any] = {None: None}
     for stage in recipe.stages:
         if stage.teacher is None:
@@ -176,11 +176,12 @@ def open_stages(recipe: EmbeddingRecipe, before: SentenceTransformer, model: Sen
         widths = {len(pairs.table.columns) for pairs in sources if pairs.kind == "pairs"}
         if len(widths) > 1 and stage.hard_negatives is None:
             console.err.print(f"stage {stage.name}: its sources have unlike numbers of negatives", markup=False)
+        run = StageRun(recipe, stage, model, sources=sources, teacher=teachers[stage.teacher])
         for kind in {pairs.kind for pairs in sources}:
-            make_loss(before, stage, kind, recipe.matryoshka, teachers[stage.teacher])
+            make_loss(run, kind)
         for pairs in sources:
             console.err.print(f"stage {stage.name}: {pairs.name}: {pairs.origin}", markup=False)
-        stage_runs.append(StageRun(recipe, stage, model, sources=sources, teacher=teachers[stage.teacher]))
+        stage_runs.append(run)
     return stage_runs
 
 
@@ -207,12 +208,12 @@ def run_stages(stage_runs: Sequence["StageRun"], send: console.Send) -> list[dic
     """Train the stages that are not done, one after the other; returns the record of each."""
     records: list[dict[str, Any]] = []
     for run in stage_runs:
-        kept, network = run.folder / "model", run.model[0]
+        folder, network = run.folder / "model", run.model[0]
         if (run.folder / "done.json").exists():
-            files.refuse_damaged(kept, f"delete {run.folder} and rerun")
-            network.backbone = load_backbone(kept).to(run.model.device)
+            files.refuse_damaged(folder, f"delete {run.folder} and rerun")
+            network.backbone = load_backbone(folder).to(run.model.device)
             if run.recipe.dense:
-                nn.Sequential(*list(run.model)[1:]).load_state_dict(load_file(kept / FURTHER_MODULES))
+                nn.Sequential(*list(run.model)[1:]).load_state_dict(load_file(folder / FURTHER_MODULES))
             console.err.print(f"stage {run.stage.name}: done before", markup=False)
             records.append(files.read_json(run.folder / "done.json"))
         else:
@@ -297,22 +298,17 @@ def loss_name(stage: EmbeddingStage, kind: str) -> str:
     return stage.loss
 
 
-def make_loss(
-    model: SentenceTransformer,
-    stage: EmbeddingStage,
-    kind: str,
-    matryoshka: bool | Sequence[int],
-    teacher: SentenceTransformer | None = None,
-) -> nn.Module:
-    """Make the stage's loss, over several widths of the embeddings unless the recipe says otherwise.
+def make_loss(run: "StageRun", kind: str) -> nn.Module:
+    """Make the stage's loss for a kind of pairs, over several widths of embeddings unless the recipe says otherwise.
 
     Raises `InputError` for a setting that the loss does not have.
     """
+    model, stage = run.model, run.stage
     name = loss_name(stage, kind)
     make = getattr(losses, LOSSES[name])
     offered: dict[str, Any] = {"scale": 1 / stage.temperature, "mini_batch_num_tokens": stage.mini_batch_tokens}
-    if teacher is not None and stage.projection:
-        offered["projection_dim"] = embedders.width_of(teacher)
+    if run.teacher is not None and stage.projection:
+        offered["projection_dim"] = embedders.width_of(run.teacher)
     parameters = inspect.signature(make).parameters
     settings = {key: value for key, value in offered.items() if key in parameters} | stage.loss_settings
     try:
@@ -323,7 +319,7 @@ def make_loss(
         return loss
     if stage.orthogonal_weight:
         loss = WithOrthogonality(model, loss, stage.orthogonal_weight)
-    dims = matryoshka_dims(embedders.width_of(model), matryoshka)
+    dims = matryoshka_dims(embedders.width_of(model), run.recipe.matryoshka)
     return losses.MatryoshkaLoss(model, loss, dims) if len(dims) > 1 else loss
 
 
@@ -377,7 +373,6 @@ class StageRun(TrainerCallback):
     model: SentenceTransformer
     """It is trained in place."""
     folder: Path = Path()
-    bf16: bool = False
     sources: Sequence[Pairs] = ()
     teacher: SentenceTransformer | None = None
     send: console.Send = lambda record: None
@@ -422,7 +417,7 @@ class StageRun(TrainerCallback):
 
 def arguments_of(run: StageRun, tables: Tables) -> SentenceTransformerTrainingArguments:
     """Make the trainer's arguments. Scored pairs have no prompts: neither side is a query."""
-    recipe, stage = run.recipe, run.stage
+    recipe, stage, device = run.recipe, run.stage, run.model.device
     prompts: dict[str, Any] = {}
     for name, (kind, table) in tables.items():
         if kind == "pairs" and any(recipe.prompts.model_dump().values()):
@@ -437,15 +432,14 @@ def arguments_of(run: StageRun, tables: Tables) -> SentenceTransformerTrainingAr
         warmup_steps=stage.warmup_ratio,  # below 1 it is a share
         weight_decay=stage.weight_decay,
         seed=recipe.seed,
-        bf16=run.bf16,
-        use_cpu=run.model.device.type == "cpu",
+        bf16=choose_dtype(recipe.precision, device) == torch.bfloat16,
+        use_cpu=device.type == "cpu",
         batch_sampler="no_duplicates" if any(kind == "pairs" for kind, _ in tables.values()) else "batch_sampler",
         multi_dataset_batch_sampler="proportional",
         prompts=prompts or None,
         logging_steps=LOGGING_STEPS,
         logging_nan_inf_filter=False,
         save_steps=stage.save_steps,
-        report_to=[],
         disable_tqdm=True,
     )
     # The trainer would take a batch for each GPU and scatter it by rows, and packed tokens have no rows.
@@ -463,9 +457,7 @@ def train_stage(run: StageRun, tables: Tables) -> dict[str, Any]:
     """
     stage, model = run.stage, run.model
     torch.manual_seed(run.recipe.seed)  # a loss may draw weights, whatever was drawn before
-    loss_modules = {
-        name: make_loss(model, stage, kind, run.recipe.matryoshka, run.teacher) for name, (kind, _) in tables.items()
-    }
+    loss_modules = {name: make_loss(run, kind) for name, (kind, _) in tables.items()}
     rows = {name: table for name, (_, table) in tables.items()}
     trainer = CardlessTrainer(model, arguments_of(run, tables), train_dataset=rows, loss=loss_modules, callbacks=[run])
     trainer.remove_callback(PrinterCallback)
@@ -531,13 +523,14 @@ def score_embedding(
         embedder_folder, facts = train_embedder(embedding_recipe, out / "runs")
         embedder, seconds = embedders.load_embedder(str(embedder_folder)), time.perf_counter() - started
         losses = [logged["loss"] for stage in facts["stages"] for logged in stage["losses"]]
-        for name, judged in sets.items():
+        for name, dataset in sets.items():
             started = time.perf_counter()
-            metrics, judgements = score_embedder(embedder, judged)
+            metrics, judgements = score_embedder(embedder, dataset)
             rows = list(judgements)
+            contents = [dataset.documents, dataset.queries, dataset.relevance, dataset.pairs]
             spent = {"train": seconds, "evaluate": time.perf_counter() - started}
-            if judged.documents:
-                metrics = metrics | {BM25: score_bm25(judged)["ndcg_at_10"]}
+            if dataset.documents:
+                metrics = metrics | {BM25: score_bm25(dataset)["ndcg_at_10"]}
             score = Score(
                 protocol=PROTOCOL,
                 cell=hashes[name],
@@ -546,8 +539,8 @@ def score_embedding(
                 task=name,
                 trained_on=trained_on,
                 source=paths[name],
-                data_hash=files.content_hash([judged.hash, pairs]),
-                metric=judged.metric,
+                data_hash=files.content_hash([files.content_hash(contents), pairs]),
+                metric=dataset.metric,
                 config=config,
                 metrics=dict.fromkeys(EVALUATED_SPLITS, metrics),
                 num_examples=dict.fromkeys(EVALUATED_SPLITS, len(rows)),
