@@ -75,8 +75,8 @@ def finetune(
     if data is not None and not is_folder(data):
         task, folder = write_task(data, Path(scores) / OWN_TASKS, task, template, label, missing)
     elif task is None:
-        other = "rows as data" if data is None else f"a file of rows as data, which {data} is not"
-        raise InputError(f"which task? Name one, such as snli, or a YAML file, or give {other}")
+        remedy = "rows as data" if data is None else f"a file of rows as data, which {data} is not"
+        raise InputError(f"which task? Name one, such as snli, or a YAML file, or give {remedy}")
     if keep is not None:
         refuse_filled(Path(keep), "keep")
     [plan] = plan_cells(str(model), [task], config, {} if folder is None else {find_task(task).name: folder})
@@ -148,8 +148,7 @@ def predict(
     import pandas
 
     with TemporaryDirectory() as folder:
-        in_memory = not isinstance(data, str | Path)
-        file = keep_rows(rows_in_memory(data), Path(folder), "rows") if in_memory else Path(data)
+        file = Path(data) if isinstance(data, str | Path) else keep_rows(rows_in_memory(data), Path(folder), "rows")
         if out is not None:
             write_predictions(str(model), file, Path(out), template, device)
             return Path(out)
@@ -308,10 +307,8 @@ def evaluate(
         workers=workers,
         workers_per_gpu=workers_per_gpu,
     )
-    if "cells" in tree:
-        return pandas.DataFrame(tree["cells"])
-    raise_failures(tree.get("failed", ()))
-    return pandas.DataFrame(tree["scores"])
+    raise_failures(() if dry_run else tree.get("failed", ()))
+    return pandas.DataFrame(tree["cells"] if "cells" in tree else tree["scores"])
 
 
 def compare(model_a: str | Path, model_b: str | Path, *, scores: str | Path = "scores") -> "pandas.DataFrame":

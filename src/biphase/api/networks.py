@@ -1,7 +1,6 @@
 """Text becomes a tokenizer, a recipe a run, a run a folder to give away; networks embed texts, become embedding models,
 and search."""
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -52,7 +51,7 @@ def train_tokenizer(
     if limit_mb is not None and not limit_mb > 0:
         raise InputError(f"`limit_mb` is {limit_mb:g} and leaves no text to train on: give more than 0")
     refuse_foreign(Path(out), "tokenizer")
-    limit = math.inf if limit_mb is None else limit_mb
+    limit = float("inf") if limit_mb is None else limit_mb
     tokenizer = train(sample_texts(find_text_sources(sources), text_field, txt_documents, limit), vocab_size)
     save_tokenizer(tokenizer, Path(out))
     console.out.print(f"{out}: {len(tokenizer):,} tokens")

@@ -172,9 +172,8 @@ def demo(
     prepare_text(corpus / "train.jsonl.zst", folder / "tokenizer", shards, validation=held_out)
     study = studies.study("demo", [f"recipe.data.shards={shards}", *changes], folder / "study")
     plan = study.planned
-    console.err.print(
-        f"[3/5] pretrain {', '.join(plan.arms)}; fine-tune each and random weights: {len(plan.cells)} cells"
-    )
+    names = ", ".join(plan.arms)
+    console.err.print(f"[3/5] pretrain {names}; fine-tune each and random weights: {len(plan.cells)} cells")
     study.run()
     console.err.print("[4/5] export the biphasic encoder for transformers")
     last = next(model for model in plan.models if model.name == list(plan.arms)[-1])

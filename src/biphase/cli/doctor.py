@@ -44,24 +44,22 @@ def examine(folder: Path = Path()) -> dict[str, dict[str, str]]:
         except PackageNotFoundError:
             versions[package] = "not installed"
     memory = total_memory()
-    machine = {
-        "system": platform.platform(),
-        "processor": f"{processor_name()}, {num_cores()} of {os.cpu_count()} cores for this process",
-        "memory": f"{memory / GIB:,.1f} GiB" if memory else "unknown",
-    }
     kind, options = file_system(folder.resolve())
-    files = {
-        "folder": f"{folder.resolve()}: {free_space(folder)}, {kind}",
-        "locks": describe_locks(nearest_existing(folder), kind, options),
-        "hub's cache": f"{HF_HUB_CACHE}: {free_space(Path(HF_HUB_CACHE))}",
-        "our cache": f"{cache_folder()}: {free_space(cache_folder())}",
-    }
     return {
         "versions": versions,
-        "machine": machine,
+        "machine": {
+            "system": platform.platform(),
+            "processor": f"{processor_name()}, {num_cores()} of {os.cpu_count()} cores for this process",
+            "memory": f"{memory / GIB:,.1f} GiB" if memory else "unknown",
+        },
         "computing": describe_computing(),
         "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
-        "files": files,
+        "files": {
+            "folder": f"{folder.resolve()}: {free_space(folder)}, {kind}",
+            "locks": describe_locks(nearest_existing(folder), kind, options),
+            "hub's cache": f"{HF_HUB_CACHE}: {free_space(Path(HF_HUB_CACHE))}",
+            "our cache": f"{cache_folder()}: {free_space(cache_folder())}",
+        },
         "hub": describe_hub(),
     }
 

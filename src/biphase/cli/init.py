@@ -23,16 +23,15 @@ from biphase.run import find_checkpoint, name_run, split_reference
 from biphase.tasks.sources import name_data_dirs
 from biphase.tasks.spec import Family, ProblemType, Task
 
-
-def names_of(kind: str) -> list[str]:
-    return sorted(path.stem for path in (BUNDLED / kind).glob("*.yaml"))
-
-
+BUNDLED_NAMES = {
+    kind: sorted(path.stem for path in (BUNDLED / kind).glob("*.yaml")) for kind in ("recipes", "studies", "tasks")
+}
+"""What comes with biphase to start from, by its kind."""
 SHARDS_QUESTION = "Shards (what `biphase prepare` wrote)"
 
 
 def init_recipe(
-    name: Annotated[str | None, Parameter(help=f"start from: {', '.join(names_of('recipes'))}.")] = None,
+    name: Annotated[str | None, Parameter(help=f"start from: {', '.join(BUNDLED_NAMES['recipes'])}.")] = None,
     /,
     *,
     shards: str | None = None,
@@ -72,7 +71,7 @@ def init_recipe(
 
 
 def init_study(
-    name: Annotated[str, Parameter(help=f"start from: {', '.join(names_of('studies'))}.")] = "demo",
+    name: Annotated[str, Parameter(help=f"start from: {', '.join(BUNDLED_NAMES['studies'])}.")] = "demo",
     /,
     *,
     shards: str | None = None,
@@ -180,9 +179,9 @@ def ask_user(value: str | None, question: str, default: str | None) -> str | Non
 
 def starting_text(kind: str, name: str) -> str:
     """Read the text of a bundled file, without the comments above its first key."""
-    bundled = names_of(kind)
-    if name not in bundled:
-        remedy = "; the file to write is --out" if name.endswith((".yaml", ".yml")) else nearest(name, bundled)
+    names = BUNDLED_NAMES[kind]
+    if name not in names:
+        remedy = "; the file to write is --out" if name.endswith((".yaml", ".yml")) else nearest(name, names)
         raise InputError(f"'{name}' is none of the {kind} that come with biphase{remedy}")
     return re.sub(r"\A(#.*\n)+", "", (BUNDLED / kind / f"{name}.yaml").read_text(encoding="utf-8"))
 

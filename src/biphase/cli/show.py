@@ -1,8 +1,6 @@
 """Show a person what a verb has returned."""
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
-from operator import itemgetter
 from typing import Any
 
 from biphase.console import duration, out, print_rows
@@ -80,12 +78,12 @@ def print_task(facts: dict[str, Any]) -> None:
 
 def print_passages(passages: list[dict[str, Any]]) -> None:
     """Print the passages that the model finds, then those of BM25."""
-    for name, group in groupby(passages, key=itemgetter("by")):
-        out.print(f"\n{name}", style="bold")
-        for passage in group:
-            text = passage["text"]
-            out.print(f"{passage['rank']:>2}  {passage['score']:.3f}  {passage['id']}")
-            out.prose(f"    {text[:PASSAGE_CHARACTERS]}{' …' if len(text) > PASSAGE_CHARACTERS else ''}")
+    for passage in passages:
+        text = passage["text"]
+        if passage["rank"] == 1:
+            out.print(f"\n{passage['by']}", style="bold")
+        out.print(f"{passage['rank']:>2}  {passage['score']:.3f}  {passage['id']}")
+        out.prose(f"    {text[:PASSAGE_CHARACTERS]}{' …' if len(text) > PASSAGE_CHARACTERS else ''}")
 
 
 def parse_data_dirs(pairs: Sequence[str]) -> list[tuple[str, str]]:
