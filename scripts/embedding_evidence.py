@@ -91,7 +91,7 @@ def train_static(recipe: Any, out: Path, width: int | None) -> Any:
         found = [read_pairs(source, recipe.seed) for source in stage.data]
         tables = {f"s{number}": (pairs.kind, Dataset(InMemoryTable(pairs.table))) for number, pairs in enumerate(found)}
         stage = stage.model_copy(update={"learning_rate": STATIC_RATE})
-        train_stage(StageRun(recipe, stage, model, out / recipe.name / stage.name, bf16=False), tables)
+        train_stage(StageRun(recipe, stage, model, out / recipe.name / stage.name), tables)
     return model
 
 

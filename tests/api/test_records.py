@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from biphase.api.finetuning import EvaluatedGrid, comparison_records, summary_records, to_json
+from biphase.api.finetuning import comparison_records, summary_records, to_json
 from biphase.api.folders import FOLDER_KINDS, inspect
 from biphase.cli.show import print_facts
 from biphase.console import UNSEEN
 from biphase.engine.scheduler import Failure
 from biphase.errors import InputError
 from biphase.files import MARK
-from biphase.finetuning.scores import ScoreSet
 from biphase.report.statistics import Interval
 from biphase.report.verdicts import SummaryRow, TaskComparison
 from biphase.study.advise import Advice, Choice
@@ -46,7 +45,7 @@ def test_kinds_and_parts_are_as_documented() -> None:
 
 
 def test_json_has_no_nan() -> None:
-    text = to_json({"scores": EvaluatedGrid(ScoreSet(()), [ROW], []).records, "x": float("inf"), "é": Path("a")})
+    text = to_json({"scores": summary_records([ROW]), "x": float("inf"), "é": Path("a")})
     assert json.loads(to_json({"a": "\x1b[2J\x9b\u202e", "b": [1]})) == {"a": "\x1b[2J\x9b\u202e", "b": [1]}
     assert not UNSEEN.search(to_json("\x1b\x7f\x9b\u202e"))
     assert '"mean": null' in text and '"x": null' in text and '"é": "a"' in text

@@ -188,7 +188,7 @@ def test_names_and_texts(tmp_path: Path) -> None:
         ({"dev": []}, "name them train, validation and test"),
         ([{"text": "a b"}], "^which column of train is the label"),
         ([], "^train has no rows; give some to train on"),
-        ({"train": "nothere.csv"}, "nothere.csv is not a file of rows"),
+        ({"train": "nothere.csv"}, "nothere.csv does not exist"),
         ("nothere", "which task.* or give a file of rows as data, which nothere is not"),
         ([3], "row 0 is of type int"),
     ],

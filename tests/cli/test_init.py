@@ -8,7 +8,7 @@ import pandas
 import pytest
 
 from biphase.api.own_task import write_task
-from biphase.cli.init import init_recipe, init_study, init_task, names_of
+from biphase.cli.init import BUNDLED_NAMES, init_recipe, init_study, init_task
 from biphase.config import load_config
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.errors import InputError
@@ -25,7 +25,7 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("name", sorted({*names_of("recipes")} - {"branch"}))
+@pytest.mark.parametrize("name", sorted({*BUNDLED_NAMES["recipes"]} - {"branch"}))
 def test_every_recipe_is_one_to_start_from(name: str) -> None:
     is_embedding = name.startswith("embed")
     init_recipe(name, shards=None if is_embedding else "s", model="enc/coder", out=Path("mine.yaml"))
@@ -79,7 +79,7 @@ def test_a_branch_starts_where_a_checkpoint_is() -> None:
     assert load_config(Recipe, Path("c.yaml")).init.checkpoint == "runs/a-12345678@400"
 
 
-@pytest.mark.parametrize("name", names_of("studies"))
+@pytest.mark.parametrize("name", BUNDLED_NAMES["studies"])
 def test_every_study_is_one_to_start_from(name: str) -> None:
     init_study(name, shards="s", out=Path("mine.yaml"))
     plan = plan_study(load_study(Path("mine.yaml")))

@@ -486,7 +486,7 @@ def test_of_several_gpus_one_trains_with_the_batch_of_the_recipe(
     recipe = make()
     tables = {"p": ("pairs", Dataset.from_dict({"anchor": ["a"], "positive": ["b"]}))}
     model: Any = SimpleNamespace(device=torch.device("cuda"))
-    run = training.StageRun(recipe, recipe.stages[0], model, tmp_path, bf16=False)
+    run = training.StageRun(recipe, recipe.stages[0], model, tmp_path)
     found = training.arguments_of(run, tables)
     assert (found.train_batch_size, found.parallel_mode.name) == (8, "NOT_PARALLEL")
 
@@ -498,7 +498,7 @@ def test_prompts_are_those_of_pairs_beside_scored_ones(make: Make) -> None:
         table = Dataset.from_dict({"anchor": ["a"], "positive": ["b"], "negative_2": ["c"]})
         tables = {name: (kind, table) for name, kind in kinds.items()}
         model: Any = SimpleNamespace(device=torch.device("cpu"))
-        return training.arguments_of(training.StageRun(recipe, recipe.stages[0], model, Path("x"), bf16=False), tables)
+        return training.arguments_of(training.StageRun(recipe, recipe.stages[0], model, Path("x")), tables)
 
     alone, both, scored = given(s0="pairs"), given(s0="pairs", s1="scored"), given(s0="scored")
     assert alone.prompts["s0"]["anchor"] == "q: " and alone.prompts["s0"]["negative_2"] == "d: "
@@ -602,9 +602,8 @@ def test_the_orthogonal_regularizer_counts_by_its_weight(kind: str, make: Make, 
     texts = [["a red fox", "the sea", "bread"], ["foxes", "waves roll in", "a loaf of rye"]]
     columns = [model.preprocess(column) for column in texts]
     labels = torch.tensor([1.0, 0.0, 0.5])
-    plain, added = (
-        make_loss(model, make(f"stages.0.orthogonal_weight={weight}").stages[0], kind, False) for weight in (1e-9, 0.5)
-    )
+    recipes = [make("matryoshka=false", f"stages.0.orthogonal_weight={weight}") for weight in (1e-9, 0.5)]
+    plain, added = (make_loss(training.StageRun(recipe, recipe.stages[0], model), kind) for recipe in recipes)
     expected = 0.0
     for column in columns:
         rows = torch.nn.functional.normalize(model(column)["sentence_embedding"].detach().double(), dim=-1)

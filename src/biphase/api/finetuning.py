@@ -9,7 +9,6 @@ import csv
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, TextIO
@@ -17,31 +16,29 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 from pydantic_core import to_jsonable_python
 
 from biphase import console
-from biphase.api.networks import ZERO_SHOT, ZeroShot, run_zero_shot
+from biphase.api.networks import ZERO_SHOT, print_zero_shot, run_zero_shot
 from biphase.api.own_task import write_task
 from biphase.config import parse_config
-from biphase.console import UNSEEN, err, track
 from biphase.corpus.rows import Row, rows_in_memory
 from biphase.corpus.text import keep_rows
 from biphase.engine.local import Engine, EngineKind
 from biphase.engine.scheduler import Failure
-from biphase.errors import InputError
+from biphase.errors import InputError, told_as
 from biphase.files import refuse_existing, refuse_filled, whole_file
 from biphase.finetuning.cells import plan_cells
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.grid import PAPER_LEARNING_RATES, PAPER_SEEDS, Grid, plan_missing, resolve_for, run_grid
 from biphase.finetuning.kept import RECORD, find_kept, open_rows
-from biphase.finetuning.scores import Score, ScoreSet, read_scores
+from biphase.finetuning.scores import Score, read_scores
 from biphase.report import verdicts
 from biphase.tasks.sources import name_data_dirs
-from biphase.tasks.spec import PAPER_TASKS, find_task, name_tests
+from biphase.tasks.spec import METRICS, PAPER_TASKS, find_task, name_tests
 
 if TYPE_CHECKING:
     import pandas
 
 OWN_TASKS = "data"
 """The folder beside scores in which tasks are kept that came as rows."""
-OUT_ENDINGS = (".jsonl", ".csv")
 
 
 def finetune(
@@ -78,8 +75,8 @@ def finetune(
     if data is not None and not is_folder(data):
         task, folder = write_task(data, Path(scores) / OWN_TASKS, task, template, label, missing)
     elif task is None:
-        other = "rows as data" if data is None else f"a file of rows as data, which {data} is not"
-        raise InputError(f"which task? Name one, such as snli, or a YAML file, or give {other}")
+        remedy = "rows as data" if data is None else f"a file of rows as data, which {data} is not"
+        raise InputError(f"which task? Name one, such as snli, or a YAML file, or give {remedy}")
     if keep is not None:
         refuse_filled(Path(keep), "keep")
     [plan] = plan_cells(str(model), [task], config, {} if folder is None else {find_task(task).name: folder})
@@ -91,7 +88,7 @@ def finetune(
     of_model = ""
     if keep is not None:
         of_model = f"; {keep}: the model" if (Path(keep) / RECORD).exists() else "; it diverged, and no model is kept"
-    err.print(f"{score.folder}: scores and predictions{of_model}")
+    console.err.print(f"{score.folder}: scores and predictions{of_model}")
     return score
 
 
@@ -151,8 +148,7 @@ def predict(
     import pandas
 
     with TemporaryDirectory() as folder:
-        in_memory = not isinstance(data, str | Path)
-        file = keep_rows(rows_in_memory(data), Path(folder), "rows") if in_memory else Path(data)
+        file = Path(data) if isinstance(data, str | Path) else keep_rows(rows_in_memory(data), Path(folder), "rows")
         if out is not None:
             write_predictions(str(model), file, Path(out), template, device)
             return Path(out)
@@ -170,21 +166,21 @@ def predict_rows(model: str, file: Path, template: str | None, device: str) -> I
     from biphase.device import choose_device
     from biphase.finetuning.predict import predict_placed
 
-    with track(f"predict {file.name}", None, "rows") as progress:
+    with console.track(f"predict {file.name}", None, "rows") as progress:
         num_rows = 0
         for row in predict_placed(network, rows, file.name, choose_device(device)):
             num_rows += 1
             progress.advance(1)
             yield row
-        err.print(f"{file.name}: {num_rows:,} rows")
+        console.err.print(f"{file.name}: {num_rows:,} rows")
 
 
 def write_predictions(model: str, file: Path, out: Path | TextIO, template: str | None, device: str) -> None:
     """Write the rows of a file with predictions into a .jsonl or .csv file that appears when it is whole, or as
     JSONL."""
     if isinstance(out, Path):
-        if out.suffix not in OUT_ENDINGS:
-            raise InputError(f"{out}: name a {' or '.join(OUT_ENDINGS)} file")
+        if out.suffix not in (".jsonl", ".csv"):
+            raise InputError(f"{out}: name a .jsonl or .csv file")
         refuse_existing(out)
     rows = predict_rows(model, file, template, device)
     with whole_file(out) if isinstance(out, Path) else nullcontext(out) as sink:
@@ -209,10 +205,8 @@ def write_csv(rows: Iterable[Row], sink: TextIO) -> None:
         if table is None:
             table = csv.DictWriter(sink, list(flat), lineterminator="\n")
             table.writeheader()
-        extra = sorted(flat.keys() - set(table.fieldnames))
-        if extra:
-            raise InputError(f"row {number} has a column '{extra[0]}' that the first row has not; write a .jsonl file")
-        table.writerow(flat)
+        with told_as(f"row {number} has a column that the first row has not", "write a .jsonl file"):
+            table.writerow(flat)
 
 
 def fields_of(record: object, names: str) -> dict[str, Any]:
@@ -252,7 +246,7 @@ def to_json(value: Any) -> str:
     obeys."""
     tree = to_jsonable_python(value, inf_nan_mode="null")
     text = json.dumps(tree, indent=2, ensure_ascii=False, allow_nan=False)
-    return UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return console.UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def evaluate(
@@ -297,7 +291,7 @@ def evaluate(
 
     rows = by_task(data)
     names, folders = place_data(rows, list_names(tasks or list(rows) or "paper"), Path(scores))
-    evaluation = run_evaluation(
+    tree = run_evaluation(
         list_names(models),
         names,
         settings=parse_config(FinetuneConfig, settings, origin="evaluate"),
@@ -313,8 +307,8 @@ def evaluate(
         workers=workers,
         workers_per_gpu=workers_per_gpu,
     )
-    raise_failures(evaluation.failures)
-    return pandas.DataFrame(evaluation.records)
+    raise_failures(() if dry_run else tree.get("failed", ()))
+    return pandas.DataFrame(tree["cells"] if "cells" in tree else tree["scores"])
 
 
 def compare(model_a: str | Path, model_b: str | Path, *, scores: str | Path = "scores") -> "pandas.DataFrame":
@@ -333,29 +327,6 @@ def list_names(names: str | Path | Iterable[str | Path]) -> list[str]:
     return [str(name) for name in ([names] if isinstance(names, str | Path) else names)]
 
 
-@dataclass(frozen=True)
-class EvaluatedGrid:
-    """The scores in a folder after missing cells were run, or the plan of a dry run."""
-
-    scores: ScoreSet = field(default_factory=lambda: ScoreSet(()))
-    rows: Sequence[verdicts.SummaryRow] = ()
-    failures: Sequence[Failure] = ()
-    planned: dict[str, Any] | None = None
-    """In a dry run, which cells are missing, and how long they take."""
-    compared: Sequence[verdicts.TaskComparison] | None = None
-    zero_shot: ZeroShot | None = None
-    """The scores of embedding models as they are; nothing else is there then."""
-
-    @property
-    def records(self) -> list[dict[str, Any]]:
-        if self.zero_shot is None:
-            return self.planned["cells"] if self.planned else summary_records(self.rows)
-        records = []
-        for name, arms in self.zero_shot.items():
-            records += [{"model": arm, "task": name, **values} for arm, values in arms.items()]
-        return records
-
-
 def run_evaluation(
     models: Sequence[str],
     tasks: Sequence[str],
@@ -370,9 +341,13 @@ def run_evaluation(
     keep: str | Path | None,
     engine: EngineKind,
     pair: tuple[str, str] | None = None,
+    is_printed: bool = False,
     **workers: Any,
-) -> EvaluatedGrid:
-    """Run what is missing of the grid, unless it is a dry run, read what `scores` holds then, and compare a pair."""
+) -> dict[str, Any]:
+    """Run what is missing of the grid, unless it is a dry run, read what `scores` holds then, and compare a pair.
+
+    Returns: the JSON of docs/reference/command_line.md. `is_printed` shows the scores to a person, too, as tables.
+    """
     for key in {"learning_rate", "seed"} & settings.model_fields_set:
         raise InputError(f"{key} is one of the axes of a grid: give `{key}s`")
     for axis, numbers in {"learning_rates": learning_rates, "seeds": seeds}.items():
@@ -381,7 +356,13 @@ def run_evaluation(
     if models and any(task.startswith(ZERO_SHOT) for task in tasks):
         refused: dict[str, Any] = {"dry_run": dry_run, "part": part, "compare": pair, "keep": keep}
         refused |= {"settings": settings.model_fields_set}
-        return EvaluatedGrid(zero_shot=run_zero_shot(models, tasks, Path(scores), **refused))
+        zero_shot = run_zero_shot(models, tasks, Path(scores), **refused)
+        if is_printed:
+            print_zero_shot(zero_shot)
+        records = []
+        for task, by_model in zero_shot.items():
+            records += [{"model": model, "task": task, **values} for model, values in by_model.items()]
+        return {"scores": records}
     if keep is not None and (not models or part is not None):
         raise InputError("`keep` is for models that are fine-tuned on tasks, without `part`")
     failures: list[Failure] = []
@@ -392,8 +373,26 @@ def run_evaluation(
         config, axes = resolve_for(settings, where), (tuple(learning_rates), tuple(seeds))
         grid = Grid(tuple(models), names, config, Path(scores), *axes, folders)
         if dry_run:
-            return EvaluatedGrid(planned=plan_missing(grid, where, part))
+            return plan_missing(grid, where, part)
         failures = run_grid(grid, where, part, None if keep is None else Path(keep))
-    score_set = read_scores(Path(scores))
-    compared = verdicts.compare(score_set, *pair) if pair else None
-    return EvaluatedGrid(score_set, verdicts.summarize(score_set), failures, compared=compared)
+    return collect_scores(Path(scores), failures, pair, is_printed)
+
+
+def collect_scores(
+    folder: Path, failures: Sequence[Failure], pair: tuple[str, str] | None, is_printed: bool
+) -> dict[str, Any]:
+    """Summarize the scores in a folder for `run_evaluation`, and compare a pair."""
+    scores = read_scores(folder)
+    rows = verdicts.summarize(scores)
+    comparisons = verdicts.compare(scores, *pair) if pair else []
+    if is_printed:
+        verdicts.print_summary(rows, scores.broken)
+        searches = [score for score in scores.scores if score.metric in METRICS["retrieval"]]
+        if easier := sorted({score.task for score in searches if score.config.judged_only}):
+            line = f"among judged documents only, which scores higher than among all: {', '.join(easier)}"
+            console.out.print(line)
+        if comparisons:
+            verdicts.print_comparison(comparisons)
+    left_out = [{"path": path, "reason": reason} for path, reason in scores.broken.items()]
+    tree = {"scores": summary_records(rows), "left_out": left_out, "failed": failures}
+    return tree | ({"comparison": comparison_records(comparisons)} if comparisons else {})

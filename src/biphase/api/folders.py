@@ -17,16 +17,7 @@ from biphase.files import ANEW, MARK, read_json_as, refuse_damaged
 from biphase.finetuning.kept import RECORD, KeptModel
 from biphase.finetuning.scores import read_score, read_scores
 from biphase.run import Run, read_done, read_metrics, read_recipe, whole_steps
-from biphase.tasks.examples import (
-    AnyExample,
-    LabelledText,
-    Question,
-    TaggedWords,
-    classes_of,
-    count_shared,
-    input_of,
-    load_examples,
-)
+from biphase.tasks import examples
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import find_task
 from biphase.tasks.splits import Collection
@@ -102,12 +93,17 @@ def read_facts(kind: str, path: Path) -> Facts:
     """Read the facts of a folder of a kind that has no options: what its record and the names of its files say."""
     match kind:
         case "checkpoint":
-            return checkpoint_facts(path)
+            from biphase.pretraining.checkpoint import read_checkpoint_manifest
+
+            manifest = read_checkpoint_manifest(path)  # once every file was compared with its hash
+            facts: Facts = {"state": "whole", **fields_of(manifest, "step is_decayed objective tokens_seen content")}
+            facts |= {"data": manifest.data_fingerprint, "tokenizer": manifest.tokenizer_hash}
+            return facts | fields_of(manifest, "parent carried")
         case "tokenizer":
             from biphase.corpus.tokenizer import load_tokenizer, tokenizer_hash
 
             tokenizer = load_tokenizer(path)
-            facts: Facts = {role: getattr(tokenizer, f"{role}_token") for role in ("mask", "eos", "pad")}
+            facts = {role: getattr(tokenizer, f"{role}_token") for role in ("mask", "eos", "pad")}
             return {"vocab_size": len(tokenizer), **facts, "hash": tokenizer_hash(tokenizer)}
         case "task":
             return find_task(str(path / "task.yaml")).model_dump(mode="json", exclude_defaults=True)
@@ -194,21 +190,13 @@ def run_facts(path: Path, verify: bool) -> Facts:
     names = ("step", "objective", "loss", "accuracy", "bits_per_byte")
     facts["validation"] = [{name: row[name] for name in names} for row in read_metrics(run, "validation")[-3:]]
     if verify:
+        from biphase.pretraining.checkpoint import read_checkpoint_manifest
+
         read_json_as(path / "environment.json", dict[str, Any])
         for step in steps:
-            checkpoint_facts(run.steps / str(step))
+            read_checkpoint_manifest(run.steps / str(step))
         facts["verified"] = f"{len(steps)} checkpoints are whole"
     return facts
-
-
-def checkpoint_facts(path: Path) -> Facts:
-    """Return the facts of a checkpoint, once every file was read and compared with its hash."""
-    from biphase.pretraining.checkpoint import read_checkpoint_manifest
-
-    manifest = read_checkpoint_manifest(path)
-    facts = {"state": "whole", **fields_of(manifest, "step is_decayed objective tokens_seen content")}
-    facts |= {"data": manifest.data_fingerprint, "tokenizer": manifest.tokenizer_hash}
-    return facts | fields_of(manifest, "parent carried")
 
 
 def model_facts(path: Path) -> Facts:
@@ -234,7 +222,7 @@ def check_task(task: str, data_dir: Path | None = None) -> Facts:
         data_dir: the task's data as published, in place of the hub.
     """
     source = find_source(find_task(task), data_dir)
-    data = load_examples(source, judged_only=False)
+    data = examples.load_examples(source, judged_only=False)
     rows: list[Facts] = []
     drawn: list[str] = []
     labels: dict[str, dict[str, int]] = {}
@@ -242,16 +230,16 @@ def check_task(task: str, data_dir: Path | None = None) -> Facts:
         rows = collection_rows(data)
     else:
         drawn = [split for split in data.splits if split not in source.splits]
-        for split, examples in data.splits.items():
-            num_copies = len(examples) - len({input_of(example) for example in examples})
-            sizes = lengths([size_of(example) for example in examples])
-            rows.append({"part": split, "examples": len(examples), "copies_within": num_copies, **sizes})
-            counts = Counter(label for example in examples for label in labels_of(example, data.task.classes))
+        for split, split_examples in data.splits.items():
+            num_copies = len(split_examples) - len({examples.input_of(example) for example in split_examples})
+            sizes = lengths([size_of(example) for example in split_examples])
+            rows.append({"part": split, "examples": len(split_examples), "copies_within": num_copies, **sizes})
+            counts = Counter(label for example in split_examples for label in labels_of(example, data.task.classes))
             labels[split] = dict(counts.most_common())
     facts: Facts = {"task": data.task.name, "family": data.task.family, "source": source.name}
     facts["files"] = {part: [str(path) for path in paths] for part, paths in source.files.items()}
     facts |= {"drawn": drawn, "rows": rows, "labels": labels, "classes": list(data.task.classes)}
-    return facts | {"left_out": data.left_out, "also_in_train": count_shared(data)}
+    return facts | {"left_out": data.left_out, "also_in_train": examples.count_shared(data)}
 
 
 def collection_rows(data: Collection) -> list[dict[str, Any]]:
@@ -272,16 +260,16 @@ def lengths(sizes: Sequence[int]) -> dict[str, float | None]:
     return {"median_characters": statistics.median(sizes) if sizes else None, "longest": max(sizes, default=None)}
 
 
-def size_of(example: AnyExample) -> int:
-    text = " ".join(example.words) if isinstance(example, TaggedWords) else input_of(example)
+def size_of(example: examples.AnyExample) -> int:
+    text = " ".join(example.words) if isinstance(example, examples.TaggedWords) else examples.input_of(example)
     return len(text) if isinstance(text, str) else sum(map(len, text))
 
 
-def labels_of(example: AnyExample, classes: Sequence[str]) -> list[str]:
+def labels_of(example: examples.AnyExample, classes: Sequence[str]) -> list[str]:
     """Return the labels, the tags or the kind of question of an example."""
     match example:
-        case LabelledText(label=float()):
+        case examples.LabelledText(label=float()):
             return ["numbers"]
-        case Question():
+        case examples.Question():
             return ["answerable" if example.answers else "unanswerable"]
-    return [classes[number] for number in classes_of(example)]
+    return [classes[number] for number in examples.classes_of(example)]

@@ -1,16 +1,14 @@
 """Text becomes a tokenizer, a recipe a run, a run a folder to give away; networks embed texts, become embedding models,
 and search."""
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from biphase import console
 from biphase.api.own_task import Changes, read_settings
-from biphase.console import out as console
-from biphase.console import print_rows
 from biphase.corpus.packing import open_text
 from biphase.corpus.text import TxtDocuments, are_names, check_place, find_text_sources, name_sources, sample_texts
 from biphase.embedding.recipe import EmbeddingRecipe, refuse_equal_names
@@ -53,10 +51,10 @@ def train_tokenizer(
     if limit_mb is not None and not limit_mb > 0:
         raise InputError(f"`limit_mb` is {limit_mb:g} and leaves no text to train on: give more than 0")
     refuse_foreign(Path(out), "tokenizer")
-    limit = math.inf if limit_mb is None else limit_mb
+    limit = float("inf") if limit_mb is None else limit_mb
     tokenizer = train(sample_texts(find_text_sources(sources), text_field, txt_documents, limit), vocab_size)
     save_tokenizer(tokenizer, Path(out))
-    console.print(f"{out}: {len(tokenizer):,} tokens")
+    console.out.print(f"{out}: {len(tokenizer):,} tokens")
     return Path(out)
 
 
@@ -79,7 +77,7 @@ def pretrain(recipe: Any, changes: Changes = (), *, runs: str | Path = "runs") -
     from biphase.pretraining.loop import train
 
     path = train(settings, Path(runs), text, model).path
-    console.print(str(path))
+    console.out.print(str(path))
     return path
 
 
@@ -112,7 +110,7 @@ def export(
         check_repository(to_hub)
     from biphase.export.model import export_checkpoint
 
-    console.prose(export_checkpoint(run, Path(folder), merge))
+    console.out.prose(export_checkpoint(run, Path(folder), merge))
     if to_hub is not None:
         push(folder, to_hub, license=license, language=language)
     return Path(folder)
@@ -193,9 +191,9 @@ def embed(recipe: Any, changes: Changes = (), *, runs: str | Path = "runs") -> P
         from biphase.embedding.training import train_embedder
     folder, facts = train_embedder(settings, Path(runs))
     cosines = [(layer, f"{cosine:.4f}") for layer, cosine in facts["cosines"].items()]
-    print_rows(("layer", "cosine with the weights before training"), cosines)
+    console.print_rows(("layer", "cosine with the weights before training"), cosines)
     print_zero_shot(facts["scores"])
-    console.print(f"{folder}: load it with SentenceTransformer('{folder}')")
+    console.out.print(f"{folder}: load it with SentenceTransformer('{folder}')")
     return folder
 
 
@@ -204,7 +202,7 @@ def print_zero_shot(scores: ZeroShot) -> None:
     for name, arms in scores.items():
         metrics = list(next(iter(arms.values())))
         rows = [(arm, *(f"{values[metric]:.4f}" for metric in metrics)) for arm, values in arms.items()]
-        print_rows(("model", *metrics), rows, name)
+        console.print_rows(("model", *metrics), rows, name)
 
 
 def run_zero_shot(models: Sequence[str], tasks: Sequence[str], out: Path, **refused: Any) -> ZeroShot:
@@ -286,21 +284,20 @@ def search(
     names = name_sources(source, Path(f"{index}.texts"), text_field)
     if len(names) != 1:
         raise InputError(f"one name is searched, and {len(names)} are given: give their folder, a glob, or texts")
-    text: str | None = str(names[0])
-    folder = Path(index or f"{text}".rstrip("/") + ".index")
-    if (Path(names[0]) / "index.json").exists():
-        folder, text = Path(names[0]), None
-        if rebuild:
-            raise InputError(f"{folder} is an index: to build it again, give its text")
-    else:
-        check_place(str(text))
+    name = str(names[0])
+    text = None if (Path(name) / "index.json").exists() else name
+    if text is not None:
+        check_place(text)
+    elif rebuild:
+        raise InputError(f"{name} is an index: to build it again, give its text")
+    folder = Path(name) if text is None else Path(index or name.rstrip("/") + ".index")
     embedder = None if model is None else str(model)
     if embedder is not None:
         find_folder(embedder)
     has_index = (folder / "index.json").exists() and not rebuild
     if not has_index:
         if embedder is None:
-            raise InputError(f"{text} has no index yet: name an embedding model as model")
+            raise InputError(f"{name} has no index yet: name an embedding model as model")
         refuse_foreign(folder, "search index")
     import pandas
 
@@ -309,5 +306,5 @@ def search(
     if has_index:
         manifest = open_index(folder, embedder, text, text_field)
     else:
-        manifest = build_index(str(text), str(embedder), folder, text_field)
+        manifest = build_index(name, str(embedder), folder, text_field)
     return pandas.DataFrame(answer_question(folder, manifest, question, top))

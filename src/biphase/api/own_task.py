@@ -127,7 +127,7 @@ def describe_rows(
     words = next((name for name in WORD_NAMES if isinstance(placed[0][1].get(name), list)), None)
     if words is None or not isinstance(labels[0], list):
         return {**describe_texts(placed, data, label, labels, family, template), "files.0": {}}, label
-    renamed = {theirs: ours for theirs, ours in ((words, "tokens"), (label, "label")) if theirs != ours}
+    renamed = {column: role for column, role in ((words, "tokens"), (label, "label")) if column != role}
     keys: dict[str, Any] = {"family": "token_classification", "files.0": {"rename": renamed} if renamed else {}}
     tags = {str(tag) for row in labels for tag in row}
     if types := sorted({tag[2:] for tag in tags if tag[1:2] == "-"}):
@@ -220,11 +220,11 @@ def find_splits(train: Path, needed: str | None = None) -> dict[str, str]:
     splits = {"train": train.name} if train.exists() else {}
     for split, words in OTHER_SPLITS.items():
         names = (train.name.replace("train", word) for word in words)
-        other = next((name for name in names if name != train.name and (train.parent / name).exists()), None)
-        if other and needed and needed not in next(rows_of_file(train.parent / other), ("", {}))[1]:
-            err.print(f"{train.parent / other} has no '{needed}': {split} is drawn from train instead")
-        elif other:
-            splits[split] = other
+        file = next((name for name in names if name != train.name and (train.parent / name).exists()), None)
+        if file and needed and needed not in next(rows_of_file(train.parent / file), ("", {}))[1]:
+            err.print(f"{train.parent / file} has no '{needed}': {split} is drawn from train instead")
+        elif file:
+            splits[split] = file
     return {split: plain_path(Path(name)).name for split, name in splits.items()}
 
 
@@ -307,8 +307,6 @@ def labelled_rows(data: Any, split: str, label: str | None) -> Iterator[PlacedRo
     """Yield the rows of a split, each with its place; a label that is a number or a truth value as the text that names
     it."""
     if isinstance(data, str | Path):
-        if not Path(data).is_file():
-            raise InputError(f"{split}: {data} is not a file of rows")
         placed = rows_of_file(Path(data))
     else:
         placed = ((f"{split}: row {number}", row) for number, row in enumerate(rows_in_memory(data)))

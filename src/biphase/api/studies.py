@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_jsonable_python
 
+from biphase import console
 from biphase.api.finetuning import by_task, place_data, raise_failures
 from biphase.api.own_task import Changes, list_changes
 from biphase.config import parse_config
-from biphase.console import err
-from biphase.console import out as console
 from biphase.corpus.text import are_names, plain_value
 from biphase.engine.local import Engine, EngineKind
 from biphase.errors import InputError
@@ -96,7 +95,7 @@ class OpenStudy:
 
         if (evaluation := self.planned.study.evaluation) is not None:
             for line in describe_power(self.planned, evaluation):
-                err.print(line)
+                console.err.print(line)
         rows = pandas.DataFrame(self.estimate(device, efficiency).groups)
         return rows.drop(columns="published")
 
@@ -129,11 +128,11 @@ class OpenStudy:
         engine_settings = parse_config(Engine, chosen | {"devices_per_worker": processes}, (), origin="study run")
         if processes > 1 and unit is None and self.planned.cells:
             remedy = "`--unit train`, then `--unit cells` without `--processes`, keep all of them busy"
-            err.print(f"each cell holds {processes} devices as a run does, and uses one: {remedy}")
+            console.err.print(f"each cell holds {processes} devices as a run does, and uses one: {remedy}")
         study_folder = claim_study_folder(self.folder, self.planned.study)
         raise_failures(run_study(self.planned, study_folder, engine_settings, processes, unit))
         message = f"{self.folder}: done; `{self.command('report')}` writes the report"
-        console.print(message if unit is None else f"{unit}: done")
+        console.out.print(message if unit is None else f"{unit}: done")
         return self.folder
 
     def progress(self) -> dict[str, Any]:
@@ -166,8 +165,8 @@ class OpenStudy:
         page, written, results, table = report_study(self.planned, self.folder, report_folder, commands)
         print_results(results, table)
         for line in tell_findings(*written.hypotheses) if written.hypotheses else ():
-            console.prose(line)
-        console.print(str(page))
+            console.out.prose(line)
+        console.out.print(str(page))
         return page
 
 

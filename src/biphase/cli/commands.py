@@ -18,14 +18,13 @@ from cyclopts import Parameter
 from docstring_parser import parse
 from rich.console import RenderableType
 
+from biphase import console
 from biphase.api import finetuning, folders, networks, studies
 from biphase.api.finetuning import to_json
 from biphase.api.studies import OpenStudy
 from biphase.cli import doctor as machine
 from biphase.cli import show
 from biphase.config import BUNDLED, MOST_REPEATS, by_commas, parse_config
-from biphase.console import duration, err
-from biphase.console import out as console
 from biphase.corpus.prepare import prepare as prepare_text
 from biphase.errors import InputError
 from biphase.export.push import push as push_model
@@ -114,12 +113,12 @@ def like(
             bound = shape.bind(*words, **options)
             bound.apply_defaults()
             is_json = shows is not None and bound.arguments.pop("form") == "json"
-            with console.capture() if is_json else nullcontext():  # nothing else stands beside the JSON
+            with console.out.capture() if is_json else nullcontext():  # nothing else stands beside the JSON
                 answer = (run if declared else functions[0])(**bound.arguments)
             if shows is not None:
                 answer = to_json(answer) if is_json else shows(answer)
             if answer is not None and not isinstance(answer, Path):
-                console.print(answer)
+                console.out.print(answer)
 
         command.__signature__ = shape  # type: ignore[attr-defined]
         command.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
@@ -165,26 +164,27 @@ def demo(
 
     started = time.monotonic()
     corpus = BUNDLED / "corpus"
-    err.print("[1/5] train a tokenizer on the bundled text")
+    console.err.print("[1/5] train a tokenizer on the bundled text")
     if not (folder / "tokenizer").exists():
         networks.train_tokenizer(corpus / "train.jsonl.zst", folder / "tokenizer", vocab_size=4096)
-    err.print("[2/5] tokenize it into shards")
+    console.err.print("[2/5] tokenize it into shards")
     shards, held_out = folder / "shards", corpus / "validation.jsonl.zst"
     prepare_text(corpus / "train.jsonl.zst", folder / "tokenizer", shards, validation=held_out)
     study = studies.study("demo", [f"recipe.data.shards={shards}", *changes], folder / "study")
     plan = study.planned
-    err.print(f"[3/5] pretrain {', '.join(plan.arms)}; fine-tune each and random weights: {len(plan.cells)} cells")
+    names = ", ".join(plan.arms)
+    console.err.print(f"[3/5] pretrain {names}; fine-tune each and random weights: {len(plan.cells)} cells")
     study.run()
-    err.print("[4/5] export the biphasic encoder for transformers")
+    console.err.print("[4/5] export the biphasic encoder for transformers")
     last = next(model for model in plan.models if model.name == list(plan.arms)[-1])
     record = find_record(study.folder, plan.runs[last.run])
     assert record is not None
     encoder = folder / f"encoder-{record.folder.rpartition('-')[2]}"
     if not encoder.exists():
         networks.export(f"{(study.folder / 'runs' / record.folder).resolve()}@{last.step}", encoder)
-    err.print("[5/5] report")
+    console.err.print("[5/5] report")
     study.report(folder / "report")
-    console.print(f"encoder: {encoder} · took {duration(time.monotonic() - started)}")
+    console.out.print(f"encoder: {encoder} · took {console.duration(time.monotonic() - started)}")
 
 
 @like(machine.examine, arguments="folder", shows=show.print_facts)
@@ -217,7 +217,7 @@ def tokenizer_from(source: str, /, *, out: Path) -> None:
     tokenizer = load_tokenizer(source)
     save_tokenizer(tokenizer, out)
     special = f"mask {tokenizer.mask_token}, eos {tokenizer.eos_token}, pad {tokenizer.pad_token}"
-    console.print(f"{out}: {len(tokenizer):,} tokens, {special}")
+    console.out.print(f"{out}: {len(tokenizer):,} tokens, {special}")
 
 
 @like(prepare_text, arguments="sources")
@@ -237,7 +237,7 @@ def pretrain(**options: Any) -> None:
     Several processes: `torchrun --nproc-per-node 8 -m biphase pretrain 210m compute.parallel=fsdp`
     """
     run = networks.pretrain(**options)
-    err.print(f"next: biphase export {run} encoder")
+    console.err.print(f"next: biphase export {run} encoder")
 
 
 @like(folders.inspect, arguments="folder", shows=show.print_facts)
@@ -283,7 +283,7 @@ def convert(model: str, folder: Path, /) -> None:
     fetch_model(model)
     from biphase.export.convert import convert_checkpoint
 
-    console.print(convert_checkpoint(model, folder))
+    console.out.print(convert_checkpoint(model, folder))
 
 
 @like(folders.check_task, arguments="task", shows=show.print_task)
@@ -352,12 +352,23 @@ def evaluate(
     if settings and not names:
         raise InputError(f"which model? Only settings are given: {' '.join(settings)}")
     config = parse_config(FinetuneConfig, {}, settings, origin="evaluate")
-    folders_of_data = show.parse_data_dirs(data or ())
-    evaluation = finetuning.run_evaluation(
-        names, tasks or ["paper"], settings=config, data_dirs=folders_of_data, pair=compare, **options
+    tree = finetuning.run_evaluation(
+        names,
+        tasks or ["paper"],
+        settings=config,
+        data_dirs=show.parse_data_dirs(data or ()),
+        pair=compare,
+        is_printed=form == "text",
+        **options,
     )
-    console.print(show.write_evaluation(evaluation)) if form == "json" else show.print_evaluation(evaluation)
-    finetuning.raise_failures(evaluation.failures)
+    is_plan = "cells" in tree
+    if form == "json":
+        console.out.print(to_json(tree))
+    elif is_plan:
+        show.print_facts(tree)
+        if tree["unknown_trainings"]:
+            console.out.print("unknown trainings are of tasks without a finished cell to judge by: run one seed first")
+    finetuning.raise_failures(() if is_plan else tree.get("failed", ()))
 
 
 @like(networks.embed, arguments="recipe changes")
@@ -394,7 +405,7 @@ def study_plan(
     study = studies.study(file, changes)
     if picture is not None:
         draw_plan(study.planned, picture)
-        err.print(str(picture))
+        console.err.print(str(picture))
     estimate = study.estimate(**options)
     return to_json(plan_json(study.planned, estimate)) if form == "json" else describe_plan(study.planned, estimate)
 
@@ -442,12 +453,12 @@ def study_advise(
     from biphase.study.describe import describe_advice, recipe_yaml
 
     advice = studies.advise(**options)
-    console.print(to_json(advice) if form == "json" else describe_advice(advice))
+    console.out.print(to_json(advice) if form == "json" else describe_advice(advice))
     if form == "text" and recipe is None:
-        console.print(recipe_yaml(advice, has_reasons=False))
+        console.out.print(recipe_yaml(advice, has_reasons=False))
     if recipe is not None:
         write_text(recipe, recipe_yaml(advice))
-        err.print(str(recipe))
+        console.err.print(str(recipe))
 
 
 def report_paper(*, out: Path = Path("paper-report")) -> None:
@@ -460,4 +471,4 @@ def report_paper(*, out: Path = Path("paper-report")) -> None:
     """
     from biphase.report.paper import report_paper as write
 
-    console.print(str(write(out)))
+    console.out.print(str(write(out)))

@@ -21,7 +21,6 @@ VARIABLES = (
     *("GOMP_SPINCOUNT", "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "XDG_CACHE_HOME", "BIPHASE_CACHE"),
 )
 """Environment variables that change what runs, how fast, or where from. None holds a secret."""
-HUB_SECONDS = 5.0
 LOCAL_LOCKS = {"nolock", "localflock", "noflock", "local_lock=flock", "local_lock=all"}
 """Mount options of NFS and Lustre under which a lock is seen by its own machine alone, or by nobody."""
 GIB = 1 << 30
@@ -45,24 +44,22 @@ def examine(folder: Path = Path()) -> dict[str, dict[str, str]]:
         except PackageNotFoundError:
             versions[package] = "not installed"
     memory = total_memory()
-    machine = {
-        "system": platform.platform(),
-        "processor": f"{processor_name()}, {num_cores()} of {os.cpu_count()} cores for this process",
-        "memory": f"{memory / GIB:,.1f} GiB" if memory else "unknown",
-    }
     kind, options = file_system(folder.resolve())
-    files = {
-        "folder": f"{folder.resolve()}: {free_space(folder)}, {kind}",
-        "locks": describe_locks(nearest_existing(folder), kind, options),
-        "hub's cache": f"{HF_HUB_CACHE}: {free_space(Path(HF_HUB_CACHE))}",
-        "our cache": f"{cache_folder()}: {free_space(cache_folder())}",
-    }
     return {
         "versions": versions,
-        "machine": machine,
+        "machine": {
+            "system": platform.platform(),
+            "processor": f"{processor_name()}, {num_cores()} of {os.cpu_count()} cores for this process",
+            "memory": f"{memory / GIB:,.1f} GiB" if memory else "unknown",
+        },
         "computing": describe_computing(),
         "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
-        "files": files,
+        "files": {
+            "folder": f"{folder.resolve()}: {free_space(folder)}, {kind}",
+            "locks": describe_locks(nearest_existing(folder), kind, options),
+            "hub's cache": f"{HF_HUB_CACHE}: {free_space(Path(HF_HUB_CACHE))}",
+            "our cache": f"{cache_folder()}: {free_space(cache_folder())}",
+        },
         "hub": describe_hub(),
     }
 
@@ -142,7 +139,7 @@ def describe_hub() -> dict[str, str]:
     state = "not asked: HF_HUB_OFFLINE is set, only what is in the cache is used"
     if not constants.HF_HUB_OFFLINE:
         try:
-            answer = get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
+            answer = get_session().head(constants.ENDPOINT, timeout=5)
             state = f"reachable (it answers {answer.status_code})"
         except (OSError, ValueError, HTTPError) as error:
             state = f"! not reachable ({first_line(error)}): use local folders, or what is in the cache"

@@ -10,11 +10,10 @@ import yaml
 from cyclopts import Parameter
 from rich.prompt import Prompt
 
+from biphase import console
 from biphase.api.own_task import EXAMPLES, describe_data, write_value
 from biphase.cli.show import parse_data_dirs
 from biphase.config import BUNDLED, by_commas, parse_config
-from biphase.console import err
-from biphase.console import out as console
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.errors import InputError, nearest
 from biphase.files import parse_yaml, refuse_existing
@@ -24,16 +23,15 @@ from biphase.run import find_checkpoint, name_run, split_reference
 from biphase.tasks.sources import name_data_dirs
 from biphase.tasks.spec import Family, ProblemType, Task
 
-
-def names_of(kind: str) -> list[str]:
-    return sorted(path.stem for path in (BUNDLED / kind).glob("*.yaml"))
-
-
+BUNDLED_NAMES = {
+    kind: sorted(path.stem for path in (BUNDLED / kind).glob("*.yaml")) for kind in ("recipes", "studies", "tasks")
+}
+"""What comes with biphase to start from, by its kind."""
 SHARDS_QUESTION = "Shards (what `biphase prepare` wrote)"
 
 
 def init_recipe(
-    name: Annotated[str | None, Parameter(help=f"start from: {', '.join(names_of('recipes'))}.")] = None,
+    name: Annotated[str | None, Parameter(help=f"start from: {', '.join(BUNDLED_NAMES['recipes'])}.")] = None,
     /,
     *,
     shards: str | None = None,
@@ -73,7 +71,7 @@ def init_recipe(
 
 
 def init_study(
-    name: Annotated[str, Parameter(help=f"start from: {', '.join(names_of('studies'))}.")] = "demo",
+    name: Annotated[str, Parameter(help=f"start from: {', '.join(BUNDLED_NAMES['studies'])}.")] = "demo",
     /,
     *,
     shards: str | None = None,
@@ -176,14 +174,14 @@ def ask_user(value: str | None, question: str, default: str | None) -> str | Non
     """Return the value, or on a terminal what the user answers, or the default."""
     if value is not None or not (sys.stdin.isatty() and sys.stdout.isatty()):
         return default if value is None else value
-    return Prompt.ask(question, default=default or "", console=err) or None
+    return Prompt.ask(question, default=default or "", console=console.err) or None
 
 
 def starting_text(kind: str, name: str) -> str:
     """Read the text of a bundled file, without the comments above its first key."""
-    bundled = names_of(kind)
-    if name not in bundled:
-        remedy = "; the file to write is --out" if name.endswith((".yaml", ".yml")) else nearest(name, bundled)
+    names = BUNDLED_NAMES[kind]
+    if name not in names:
+        remedy = "; the file to write is --out" if name.endswith((".yaml", ".yml")) else nearest(name, names)
         raise InputError(f"'{name}' is none of the {kind} that come with biphase{remedy}")
     return re.sub(r"\A(#.*\n)+", "", (BUNDLED / kind / f"{name}.yaml").read_text(encoding="utf-8"))
 
@@ -211,5 +209,5 @@ def write_start(path: Path, origin: str, text: str, *commands: str) -> None:
     head = [f"# Made from {origin}, which comes with biphase.", *(f"#   {command}" for command in commands)]
     with open(path, "x", encoding="utf-8") as file:
         file.write("\n".join([*head, text]))
-    err.print(f"{path}: next, `{commands[0]}`")
-    console.print(str(path))
+    console.err.print(f"{path}: next, `{commands[0]}`")
+    console.out.print(str(path))

@@ -1,19 +1,11 @@
-"""Show what a verb has returned: to a person, or as JSON to a program."""
+"""Show a person what a verb has returned."""
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from biphase.api.finetuning import comparison_records, to_json
-from biphase.api.networks import print_zero_shot
 from biphase.console import duration, out, print_rows
 from biphase.engine.scheduler import Failure
 from biphase.errors import InputError
-from biphase.tasks.spec import METRICS
-
-if TYPE_CHECKING:
-    from biphase.api.finetuning import EvaluatedGrid
 
 LONG_CHARACTERS = 60
 """Facts with a longer text among their parts are shown one part a line."""
@@ -86,44 +78,12 @@ def print_task(facts: dict[str, Any]) -> None:
 
 def print_passages(passages: list[dict[str, Any]]) -> None:
     """Print the passages that the model finds, then those of BM25."""
-    for name, group in groupby(passages, key=itemgetter("by")):
-        out.print(f"\n{name}", style="bold")
-        for passage in group:
-            text = passage["text"]
-            out.print(f"{passage['rank']:>2}  {passage['score']:.3f}  {passage['id']}")
-            out.prose(f"    {text[:PASSAGE_CHARACTERS]}{' …' if len(text) > PASSAGE_CHARACTERS else ''}")
-
-
-def write_evaluation(evaluation: "EvaluatedGrid") -> str:
-    """Write the JSON of docs/reference/command_line.md."""
-    if evaluation.planned:
-        return to_json(evaluation.planned)
-    tree: dict[str, Any] = {"scores": evaluation.records}
-    if evaluation.zero_shot is None:
-        tree["left_out"] = [{"path": path, "reason": reason} for path, reason in evaluation.scores.broken.items()]
-        tree["failed"] = evaluation.failures
-    if evaluation.compared is not None:
-        tree["comparison"] = comparison_records(evaluation.compared)
-    return to_json(tree)
-
-
-def print_evaluation(evaluation: "EvaluatedGrid") -> None:
-    from biphase.report.verdicts import print_comparison, print_summary
-
-    if evaluation.zero_shot is not None:
-        print_zero_shot(evaluation.zero_shot)
-        return
-    if evaluation.planned:
-        print_facts(evaluation.planned)
-        if evaluation.planned["unknown_trainings"]:
-            out.print("unknown trainings are of tasks without a finished cell to judge by: run one seed first")
-        return
-    print_summary(evaluation.rows, evaluation.scores.broken)
-    searches = [score for score in evaluation.scores.scores if score.metric in METRICS["retrieval"]]
-    if easier := sorted({score.task for score in searches if score.config.judged_only}):
-        out.print(f"among judged documents only, which scores higher than among all: {', '.join(easier)}")
-    if evaluation.compared is not None:
-        print_comparison(evaluation.compared)
+    for passage in passages:
+        text = passage["text"]
+        if passage["rank"] == 1:
+            out.print(f"\n{passage['by']}", style="bold")
+        out.print(f"{passage['rank']:>2}  {passage['score']:.3f}  {passage['id']}")
+        out.prose(f"    {text[:PASSAGE_CHARACTERS]}{' …' if len(text) > PASSAGE_CHARACTERS else ''}")
 
 
 def parse_data_dirs(pairs: Sequence[str]) -> list[tuple[str, str]]:

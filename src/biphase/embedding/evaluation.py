@@ -6,7 +6,6 @@ pairs is similarity (STS). MTEB's own tasks run by its own code.
 Letters: Q queries, N documents, D width.
 """
 
-import itertools
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +20,7 @@ from biphase import console
 from biphase.embedding.model import embed_texts, find_similar
 from biphase.embedding.pairs import read_pairs
 from biphase.embedding.recipe import PairSource, set_name
-from biphase.errors import InputError, first_line
-from biphase.files import content_hash
+from biphase.errors import InputError, told_as
 from biphase.finetuning.metrics import Judgement, judge_ranking, score_rows
 from biphase.tasks.sources import find_source, read_rows
 from biphase.tasks.spec import METRICS, FileLayout, Task
@@ -49,18 +47,9 @@ class JudgedSet:
         return own_documents(self.queries, self.documents, self.relevance)
 
     @property
-    def num_searched(self) -> int:
-        """Number of documents to search for: those that are kept and, where queries are documents, the query itself."""
-        return KEPT_DOCUMENTS + bool(self.query_documents)
-
-    @property
     def metric(self) -> str:
         """Name of the main metric."""
         return "spearman" if self.pairs else "ndcg_at_10"
-
-    @property
-    def hash(self) -> str:
-        return content_hash([self.documents, self.queries, self.relevance, self.pairs])
 
 
 def read_judged_set(path: Path) -> JudgedSet:
@@ -76,8 +65,6 @@ def read_judged_set(path: Path) -> JudgedSet:
     layout = FileLayout(test="qrels/test.tsv")
     source = find_source(Task(name="BEIR", family="retrieval", metric="ndcg_at_10", files=(layout,)), path)
     relevance = read_judgements(read_rows(source, "test"))
-    if not relevance:
-        raise InputError(f"{path / 'qrels'}: no judgements of test")
     if all(grade <= 0 for grades in relevance.values() for grade in grades.values()):
         raise InputError(f"{path / 'qrels/test.tsv'}: no document is relevant to any query: all scores would be 0")
     queries, documents = read_judged_texts(source, {"test": relevance}, judged_only=False)
@@ -107,13 +94,15 @@ def score_embedder(model: SentenceTransformer, dataset: JudgedSet) -> Judgement:
     lengths = {"normalize_embeddings": model.similarity_fn_name == "cosine"}
     documents_ND = embed_texts(model.encode_document, documents, f"{label} corpus", **lengths)
     queries_QD = embed_texts(model.encode_query, queries, f"{label} queries", **lengths)
-    return retrieval_scores(dataset, find_similar(model, queries_QD, documents_ND, dataset.num_searched))
+    num_searched = KEPT_DOCUMENTS + bool(dataset.query_documents)  # the query itself is left out
+    return retrieval_scores(dataset, find_similar(model, queries_QD, documents_ND, num_searched))
 
 
 def score_bm25(dataset: JudgedSet) -> dict[str, float]:
     """Score BM25 (Lucene's form, k1 1.5, b 0.75) on lower-cased words (`searched_words`), without stop words or
     stems."""
-    ranked = query_bm25(index_bm25(dataset.documents.values()), [*dataset.queries.values()], dataset.num_searched)
+    num_searched = KEPT_DOCUMENTS + bool(dataset.query_documents)
+    ranked = query_bm25(index_bm25(dataset.documents.values()), [*dataset.queries.values()], num_searched)
     return retrieval_scores(dataset, ranked)[0]
 
 
@@ -125,7 +114,7 @@ def retrieval_scores(dataset: JudgedSet, hits_of_queries: Iterable[Sequence[tupl
     for query, hits in zip(dataset.queries, hits_of_queries, strict=True):
         itself = query if query in dataset.query_documents else None
         scores = {ids[number]: score for number, score in hits if ids[number] != itself}
-        ranked[query] = dict(itertools.islice(scores.items(), KEPT_DOCUMENTS))
+        ranked[query] = dict(list(scores.items())[:KEPT_DOCUMENTS])
     means, rows = judge_ranking(dataset.relevance, ranked, dataset.metric)
     return {name: means[name] for name in ("ndcg_at_10", "mrr_at_10", "recall_at_10", "recall_at_100")}, rows
 
@@ -159,25 +148,16 @@ def run_mteb(model: SentenceTransformer, name: str) -> tuple[dict[str, Any], flo
     import mteb
 
     name, _, folder = name.partition("=")
-    try:
+    with told_as(f"MTEB has no task '{name}'"):
         task = mteb.get_task(name)
-    except KeyError as error:
-        raise InputError(f"MTEB has no task '{name}' ({first_line(error)})") from None
     if folder:
-        if not Path(folder).is_dir():
-            raise InputError(f"{folder} is no folder")
         local = {"path": str(Path(folder).resolve()), "revision": "local"}
         task.metadata = task.metadata.model_copy(update={"dataset": local})
-    try:
-        with console.track(f"MTEB {name}", None, "tasks"), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", category=FutureWarning, module="mteb")  # of how it calls other libraries
-            result = mteb.evaluate(
-                model, task, cache=None, co2_tracker=False, overwrite_strategy="always", show_progress_bar=False
-            )
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:  # of data in another form, too
-        remedy = (
-            f"{folder} must have its data as the hub has them" if folder else f"mteb:{name}=FOLDER needs no network"
+    remedy = f"{folder} must have its data as the hub has them" if folder else f"mteb:{name}=FOLDER needs no network"
+    quiet = warnings.catch_warnings(action="ignore", category=FutureWarning)  # of how MTEB calls other libraries
+    with told_as(f"MTEB's {name} cannot be run", remedy), quiet, console.track(f"MTEB {name}", None, "tasks"):
+        result = mteb.evaluate(
+            model, task, cache=None, co2_tracker=False, overwrite_strategy="always", show_progress_bar=False
         )
-        raise InputError(f"MTEB's {name} cannot be run ({first_line(error)}); {remedy}") from None
     scored = result.task_results[0]
     return scored.to_dict() | {"date": scored.date.timestamp() if scored.date else None}, float(scored.get_score())

@@ -10,7 +10,6 @@ Letters: N passages, D width.
 import json
 from array import array
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -33,50 +32,37 @@ SAMPLE = "A word, and 永和九年 歲在癸丑 คำไทย\nat last. " * 40
 """A text whose passages tell one way of cutting from another."""
 
 
-@dataclass(frozen=True)
-class IndexManifest:
-    """The model, the text and the settings that an index was made with."""
-
-    model: str
-    model_hash: str
-    text: str
-    text_hash: str
-    num_passages: int
-    width: int
-    text_field: str = "text"
-    model_place: str = ""
-    """The model's absolute path on this machine; empty for a model of the hub."""
-    cutting: str = ""
-    """How texts were cut into passages: `cutting_hash`."""
-    sources: tuple[str, ...] = ()
-    """Record names of the files of a text of the hub, with its commit."""
+LATER_KEYS = {"text_field": "text", "model_place": "", "cutting": "", "sources": ()}
+"""The keys of a manifest (`build_index`) that indexes of earlier versions may lack, and what they mean there."""
 
 
-def open_index(path: Path, model: str | None, text: str | None, text_field: str = "text") -> IndexManifest:
+def open_index(path: Path, model: str | None, text: str | None, text_field: str = "text") -> dict[str, Any]:
     """Read the manifest of an index, with the path where its model is now. Raises `InputError` where its model or text
     is another one or has changed, or its text would be cut into other passages."""
     remedy = "delete the index and build it again"
     refuse_damaged(path, remedy)
-    manifest = read_json_as(path / "index.json", IndexManifest, remedy)
-    model_path = model or (manifest.model_place if is_here(manifest.model_place) else manifest.model)
-    name, has_text = text or manifest.text, text is not None
-    is_text_here = has_text or (not manifest.sources and Path(name).exists())
-    text_hash = hash_text(name, find_text_sources([name], manifest.sources)) if is_text_here else manifest.text_hash
-    has_changed = text_hash != manifest.text_hash
+    manifest = LATER_KEYS | read_json_as(path / "index.json", dict[str, Any], remedy)
+    model_path = model or (manifest["model_place"] if is_here(manifest["model_place"]) else manifest["model"])
+    name = text or manifest["text"]
+    text_hash = manifest["text_hash"]
+    if text or (not manifest["sources"] and Path(name).exists()):
+        text_hash = hash_text(name, find_text_sources([name], manifest["sources"]))
+    has_changed = text_hash != manifest["text_hash"]
+    is_other_field = manifest["text_field"] != text_field
     other_model = f"not by {model}" if model else "which has changed since"
     differences = {
-        f"by {manifest.model}, {other_model}": hash_embedder(model_path) != manifest.model_hash,
-        f"of another text than {text} holds now": has_text and has_changed,
-        f"of the field '{manifest.text_field}', not of '{text_field}'": has_text and manifest.text_field != text_field,
-        "of passages that were cut in another way": manifest.cutting != cutting_hash(),
+        f"by {manifest['model']}, {other_model}": hash_embedder(model_path) != manifest["model_hash"],
+        f"of another text than {text} holds now": bool(text) and has_changed,
+        f"of the field '{manifest['text_field']}', not of '{text_field}'": bool(text) and is_other_field,
+        "of passages that were cut in another way": manifest["cutting"] != cutting_hash(),
     }
     for difference, is_there in differences.items():
         if is_there:
-            remedy = "rebuild it (--rebuild)" + ("" if text else f" from its text, {manifest.text}")
+            remedy = "rebuild it (--rebuild)" + ("" if text else f" from its text, {manifest['text']}")
             raise InputError(f"{path} was made {difference}: {remedy}")
     if has_changed:
         console.err.print(f"{name} has changed since {path} was made of it: search it, with --rebuild")
-    return replace(manifest, model_place=model_path)
+    return manifest | {"model_place": model_path}
 
 
 def is_here(model: str) -> bool:
@@ -95,8 +81,9 @@ def cutting_hash() -> str:
     return content_hash(list(cut_document(Document("sample", SAMPLE))))[:16]
 
 
-def build_index(text: str, model: str, index: Path, text_field: str = "text") -> IndexManifest:
-    """Embed all passages of the text; the folder appears whole, and replaces only what was built there before."""
+def build_index(text: str, model: str, index: Path, text_field: str = "text") -> dict[str, Any]:
+    """Embed all passages of the text, and return the index's manifest. The folder appears whole, and replaces only what
+    was built there before."""
     folder, target = Path(text).expanduser().resolve(), index.resolve()
     if target.is_relative_to(folder) and not any(part.startswith(".") for part in target.relative_to(folder).parts):
         raise InputError(f"{index} is inside of {text}, and would be searched too: give an index beside it")
@@ -114,26 +101,26 @@ def build_index(text: str, model: str, index: Path, text_field: str = "text") ->
         if not lines:
             raise InputError(f"{text} holds no text to search")
         np.save(part / LINES, np.array(lines, dtype=np.int64))
-        manifest = IndexManifest(
-            model=model,
-            model_hash=hash_embedder(model),
-            text=text,
-            text_hash=text_hash,
-            num_passages=len(lines),
-            width=width_of(embedder),
-            text_field=text_field,
-            model_place=str(Path(model).absolute()) if is_here(model) else "",
-            cutting=cutting_hash(),
-            sources=tuple(source.record_name for source in sources if source.path is None),
-        )
+        manifest = {
+            "model": model,
+            "model_hash": hash_embedder(model),
+            "text": text,
+            "text_hash": text_hash,
+            "num_passages": len(lines),
+            "width": width_of(embedder),
+            "text_field": text_field,
+            "model_place": str(Path(model).absolute()) if is_here(model) else "",  # empty for a model of the hub
+            "cutting": cutting_hash(),
+            "sources": [source.record_name for source in sources if source.path is None],  # of the hub, with the commit
+        }
         with console.track("index words", None, "passages"):
             words = index_bm25(read_passages(part))
             if words is not None:
                 words.save(part / WORDS)
-        path, shape_ND = part / VECTORS, (len(lines), manifest.width)
+        path, shape_ND = part / VECTORS, (len(lines), width_of(embedder))
         unit = {"normalize_embeddings": embedder.similarity_fn_name == "cosine"}
         embed_to_file(embedder.encode_document, read_passages(part), shape_ND, path, "index", **unit)
-        write_json(part / "index.json", asdict(manifest))
+        write_json(part / "index.json", manifest)
     console.err.print(f"{index}: {len(lines):,} passages")
     return manifest
 
@@ -145,19 +132,17 @@ def read_passages(part: Path) -> Iterator[str]:
             yield json.loads(line)["text"]
 
 
-def answer_question(index: Path, manifest: IndexManifest, question: str, top: int) -> list[dict[str, Any]]:
+def answer_question(index: Path, manifest: dict[str, Any], question: str, top: int) -> list[dict[str, Any]]:
     """Find the best passages by the model, and by BM25 over the same passages: a record for each."""
     with reading(index, "rebuild it"):
         lines_N = np.load(index / LINES, mmap_mode="r", allow_pickle=False)
         rows_ND = np.load(index / VECTORS, mmap_mode="c", allow_pickle=False)  # as tensors want to be writable
         words = open_bm25(index / WORDS)
-    if len(lines_N) != manifest.num_passages or rows_ND.shape != (manifest.num_passages, manifest.width):
-        raise InputError(f"{index} is damaged: passages and embeddings do not match; rebuild it")
-    embedder: Any = load_embedder(manifest.model_place or manifest.model)
+    embedder: Any = load_embedder(manifest["model_place"] or manifest["model"])
     is_cosine = embedder.similarity_fn_name == "cosine"
     query_1D = embedder.encode_query([question], normalize_embeddings=is_cosine, convert_to_tensor=True).cpu()
     [hits] = find_similar(embedder, query_1D, torch.from_numpy(rows_ND), top)
-    hits_by_name = {manifest.model: hits, "BM25": query_bm25(words, [question], top)[0]}
+    hits_by_name = {manifest["model"]: hits, "BM25": query_bm25(words, [question], top)[0]}
     records = []
     with reading(index / PASSAGES, "rebuild it"), open(index / PASSAGES, "rb") as file:
         for name, ranked in hits_by_name.items():

@@ -69,13 +69,7 @@ class PackedTransformer(InputModule):
         if not all(isinstance(text, str) for text in inputs):
             raise InputError("an embedding model takes single texts, no pairs")
         texts = [prompt + text for text in inputs] if prompt else list(inputs)
-        encoded = self.tokenizer(
-            texts,
-            truncation=True,
-            max_length=self.max_seq_length,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-        )["input_ids"]
+        encoded = self.tokenizer(texts, truncation=True, max_length=self.max_seq_length)["input_ids"]
         samples = [torch.tensor(ids, dtype=torch.long) for ids in encoded]
         bounds_S1 = torch.tensor([0, *map(len, samples)]).cumsum(0, dtype=torch.int32)
         return {
@@ -90,13 +84,8 @@ class PackedTransformer(InputModule):
         tokens_T, positions_T = features["input_ids"][0], features["position_ids"][0]
         device = tokens_T.device
         dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else self.network.dtype
-        layout = lay_out(
-            features["cu_seq_lens_q"].cpu().numpy(),
-            causal=False,
-            device=device,
-            backend=choose_backend(device, dtype),
-            pad_to_multiple_of=PAD_TO_MULTIPLE_OF,
-        )
+        bounds_S1, backend = features["cu_seq_lens_q"].cpu().numpy(), choose_backend(device, dtype)
+        layout = lay_out(bounds_S1, causal=False, device=device, backend=backend, pad_to_multiple_of=PAD_TO_MULTIPLE_OF)
         hidden_TD = packed_hidden(self.backbone, tokens_T, positions_T, layout)
         # A new dictionary: the cached losses embed the same features twice.
         return {**features, "token_embeddings": hidden_TD[None]}
@@ -114,9 +103,8 @@ class PackedTransformer(InputModule):
     def load(cls, model_name_or_path: str, subfolder: str = "", *_: Any, **__: Any) -> "PackedTransformer":
         """Load what `save` wrote."""
         folder = Path(model_name_or_path, subfolder)
-        return cls(
-            load_backbone(folder), load_tokenizer(folder), **cls.load_config(model_name_or_path, subfolder=subfolder)
-        )
+        settings = cls.load_config(model_name_or_path, subfolder=subfolder)
+        return cls(load_backbone(folder), load_tokenizer(folder), **settings)
 
 
 @torch.no_grad()

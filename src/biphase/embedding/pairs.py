@@ -21,7 +21,6 @@ from biphase.finetuning.cells import find_folder
 from biphase.hub import pin_commit
 from biphase.tasks.examples import score_number
 
-Kind = Literal["pairs", "scored"]
 GUESSES: tuple[tuple[str, ...], ...] = (
     ("anchor", "positive", "negative"),
     ("anchor", "positive"),
@@ -49,7 +48,7 @@ class Pairs:
     """The rows of one source."""
 
     name: str
-    kind: Kind
+    kind: Literal["pairs", "scored"]
     table: pa.Table
     """Texts in the columns `anchor`, `positive`, `negative_1` …; scored pairs have `score`."""
     hash: str
@@ -282,6 +281,9 @@ def check_stage(stage: EmbeddingStage, sources: Sequence[Pairs]) -> None:
             message = f"{pairs.name} has {number:,} different {fewest}, too few for a batch of {stage.batch_size}"
             raise InputError(f"stage {stage.name}: {message}: lower batch_size, or give more pairs")
         mined = stage.hard_negatives
+        if mined and len(pairs.table.columns) > 2:
+            message = f"hard_negatives are for pairs alone, and {pairs.name} has scores or negatives of its own"
+            raise InputError(f"stage {stage.name}: {message}: leave hard_negatives out, or name two of its columns")
         if mined and mined.first_rank + mined.number > min(mined.last_rank, number):
             message = f"ranks {mined.first_rank} to {mined.last_rank} of the {number:,} {fewest} of {pairs.name}"
             raise InputError(f"stage {stage.name}: hard_negatives: {message} do not hold {mined.number} negatives")

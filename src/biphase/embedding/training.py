@@ -20,7 +20,6 @@ import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +42,11 @@ from biphase.corpus.tokenizer import misreading_class
 from biphase.device import choose_device, choose_dtype, describe_machine
 from biphase.embedding import model as embedders
 from biphase.embedding.evaluation import read_judged_set, score_arms, score_bm25, score_embedder
-from biphase.embedding.model import width_of
 from biphase.embedding.pairs import Pairs, check_paths, check_stage, hash_pairs, read_pairs
 from biphase.embedding.recipe import LOSSES, EmbeddingRecipe, EmbeddingStage
 from biphase.encoder.attention import explain_computing
 from biphase.encoder.network import layer_cosines, load_backbone, merge_weights
 from biphase.errors import InputError, StoppedError, first_line, memory_told
-from biphase.files import content_hash, read_json, refuse_damaged, write_json, write_mark
 from biphase.finetuning.cells import find_folder, identify
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig
 from biphase.finetuning.metrics import BM25
@@ -61,10 +58,6 @@ EMBEDDER_MAX_LENGTH = 512
 TRAINED = "this model"
 FURTHER_MODULES = "modules.safetensors"
 """The weights of the modules behind the network."""
-Sources = dict[str, list[Pairs]]
-"""The sources of each stage, by its name."""
-Teachers = dict[str | None, SentenceTransformer]
-"""The teachers of all stages, by what the stages call them."""
 NOTED_ROWS = 1000
 """The first rows of a source, and their number, tell one way of making pairs from another."""
 SMALLEST_DIM = 32
@@ -90,19 +83,15 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
     before, model = open_models(recipe)
     computing = explain_computing(recipe.precision, device, before[0].network)
     console.err.print(f"{computing} · not compiled (too short a run)")
-    teachers = load_teachers(recipe, width_of(before))
-    sources = read_sources(recipe, before, teachers)
+    stage_runs = open_stages(recipe, model)
     datasets = [read_judged_set(Path(path)) for path in recipe.evaluation]
-    hashes = [pairs.hash for of_stage in sources.values() for pairs in of_stage]
+    hashes = [pairs.hash for run in stage_runs for pairs in run.sources]
     hashes += [embedders.hash_embedder(stage.teacher) for stage in recipe.stages if stage.teacher is not None]
     identity = recipe.identity(embedders.hash_embedder(recipe.model), [*hashes, str(dtype)])
     folder = runs / f"{recipe.name}-{identity[:8]}"
-    stage_runs: list[StageRun] = []
-    for stage in recipe.stages:
-        stage_folder, teacher = folder / "stages" / stage.name, teachers.get(stage.teacher)
-        files.refuse_links(folder / "stages", stage_folder, stage_folder / "trainer", stage_folder / "model")
-        bf16 = dtype == torch.bfloat16
-        stage_runs.append(StageRun(recipe, stage, model, stage_folder, bf16, sources[stage.name], teacher))
+    for run in stage_runs:
+        run.folder = folder / "stages" / run.stage.name
+        files.refuse_links(run.folder.parent, run.folder, run.folder / "trainer", run.folder / "model")
     with files.locked(folder / "lock"):
         settings = recipe.model_dump(mode="json")
         files.write_text(folder / "config.yaml", yaml.safe_dump(settings, sort_keys=False))
@@ -115,19 +104,18 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
                 merge_weights(model[0], before[0], recipe.merge)
             model.eval()
             models = {TRAINED: model, "before training": before}
-            scores = {judged.name: score_arms(models, judged) for judged in datasets}
-            is_whole = (
-                recipe.stages[-1].loss == "distill"
-            )  # a teacher's embeddings are learnt in all dimensions at once
-            dims = matryoshka_dims(width_of(model), recipe.matryoshka and not is_whole)
+            scores = {dataset.name: score_arms(models, dataset) for dataset in datasets}
+            # A teacher's embeddings are learnt in all dimensions at once.
+            is_whole = recipe.stages[-1].loss == "distill"
+            dims = matryoshka_dims(embedders.width_of(model), recipe.matryoshka and not is_whole)
             facts = {"stages": records, "dims": dims, "cosines": cosines, "scores": scores}
             record: dict[str, Any] = {"kind": "validation", "step": sum(stage["steps"] for stage in records)}
             for name, arms in scores.items():
                 record |= {f"{name}/{metric}": score for metric, score in arms[TRAINED].items()}
             send(record)
-        texts = [text for pairs in sources[recipe.stages[0].name] for text in pairs.table["positive"][:8].to_pylist()]
+        texts = [text for pairs in stage_runs[0].sources for text in pairs.table["positive"][:8].to_pylist()]
         embedders.write_embedder(model, recipe, facts, [*texts, "a"], out)
-        write_json(folder / "done.json", facts | {"out": str(out)})
+        files.write_json(folder / "done.json", facts | {"out": str(out)})
     return out, facts
 
 
@@ -157,7 +145,7 @@ def tell_unused_modules(recipe: EmbeddingRecipe) -> None:
     """Tell what an embedding model has beside its network, which alone is trained."""
     folder = find_folder(recipe.model)
     left_out = []
-    for module in read_json(folder / "modules.json") if (folder / "modules.json").exists() else ():
+    for module in files.read_json(folder / "modules.json") if (folder / "modules.json").exists() else ():
         kind = module["type"].rpartition(".")[2]
         if kind == "Pooling":
             mode = Pooling.load(str(folder), subfolder=module["path"]).pooling_mode
@@ -168,38 +156,33 @@ def tell_unused_modules(recipe: EmbeddingRecipe) -> None:
         console.err.print(f"{recipe.model}: the network alone is trained, without {', '.join(left_out)}")
 
 
-def load_teachers(recipe: EmbeddingRecipe, width: int) -> Teachers:
-    """Load the teacher of each stage that has one. Raises `InputError` for one that cannot be loaded, or has another
-    dimension than the student."""
-    teachers: Teachers = {}
+def open_stages(recipe: EmbeddingRecipe, model: SentenceTransformer) -> list["StageRun"]:
+    """Load all teachers, read all sources and make each loss once: mistakes are reported before anything trains. What
+    was read decides the folders of the stages, which are not known yet."""
+    width = embedders.width_of(model)
+    teachers: dict[str | None, Any] = {None: None}
     for stage in recipe.stages:
         if stage.teacher is None:
             continue
         if stage.teacher not in teachers:
             teachers[stage.teacher] = embedders.load_embedder(stage.teacher)
-        if (dimension := width_of(teachers[stage.teacher])) != width and not stage.projection:
+        if (dimension := embedders.width_of(teachers[stage.teacher])) != width and not stage.projection:
             message = f"teacher {stage.teacher} has {dimension} dimensions, the model {width}"
             raise InputError(f"stage {stage.name}: {message}: say projection: true, or take another teacher")
-    return teachers
-
-
-def read_sources(recipe: EmbeddingRecipe, model: SentenceTransformer, teachers: Teachers) -> Sources:
-    """Read all sources of all stages, and make each loss once: mistakes are reported before anything trains."""
-    sources: Sources = {}
+    stage_runs: list[StageRun] = []
     for stage in recipe.stages:
-        tables = sources[stage.name] = [read_pairs(source, recipe.seed) for source in stage.data]
-        check_stage(stage, tables)
-        widths = {len(pairs.table.columns) for pairs in tables if pairs.kind == "pairs"}
+        sources = [read_pairs(source, recipe.seed) for source in stage.data]
+        check_stage(stage, sources)
+        widths = {len(pairs.table.columns) for pairs in sources if pairs.kind == "pairs"}
         if len(widths) > 1 and stage.hard_negatives is None:
             console.err.print(f"stage {stage.name}: its sources have unlike numbers of negatives", markup=False)
-        for kind in {pairs.kind for pairs in tables}:
-            make_loss(model, stage, kind, recipe.matryoshka, teachers.get(stage.teacher))
-        for pairs in tables:
-            if stage.hard_negatives is not None and len(pairs.table.columns) > 2:
-                message = f"hard_negatives are for pairs alone, and {pairs.name} has scores or negatives of its own"
-                raise InputError(f"stage {stage.name}: {message}: leave hard_negatives out, or name two of its columns")
+        run = StageRun(recipe, stage, model, sources=sources, teacher=teachers[stage.teacher])
+        for kind in {pairs.kind for pairs in sources}:
+            make_loss(run, kind)
+        for pairs in sources:
             console.err.print(f"stage {stage.name}: {pairs.name}: {pairs.origin}", markup=False)
-    return sources
+        stage_runs.append(run)
+    return stage_runs
 
 
 def steps_done(stage_runs: Sequence["StageRun"]) -> int:
@@ -208,7 +191,7 @@ def steps_done(stage_runs: Sequence["StageRun"]) -> int:
     for run in stage_runs:
         last = last_checkpoint(run.folder / "trainer")
         if (run.folder / "done.json").exists():
-            steps += int(read_json(run.folder / "done.json")["steps"])
+            steps += int(files.read_json(run.folder / "done.json")["steps"])
         elif last is not None:
             steps += int(last.name.partition("-")[2])
     return steps
@@ -225,14 +208,14 @@ def run_stages(stage_runs: Sequence["StageRun"], send: console.Send) -> list[dic
     """Train the stages that are not done, one after the other; returns the record of each."""
     records: list[dict[str, Any]] = []
     for run in stage_runs:
-        kept, network = run.folder / "model", run.model[0]
+        folder, network = run.folder / "model", run.model[0]
         if (run.folder / "done.json").exists():
-            refuse_damaged(kept, f"delete {run.folder} and rerun")
-            network.backbone = load_backbone(kept).to(run.model.device)
+            files.refuse_damaged(folder, f"delete {run.folder} and rerun")
+            network.backbone = load_backbone(folder).to(run.model.device)
             if run.recipe.dense:
-                nn.Sequential(*list(run.model)[1:]).load_state_dict(load_file(kept / FURTHER_MODULES))
+                nn.Sequential(*list(run.model)[1:]).load_state_dict(load_file(folder / FURTHER_MODULES))
             console.err.print(f"stage {run.stage.name}: done before", markup=False)
-            records.append(read_json(run.folder / "done.json"))
+            records.append(files.read_json(run.folder / "done.json"))
         else:
             run.send, run.steps_before = send, sum(record["steps"] for record in records)
             records.append(run_stage(run))
@@ -246,10 +229,10 @@ def run_stage(run: "StageRun") -> dict[str, Any]:
     disable_progress_bars()
     folder.mkdir(parents=True, exist_ok=True)
     # The same text may have been cut in another way when the stage began.
-    begun = content_hash([[len(pairs.table), pairs.table.slice(0, NOTED_ROWS).to_pydict()] for pairs in sources])
-    if (folder / "pairs.json").exists() and read_json(folder / "pairs.json") != begun:
+    begun = files.content_hash([[len(pairs.table), pairs.table.slice(0, NOTED_ROWS).to_pydict()] for pairs in sources])
+    if (folder / "pairs.json").exists() and files.read_json(folder / "pairs.json") != begun:
         raise InputError(f"stage {stage.name} began on pairs that were made in another way: delete {folder}")
-    write_json(folder / "pairs.json", begun)
+    files.write_json(folder / "pairs.json", begun)
     tables = stage_tables(run)
     names = {loss_name(stage, kind) for kind, _ in tables.values()}
     is_cached = any(name.startswith("cached") for name in names)
@@ -268,8 +251,8 @@ def run_stage(run: "StageRun") -> dict[str, Any]:
         network.network.save_pretrained(whole)
         if run.recipe.dense:
             save_file(nn.Sequential(*list(run.model)[1:]).state_dict(), whole / FURTHER_MODULES)
-        write_mark(whole, "model")
-    write_json(folder / "done.json", record)
+        files.write_mark(whole, "model")
+    files.write_json(folder / "done.json", record)
     for checkpoint in (folder / "trainer").glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
     for taught in folder.glob("*taught-*.arrow*"):
@@ -290,7 +273,7 @@ def stage_tables(run: "StageRun") -> dict[str, tuple[str, Dataset]]:
         is_drawn[random.Random(seed).sample(range(num_rows), round(part * num_rows))] = True
         rows = pa.concat_tables([*[pairs.table] * int(whole), pairs.table.filter(pa.array(is_drawn))])
         # With a fingerprint, as `datasets` would make one of all texts, copied.
-        fingerprint = content_hash([pairs.hash, source.weight, seed])[:16]
+        fingerprint = files.content_hash([pairs.hash, source.weight, seed])[:16]
         table = Dataset(InMemoryTable(rows), fingerprint=fingerprint)
         if stage.hard_negatives is not None:
             path = run.folder / f"negatives-{number}.arrow"
@@ -315,27 +298,19 @@ def loss_name(stage: EmbeddingStage, kind: str) -> str:
     return stage.loss
 
 
-def make_loss(
-    model: SentenceTransformer,
-    stage: EmbeddingStage,
-    kind: str,
-    matryoshka: bool | Sequence[int],
-    teacher: SentenceTransformer | None = None,
-) -> nn.Module:
-    """Make the stage's loss, over several widths of the embeddings unless the recipe says otherwise.
+def make_loss(run: "StageRun", kind: str) -> nn.Module:
+    """Make the stage's loss for a kind of pairs, over several widths of embeddings unless the recipe says otherwise.
 
     Raises `InputError` for a setting that the loss does not have.
     """
+    model, stage = run.model, run.stage
     name = loss_name(stage, kind)
     make = getattr(losses, LOSSES[name])
+    offered: dict[str, Any] = {"scale": 1 / stage.temperature, "mini_batch_num_tokens": stage.mini_batch_tokens}
+    if run.teacher is not None and stage.projection:
+        offered["projection_dim"] = embedders.width_of(run.teacher)
     parameters = inspect.signature(make).parameters
-    settings = dict(stage.loss_settings)
-    if "scale" in parameters:
-        settings.setdefault("scale", 1 / stage.temperature)
-    if "mini_batch_num_tokens" in parameters:
-        settings.setdefault("mini_batch_num_tokens", stage.mini_batch_tokens)
-    if teacher is not None and stage.projection:
-        settings.setdefault("projection_dim", width_of(teacher))
+    settings = {key: value for key, value in offered.items() if key in parameters} | stage.loss_settings
     try:
         loss = make(model, **settings)
     except (TypeError, ValueError) as error:
@@ -344,7 +319,7 @@ def make_loss(
         return loss
     if stage.orthogonal_weight:
         loss = WithOrthogonality(model, loss, stage.orthogonal_weight)
-    dims = matryoshka_dims(width_of(model), matryoshka)
+    dims = matryoshka_dims(embedders.width_of(model), run.recipe.matryoshka)
     return losses.MatryoshkaLoss(model, loss, dims) if len(dims) > 1 else loss
 
 
@@ -397,8 +372,7 @@ class StageRun(TrainerCallback):
     stage: EmbeddingStage
     model: SentenceTransformer
     """It is trained in place."""
-    folder: Path
-    bf16: bool
+    folder: Path = Path()
     sources: Sequence[Pairs] = ()
     teacher: SentenceTransformer | None = None
     send: console.Send = lambda record: None
@@ -427,7 +401,7 @@ class StageRun(TrainerCallback):
         checkpoint = folder / f"checkpoint-{state.global_step}"
         if self.loss_weights:
             save_file(dict(self.loss_weights), checkpoint / LOSS_WEIGHTS)
-        write_mark(checkpoint, "checkpoint")
+        files.write_mark(checkpoint, "checkpoint")
         for earlier in folder.glob("checkpoint-*"):
             if earlier != checkpoint:
                 shutil.rmtree(earlier)
@@ -443,7 +417,7 @@ class StageRun(TrainerCallback):
 
 def arguments_of(run: StageRun, tables: Tables) -> SentenceTransformerTrainingArguments:
     """Make the trainer's arguments. Scored pairs have no prompts: neither side is a query."""
-    recipe, stage = run.recipe, run.stage
+    recipe, stage, device = run.recipe, run.stage, run.model.device
     prompts: dict[str, Any] = {}
     for name, (kind, table) in tables.items():
         if kind == "pairs" and any(recipe.prompts.model_dump().values()):
@@ -458,15 +432,14 @@ def arguments_of(run: StageRun, tables: Tables) -> SentenceTransformerTrainingAr
         warmup_steps=stage.warmup_ratio,  # below 1 it is a share
         weight_decay=stage.weight_decay,
         seed=recipe.seed,
-        bf16=run.bf16,
-        use_cpu=run.model.device.type == "cpu",
+        bf16=choose_dtype(recipe.precision, device) == torch.bfloat16,
+        use_cpu=device.type == "cpu",
         batch_sampler="no_duplicates" if any(kind == "pairs" for kind, _ in tables.values()) else "batch_sampler",
         multi_dataset_batch_sampler="proportional",
         prompts=prompts or None,
         logging_steps=LOGGING_STEPS,
         logging_nan_inf_filter=False,
         save_steps=stage.save_steps,
-        report_to=[],
         disable_tqdm=True,
     )
     # The trainer would take a batch for each GPU and scatter it by rows, and packed tokens have no rows.
@@ -484,24 +457,16 @@ def train_stage(run: StageRun, tables: Tables) -> dict[str, Any]:
     """
     stage, model = run.stage, run.model
     torch.manual_seed(run.recipe.seed)  # a loss may draw weights, whatever was drawn before
-    loss_modules = {
-        name: make_loss(model, stage, kind, run.recipe.matryoshka, run.teacher) for name, (kind, _) in tables.items()
-    }
+    loss_modules = {name: make_loss(run, kind) for name, (kind, _) in tables.items()}
     rows = {name: table for name, (_, table) in tables.items()}
-    trainer = CardlessTrainer(
-        model,
-        arguments_of(run, tables),
-        train_dataset=rows,
-        loss=loss_modules,
-        callbacks=[run],
-    )
+    trainer = CardlessTrainer(model, arguments_of(run, tables), train_dataset=rows, loss=loss_modules, callbacks=[run])
     trainer.remove_callback(PrinterCallback)
     of_model = {id(parameter) for parameter in model.parameters()}
     learnt = nn.ModuleDict(loss_modules).named_parameters()
     run.loss_weights = {name: weight for name, weight in learnt if id(weight) not in of_model}
     last = last_checkpoint(run.folder / "trainer")
     if last is not None:
-        refuse_damaged(last, f"delete {last} and rerun")
+        files.refuse_damaged(last, f"delete {last} and rerun")
         console.err.print(f"stage {stage.name}: goes on from {last.name}", markup=False)
         if run.loss_weights:
             with files.reading(last / LOSS_WEIGHTS, f"delete {last} and rerun"):
@@ -544,7 +509,7 @@ def score_embedding(
     """
     model_hash = identify(model).hash
     settings = config.model_dump(mode="json", exclude=PLACEMENT)
-    hashes = {name: content_hash([PROTOCOL, model_hash, trained_on, name, settings]) for name in paths}
+    hashes = {name: files.content_hash([PROTOCOL, model_hash, trained_on, name, settings]) for name in paths}
     folders = {name: out / f"{name.replace(':', '-')}-{digest[:16]}" for name, digest in hashes.items()}
     unscored = [name for name, folder in folders.items() if not (folder / "score.json").exists()]
     if unscored:
@@ -558,11 +523,14 @@ def score_embedding(
         embedder_folder, facts = train_embedder(embedding_recipe, out / "runs")
         embedder, seconds = embedders.load_embedder(str(embedder_folder)), time.perf_counter() - started
         losses = [logged["loss"] for stage in facts["stages"] for logged in stage["losses"]]
-        for name, judged in sets.items():
+        for name, dataset in sets.items():
             started = time.perf_counter()
-            metrics, judgements = score_embedder(embedder, judged)
+            metrics, judgements = score_embedder(embedder, dataset)
             rows = list(judgements)
+            contents = [dataset.documents, dataset.queries, dataset.relevance, dataset.pairs]
             spent = {"train": seconds, "evaluate": time.perf_counter() - started}
+            if dataset.documents:
+                metrics = metrics | {BM25: score_bm25(dataset)["ndcg_at_10"]}
             score = Score(
                 protocol=PROTOCOL,
                 cell=hashes[name],
@@ -571,10 +539,10 @@ def score_embedding(
                 task=name,
                 trained_on=trained_on,
                 source=paths[name],
-                data_hash=content_hash([judged.hash, pairs]),
-                metric=judged.metric,
+                data_hash=files.content_hash([files.content_hash(contents), pairs]),
+                metric=dataset.metric,
                 config=config,
-                metrics=dict.fromkeys(EVALUATED_SPLITS, metrics | score_words(paths[name])),
+                metrics=dict.fromkeys(EVALUATED_SPLITS, metrics),
                 num_examples=dict.fromkeys(EVALUATED_SPLITS, len(rows)),
                 num_steps=sum(stage["steps"] for stage in facts["stages"]),
                 final_loss=losses[-1] if losses else None,
@@ -583,11 +551,3 @@ def score_embedding(
             )
             write_cell(folders[name], score, losses, {"test": rows})
     return [read_score(folder) for folder in folders.values()]
-
-
-@cache
-def score_words(path: str) -> dict[str, float]:
-    """Score BM25 (nDCG@10) on a set of documents: once in a process, as it is the same beside every model. Pairs of
-    texts have no such score."""
-    judged = read_judged_set(Path(path))
-    return {BM25: score_bm25(judged)["ndcg_at_10"]} if judged.documents else {}
