@@ -19,7 +19,7 @@ from transformers import EuroBertConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from biphase import console
-from biphase.encoder.attention import ATTENTION, OwnAttentionError
+from biphase.encoder.attention import ATTENTION
 from biphase.encoder.packed import PaddedBackbone
 from biphase.encoder.proofs import FailedProofError, check_padded, find_first_position, looks_both_ways
 from biphase.errors import InputError, first_line, is_raised_here, nearest, told_as
@@ -188,7 +188,7 @@ def load_weights(
     except Exception as error:  # whatever a file that others made may lead to
         if isinstance(error, KeyError) and error.args == (attention,):
             reason = f"'{config.model_type}' chooses among attention classes of its own and cannot be packed"
-            raise OwnAttentionError(f"{source}: {reason}") from None
+            raise FailedProofError(f"{source}: {reason}") from None
         if is_raised_here(error):
             raise
         raise InputError(f"cannot load weights from {source}: {first_line(error)}") from None
@@ -249,7 +249,7 @@ def load_backbone(source: str | Path) -> nn.Module:
     A decoder comes out bidirectional. Raises `InputError` for a folder without safetensors weights, for an
     encoder-decoder, and for a network that cannot be made bidirectional.
     """
-    with suppress(OwnAttentionError, FailedProofError):
+    with suppress(FailedProofError):
         network: Any = load_headless(source, ATTENTION)
         if not looks_both_ways(network):  # transformers' own switch, which its masks obey
             network.config.is_causal = False
