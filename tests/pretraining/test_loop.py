@@ -27,9 +27,9 @@ from biphase.encoder.packed import PackedModel
 from biphase.encoder.proofs import FailedProofError
 from biphase.errors import InputError
 from biphase.files import file_hash, read_json
-from biphase.flops import SampleLengths
+from biphase.flops import SampleLengths, flops_between
 from biphase.pretraining.checkpoint import read_checkpoint_manifest
-from biphase.pretraining.job import load_state, open_job, work_between
+from biphase.pretraining.job import load_state, open_job
 from biphase.pretraining.loop import open_batches, train
 from biphase.pretraining.objectives import make_microbatches, prefetch
 from biphase.pretraining.optimizer import learning_rate, parallelize
@@ -100,10 +100,10 @@ def test_time_left_is_told_by_the_flops_of_what_is_left(finished: Run) -> None:
     samples, _ = open_batches(job)
     mean = samples.num_tokens / samples.num_samples
     lengths = SampleLengths(mean, mean, "mean")
-    assert work_between(job, flops, lengths, 0, 10) == pytest.approx(spent["clm"], rel=0.1)
-    assert work_between(job, flops, lengths, 10, 20) == pytest.approx(spent["mlm"], rel=0.1)
-    assert work_between(job, flops, lengths, 5, 20) < spent["clm"] + spent["mlm"]
-    assert work_between(job, flops, lengths, 20, 20) == 0
+    assert flops_between(recipe, flops, lengths, 0, 10) == {"clm": pytest.approx(spent["clm"], rel=0.1)}
+    assert flops_between(recipe, flops, lengths, 10, 20) == {"mlm": pytest.approx(spent["mlm"], rel=0.1)}
+    assert sum(flops_between(recipe, flops, lengths, 5, 20).values()) < spent["clm"] + spent["mlm"]
+    assert flops_between(recipe, flops, lengths, 20, 20) == {}
 
 
 def test_what_muon_multiplies_is_logged_and_expected(finished: Run, tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
@@ -114,7 +114,8 @@ def test_what_muon_multiplies_is_logged_and_expected(finished: Run, tiny_recipe:
     first = [read_metrics(one, "train")[0] for one in (run, finished)]
     spent = [row["tokens"] * row["flops_per_second"] / row["tokens_per_second"] for row in first]
     assert flops.per_update > 0 and spent[0] - spent[1] == pytest.approx(flops.per_update, rel=0.05)
-    left = [work_between(job, one, lengths, 1, 6) for one in (flops, replace(flops, per_update=0.0))]
+    counts = (flops, replace(flops, per_update=0.0))
+    left = [sum(flops_between(job.recipe, count, lengths, 1, 6).values()) for count in counts]
     assert left[0] - left[1] == pytest.approx(5 * flops.per_update)
 
 

@@ -27,7 +27,7 @@ from biphase.encoder.packed import PackedModel, count_flops, position_limit
 from biphase.encoder.proofs import check_directions, check_head, freeze_unreached
 from biphase.errors import BusyError, InputError, memory_told
 from biphase.files import read_json_as, remove_folder, write_json
-from biphase.flops import FlopCount, SampleLengths, count_positions, flops_per_token, update_flops
+from biphase.flops import FlopCount, count_positions, update_flops
 from biphase.hub import fetch_model, load_model_config, model_fingerprint
 from biphase.pretraining.checkpoint import CheckpointManifest, load_optimizer, read_checkpoint_manifest, save_checkpoint
 from biphase.pretraining.optimizer import (
@@ -200,18 +200,6 @@ def hold_run(job: Job) -> Iterator[None]:
                     write_json(run.path / ORIGIN, origin)
         held.enter_context(memory_told(f"{remedy}; the result stays the same"))
         yield
-
-
-def work_between(job: Job, flops: FlopCount, lengths: SampleLengths, begin: int, stop: int) -> float:
-    """The FLOPs of a run's updates from `begin` to `stop`: phases and batches that grow cost more or less a step."""
-    total, first = 0.0, 0
-    for phase in job.recipe.curriculum:
-        low, high = max(begin, first), min(stop, first + phase.steps)
-        if low < high:
-            total += (job.tokens_before(high) - job.tokens_before(low)) * flops_per_token(flops, phase, lengths)
-            total += (high - low) * flops.per_update
-        first += phase.steps
-    return total
 
 
 def load_network(recipe: Recipe, start: Start, shards: ShardSet) -> PreTrainedModel:

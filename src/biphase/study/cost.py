@@ -24,7 +24,7 @@ from biphase.flops import (
     SHAPE_KEYS,
     SampleLengths,
     Shape,
-    flops_per_token,
+    flops_between,
     known_device,
     plan_memory,
     read_shape,
@@ -32,7 +32,7 @@ from biphase.flops import (
     update_flops,
 )
 from biphase.machine import total_memory
-from biphase.recipe import Data, Init, Recipe, phases_between
+from biphase.recipe import Data, Init, Recipe
 from biphase.report.formats import show_estimate, show_list
 from biphase.run import open_run, read_metrics
 from biphase.study.plan import Plan, PlannedRun, StudyCell
@@ -178,18 +178,11 @@ class Sizes:
 
     def flops(self, run: PlannedRun, until: int | None = None) -> dict[str, float]:
         """Count the FLOPs of a run by objective, up to a step of it; none for a network of unknown shape."""
-        shape, spent = self.shapes[run.name], dict[str, float]()
+        shape, num_steps = self.shapes[run.name], (until or run.last) - run.first
         if shape is None:
-            return spent
-        phases, end = phases_between(run.recipe.curriculum, 0, (until or run.last) - run.first), run.first
-        per_update = update_flops(run.recipe.optimizer, shape.matrices)
-        for phase in phases:
-            begin, end = end, end + phase.steps
-            tokens = run.recipe.tokens_before(end) - run.recipe.tokens_before(begin)
-            for part, share in phase.parts:
-                flops = tokens * flops_per_token(shape.flops, part, self.texts[run.name]) + phase.steps * per_update
-                spent[part.objective] = spent.get(part.objective, 0.0) + share * flops
-        return spent
+            return {}
+        flops = replace(shape.flops, per_update=update_flops(run.recipe.optimizer, shape.matrices))
+        return flops_between(run.recipe, flops, self.texts[run.name], 0, num_steps, run.first)
 
 
 def measure_sizes(plan: Plan) -> Sizes:
