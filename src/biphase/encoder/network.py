@@ -71,9 +71,12 @@ class TokenIds:
     bos_token_id: int | None
 
 
-def preset_settings(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_len: int) -> dict[str, Any]:
-    """Configure a preset, with changes, for samples of up to `max_len` tokens. Raises `InputError` for changes that are
-    no setting of the network, follow from the shards, or make no network."""
+def make_model(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_len: int, seed: int) -> PreTrainedModel:
+    """Make a network of a preset's shape, with changes, for samples of up to `max_len` tokens, with random weights:
+    normal with standard deviation 0.02, norms 1.
+
+    Raises `InputError` for changes that are no setting of the network, follow from the shards, or make no network.
+    """
     sizes, defaults = find_preset(preset), EuroBertConfig().to_dict()
     for key, value in architecture.items():
         if key not in defaults:
@@ -103,12 +106,6 @@ def preset_settings(preset: str, architecture: dict[str, Any], tokens: TokenIds,
     if (positions := settings["max_position_embeddings"]) < max_len:
         remedy = f"set data.max_sample_tokens={positions} or lower (it is {max_len})"
         raise InputError(f"init.architecture: max_position_embeddings is {positions}; {remedy}, or leave it out")
-    return settings
-
-
-def make_model(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_len: int, seed: int) -> PreTrainedModel:
-    """Make a network of a preset's shape with random weights: normal with standard deviation 0.02, norms 1."""
-    settings = preset_settings(preset, architecture, tokens, max_len)
     torch.manual_seed(seed)
     with told_as("init.architecture makes no network"), console.told_if_slow(f"drawing the weights of {preset}"):
         config = EuroBertConfig(**settings)
