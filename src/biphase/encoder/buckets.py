@@ -104,8 +104,8 @@ def bucket_attention(
     q, k, v = queries.gather(q_THK).mul_(scale), keys.gather(k_TGK), keys.gather(v_TGK)
     out, kept_weights = q.new_empty(len(q), v.shape[1]), q.new_empty(num_kept)
     parts = zip(queries.by_bucket(q), keys.by_bucket(k), keys.by_bucket(v), queries.by_bucket(out), strict=True)
-    kept = queries.by_bucket(kept_weights) if num_kept else [None] * len(buckets)
-    for bucket, (q_part, k_part, v_part, out_part), into in zip(buckets, parts, kept, strict=True):
+    stored = queries.by_bucket(kept_weights) if num_kept else [None] * len(buckets)
+    for bucket, (q_part, k_part, v_part, out_part), into in zip(buckets, parts, stored, strict=True):
         weights, _ = attention_weights(bucket, q_part, k_part, causal, window, softcap, sinks_H, into)
         torch.bmm(weights, v_part, out=out_part)
     return queries.scatter(out), kept_weights
@@ -140,9 +140,9 @@ def bucket_attention_backward(
     grad_sinks_H = q.new_zeros(0 if sinks_H is None else len(sinks_H), dtype=torch.float32)
     of_queries = zip(queries.by_bucket(q), queries.by_bucket(grad), queries.by_bucket(grad_q), strict=True)
     of_keys = zip(*map(keys.by_bucket, (k, v, grad_k, grad_v)), strict=True)
-    kept = queries.by_bucket(kept_weights) if len(kept_weights) else [None] * len(buckets)
+    stored = queries.by_bucket(kept_weights) if len(kept_weights) else [None] * len(buckets)
     for bucket, (q_part, dout, dq), (k_part, v_part, dk, dv), weights in zip(
-        buckets, of_queries, of_keys, kept, strict=True
+        buckets, of_queries, of_keys, stored, strict=True
     ):
         sunk = None
         if weights is None:

@@ -274,7 +274,8 @@ def load_state(job: Job, run_step: int) -> State:
         fill_parts(model, whole, world)
         del whole
     optimizers = make_optimizers(recipe.optimizer, model, dtype=job.dtype, sharded=sharded)
-    flops = replace(flops, per_update=update_flops(recipe.optimizer, [each.shape for each in block_matrices(model)]))
+    shapes = [matrix.shape for matrix in block_matrices(model)]
+    flops = replace(flops, per_update=update_flops(recipe.optimizer, shapes))
     if start.optimizer_folder is not None:
         load_optimizer(start.optimizer_folder, unwrap(model), optimizers, world)
     return State(model, optimizers, start.tokens_seen, flops, compiling)

@@ -186,11 +186,11 @@ def describe_start(job: Job, state: State, batches: Batches) -> str:
     epochs = job.tokens_before(recipe.num_steps) / batches.num_tokens
     phases = " → ".join(f"{phase.steps:,} steps of {phase.words}" for phase in recipe.curriculum)
     left_out = f", {batches.left_out_tokens:,} tokens left out" if batches.left_out_tokens else ""
-    taken = f"; taken over: {', '.join(carried)}" if carried else ""
+    carried_over = f"; taken over: {', '.join(carried)}" if carried else ""
     several = f"{world.size} processes, {compute.parallel} · " if world.size > 1 else ""
     return (
         f"{job.run.path}: {type(network).__name__} of {millions:.1f}M parameters, {phases}, batches of "
-        f"{recipe.batch_label} tokens, {epochs:.2g} epochs of {batches.num_samples:,} samples{left_out}{taken}\n"
+        f"{recipe.batch_label} tokens, {epochs:.2g} epochs of {batches.num_samples:,} samples{left_out}{carried_over}\n"
         f"{several}{explain_computing(compute.precision, world.device, network.base_model)} · blocks {state.compiling}"
     )
 
