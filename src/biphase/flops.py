@@ -46,7 +46,7 @@ import numpy as np
 
 from biphase.errors import InputError, nearest
 from biphase.machine import has_bf16_cores
-from biphase.recipe import Optimizer, Phase, Recipe
+from biphase.recipe import Optimizer, Phase, Recipe, phases_between
 
 DEVICES = {
     "GB200": (2500e12, 186),
@@ -291,6 +291,22 @@ def flops_per_token(flops: FlopCount, phase: Phase, lengths: SampleLengths) -> f
     if phase.objective == "clm":
         return flops.token(lengths.mean_keys / 2, 1 - 1 / lengths.mean_tokens)
     return flops.token(lengths.mean_keys, phase.mask_at(0.5))
+
+
+def flops_between(
+    recipe: Recipe, flops: FlopCount, lengths: SampleLengths, begin: int, stop: int, origin_step: int = 0
+) -> dict[str, float]:
+    """Count the FLOPs of a run's updates from `begin` to `stop` by objective: phases, and batches that grow, cost more
+    or less a step. `origin_step` updates of its parents came before."""
+    spent: dict[str, float] = {}
+    last = origin_step + begin
+    for phase in phases_between(recipe.curriculum, begin, stop):
+        first, last = last, last + phase.steps
+        tokens = recipe.tokens_before(last) - recipe.tokens_before(first)
+        for part, share in phase.parts:
+            work = tokens * flops_per_token(flops, part, lengths) + phase.steps * flops.per_update
+            spent[part.objective] = spent.get(part.objective, 0.0) + share * work
+    return spent
 
 
 FLOAT32, BFLOAT16 = 4, 2

@@ -48,10 +48,6 @@ HAS_GROUPED_VARLEN = "enable_gqa" in inspect.signature(varlen.varlen_attn).param
 """Whether PyTorch wants to be told that query heads share key-value heads, which its kernels take in any version."""
 
 
-class OwnAttentionError(InputError):
-    """A network attends in ways of its own: not through our function, or without the layout that it was given."""
-
-
 @dataclass(frozen=True)
 class PackedLayout:
     """The places of the samples in a packed batch, and the tokens that each token may see."""
@@ -200,7 +196,7 @@ def packed_attention(
     w to both sides when not, as transformers does.
     """
     if layout is None:
-        raise OwnAttentionError("this model attends over packed batches only: call it through biphase, or export it")
+        raise InputError("this model attends over packed batches only: call it through biphase, or export it")
     if dropout:
         raise InputError(f"{type(module).__name__} uses dropout in attention, which packed training does not support")
     # Rotary embeddings leave q and k in fp32 under autocast; v carries the type of the computation.

@@ -17,6 +17,7 @@ Letters: T packed tokens, S samples, H query heads, G key-value heads, K head wi
 L its length, P slots of all buckets, V width of a value's head (K in most networks).
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,14 +100,15 @@ def bucket_attention(
     `softcap` c a score s becomes c · tanh(s / c); a sink is a key that each query of its head meets, with that score
     and without a value.
     """
-    buckets, rows, kv_rows = open_plan(sizes_3B, plan_PS, q_THK, k_TGK)
-    q, k, v = rows.gather(q_THK).mul_(scale), kv_rows.gather(k_TGK), kv_rows.gather(v_TGK)
+    buckets, queries, keys = open_plan(sizes_3B, plan_PS, q_THK, k_TGK)
+    q, k, v = queries.gather(q_THK).mul_(scale), keys.gather(k_TGK), keys.gather(v_TGK)
     out, kept_weights = q.new_empty(len(q), v.shape[1]), q.new_empty(num_kept)
-    for bucket in buckets:
-        into = bucket.scores(kept_weights) if num_kept else None
-        weights, _ = bucket.attention_weights(q, k, causal, window, softcap, sinks_H, into)
-        torch.bmm(weights, bucket.key_rows(v), out=bucket.query_rows(out))
-    return rows.scatter(out, torch.Size((*q_THK.shape[:2], v.shape[1]))), kept_weights
+    parts = zip(queries.by_bucket(q), keys.by_bucket(k), keys.by_bucket(v), queries.by_bucket(out), strict=True)
+    stored = queries.by_bucket(kept_weights) if num_kept else [None] * len(buckets)
+    for bucket, (q_part, k_part, v_part, out_part), into in zip(buckets, parts, stored, strict=True):
+        weights, _ = attention_weights(bucket, q_part, k_part, causal, window, softcap, sinks_H, into)
+        torch.bmm(weights, v_part, out=out_part)
+    return queries.scatter(out), kept_weights
 
 
 @torch.library.custom_op("biphase::bucket_attention_backward", mutates_args=())
@@ -131,41 +133,45 @@ def bucket_attention_backward(
     A cap on S multiplies dS by 1 - tanh². A sink with the weight p takes part in the softmax as a key whose value is 0:
     the same formulas, with rows of P that sum to 1 - p, and -p · rowsum(P ∘ dP) is its own gradient.
     """
-    buckets, rows, kv_rows = open_plan(sizes_3B, plan_PS, q_THK, k_TGK)
-    q, k, v = rows.gather(q_THK).mul_(scale), kv_rows.gather(k_TGK), kv_rows.gather(v_TGK)
-    grad = rows.gather(grad_THK).index_fill_(0, rows.padding, 0)
+    buckets, queries, keys = open_plan(sizes_3B, plan_PS, q_THK, k_TGK)
+    q, k, v = queries.gather(q_THK).mul_(scale), keys.gather(k_TGK), keys.gather(v_TGK)
+    grad = queries.gather(grad_THK).index_fill_(0, queries.padding, 0)
     grad_q, grad_k, grad_v = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     grad_sinks_H = q.new_zeros(0 if sinks_H is None else len(sinks_H), dtype=torch.float32)
-    for bucket in buckets:
-        if len(kept_weights):
-            weights, sunk = bucket.scores(kept_weights), None
-        else:
-            weights, sunk = bucket.attention_weights(q, k, causal, window, softcap, sinks_H)
-        grad_out = bucket.query_rows(grad)
-        torch.bmm(weights.transpose(1, 2), grad_out, out=bucket.key_rows(grad_v))
-        grad_weights = grad_out @ bucket.key_rows(v).transpose(1, 2)
+    of_queries = zip(queries.by_bucket(q), queries.by_bucket(grad), queries.by_bucket(grad_q), strict=True)
+    of_keys = zip(*map(keys.by_bucket, (k, v, grad_k, grad_v)), strict=True)
+    stored = queries.by_bucket(kept_weights) if len(kept_weights) else [None] * len(buckets)
+    for bucket, (q_part, dout, dq), (k_part, v_part, dk, dv), weights in zip(
+        buckets, of_queries, of_keys, stored, strict=True
+    ):
+        sunk = None
+        if weights is None:
+            weights, sunk = attention_weights(bucket, q_part, k_part, causal, window, softcap, sinks_H)
+        torch.bmm(weights.transpose(1, 2), dout, out=dv)
+        grad_weights = dout @ v_part.transpose(1, 2)
         grad_scores = torch.ops.aten._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
         if sunk is not None:
             sums = (weights.float() * grad_weights.float()).sum(-1, keepdim=True)
-            grad_sinks_H -= bucket.by_head(sunk * sums).sum((0, 2, 3))
+            grad_sinks_H -= (sunk * sums).view(-1, len(grad_sinks_H), k_part.shape[1]).sum((0, 2))
         if softcap:
-            capped = torch.bmm(bucket.query_rows(q), bucket.key_rows(k).transpose(1, 2)).div_(softcap).tanh_()
+            capped = torch.bmm(q_part, k_part.transpose(1, 2)).div_(softcap).tanh_()
             grad_scores *= 1 - capped.square_()
-        torch.bmm(grad_scores, bucket.key_rows(k), out=bucket.query_rows(grad_q))
-        torch.bmm(grad_scores.transpose(1, 2), bucket.query_rows(q), out=bucket.key_rows(grad_k))
-    grad_q.mul_(scale)
-    return (
-        rows.scatter(grad_q, q_THK.shape),
-        kv_rows.scatter(grad_k, k_TGK.shape),
-        kv_rows.scatter(grad_v, v_TGK.shape),
-        grad_sinks_H,
-    )
+        torch.bmm(grad_scores, k_part, out=dq)
+        torch.bmm(grad_scores.transpose(1, 2), q_part, out=dk)
+    return queries.scatter(grad_q.mul_(scale)), keys.scatter(grad_k), keys.scatter(grad_v), grad_sinks_H
+
+
+Bucket = tuple[int, int, Tensor]
+"""N samples of about one length: that length L, the length of the shortest one, and the length of each [N]."""
 
 
 @dataclass(frozen=True)
 class RowMap:
-    """Two index maps: from [T, H, K] to the rows of all buckets, and back."""
+    """Where the vectors of some heads (H of queries, G of keys) are: in [T, H, K], and as rows of all buckets."""
 
+    buckets: list[Bucket]
+    num_heads: int
+    num_kv_heads: int
     sources: Tensor
     """For each row of the buckets, the row of [T·H, K] that fills it; for padding, any."""
     targets: Tensor
@@ -176,107 +182,87 @@ class RowMap:
     def gather(self, x_THK: Tensor) -> Tensor:
         return x_THK.reshape(-1, x_THK.shape[2]).index_select(0, self.sources)
 
-    def scatter(self, rows: Tensor, shape: torch.Size) -> Tensor:
-        return rows.index_select(0, self.targets).view(shape)
+    def scatter(self, rows: Tensor) -> Tensor:
+        return rows.index_select(0, self.targets).view(-1, self.num_heads, rows.shape[1])
 
+    def by_bucket(self, rows: Tensor) -> list[Tensor]:
+        """View the part of each bucket as one matrix for each sample and key-value head: [N·G, L, K] for keys and, as
+        the query heads of a key-value head stand below each other, [N·G, H/G·L, K] for queries.
 
-@dataclass(frozen=True)
-class Bucket:
-    """N samples of about one length L: where their rows and scores are among those of all buckets."""
-
-    num: int
-    length: int
-    shortest: int
-    """The length of its shortest sample."""
-    first_slot: int
-    first_score: int
-    """The index of its first score among those of one head."""
-    num_heads: int
-    num_kv_heads: int
-    lengths_N: Tensor
-
-    def query_rows(self, rows: Tensor) -> Tensor:
-        """[N·G, H/G·L, K]: the query heads of a key-value head stand below each other."""
-        return self.batched(rows, self.first_slot, self.num * self.length, self.num_heads, rows.shape[1])
-
-    def key_rows(self, rows: Tensor) -> Tensor:
-        """[N·G, L, K]."""
-        return self.batched(rows, self.first_slot, self.num * self.length, self.num_kv_heads, rows.shape[1])
-
-    def scores(self, scores: Tensor) -> Tensor:
-        """[N·G, H/G·L, L]."""
-        return self.batched(scores, self.first_score, self.num * self.length**2, self.num_heads, self.length)
-
-    def batched(self, x: Tensor, first: int, num: int, num_heads: int, width: int) -> Tensor:
-        """View this bucket's part of tensors that stand end to end, as one matrix for each sample and key-value
-        head."""
-        return x[first * num_heads : (first + num) * num_heads].view(self.num * self.num_kv_heads, -1, width)
-
-    def by_head(self, scores: Tensor) -> Tensor:
-        """[N·G, H/G·L, W] → [N, H, L, W]."""
-        return scores.view(self.num, self.num_heads, self.length, -1)
-
-    def attention_weights(
-        self,
-        q: Tensor,
-        k: Tensor,
-        causal: bool,
-        window: int,
-        softcap: float = 0.0,
-        sinks_H: Tensor | None = None,
-        into: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the softmax of the scores, with -inf where a query must not see a key, and the weight that goes to the
-        sinks, where there are any; PyTorch sums scores of 16 bits in fp32.
-
-        What padded queries see does not matter, but it must be something.
+        Scores stand in one row: those of a bucket become [N·G, H/G·L, L].
         """
-        scores = torch.bmm(self.query_rows(q), self.key_rows(k).transpose(1, 2), out=into)
-        if softcap:
-            scores.div_(softcap).tanh_().mul_(softcap)
-        self.hide(self.by_head(scores), causal, window)
-        sunk = None
-        if sinks_H is not None:  # softmax with the sink = softmax without it · (1 - what goes to the sink)
-            total = scores.float().logsumexp(-1, keepdim=True)
-            sunk = (sinks_H.float().view(-1, 1, 1) - self.by_head(total)).sigmoid_().view_as(total)
-        weights = torch.ops.aten._softmax.out(scores, -1, False, out=scores)
-        return (weights if sunk is None else weights.mul_((1 - sunk).to(weights.dtype))), sunk
+        shapes = []
+        for length, _, lengths_N in self.buckets:
+            width = length if rows.dim() == 1 else rows.shape[1]
+            num_matrices = len(lengths_N) * self.num_kv_heads
+            shapes.append((num_matrices, self.num_heads // self.num_kv_heads * length, width))
+        parts = rows.view(-1).split([math.prod(shape) for shape in shapes])
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
-    def hide(self, scores_NHLL: Tensor, causal: bool, window: int) -> None:
-        """Write -inf over the scores of keys that a query must not see."""
-        # 1. What the objective hides, alike for all samples: later keys when causal, keys outside of the window.
-        indices_L = torch.arange(self.length, device=scores_NHLL.device)
-        if causal or window:
-            sees_LL = visible(indices_L[:, None] - indices_L, causal, window)
-            scores_NHLL += scores_NHLL.new_zeros(sees_LL.shape).masked_fill_(~sees_LL, float("-inf"))
-        # 2. Padded keys, which begin behind each sample's own length; before the shortest one's there are none. When
-        # causal, padding is behind all that a token may see.
-        if not causal and self.shortest < self.length:
-            behind = indices_L[self.shortest :]
-            padded_N11L = (behind >= self.lengths_N[:, None])[:, None, None, :]
-            if window:  # padded queries whose window is all padding see themselves
-                padded_N11L = padded_N11L & (indices_L[:, None] != behind)
-            scores_NHLL[..., self.shortest :].masked_fill_(padded_N11L, float("-inf"))
+
+def attention_weights(
+    bucket: Bucket,
+    q: Tensor,
+    k: Tensor,
+    causal: bool,
+    window: int,
+    softcap: float,
+    sinks_H: Tensor | None,
+    into: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Return the softmax of the scores, with -inf where a query must not see a key, and the weight that goes to the
+    sinks, where there are any; PyTorch sums scores of 16 bits in fp32.
+
+    What padded queries see does not matter, but it must be something.
+    """
+    scores = torch.bmm(q, k.transpose(1, 2), out=into)
+    if softcap:
+        scores.div_(softcap).tanh_().mul_(softcap)
+    length, _, lengths_N = bucket
+    hide(scores.view(len(lengths_N), -1, length, length), bucket, causal, window)
+    sunk = None
+    if sinks_H is not None:  # softmax with the sink = softmax without it · (1 - what goes to the sink)
+        total = scores.float().logsumexp(-1, keepdim=True)
+        sunk = (sinks_H.float().view(-1, 1, 1) - total.view(len(lengths_N), -1, length, 1)).sigmoid_().view_as(total)
+    weights = torch.ops.aten._softmax.out(scores, -1, False, out=scores)
+    return (weights if sunk is None else weights.mul_((1 - sunk).to(weights.dtype))), sunk
+
+
+def hide(scores_NHLL: Tensor, bucket: Bucket, causal: bool, window: int) -> None:
+    """Write -inf over the scores of keys that a query must not see."""
+    length, shortest, lengths_N = bucket
+    # 1. What the objective hides, alike for all samples: later keys when causal, keys outside of the window.
+    indices_L = torch.arange(length, device=scores_NHLL.device)
+    if causal or window:
+        sees_LL = visible(indices_L[:, None] - indices_L, causal, window)
+        scores_NHLL += scores_NHLL.new_zeros(sees_LL.shape).masked_fill_(~sees_LL, float("-inf"))
+    # 2. Padded keys, which begin behind each sample's own length; before the shortest one's there are none. When
+    # causal, padding is behind all that a token may see.
+    if not causal and shortest < length:
+        behind = indices_L[shortest:]
+        padded_N11L = (behind >= lengths_N[:, None])[:, None, None, :]
+        if window:  # padded queries whose window is all padding see themselves
+            padded_N11L = padded_N11L & (indices_L[:, None] != behind)
+        scores_NHLL[..., shortest:].masked_fill_(padded_N11L, float("-inf"))
 
 
 def open_plan(sizes_3B: Tensor, plan_PS: Tensor, q_THK: Tensor, k_TGK: Tensor) -> tuple[list[Bucket], RowMap, RowMap]:
     """Read the buckets of a `PackedLayout`, and map the rows of queries and those of keys."""
-    (num_tokens, num_heads, _), num_kv_heads = q_THK.shape, k_TGK.shape[1]
     sizes = sizes_3B.view(-1, 3).tolist()
     num_slots = sum(num * length for num, length, _ in sizes)
     slots_3P, lengths_S = plan_PS[: 3 * num_slots].view(3, num_slots), plan_PS[3 * num_slots :]
-    buckets: list[Bucket] = []
-    slot = score = sample = 0
-    for num, length, shortest in sizes:
-        lengths_N = lengths_S[sample : sample + num]
-        buckets.append(Bucket(num, length, shortest, slot, score, num_heads, num_kv_heads, lengths_N))
-        slot, score, sample = slot + num * length, score + num * length**2, sample + num
-    rows = make_rows(slots_3P, num_tokens, num_heads)
-    return buckets, rows, rows if num_kv_heads == num_heads else make_rows(slots_3P, num_tokens, num_kv_heads)
+    samples = lengths_S.split([num for num, _, _ in sizes])
+    buckets = [(length, shortest, lengths_N) for (_, length, shortest), lengths_N in zip(sizes, samples, strict=True)]
+    (num_tokens, num_heads, _), num_kv_heads = q_THK.shape, k_TGK.shape[1]
+    queries = RowMap(buckets, num_heads, num_kv_heads, *map_rows(slots_3P, num_tokens, num_heads))
+    if num_kv_heads == num_heads:
+        return buckets, queries, queries
+    return buckets, queries, RowMap(buckets, num_kv_heads, num_kv_heads, *map_rows(slots_3P, num_tokens, num_kv_heads))
 
 
-def make_rows(slots_3P: Tensor, num_tokens: int, num_heads: int) -> RowMap:
-    """Map slots, one for a token, to rows, one for a token and head.
+def map_rows(slots_3P: Tensor, num_tokens: int, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Map slots, one for a token, to rows, one for a token and head: the `sources`, `targets` and `padding` of a
+    `RowMap`.
 
     With H = 2, a sample of 2 tokens that begins at slot 4, in a bucket of length 4, has the rows 8, 9 (10, 11 are
     padding) of its first head and 12, 13 of its second: start · H + offset, and a length further for each head.
@@ -287,7 +273,7 @@ def make_rows(slots_3P: Tensor, num_tokens: int, num_heads: int) -> RowMap:
     targets, padding = rows_PH[:num_tokens].flatten(), rows_PH[num_tokens:].flatten()
     sources = torch.zeros_like(rows_PH).flatten()  # padding is filled from anywhere
     sources[targets] = torch.arange(len(targets), device=slots_3P.device)
-    return RowMap(sources, targets, padding)
+    return sources, targets, padding
 
 
 @bucket_attention.register_fake

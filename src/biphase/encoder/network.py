@@ -19,7 +19,7 @@ from transformers import EuroBertConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from biphase import console
-from biphase.encoder.attention import ATTENTION, OwnAttentionError
+from biphase.encoder.attention import ATTENTION
 from biphase.encoder.packed import PaddedBackbone
 from biphase.encoder.proofs import FailedProofError, check_padded, find_first_position, looks_both_ways
 from biphase.errors import InputError, first_line, is_raised_here, nearest, told_as
@@ -71,9 +71,12 @@ class TokenIds:
     bos_token_id: int | None
 
 
-def preset_settings(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_len: int) -> dict[str, Any]:
-    """Configure a preset, with changes, for samples of up to `max_len` tokens. Raises `InputError` for changes that are
-    no setting of the network, follow from the shards, or make no network."""
+def make_model(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_len: int, seed: int) -> PreTrainedModel:
+    """Make a network of a preset's shape, with changes, for samples of up to `max_len` tokens, with random weights:
+    normal with standard deviation 0.02, norms 1.
+
+    Raises `InputError` for changes that are no setting of the network, follow from the shards, or make no network.
+    """
     sizes, defaults = find_preset(preset), EuroBertConfig().to_dict()
     for key, value in architecture.items():
         if key not in defaults:
@@ -103,12 +106,6 @@ def preset_settings(preset: str, architecture: dict[str, Any], tokens: TokenIds,
     if (positions := settings["max_position_embeddings"]) < max_len:
         remedy = f"set data.max_sample_tokens={positions} or lower (it is {max_len})"
         raise InputError(f"init.architecture: max_position_embeddings is {positions}; {remedy}, or leave it out")
-    return settings
-
-
-def make_model(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_len: int, seed: int) -> PreTrainedModel:
-    """Make a network of a preset's shape with random weights: normal with standard deviation 0.02, norms 1."""
-    settings = preset_settings(preset, architecture, tokens, max_len)
     torch.manual_seed(seed)
     with told_as("init.architecture makes no network"), console.told_if_slow(f"drawing the weights of {preset}"):
         config = EuroBertConfig(**settings)
@@ -188,7 +185,7 @@ def load_weights(
     except Exception as error:  # whatever a file that others made may lead to
         if isinstance(error, KeyError) and error.args == (attention,):
             reason = f"'{config.model_type}' chooses among attention classes of its own and cannot be packed"
-            raise OwnAttentionError(f"{source}: {reason}") from None
+            raise FailedProofError(f"{source}: {reason}") from None
         if is_raised_here(error):
             raise
         raise InputError(f"cannot load weights from {source}: {first_line(error)}") from None
@@ -249,7 +246,7 @@ def load_backbone(source: str | Path) -> nn.Module:
     A decoder comes out bidirectional. Raises `InputError` for a folder without safetensors weights, for an
     encoder-decoder, and for a network that cannot be made bidirectional.
     """
-    with suppress(OwnAttentionError, FailedProofError):
+    with suppress(FailedProofError):
         network: Any = load_headless(source, ATTENTION)
         if not looks_both_ways(network):  # transformers' own switch, which its masks obey
             network.config.is_causal = False

@@ -257,14 +257,13 @@ def count_flops(model: PreTrainedModel) -> FlopCount:
     Layers that share weights, experts and unequal heads count as often as they compute. Where the number of experts
     differs by token (LongCat's that do nothing), it is a guess by these few tokens.
     """
-    device, training = model.device, [module for module in model.modules() if module.training]
+    device, is_training = model.device, model.training
     num_tokens = min(COUNTED_TOKENS, position_limit(model) or COUNTED_TOKENS)
     positions_T = torch.arange(num_tokens, device=device)
     layout = lay_out(np.array([0, num_tokens]), causal=False, device=device)
     with ProductCounter(model) as counted:
         packed_hidden(model.eval().base_model, positions_T * 7 % model.config.vocab_size, positions_T, layout)
-    for module in training:
-        module.training = True
+    model.train(is_training)
     assert counted.with_weights and counted.attention_width, "products that are formed otherwise than is known here"
     backbone_weights = {id(weight) for weight in model.base_model.parameters()}
     head = {id(p): p.numel() for p in model.parameters() if p.ndim == 2 and id(p) not in backbone_weights}

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from biphase.console import told_if_slow
-from biphase.encoder.attention import OwnAttentionError, PackedLayout, choose_backend, lay_out, layer_configs
+from biphase.encoder.attention import PackedLayout, choose_backend, lay_out, layer_configs
 from biphase.encoder.packed import PackedModel, head_bias, head_input, packed_hidden
 from biphase.errors import InputError, first_line, is_raised_here, lacks_memory
 from biphase.flops import AFTER_PADDING, longest_text
@@ -206,7 +206,10 @@ def why_not_packed(network: PreTrainedModel, causal: bool) -> str:
                 return "it has no positions"
             positions_T = torch.cat([torch.arange(length) for length in lengths])
             layout = lay_out(np.cumsum([0, *lengths]), causal=causal)
-            packed_TD = packed_hidden(network, tokens_T, positions_T, layout)
+            try:
+                packed_TD = packed_hidden(network, tokens_T, positions_T, layout)
+            except InputError:  # of our attention
+                return "it does not hand the layout of packed samples on to its attention"
             alone_TD = each_alone(network, tokens_T, lengths)
             if not alone_TD.isfinite().all():
                 name = network.name_or_path or type(network).__name__
@@ -219,8 +222,6 @@ def why_not_packed(network: PreTrainedModel, causal: bool) -> str:
             blind_TD = packed_hidden(network, tokens_T, positions_T, blind)
             if agree(blind_TD, packed_TD):
                 return "its attention does not go through transformers' AttentionInterface"
-    except OwnAttentionError:
-        return "it does not hand the layout of packed samples on to its attention"
     except FailedProofError as error:
         return str(error)
     if looks_both_ways(network) == causal:

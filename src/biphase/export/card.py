@@ -10,7 +10,7 @@ from typing import Any
 import transformers
 import yaml
 from huggingface_hub import ModelCardData
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from transformers import PreTrainedModel
 
 from biphase import __version__
@@ -23,38 +23,19 @@ from biphase.style import LOOKS, PLOT_STYLE, plot_losses
 FLOOR = "5.17"
 """The first version of transformers in which every decoder that is adapted here looks both ways."""
 
-BOTH_WAYS = f"""
-It looks both ways in transformers {FLOOR} and later; it was made with {transformers.__version__}. transformers 4 passes
-over `is_causal` in its configuration: there it looks left only, and computes something else without a word.
-transformers 5.3 and 5.5 were tried too, and are wrong for some types (OLMo 3, OPT, Gemma 2).
-"""
-"""The words on an adapted decoder, whose class is a causal one."""
-
-WINDOW = """
-A token sees {window} others to each side. text-embeddings-inference limits the left side alone: there, only texts of up
-to {window} tokens come out the same.
-"""
-"""The words that follow where it has a window; by the code of that server, of July 2026."""
-
 MISREAD = (
     "AutoTokenizer takes {chosen} for type '{type}', which splits texts otherwise than in training: load the tokenizer "
     "with PreTrainedTokenizerFast.from_pretrained"
 )
 
 
-def tell_direction(config: Any) -> str:
-    """Say in which versions and servers a decoder looks both ways; "" for any other network."""
-    if getattr(config, "is_causal", True) is not False:
-        return ""
-    window = getattr(config, "sliding_window", None)
-    return BOTH_WAYS + (WINDOW.format(window=window) if window else "")
-
-
 def render_card(template: Path, head: ModelCardData, **facts: Any) -> str:
     """Render a model card as Markdown: the fields that the hub reads, and a template that is filled with `facts`."""
-    environment = Environment(trim_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined)
+    shared = FileSystemLoader(Path(__file__).parent)
+    environment = Environment(loader=shared, trim_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined)
     environment.filters["yaml"] = partial(yaml.safe_dump, sort_keys=False, allow_unicode=True)
-    text = environment.from_string(template.read_text(encoding="utf-8")).render(facts, version=__version__)
+    facts |= {"version": __version__, "transformers_version": transformers.__version__, "floor": FLOOR}
+    text = environment.from_string(template.read_text(encoding="utf-8")).render(facts)
     return f"---\n{head.to_yaml()}\n---\n\n{text}"
 
 
@@ -89,7 +70,6 @@ def describe_export(
         network=network,
         auto_class=auto_class,
         misread=misread_as and MISREAD.format(chosen=misread_as, type=network.config.model_type),
-        both_ways=tell_direction(network.config),
         eos=eos,
         history=history,
         manifest=manifest,

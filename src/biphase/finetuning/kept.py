@@ -99,7 +99,7 @@ def card_text(cell: "CellContext", encoder: Encoder, model: Any, score: Score) -
     there."""
     from huggingface_hub import ModelCardData
 
-    from biphase.export.card import harmless, render_card, tell_direction
+    from biphase.export.card import harmless, render_card
 
     task, kind, base, headline = cell.task, type(model).__name__, encoder.name.partition("@")[0], score.headline()
     is_of_this_machine = Path(find_model(encoder.name)).exists() or Path(base).exists()
@@ -126,7 +126,7 @@ def card_text(cell: "CellContext", encoder: Encoder, model: Any, score: Score) -
         headline=headline.replace(encoder.name, name),
         load=load,
         is_embedder=cell.is_embedder,
-        direction=tell_direction(model.config),
+        config=model.config,
         harmless=harmless,
     )
 

@@ -150,12 +150,12 @@ def load_optimizer(folder: Path, model: PackedModel, optimizers: list[torch.opti
     names = {parameter: name for name, parameter in model.named_parameters()}
     elsewhere = f"{path} cannot be taken over; another process says why"
     with world.together(elsewhere), told_as(f"{path} cannot be read"), safe_open(path, framework="pt") as stored:
-        there = set(stored.keys())
+        names_stored = set(stored.keys())
         for optimizer in optimizers:
             kind = type(optimizer)
             for parameter in itertools.chain(*(group["params"] for group in optimizer.param_groups)):
                 keys = {key: f"{names[parameter]}/{key}" for key in STATE_KEYS[kind]}
-                if not there.issuperset(keys.values()):
+                if not names_stored.issuperset(keys.values()):
                     lack = f"{folder} holds no {kind.__name__} state for '{names[parameter]}'"
                     raise InputError(f"{lack}; use init.carry_optimizer=false")
                 optimizer.state[parameter] = {key: read_part(stored, name, parameter) for key, name in keys.items()}

@@ -27,7 +27,7 @@ from biphase.encoder.packed import PackedModel, count_flops, position_limit
 from biphase.encoder.proofs import check_directions, check_head, freeze_unreached
 from biphase.errors import BusyError, InputError, memory_told
 from biphase.files import read_json_as, remove_folder, write_json
-from biphase.flops import FlopCount, SampleLengths, count_positions, flops_per_token, update_flops
+from biphase.flops import FlopCount, count_positions, update_flops
 from biphase.hub import fetch_model, load_model_config, model_fingerprint
 from biphase.pretraining.checkpoint import CheckpointManifest, load_optimizer, read_checkpoint_manifest, save_checkpoint
 from biphase.pretraining.optimizer import (
@@ -202,18 +202,6 @@ def hold_run(job: Job) -> Iterator[None]:
         yield
 
 
-def work_between(job: Job, flops: FlopCount, lengths: SampleLengths, begin: int, stop: int) -> float:
-    """The FLOPs of a run's updates from `begin` to `stop`: phases and batches that grow cost more or less a step."""
-    total, first = 0.0, 0
-    for phase in job.recipe.curriculum:
-        low, high = max(begin, first), min(stop, first + phase.steps)
-        if low < high:
-            total += (job.tokens_before(high) - job.tokens_before(low)) * flops_per_token(flops, phase, lengths)
-            total += (high - low) * flops.per_update
-        first += phase.steps
-    return total
-
-
 def load_network(recipe: Recipe, start: Start, shards: ShardSet) -> PreTrainedModel:
     """Load the network at `start`, in fp32 on the CPU, its head checked against ours."""
     manifest, longest = shards.manifest, recipe.data.max_sample_tokens
@@ -286,7 +274,8 @@ def load_state(job: Job, run_step: int) -> State:
         fill_parts(model, whole, world)
         del whole
     optimizers = make_optimizers(recipe.optimizer, model, dtype=job.dtype, sharded=sharded)
-    flops = replace(flops, per_update=update_flops(recipe.optimizer, [each.shape for each in block_matrices(model)]))
+    shapes = [matrix.shape for matrix in block_matrices(model)]
+    flops = replace(flops, per_update=update_flops(recipe.optimizer, shapes))
     if start.optimizer_folder is not None:
         load_optimizer(start.optimizer_folder, unwrap(model), optimizers, world)
     return State(model, optimizers, start.tokens_seen, flops, compiling)

@@ -31,9 +31,9 @@ from biphase.distributed import join_world
 from biphase.encoder.attention import explain_computing
 from biphase.encoder.proofs import probe_causality
 from biphase.errors import InputError, StoppedError, first_of
-from biphase.flops import FlopCount, SampleLengths
+from biphase.flops import FlopCount, SampleLengths, flops_between
 from biphase.machine import stop_signals
-from biphase.pretraining.job import Job, State, hold_run, load_state, open_job, save_state, work_between
+from biphase.pretraining.job import Job, State, hold_run, load_state, open_job, save_state
 from biphase.pretraining.objectives import Microbatch, make_microbatches, prefetch
 from biphase.pretraining.optimizer import autocast, set_rate, unwrap
 from biphase.recipe import Phase, Recipe
@@ -186,11 +186,11 @@ def describe_start(job: Job, state: State, batches: Batches) -> str:
     epochs = job.tokens_before(recipe.num_steps) / batches.num_tokens
     phases = " → ".join(f"{phase.steps:,} steps of {phase.words}" for phase in recipe.curriculum)
     left_out = f", {batches.left_out_tokens:,} tokens left out" if batches.left_out_tokens else ""
-    taken = f"; taken over: {', '.join(carried)}" if carried else ""
+    carried_over = f"; taken over: {', '.join(carried)}" if carried else ""
     several = f"{world.size} processes, {compute.parallel} · " if world.size > 1 else ""
     return (
         f"{job.run.path}: {type(network).__name__} of {millions:.1f}M parameters, {phases}, batches of "
-        f"{recipe.batch_label} tokens, {epochs:.2g} epochs of {batches.num_samples:,} samples{left_out}{taken}\n"
+        f"{recipe.batch_label} tokens, {epochs:.2g} epochs of {batches.num_samples:,} samples{left_out}{carried_over}\n"
         f"{several}{explain_computing(compute.precision, world.device, network.base_model)} · blocks {state.compiling}"
     )
 
@@ -288,8 +288,8 @@ class MetricsLog:
     step raises it."""
     is_written: bool
     """Whether this process writes records: the main one does, unless they are there already from an earlier time."""
-    work_left: Callable[[int], float]
-    """The FLOPs of what is left after so many steps."""
+    work_left: Callable[[int], dict[str, float]]
+    """The FLOPs of what is left after so many steps, by objective."""
     send: Send
     """The function that sends records to what the recipe's `tracking` names."""
     failure: OSError | None = None
@@ -315,7 +315,7 @@ class MetricsLog:
             self.began = now
         else:
             self.worked += work
-            seconds_left = (now - self.began) / self.worked * self.work_left(record["step"])
+            seconds_left = (now - self.began) / self.worked * sum(self.work_left(record["step"]).values())
         wait = f" · {waited / seconds:.0%} waiting for data" if waited / seconds >= 0.01 else ""
         self.progress.advance(
             1,
@@ -356,5 +356,5 @@ def open_log(job: Job, batches: Batches, flops: FlopCount, steps: range, *, is_l
         peak = peak_flops(job.world.device, job.dtype) * job.world.size
         mean = batches.num_tokens / batches.num_samples
         lengths = SampleLengths(mean, mean, "all samples as long as the mean")
-        work_left = partial(work_between, job, flops, lengths, stop=steps.stop)
+        work_left = partial(flops_between, job.recipe, flops, lengths, stop=steps.stop, origin_step=job.origin.step)
         yield MetricsLog(job.run, progress, peak, is_written, work_left, send)

@@ -136,7 +136,7 @@ def transformer_blocks(model: nn.Module) -> list[nn.Module]:
     """Find the repeated layers of a transformers model: its longest module list, of layers that say that they are some
     where there are any."""
     lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList) and len(module)]
-    layers = [members for members in lists if all(isinstance(each, GradientCheckpointingLayer) for each in members)]
+    layers = [members for members in lists if all(isinstance(part, GradientCheckpointingLayer) for part in members)]
     return max(layers or lists, key=len)
 
 

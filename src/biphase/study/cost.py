@@ -26,7 +26,7 @@ from biphase.flops import (
     SHAPE_KEYS,
     SampleLengths,
     Shape,
-    flops_per_token,
+    flops_between,
     known_device,
     plan_memory,
     read_shape,
@@ -34,7 +34,7 @@ from biphase.flops import (
     update_flops,
 )
 from biphase.machine import total_memory
-from biphase.recipe import Data, Init, Recipe, phases_between
+from biphase.recipe import Data, Init, Recipe
 from biphase.report.formats import show_estimate, show_list
 from biphase.run import open_run, read_metrics
 from biphase.study.plan import Plan, PlannedRun, StudyCell
@@ -194,17 +194,11 @@ def measure_sizes(plan: Plan) -> dict[str, RunSize]:
 
 def run_flops(run: PlannedRun, size: RunSize, until: int | None = None) -> dict[str, float]:
     """Count the FLOPs of a run by objective, up to a step of it; none for a network of unknown shape."""
-    (shape, lengths), spent, end = size, defaultdict[str, float](float), run.first
+    shape, lengths = size
     if shape is None:
-        return spent
-    per_update = update_flops(run.recipe.optimizer, shape.matrices)
-    for phase in phases_between(run.recipe.curriculum, 0, (until or run.last) - run.first):
-        begin, end = end, end + phase.steps
-        tokens = run.recipe.tokens_before(end) - run.recipe.tokens_before(begin)
-        for part, share in phase.parts:
-            flops = tokens * flops_per_token(shape.flops, part, lengths) + phase.steps * per_update
-            spent[part.objective] += share * flops
-    return spent
+        return {}
+    flops = replace(shape.flops, per_update=update_flops(run.recipe.optimizer, shape.matrices))
+    return flops_between(run.recipe, flops, lengths, 0, (until or run.last) - run.first, run.first)
 
 
 TYPICAL_SIZES: dict[Family, TaskSize] = {
