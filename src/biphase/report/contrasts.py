@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from biphase.finetuning.choosing import Selection
 from biphase.report.formats import show_points, show_share
 from biphase.report.results import ALL_TASKS, AVERAGE, NORMAL_QUANTILE, Family, Metric, ReportArm, Result, ResultSet
 from biphase.report.statistics import ROUNDING, SIGNIFICANCE, TAILS, Interval, repetitions
@@ -29,12 +28,7 @@ Noise = Literal["pretraining seeds", "fine-tuning seeds", "test examples", "the 
 
 Side = Literal["above", "below", "within noise", "untested"]
 
-
-SeedScores = Result | Selection
-"""Scores of one model or recipe, one for each fine-tuning seed of each pretraining seed; or their mean and spread
-alone, as published."""
-
-Terms = list[tuple[float, SeedScores]]
+Terms = list[tuple[float, Result]]
 """Scores with their weights in a sum."""
 
 
@@ -105,7 +99,7 @@ def t_test(mean: float, error: float, degrees: float, size: float) -> Interval:
     return Interval(mean, mean - half_width, mean + half_width, p_value)
 
 
-def contrast(terms: Iterable[tuple[float, SeedScores]]) -> Contrast:
+def contrast(terms: Iterable[tuple[float, Result]]) -> Contrast:
     """Σ weight · mean over the scores of different models, with its error from seeds and test examples together.
 
     Scores of the same seeds are paired by seed; others count as independent. What is known of test examples is paired
@@ -147,7 +141,7 @@ def contrast(terms: Iterable[tuple[float, SeedScores]]) -> Contrast:
     )
 
 
-def seed_interval(terms: Iterable[tuple[float, SeedScores]]) -> Interval:
+def seed_interval(terms: Iterable[tuple[float, Result]]) -> Interval:
     """Σ weight · mean with its 95 % interval over seeds alone: what stands behind ± wherever a score is shown. Verdicts
     have the test examples as well (`contrast`)."""
     terms = list(expand_averages(terms))
@@ -193,7 +187,7 @@ def mix_degrees(parts: Sequence[tuple[float, float]]) -> float:
     return float(special.stdtridf(TAILS[1], quantile))
 
 
-def expand_averages(terms: Iterable[tuple[float, SeedScores]]) -> Iterable[tuple[float, SeedScores]]:
+def expand_averages(terms: Iterable[tuple[float, Result]]) -> Iterable[tuple[float, Result]]:
     """Write each average in the sum as the scores that it is the mean of."""
     for weight, score in terms:
         if score.cells:
@@ -274,7 +268,7 @@ def interaction(values_RN: np.ndarray) -> float:
     return max(float(squares), 0.0) / ((num_rows - 1) * (num_columns - 1))
 
 
-def difference(a: SeedScores, b: SeedScores) -> Contrast:
+def difference(a: Result, b: Result) -> Contrast:
     """Mean of `a` minus mean of `b`."""
     return contrast([(1.0, a), (-1.0, b)])
 
@@ -286,7 +280,7 @@ def jackknife(
     pseudo-values); with several pretraining seeds, all samples of one at a time, as these are the independent
     repetitions.
 
-    `pretraining_seeds`: that of each sample, as in `SeedScores`.
+    `pretraining_seeds`: that of each sample, as in `Result`.
     """
     samples_S = np.arange(num)
     several = len(set(pretraining_seeds)) > 1
@@ -407,7 +401,7 @@ class Signal:
     good, by an F test of the squared ratio."""
 
 
-def measure_signal(scores: Iterable[SeedScores | None]) -> Signal | None:
+def measure_signal(scores: Iterable[Result | None]) -> Signal | None:
     """Return how far scores lie apart beside their noise; None with fewer than two, or where noise is not known."""
     ranked = sorted((score for score in scores if score is not None), key=lambda score: score.mean)
     neighbours = [difference(upper, lower) for lower, upper in itertools.pairwise(ranked)]

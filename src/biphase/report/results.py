@@ -6,7 +6,7 @@ Arms have an order, one of them is usual, and some are set against each other.
 
 import itertools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -17,8 +17,15 @@ import numpy as np
 
 from biphase.config import read_yaml
 from biphase.errors import SOURCE, InputError
-from biphase.finetuning.choosing import RateChoice
-from biphase.finetuning.scores import KeptExamples
+from biphase.finetuning.choosing import (
+    RateChoice,
+    choose_for_each_seed,
+    choose_rate,
+    group_by_rate,
+    validation_by_rate,
+    validation_of,
+)
+from biphase.finetuning.scores import KeptExamples, Score, ScoreSet
 from biphase.report.statistics import Interval, mean_interval, repetitions
 
 Family = Literal["SC", "TC", "QA", "IR", "EM", ""]
@@ -56,19 +63,20 @@ PUBLISHED_DIGIT = 1e-4
 
 @dataclass(frozen=True)
 class ReportArm:
-    """A trained model in its place in one comparison; one that stands in several is given once for each."""
+    """A trained model in its place in one comparison; one that stands in several is given once for each. Outside of
+    studies only its name is known."""
 
     name: str
-    setup: str
+    setup: str = "other"
     """A key of the `comparisons` in `words.yaml`. `efficiency` says that the checkpoint is undecayed."""
-    size: str
-    objective: Literal["clm", "mlm", "clm+mlm", "none"]
+    size: str = ""
+    objective: Literal["clm", "mlm", "clm+mlm", "none"] = "none"
     """The objective of the pretraining from scratch; what continues from it is MLM. `none`: random weights."""
-    mask_percent: int | None
+    mask_percent: int | None = None
     """None without MLM. With `cpt_steps` above 0: of the continued pretraining."""
-    pretrain_steps: int
-    clm_steps: int
-    mlm_steps: int
+    pretrain_steps: int = 0
+    clm_steps: int = 0
+    mlm_steps: int = 0
     cpt_steps: int = 0
     parent: str | None = None
     """The name of the arm that this one continues, or on whose way it lies."""
@@ -124,6 +132,8 @@ class Result:
     not known."""
     num_diverged: int = 0
     """How many seeds diverged at the chosen rate."""
+    rate: float | None = None
+    """The rate that all seeds of one pretraining together choose: for a network that is to be used."""
     cells: tuple["Result", ...] = field(default=(), repr=False, compare=False)
     """What an average is the mean of: results on datasets, where these were measured."""
 
@@ -254,6 +264,68 @@ class ResultSet:
         return replace(self, results=tuple(chosen))
 
 
+def select_rate(
+    scores: ScoreSet,
+    model: str,
+    task: str,
+    metric: str | None = None,
+    *,
+    is_papers_way: bool = False,
+    peers: Iterable[Score] = (),
+) -> Result:
+    """Choose the rates of a model (as in `scores.models`) on a task and take what was scored there.
+
+    Args:
+        metric: both chooses and is reported; None: the task's own.
+        is_papers_way: all seeds together choose one rate, at which they are tested too.
+        peers: the scores on the task of the other pretraining seeds, which choose for a single fine-tuning seed.
+
+    Raises `InputError` when there is no such score or metric, or everything diverged, or no seed finished at the rate
+    that was chosen for it.
+    """
+    cells = scores.cells.get((model, task))
+    if cells is None:
+        raise InputError(f"no scores of {model} on task '{task}'")
+    metric = metric or next(iter(cells.values())).metric
+    cells = dict(sorted(cells.items()))
+    by_rate: dict[float, dict[int, float | None]] = defaultdict(dict)  # validation, by seed
+    for (rate, seed), score in cells.items():
+        by_rate[rate][seed] = validation_of(score, metric)
+    test = {point: score.metrics["test"][metric] for point, score in cells.items() if not score.diverged}
+    try:
+        best = choose_rate({rate: [*by_seed.values()] for rate, by_seed in by_rate.items()})
+    except InputError as error:
+        raise InputError(f"{model} on {task}: {error}") from None
+    # No other seeds or examples could have chosen a rate with more diverged seeds.
+    lost = {rate: [*by_seed.values()].count(None) for rate, by_seed in by_rate.items()}
+    rivals = {rate: by_seed for rate, by_seed in by_rate.items() if lost[rate] == lost[best]}
+    peers = [*peers] if len({seed for _, seed in test}) == 1 else []
+    by_peers = validation_by_rate(peers, metric)
+    rates = dict.fromkeys(by_rate[best], best) if is_papers_way else choose_for_each_seed(rivals, by_peers)
+    points = [(rate, seed) for seed, rate in rates.items() if (rate, seed) in cells]
+    chosen = [cells[point] for point in points if point in test]
+    if not chosen:
+        raise InputError(f"{model} on {task}: no seed finished at the rate that the others chose; finish the grid")
+    scores_at = group_by_rate(score for score in [*cells.values(), *peers] if not score.diverged)
+    grid_rates, grid_seeds = scores.grids[task]
+    is_own = metric == chosen[0].metric  # what examples contribute is known of the task's own metric alone
+    return Result(
+        ReportArm(model),
+        "",
+        task,
+        "paper" if is_papers_way else "standard",
+        samples=tuple(score.metrics["test"][metric] for score in chosen),
+        by_rate={rate: tuple(test.get((rate, seed), math.nan) for seed in grid_seeds) for rate in grid_rates},
+        seeds=tuple(score.config.seed for score in chosen),
+        examples=KeptExamples(tuple(chosen)) if is_own else None,
+        choice=RateChoice({rival: scores_at[rival] for rival in rivals}, metric) if is_own else None,
+        measure=metric,
+        num_runs=len(cells),
+        num_diverged=len(points) - len(chosen),
+        rate=best,
+    )
+
+
 def pool(results: Sequence[Result]) -> Result:
     """Pool the results of an arm on a dataset, one for each pretraining seed, which must have `pretraining_seeds`."""
     first = results[0]
@@ -274,6 +346,7 @@ def pool(results: Sequence[Result]) -> Result:
         first,
         **joined,
         by_rate=by_rate,
+        rate=None,
         examples=KeptExamples(scores) if len(examples) == len(results) else None,
         num_runs=sum(result.num_runs or 0 for result in results) or None,
         num_diverged=sum(result.num_diverged for result in results),
