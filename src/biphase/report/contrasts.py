@@ -389,25 +389,19 @@ POWER = 0.8
 MOST_SEEDS, MOST_EXAMPLES = 1_000, 1_000_000
 
 
-@dataclass(frozen=True)
-class Signal:
-    """A measure of how clearly a task tells several models apart."""
+def measure_signal(scores: Iterable[Result]) -> tuple[float, str]:
+    """Measure how clearly a task tells several models apart; nan with fewer than two, or where noise is not known.
 
-    ratio: float
-    """Their spread over the standard error of such a mean beside another, which is that of a difference over √2, by the
-    neighbours in rank: about 1 where all models are equally good."""
-    needs: str
-    """What would tell the best from the worst, of all pairs the widest; empty where the models cannot all be equally
-    good, by an F test of the squared ratio."""
-
-
-def measure_signal(scores: Iterable[Result | None]) -> Signal | None:
-    """Return how far scores lie apart beside their noise; None with fewer than two, or where noise is not known."""
-    ranked = sorted((score for score in scores if score is not None), key=lambda score: score.mean)
+    Return the spread of their means over the standard error of such a mean beside another, which is that of a
+    difference over √2, by the neighbours in rank: about 1 where all models are equally good. And what would tell the
+    best from the worst, of all pairs the widest; empty where the models cannot all be equally good, by an F test of the
+    squared ratio.
+    """
+    ranked = sorted(scores, key=lambda score: score.mean)
     neighbours = [difference(upper, lower) for lower, upper in itertools.pairwise(ranked)]
     errors = [gap.error for gap in neighbours]
     if np.isnan(errors).any() or not any(errors):
-        return None
+        return math.nan, ""
     spread, noise = np.std([score.mean for score in ranked], ddof=1), math.sqrt(float(np.mean(np.square(errors))) / 2)
     ratio = float(spread) / noise
     # Each model stands in the differences to two neighbours, but for the first and the last: k models of n seeds have
@@ -417,8 +411,7 @@ def measure_signal(scores: Iterable[Result | None]) -> Signal | None:
     degrees = float(np.nansum([gap.degrees for gap in neighbours])) * num / (2 * (num - 1))
     decides = is_significant(float(special.fdtrc(num - 1, degrees, ratio**2)))
     level = SIGNIFICANCE / (num * (num - 1) // 2)
-    needs = "" if decides else what_decides(difference(ranked[-1], ranked[0]), 0.0, level)
-    return Signal(ratio, needs)
+    return ratio, "" if decides else what_decides(difference(ranked[-1], ranked[0]), 0.0, level)
 
 
 def what_decides(pair: Contrast, bound: float, level: float) -> str:

@@ -4,6 +4,7 @@ One table for each comparison, family and metric: arms in rows, datasets and the
 """
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from rich.text import Text
 
 from biphase.console import out, printable
 from biphase.errors import SOURCE
-from biphase.report.contrasts import Signal, difference, measure_signal
+from biphase.report.contrasts import difference, measure_signal
 from biphase.report.formats import MISSING, csv_text, show_share, tell_measures
 from biphase.report.results import (
     ALL_TASKS,
@@ -72,8 +73,9 @@ class Table:
     """How to read it, and what else a reader must know."""
     records: Sequence[Sequence[object]] = ()
     """The lines of its CSV file, headers first; () without such a file."""
-    signals: tuple[Signal | None, ...] = ()
-    """How far each column tells the trained models of the table apart."""
+    signals: tuple[tuple[float, str], ...] = ()
+    """How far each column tells the trained models of the table apart, and what would (`measure_signal`); () where
+    that is known of none."""
     details: tuple[bool, ...] = ()
     """Which columns a page shows only when asked: datasets beside the mean of their family."""
 
@@ -200,15 +202,17 @@ def make_score_table(
         marked = [mark_column([scores[arm.name].get(column) for arm in members]) for column in columns.values()]
         for arm, cells in zip(members, zip(*marked, strict=True), strict=True):
             rows.append(Row(tuple(show(arm) for show in stubs.values()), cells, block, arm))
-    signals = [measure_signal(scores[arm.name].get(column) for arm in compared) for column in columns.values()]
+    signals = []
+    for column in columns.values():
+        signals.append(measure_signal(scores[arm.name][column] for arm in compared if column in scores[arm.name]))
     is_published = not any(result.samples or result.cells for result in results.results)
     by = "as published, 1.96·s/√n (verdicts are by Student’s t)" if is_published else "by Student’s t"
     notes = [
         f"Test scores in %: mean over seeds ± half of the 95 % interval over them, {by}. ± –: no interval, because "
         f"there is one seed or all seeds score the same. {read_words()['scores_rule']}"
     ]
-    pairs = [(column, signal.needs) for column, signal in zip(columns, signals, strict=False) if signal]
-    undecided = [f"{column} decides nothing here; what would: {needs}" for column, needs in pairs if needs]
+    pairs = zip(columns, signals, strict=True)
+    undecided = [f"{column} decides nothing here; what would: {needs}" for column, (_, needs) in pairs if needs]
     if undecided:
         notes.append(f"{'; '.join(undecided)}.")
     missing = []
@@ -227,7 +231,8 @@ def make_score_table(
     if missing:
         notes.append(f"Missing: {'; '.join(missing)}.")
     heads = tuple(stubs), tuple(columns)
-    return Table(name, title, *heads, tuple(rows), tuple(notes), records, tuple(signals), tuple(details))
+    known_signals = () if all(math.isnan(ratio) for ratio, _ in signals) else tuple(signals)
+    return Table(name, title, *heads, tuple(rows), tuple(notes), records, known_signals, tuple(details))
 
 
 CSV_COLUMNS = (
@@ -238,11 +243,11 @@ CSV_COLUMNS = (
 apply."""
 
 
-def show_signal(signal: Signal | None) -> str:
+def show_signal(ratio: float, needs: str) -> str:
     """Show a ratio as `3.1`, or as `(0.9)` where nothing is decided."""
-    if signal is None:
+    if math.isnan(ratio):
         return MISSING
-    return f"({signal.ratio:.1f})" if signal.needs else f"{signal.ratio:.1f}"
+    return f"({ratio:.1f})" if needs else f"{ratio:.1f}"
 
 
 # A table's files, and its lines in a terminal

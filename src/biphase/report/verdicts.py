@@ -229,9 +229,9 @@ def print_summary(rows: Sequence[SummaryRow], broken: Mapping[Path, str] | None 
         of_task = [row for row in rows if row.score.dataset == task]
         metrics = sorted({row.score.measure for row in of_task})
         chosen = [row.score for row in of_task if row.score.samples]
-        signal = contrasts.measure_signal(chosen) if len(metrics) == 1 else None
-        if signal:
-            signals[task] = signal
+        ratio, needs = contrasts.measure_signal(chosen if len(metrics) == 1 else ())
+        if not math.isnan(ratio):
+            signals[task] = (ratio, needs)
         table_rows.append(Row((task,), (Cell(""), Cell(" / ".join(metrics))), task))
         for row in of_task:
             table_rows.append(
@@ -245,10 +245,10 @@ def print_summary(rows: Sequence[SummaryRow], broken: Mapping[Path, str] | None 
     for row in rows:
         lines += list_flaws(row, f"{names[row.score.arm.name]} on {row.score.dataset}")
     if signals:
-        measured = ", ".join(f"{task} {show_signal(signal)}" for task, signal in signals.items())
+        measured = ", ".join(f"{task} {show_signal(*signal)}" for task, signal in signals.items())
         lines.append(f"signal ÷ noise: {measured}; about 1 where models are equally good, (…) where nothing is decided")
-    for task, signal in signals.items():
-        lines += [f"{task} decides nothing here; what would: {signal.needs}"] if signal.needs else []
+    for task, (_, needs) in signals.items():
+        lines += [f"{task} decides nothing here; what would: {needs}"] if needs else []
     for line in (*lines, *(f"left out: {path} ({reason})" for path, reason in (broken or {}).items())):
         out.print(line, markup=False)
 
