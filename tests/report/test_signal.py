@@ -139,15 +139,15 @@ def test_what_decides_where_numbers_do_not() -> None:
 
 def test_what_decides_has_the_power_it_promises() -> None:
     """Seeds where they suffice; examples where these are what is lacking; both where neither alone is enough."""
-    seeds = Contrast(0.01, 0.01, 4, 0.8, "paired t", 5, 1, 2000, 0.9e-4, 0.1e-4)
+    seeds = Contrast(0.01, 0.01, 4, 0.8, "paired t", 5, 1, 2000, 0.1e-4)
     assert "seeds instead of 5" in what_decides(seeds, 0.0, 0.05)
-    few = Contrast(0.01, 0.01, 900, 0.8, "paired t", 5, 1, 1000, 1e-7, 0.999e-4)
+    few = Contrast(0.01, 0.01, 900, 0.8, "paired t", 5, 1, 1000, 0.999e-4)
     text = what_decides(few, 0.0, 0.05)
     assert text.startswith("about ") and "test examples instead of 1,000" in text and "seeds instead" not in text
     named = int(text.split()[1].replace(",", ""))
     # The z test: (1.96 + 0.84)² times the squared error over the squared difference.
     assert named == pytest.approx(1000 * (stats.norm.isf(0.025) + stats.norm.isf(0.2)) ** 2, rel=0.08)
-    both = Contrast(0.004, 0.02, 9, 0.8, "paired t", 5, 1, 1000, 2e-4, 2e-4)
+    both = Contrast(0.004, 0.02, 9, 0.8, "paired t", 5, 1, 1000, 2e-4)
     text = what_decides(both, 0.0, 0.05)
     assert "seeds instead of 5 and" in text and "test examples instead of 1,000" in text
     times = int(text.split()[1]) / 5

@@ -51,8 +51,6 @@ class Contrast:
     """How many pretraining seeds are behind each score, at least."""
     num_examples: int = 0
     """How many test examples are accounted for; 0: none, as it is not known what each contributes."""
-    seed_variance: float = math.nan
-    """The part of the squared error that more seeds make smaller."""
     example_variance: float = 0.0
     """The part of the squared error that more test examples make smaller."""
     choice_variance: float = 0.0
@@ -134,7 +132,6 @@ def contrast(terms: Iterable[tuple[float, Result]]) -> Contrast:
         num=num,
         num_pretrainings=min(score.num_pretrainings for _, score in terms),
         num_examples=num_examples,
-        seed_variance=seed_variance,
         example_variance=example_variance,
         choice_variance=choice_variance,
         choice_degrees=choice_degrees,
@@ -291,8 +288,8 @@ def jackknife(
         return Contrast(estimate, math.nan, math.nan, size, "jackknife t", num_left_out)
     without_R = np.array([statistic(samples_S[seeds_S != kind]) for kind in kinds_R])
     variance_of_mean = variance(num_left_out * estimate - (num_left_out - 1) * without_R) / num_left_out
-    error, degrees, nums = math.sqrt(variance_of_mean), num_left_out - 1, (num_left_out, num_pretrainings)
-    return Contrast(estimate, error, degrees, size, "jackknife t", *nums, seed_variance=variance_of_mean)
+    error, nums = math.sqrt(variance_of_mean), (num_left_out, num_pretrainings)
+    return Contrast(estimate, error, num_left_out - 1, size, "jackknife t", *nums)
 
 
 def holm(p_values: ArrayLike) -> np.ndarray:
@@ -350,10 +347,11 @@ def with_averages(results: ResultSet) -> ResultSet:
         assert (result.family, result.dataset) not in cells, "a cell is there twice"
         cells[result.family, result.dataset] = result
     averages: list[Result] = []
+    datasets = {metric: results.select(metric=metric).datasets for metric in results.metrics}
     for (_, metric), cells in groups.items():
         all_tasks: list[tuple[Family, str]] = []
         for family in results.families:
-            columns = [(family, name) for name in results.datasets[family, metric]]
+            columns = [(family, name) for name in datasets[metric].get(family, ())]
             all_tasks += columns
             if columns and (family, AVERAGE) not in cells and cells.keys() >= set(columns):
                 averages.append(average([cells[column] for column in columns], family, AVERAGE))

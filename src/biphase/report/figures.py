@@ -286,7 +286,7 @@ def measure_arms(row: FigureRow, results: ResultSet, family: str, arms: Arms) ->
             return None
         return scores[0].interval if len(scores) == 1 else difference(*scores).against()
     tables = []
-    for dataset in results.datasets[family, results.primary_metric]:
+    for dataset in results.datasets[family]:
         score = results.scores.get(arms[0].name, {}).get(dataset)
         by_rate = score.by_rate or {} if score else {}
         rows = [by_rate[rate] for rate in stability_rates(sorted(by_rate))]

@@ -417,6 +417,4 @@ def find_lacks(
 
 def list_datasets(task: str, results: ResultSet) -> list[str]:
     """Return the datasets of a task, of a family, or of all families."""
-    metric, datasets = results.primary_metric, results.datasets
-    of_families = [name for family in list_parts(task, results) for name in datasets.get((family, metric), [])]
-    return of_families or [task]
+    return [name for part in list_parts(task, results) for name in results.datasets.get(part, ())] or [task]

@@ -17,14 +17,7 @@ import numpy as np
 
 from biphase.config import read_yaml
 from biphase.errors import SOURCE, InputError
-from biphase.finetuning.choosing import (
-    RateChoice,
-    choose_for_each_seed,
-    choose_rate,
-    group_by_rate,
-    validation_by_rate,
-    validation_of,
-)
+from biphase.finetuning import choosing
 from biphase.finetuning.scores import KeptExamples, Score, ScoreSet
 from biphase.report.statistics import Interval, mean_interval, repetitions
 
@@ -123,7 +116,7 @@ class Result:
     paper's 1.96·s/√num, averages whose datasets lack different seeds have an interval over these (`average`)."""
     examples: KeptExamples | None = field(default=None, repr=False, compare=False)
     """What the test examples contribute to each of `samples`, read when first needed; None where it is not known."""
-    choice: RateChoice | None = field(default=None, repr=False, compare=False)
+    choice: choosing.RateChoice | None = field(default=None, repr=False, compare=False)
     """The rates among which validation chose; None where that is not known, or each pretraining seed chose its own."""
     measure: str = ""
     """The name of what it measures, such as mcc, for captions; empty where that is not known."""
@@ -242,13 +235,14 @@ class ResultSet:
         return [family for family in FAMILY_NAMES if any(r.family == family for r in self.results)]  # type: ignore[misc]
 
     @cached_property
-    def datasets(self) -> dict[tuple[str, str], list[str]]:
-        """(family, metric) → the names of its datasets in the order in which they come; the average is none of them."""
-        names: dict[tuple[str, str], list[str]] = {}
-        for family, metric in itertools.product(self.families, self.metrics):
-            of_both = [result.dataset for result in self.results if (result.family, result.metric) == (family, metric)]
-            names[family, metric] = [name for name in dict.fromkeys(of_both) if name != AVERAGE]
-        return names
+    def datasets(self) -> dict[str, list[str]]:
+        """Family → the names of its datasets with the primary metric, in the order in which they come; the average is
+        none of them."""
+        names: dict[str, dict[str, None]] = {family: {} for family in self.families}
+        for result in self.results:
+            if result.metric == self.primary_metric and result.family and result.dataset != AVERAGE:
+                names[result.family][result.dataset] = None
+        return {family: [*of_family] for family, of_family in names.items()}
 
     def select(
         self, family: str | None = None, dataset: str | None = None, metric: str | None = None, **arm: Any
@@ -290,23 +284,23 @@ def select_rate(
     cells = dict(sorted(cells.items()))
     by_rate: dict[float, dict[int, float | None]] = defaultdict(dict)  # validation, by seed
     for (rate, seed), score in cells.items():
-        by_rate[rate][seed] = validation_of(score, metric)
+        by_rate[rate][seed] = choosing.validation_of(score, metric)
     test = {point: score.metrics["test"][metric] for point, score in cells.items() if not score.diverged}
     try:
-        best = choose_rate({rate: [*by_seed.values()] for rate, by_seed in by_rate.items()})
+        best = choosing.choose_rate({rate: [*by_seed.values()] for rate, by_seed in by_rate.items()})
     except InputError as error:
         raise InputError(f"{model} on {task}: {error}") from None
     # No other seeds or examples could have chosen a rate with more diverged seeds.
     lost = {rate: [*by_seed.values()].count(None) for rate, by_seed in by_rate.items()}
     rivals = {rate: by_seed for rate, by_seed in by_rate.items() if lost[rate] == lost[best]}
     peers = [*peers] if len({seed for _, seed in test}) == 1 else []
-    by_peers = validation_by_rate(peers, metric)
-    rates = dict.fromkeys(by_rate[best], best) if is_papers_way else choose_for_each_seed(rivals, by_peers)
+    by_peers = choosing.validation_by_rate(peers, metric)
+    rates = dict.fromkeys(by_rate[best], best) if is_papers_way else choosing.choose_for_each_seed(rivals, by_peers)
     points = [(rate, seed) for seed, rate in rates.items() if (rate, seed) in cells]
     chosen = [cells[point] for point in points if point in test]
     if not chosen:
         raise InputError(f"{model} on {task}: no seed finished at the rate that the others chose; finish the grid")
-    scores_at = group_by_rate(score for score in [*cells.values(), *peers] if not score.diverged)
+    scores_at = choosing.group_by_rate(score for score in [*cells.values(), *peers] if not score.diverged)
     grid_rates, grid_seeds = scores.grids[task]
     is_own = metric == chosen[0].metric  # what examples contribute is known of the task's own metric alone
     return Result(
@@ -318,7 +312,7 @@ def select_rate(
         by_rate={rate: tuple(test.get((rate, seed), math.nan) for seed in grid_seeds) for rate in grid_rates},
         seeds=tuple(score.config.seed for score in chosen),
         examples=KeptExamples(tuple(chosen)) if is_own else None,
-        choice=RateChoice({rival: scores_at[rival] for rival in rivals}, metric) if is_own else None,
+        choice=choosing.RateChoice({rival: scores_at[rival] for rival in rivals}, metric) if is_own else None,
         measure=metric,
         num_runs=len(cells),
         num_diverged=len(points) - len(chosen),
@@ -361,7 +355,7 @@ def missing_cells(results: ResultSet) -> list[str]:
     for metric, setup in itertools.product(results.metrics, comparisons):
         part = results.select(metric=metric, setup=setup)
         for family, (name, scores) in itertools.product(part.families, part.scores.items()):
-            lost = [dataset for dataset in part.datasets[family, metric] if dataset not in scores]
+            lost = [dataset for dataset in part.datasets[family] if dataset not in scores]
             if lost:
                 where = f"{comparisons[setup]['name']} · {name} · {family}"
                 lines.append(f"{where}: {', '.join(lost)} ({metric} metric)")
@@ -383,12 +377,13 @@ def check_averages(results: ResultSet) -> list[str]:
     other."""
     lines, num_averages, comparisons = [], 0, read_words()["comparisons"]
     for metric, setup in itertools.product(results.metrics, comparisons):
-        by_model = results.select(metric=metric, setup=setup).scores
-        for (name, scores), family in itertools.product(by_model.items(), results.families):
+        of_metric = results.select(metric=metric)
+        by_model = of_metric.select(setup=setup).scores
+        for (name, scores), (family, datasets) in itertools.product(by_model.items(), of_metric.datasets.items()):
             if family not in scores:
                 continue
             num_averages += 1
-            mean, datasets = scores[family].mean, results.datasets[family, metric]
+            mean = scores[family].mean
             means = [scores[dataset].mean for dataset in datasets if dataset in scores]
             recomputed = float(np.mean(means)) if len(means) == len(datasets) else mean
             if abs(recomputed - mean) > PUBLISHED_DIGIT * (1 + 1e-9):

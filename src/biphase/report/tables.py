@@ -114,7 +114,7 @@ def make_tables(results: ResultSet) -> list[Table]:
         blocks = {arm: tuple(show(arm) for show in compared) for arm in part.models}
         trained = [arm for arm in blocks if arm.objective != "none"]
         for family in part.families:
-            names = part.datasets[family, metric]
+            names = part.datasets[family]
             columns = {name: name for name in names} | ({AVERAGE: family} if len(names) != 1 else {})
             title = f"{words['name']}, {FAMILY_NAMES[family]} ({tell_measures(part, family, metric)})"
             name = f"{setup}-{family.lower()}"
@@ -139,12 +139,11 @@ def wide_table(results: ResultSet, metric: str) -> Table:
     """Make a table with a row for every model; columns are the mean over all tasks, then for each family its mean
     (where there are several families) and its tasks."""
     results = results.select(metric=metric)
-    names_of = {family: results.datasets[family, metric] for family in results.families}
-    num_tasks = sum(map(len, names_of.values()))
+    num_tasks = sum(map(len, results.datasets.values()))
     has_all = num_tasks > 1 and any(ALL_TASKS in scores for scores in results.scores.values())
     columns = {ALL_TASKS: ALL_TASKS} if has_all else {}
     datasets_beside_means = set[str]()
-    for family, names in names_of.items():
+    for family, names in results.datasets.items():
         if len(names) > 1 and not (has_all and len(names) == num_tasks):  # that would be the mean of all
             columns[f"{family} mean"] = family
             datasets_beside_means.update(names)
