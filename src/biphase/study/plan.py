@@ -458,12 +458,12 @@ def list_ladders(plan: Plan) -> dict[str, Ladder]:
     the way or with random weights, which `random` is of every network."""
     plan = plan.of_first_seed
     ladders: dict[str, dict[Spot, dict[str, str]]] = {}
-    spots = {name: Spot(arm.model, arm.recipe.num_steps) for name, arm in plan.arms.items()}
+    spots = {name: (arm.model, arm.recipe.num_steps) for name, arm in plan.arms.items()}
     for name, spot in spots.items():
         ladders[name] = {spot: {name: name}}
     for model in plan.models:
         if model.kind != "final":
-            ladders[model.name] = {Spot(plan.arms[model.arm].model, model.step): {model.name: model.name}}
+            ladders[model.name] = {(plan.arms[model.arm].model, model.step): {model.name: model.name}}
     taken = set(ladders)
     for arm in plan.arms.values():
         # The names that it shares with the same arm at other budgets; and what it is called there at every place.
