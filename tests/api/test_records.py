@@ -14,20 +14,20 @@ from biphase.console import UNSEEN
 from biphase.engine.scheduler import Failure
 from biphase.errors import InputError
 from biphase.files import MARK
-from biphase.report.statistics import Interval
+from biphase.report.results import ReportArm, Result
 from biphase.report.verdicts import SummaryRow, TaskComparison
 from biphase.study.advise import Advice, Choice
 
 DOCUMENTED = (Path(__file__).parents[2] / "docs" / "reference" / "command_line.md").read_text(encoding="utf-8")
-NONE = Interval(float("nan"))
-ROW = SummaryRow("m", "t", "f1", None, NONE, NONE, (), 0, (), (), 0, None)
+LOST = Result(ReportArm("m"), "", "t", "standard", measure="f1", num_runs=0)
+ROW = SummaryRow(LOST, (), (), LOST.interval, None)
 
 
 @pytest.mark.parametrize(
     "keys",
     [
         list(summary_records([ROW])[0]),
-        list(comparison_records([TaskComparison("a", "b", "t")])[0]),
+        list(comparison_records([TaskComparison(LOST, LOST)])[0]),
         [field.name for field in fields(Failure)],
         [field.name for field in fields(Choice)],
     ],

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from biphase.finetuning.choosing import MOST_EXAMPLES, RateChoice, draw_choices, other_seeds, select_rate
+from biphase.finetuning.choosing import MOST_EXAMPLES, RateChoice, draw_choices, other_seeds
 from biphase.finetuning.metrics import micro_f1
 from biphase.finetuning.scores import linearize, read_scores
+from biphase.report.results import select_rate
 
 Choose = Callable[..., RateChoice]
 

@@ -12,7 +12,6 @@ from biphase.files import locked
 from biphase.finetuning import cells, fit
 from biphase.finetuning import grid as grid_module
 from biphase.finetuning.cells import CellPlan
-from biphase.finetuning.choosing import select_rate
 from biphase.finetuning.grid import (
     Grid,
     grid_units,
@@ -23,6 +22,7 @@ from biphase.finetuning.grid import (
     run_grid,
 )
 from biphase.finetuning.scores import Score, read_score, read_scores
+from biphase.report.results import select_rate
 
 from .conftest import make_cell
 

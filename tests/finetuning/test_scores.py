@@ -8,10 +8,11 @@ import pytest
 
 from biphase.errors import InputError
 from biphase.files import write_hashed
-from biphase.finetuning.choosing import choose_for_each_seed, choose_rate, find_scored_model, select_rate
+from biphase.finetuning.choosing import choose_for_each_seed, choose_rate, find_scored_model
 from biphase.finetuning.config import PROTOCOL
 from biphase.finetuning.metrics import contributions, count_tags, macro_f1, micro_f1
 from biphase.finetuning.scores import read_examples, read_score, read_scores, show_rate
+from biphase.report.results import select_rate
 from biphase.report.verdicts import summarize
 
 WriteCell = Callable[..., Path]
@@ -100,9 +101,9 @@ def test_selection_by_hand(write_cell: WriteCell, scores_folder: Path) -> None:
     chosen = select_rate(read_scores(scores_folder), "m", "genre")
     assert chosen.rate == 2e-5 and chosen.seeds == (0, 1)
     assert chosen.samples == (0.80, 0.81)
-    assert [score.config.seed for score in chosen.scores] == [0, 1]
+    assert chosen.examples and [score.config.seed for score in chosen.examples.scores] == [0, 1]
     assert chosen.num_diverged == 0
-    [row] = [row for row in summarize(read_scores(scores_folder)) if row.model == "m"]
+    [row] = [row for row in summarize(read_scores(scores_folder)) if row.score.arm.name == "m"]
     assert row.missing == (
         (1e-5, 2),
         (2e-5, 2),
@@ -111,11 +112,11 @@ def test_selection_by_hand(write_cell: WriteCell, scores_folder: Path) -> None:
         (9e-5, 1),
         (9e-5, 2),
     )
-    assert (chosen.num, chosen.num_rates) == (2, 3)
+    assert (chosen.num, chosen.num_runs) == (2, 6)
     assert (chosen.mean, chosen.std) == (pytest.approx(0.805), pytest.approx(0.01 / math.sqrt(2)))
     by_rate = {1e-5: (0.90, 0.91, math.nan), 2e-5: (0.80, 0.81, math.nan), 5e-5: (0.99, math.nan, math.nan)}
     by_rate[9e-5] = (math.nan,) * 3
-    assert list(chosen.by_rate) == list(by_rate)
+    assert chosen.by_rate and list(chosen.by_rate) == list(by_rate)
     for rate, values in by_rate.items():
         assert chosen.by_rate[rate] == pytest.approx(values, nan_ok=True)
 
@@ -138,8 +139,8 @@ def test_the_papers_way_tests_all_seeds_at_one_rate(write_cell: WriteCell, score
     scores = read_scores(scores_folder)
     ours, papers = (select_rate(scores, "m", "genre", is_papers_way=way) for way in (False, True))
     assert (ours.rate, ours.samples) == (1e-5, (0.6, 0.5))
-    assert [score.config.learning_rate for score in ours.scores] == [2e-5, 1e-5]
-    assert (papers.rate, papers.samples) == (1e-5, (0.9, 0.5)) and ours.by_rate[ours.rate] == papers.samples
+    assert ours.examples and [score.config.learning_rate for score in ours.examples.scores] == [2e-5, 1e-5]
+    assert (papers.rate, papers.samples) == (1e-5, (0.9, 0.5)) and ours.by_rate and ours.by_rate[1e-5] == papers.samples
 
 
 def test_selection_by_another_metric(write_cell: WriteCell, scores_folder: Path) -> None:
@@ -160,7 +161,7 @@ def test_selection_where_everything_diverged(write_cell: WriteCell, scores_folde
         write_cell("crossed", rate=rate, seed=seed, test=test)
     with pytest.raises(InputError, match="crossed on genre: no seed finished at the rate that the others chose"):
         select_rate(read_scores(scores_folder), "crossed", "genre")
-    assert [row.rate for row in summarize(read_scores(scores_folder))] == [None, None]
+    assert [row.score.rate for row in summarize(read_scores(scores_folder))] == [None, None]
 
 
 def test_a_control_is_a_model_of_its_own(write_cell: WriteCell, scores_folder: Path) -> None:

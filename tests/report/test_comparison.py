@@ -205,7 +205,10 @@ def test_one_class_for_all_is_said(write_cells: WriteCells, compare_all: Compare
         write_cells(model, "genre", [test, test], lines=labels)
     (one,) = compare_all()
     assert "degenerate: b predicts the same for all examples with 2 of 2 seeds" in one.notes
-    assert [(row.model, row.num_degenerate) for row in summarize(read_scores(scores_folder))] == [("a", 0), ("b", 2)]
+    assert [(row.score.arm.name, row.score.num_degenerate) for row in summarize(read_scores(scores_folder))] == [
+        ("a", 0),
+        ("b", 2),
+    ]
     with out.capture() as capture:
         print_summary(summarize(read_scores(scores_folder)))
     assert "degenerate: b on genre" in capture.get()
@@ -268,16 +271,18 @@ def test_summary_by_hand(write_cells: WriteCells, scores_folder: Path) -> None:
     write_cells("lost", "genre", [None], rate=1e-4)
     write_cells("best", "genre", [0.9], rate=1e-4)
     best, m, lost = summarize(read_scores(scores_folder))
-    assert (best.model, m.model, lost.model) == ("best", "m", "lost")
-    assert m.rate == 1e-4 and m.seeds == (0, 1, 2) and m.diverged == ((1e-3, 0), (1e-3, 1)) and m.missing == ()
-    assert m.interval.value == pytest.approx(0.82)
-    assert m.interval.half_width == pytest.approx(4.3026527 * 0.02 / math.sqrt(3))
+    assert tuple(row.score.arm.name for row in (best, m, lost)) == ("best", "m", "lost")
+    assert (
+        m.score.rate == 1e-4 and m.score.seeds == (0, 1, 2) and m.diverged == ((1e-3, 0), (1e-3, 1)) and m.missing == ()
+    )
+    assert m.score.interval.value == pytest.approx(0.82)
+    assert m.score.interval.half_width == pytest.approx(4.3026527 * 0.02 / math.sqrt(3))
     assert m.paper_interval.half_width == pytest.approx(1.959964 * 0.02 / math.sqrt(3))
     # Of the rates 1e-5 and 1e-4, both ends included; 1e-3 is outside.
-    assert m.spread and m.spread.num == 6 and m.num_unspread == 0
+    assert m.spread and m.spread.num == 6
     assert m.spread.value == pytest.approx(np.std([0.80, 0.82, 0.84, 0.70, 0.70, 0.70], ddof=1))
-    assert best.spread is None and math.isnan(best.interval.half_width)
-    assert lost.rate is None and lost.interval.num == 0 and lost.diverged == ((1e-4, 0),)
+    assert best.spread is None and math.isnan(best.score.interval.half_width)
+    assert lost.score.rate is None and lost.score.interval.num == 0 and lost.diverged == ((1e-4, 0),)
 
 
 def test_printed_summary(write_cells: WriteCells, write_cell: Callable[..., Path], scores_folder: Path) -> None:

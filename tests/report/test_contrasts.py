@@ -214,7 +214,7 @@ def test_examples_and_seeds_by_hand() -> None:
     """The differences are 0 and 2 in one seed, 4 and 2 in the other. Seeds: means 1 and 3, s²/2 = 1. Examples: means 2
     and 2, no spread. What is left: ±1 everywhere, mean square 4, 4/4 = 1. So 1 + 0 - 1, but never below the 1."""
     seen = difference(with_examples(CLM, np.array([[0.0, 2], [4, 2]])), with_examples(MLM, np.zeros((2, 2))))
-    assert (seen.estimate, seen.seed_variance, seen.example_variance) == (2, 1, 0)
+    assert (seen.estimate, seen.example_variance) == (2, 0)
     assert (seen.error, seen.degrees) == (1, 1)
     assert seen.noise == ("fine-tuning seeds", "test examples") and seen.num_examples == 2
 
@@ -239,10 +239,10 @@ def test_the_choice_of_rates_by_hand() -> None:
     )
     seen, given = (contrast([(1, a), (1, one), (-1, b)]) for one in (a, replace(a, choice=None)))
     assert seen.choice_variance == pytest.approx(1.4) and seen.choice_degrees == 49
-    assert seen.error**2 == pytest.approx(seen.seed_variance + 1.4)
+    assert seen.error**2 == pytest.approx(given.error**2 + 1.4)
     assert given.choice_variance == 0 and given.noise == ("fine-tuning seeds",)
     assert seen.noise == ("fine-tuning seeds", "the choice of rates") and given.degrees == 3
-    assert seen.degrees == mix_degrees([(seen.seed_variance, 3), (seen.choice_variance, 49)])
+    assert seen.degrees == pytest.approx(mix_degrees([(given.error**2, 3), (seen.choice_variance, 49)]))
     one_rate: Any = KnownChoice(0.0, 0, 3)
     assert contrast([(1, a), (-1, replace(b, choice=one_rate))]).choice_degrees == 49
     several = Result(CLM, "SC", "a", "standard", (0.1, 0.2, 0.4), pretraining_seeds=(0, 1, 2))
@@ -341,7 +341,8 @@ def test_averages_are_their_datasets() -> None:
     results = with_averages(ResultSet([*cells[CLM], *cells[MLM]]))
     clm, mlm = (results.scores[arm.name]["SC"] for arm in cells)
     seen = difference(clm, mlm)
-    assert seen.seed_variance == pytest.approx(np.var(sums, ddof=1) / 3)
+    over_seeds = difference(replace(clm, cells=()), replace(mlm, cells=()))
+    assert over_seeds.error**2 == pytest.approx(np.var(sums, ddof=1) / 3)
     assert seen.example_variance == pytest.approx(variances) and seen.num_examples == 30
 
 

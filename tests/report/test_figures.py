@@ -262,9 +262,9 @@ def test_a_network_of_unknown_size_is_not_drawn_as_the_largest() -> None:
     ]
     names = {one.arm.flops: one.arm.size for one in renamed}
     drawn = {
-        names[mark.x]: mark.size
+        names[x]: size
         for panel in fill_panels("score-by-flops", ResultSet(tuple(renamed)))
         for _, _, marks in panel.series
-        for mark in marks
+        for x, _, size in marks
     }
     assert drawn == {"210M": 3.5, "610M": 5.5, "dec": 5.0}

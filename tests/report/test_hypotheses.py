@@ -4,7 +4,7 @@ import pytest
 
 from biphase.errors import InputError
 from biphase.report.contrasts import with_averages
-from biphase.report.hypotheses import Ladder, Spot, bind, make_line
+from biphase.report.hypotheses import Ladder, bind, make_line
 from biphase.report.results import ReportArm, Result, ResultSet
 
 ARMS = {
@@ -14,8 +14,8 @@ ARMS = {
     "1m-random": {("1m", 0): "1m-random"},
 }
 LADDERS: dict[str, Ladder] = {
-    **{name: {Spot(*spot): {arm: arm} for spot, arm in arms.items()} for name, arms in ARMS.items()},
-    "both": {Spot(size, 400): {kind: f"{size}-{kind}-400" for kind in ("clm", "mlm40")} for size in ("1m", "3m")},
+    **{name: {spot: {arm: arm} for spot, arm in arms.items()} for name, arms in ARMS.items()},
+    "both": {(size, 400): {kind: f"{size}-{kind}-400" for kind in ("clm", "mlm40")} for size in ("1m", "3m")},
 }
 TASKS = {"wnut17": "TC", "uner": "TC", "genre": "SC"}
 
@@ -139,7 +139,7 @@ def test_a_compute_equivalent_asks_for_the_whole_ladder_of_the_baseline() -> Non
     )
     with pytest.raises(InputError, match="has one budget; a baseline's ladder has two or more"):
         bind("compute_equivalent(25/75, clm) < 0.6", LADDERS, TASKS)
-    far = {**LADDERS, "mlm40": {Spot("1m", steps): {f"mlm-{steps}": f"mlm-{steps}"} for steps in (400, 6400)}}
+    far = {**LADDERS, "mlm40": {("1m", steps): {f"mlm-{steps}": f"mlm-{steps}"} for steps in (400, 6400)}}
     with pytest.raises(InputError, match=r"mlm-400 and mlm-6400 are a factor of 16 apart.*give the baseline budgets"):
         bind(line, far, TASKS)
 

@@ -164,8 +164,8 @@ def test_bounds_are_said() -> None:
         sentence = price_sentence(listed)
         assert f"ours {words} MLM alone (40 % masked) at all of its budgets: {share} of its FLOPs" in sentence
         assert share in written(listed, ".md")
-        (_, _, (point,)) = ladder_panel(listed).series[1]
-        assert point.until == pytest.approx(800 if score > 0.8 else 100), "the distance ends with the ladder"
+        ((_, end, _, _),) = ladder_panel(listed).distances
+        assert end == pytest.approx(800 if score > 0.8 else 100), "the distance ends with the ladder"
 
 
 def test_what_lies_above_the_ladder_is_named_first_and_what_lies_below_last() -> None:
@@ -194,11 +194,15 @@ def test_distances_end_on_the_line() -> None:
     listed = only(make_results({**scores, make_arm("ours", 200, objective="clm"): 0.75}))
     panel = ladder_panel(listed)
     (_, _, line), (label, _, (point,)) = panel.series
-    assert [round(mark.value) for mark in line] == [50, 65, 65, 80] and label.startswith("ours: 0.3")
+    ((begin, end, height, _),) = panel.distances
+    assert begin == point[0] and height == pytest.approx(75, abs=0.01)
+    assert [round(100 * interval.value) for _, interval, _ in line] == [50, 65, 65, 80] and label.startswith(
+        "ours: 0.3"
+    )
     reach = [*listed.compared[0].ladder.values()][1].half_width
-    assert line[1].value + line[1].up == pytest.approx(70 + 100 * reach, abs=0.1)
-    logs = np.log([mark.x for mark in line])
-    assert np.interp(math.log(point.until or 0), logs, [mark.value for mark in line]) == pytest.approx(point.value)
+    assert 100 * line[1][1].high == pytest.approx(70 + 100 * reach, abs=0.1)
+    logs = np.log([x for x, _, _ in line])
+    assert np.interp(math.log(end), logs, [100 * interval.value for _, interval, _ in line]) == pytest.approx(height)
     from matplotlib.figure import Figure
 
     axes = Figure().add_subplot()

@@ -218,11 +218,12 @@ def summary_records(rows: Iterable[verdicts.SummaryRow]) -> list[dict[str, Any]]
     """Make a record for each model on each task, in the order of the table: the task's best mean first."""
     records = []
     for row in rows:
-        record = fields_of(row, "model task metric rate")
-        record |= {"mean": row.interval.value, "half_width": row.interval.half_width}
-        record |= {"paper_half_width": row.paper_interval.half_width, "seeds": list(row.seeds)}
-        record |= {"num_cells": row.num_cells, "num_diverged": len(row.diverged), "num_missing": len(row.missing)}
-        record |= {"num_degenerate": row.num_degenerate, "spread": row.spread.value if row.spread else None}
+        score = row.score
+        record: dict[str, Any] = {"model": score.arm.name, "task": score.dataset, "metric": score.measure}
+        record |= {"rate": score.rate, "mean": score.mean, "half_width": score.half_width}
+        record |= {"paper_half_width": row.paper_interval.half_width, "seeds": list(score.seeds)}
+        record |= {"num_cells": score.num_runs, "num_diverged": len(row.diverged), "num_missing": len(row.missing)}
+        record |= {"num_degenerate": score.num_degenerate, "spread": row.spread.value if row.spread else None}
         records.append(record)
     return records
 
@@ -231,8 +232,10 @@ def comparison_records(comparisons: Iterable[verdicts.TaskComparison]) -> list[d
     """Make a record for each task; differences are A minus B."""
     records = []
     for pair in comparisons:
-        record = fields_of(pair, "task metric model_a model_b")
-        record |= {"mean_a": pair.a.mean if pair.a else None, "mean_b": pair.b.mean if pair.b else None}
+        a, b = pair.a, pair.b
+        record: dict[str, Any] = {"task": a.dataset, "metric": pair.metric}
+        record |= {"model_a": a.arm.name, "model_b": b.arm.name}
+        record |= {"mean_a": a.mean if a.samples else None, "mean_b": b.mean if b.samples else None}
         interval = pair.difference
         record |= dict.fromkeys(("difference", "low", "high"))
         if interval is not None:

@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 
@@ -181,116 +180,6 @@ def choose_for_each_seed(
                 rates[seed] = choose_rate(voters)
                 break
     return rates
-
-
-@dataclass(frozen=True)
-class Selection:
-    """A model on a task; the seeds that finished at the rates that were chosen for them, in order, and their scores."""
-
-    model: str
-    task: str
-    metric: str
-    rate: float
-    """The one that all seeds together choose: for a network that is to be used."""
-    seeds: tuple[int, ...]
-    samples: tuple[float, ...]
-    """The test score of each of these seeds."""
-    scores: tuple[Score, ...]
-    examples: KeptExamples
-    """What the test examples contribute to these scores."""
-    num_rates: int
-    """How many rates it was chosen from."""
-    num_diverged: int
-    """How many seeds diverged at the rates that were chosen for them."""
-    by_rate: Mapping[float, tuple[float, ...]]
-    """Test scores at every rate of the grid, one for every seed of the grid; nan where diverged or missing."""
-    choice: RateChoice | None
-    """The rates among which it was chosen; None where the metric is not that of the predictions that are kept."""
-    pretraining_seeds: ClassVar[tuple[int, ...]] = ()
-    """None, as all scores are of one model."""
-    num_pretrainings: ClassVar[int] = 1
-    cells: ClassVar[tuple["Selection", ...]] = ()
-    """None, as it is no average."""
-
-    @property
-    def num(self) -> int:
-        """Count the seeds that finished."""
-        return len(self.samples)
-
-    @property
-    def repeated(self) -> np.ndarray:
-        """The scores that are repeated independently: all of them."""
-        return np.array(self.samples)
-
-    @property
-    def mean(self) -> float:
-        return float(np.mean(self.samples))
-
-    @property
-    def std(self) -> float:
-        """Over seeds (n-1); nan for a single one."""
-        return float(np.std(self.samples, ddof=1)) if self.num > 1 else math.nan
-
-
-def select_rate(
-    scores: ScoreSet,
-    model: str,
-    task: str,
-    metric: str | None = None,
-    *,
-    is_papers_way: bool = False,
-    peers: Iterable[Score] = (),
-) -> Selection:
-    """Choose the rates of a model (as in `scores.models`) on a task and take what was scored there.
-
-    Args:
-        metric: both chooses and is reported; None: the task's own.
-        is_papers_way: all seeds together choose one rate, at which they are tested too.
-        peers: the scores on the task of the other pretraining seeds, which choose for a single fine-tuning seed.
-
-    Raises `InputError` when there is no such score or metric, or everything diverged, or no seed finished at the rate
-    that was chosen for it.
-    """
-    cells = scores.cells.get((model, task))
-    if cells is None:
-        raise InputError(f"no scores of {model} on task '{task}'")
-    metric = metric or next(iter(cells.values())).metric
-    cells = dict(sorted(cells.items()))
-    by_rate: dict[float, dict[int, float | None]] = defaultdict(dict)  # validation, by seed
-    for (rate, seed), score in cells.items():
-        by_rate[rate][seed] = validation_of(score, metric)
-    test = {point: score.metrics["test"][metric] for point, score in cells.items() if not score.diverged}
-    try:
-        best = choose_rate({rate: [*by_seed.values()] for rate, by_seed in by_rate.items()})
-    except InputError as error:
-        raise InputError(f"{model} on {task}: {error}") from None
-    # No other seeds or examples could have chosen a rate with more diverged seeds.
-    lost = {rate: [*by_seed.values()].count(None) for rate, by_seed in by_rate.items()}
-    rivals = {rate: by_seed for rate, by_seed in by_rate.items() if lost[rate] == lost[best]}
-    peers = [*peers] if len({seed for _, seed in test}) == 1 else []
-    by_peers = validation_by_rate(peers, metric)
-    rates = dict.fromkeys(by_rate[best], best) if is_papers_way else choose_for_each_seed(rivals, by_peers)
-    points = [(rate, seed) for seed, rate in rates.items() if (rate, seed) in cells]
-    chosen = [cells[point] for point in points if point in test]
-    if not chosen:
-        raise InputError(f"{model} on {task}: no seed finished at the rate that the others chose; finish the grid")
-    scores_at = group_by_rate(score for score in [*cells.values(), *peers] if not score.diverged)
-    by_rival = {rival: scores_at[rival] for rival in rivals}
-    grid_rates, grid_seeds = scores.grids[task]
-    return Selection(
-        model=model,
-        task=task,
-        metric=metric,
-        rate=best,
-        seeds=tuple(score.config.seed for score in chosen),
-        samples=tuple(score.metrics["test"][metric] for score in chosen),
-        scores=tuple(chosen),
-        examples=KeptExamples(tuple(chosen)),
-        num_rates=len(by_rate),
-        num_diverged=len(points) - len(chosen),
-        choice=RateChoice(by_rival, metric) if metric == chosen[0].metric else None,
-        by_rate={rate: tuple(test.get((rate, seed), math.nan) for seed in grid_seeds) for rate in grid_rates},
-    )
 
 
 def group_by_rate(scores: Iterable[Score]) -> dict[float, list[Score]]:

@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from biphase.finetuning.choosing import Selection
 from biphase.report.formats import show_points, show_share
 from biphase.report.results import ALL_TASKS, AVERAGE, NORMAL_QUANTILE, Family, Metric, ReportArm, Result, ResultSet
 from biphase.report.statistics import ROUNDING, SIGNIFICANCE, TAILS, Interval, repetitions
@@ -29,12 +28,7 @@ Noise = Literal["pretraining seeds", "fine-tuning seeds", "test examples", "the 
 
 Side = Literal["above", "below", "within noise", "untested"]
 
-
-SeedScores = Result | Selection
-"""Scores of one model or recipe, one for each fine-tuning seed of each pretraining seed; or their mean and spread
-alone, as published."""
-
-Terms = list[tuple[float, SeedScores]]
+Terms = list[tuple[float, Result]]
 """Scores with their weights in a sum."""
 
 
@@ -57,8 +51,6 @@ class Contrast:
     """How many pretraining seeds are behind each score, at least."""
     num_examples: int = 0
     """How many test examples are accounted for; 0: none, as it is not known what each contributes."""
-    seed_variance: float = math.nan
-    """The part of the squared error that more seeds make smaller."""
     example_variance: float = 0.0
     """The part of the squared error that more test examples make smaller."""
     choice_variance: float = 0.0
@@ -105,7 +97,7 @@ def t_test(mean: float, error: float, degrees: float, size: float) -> Interval:
     return Interval(mean, mean - half_width, mean + half_width, p_value)
 
 
-def contrast(terms: Iterable[tuple[float, SeedScores]]) -> Contrast:
+def contrast(terms: Iterable[tuple[float, Result]]) -> Contrast:
     """Σ weight · mean over the scores of different models, with its error from seeds and test examples together.
 
     Scores of the same seeds are paired by seed; others count as independent. What is known of test examples is paired
@@ -140,14 +132,13 @@ def contrast(terms: Iterable[tuple[float, SeedScores]]) -> Contrast:
         num=num,
         num_pretrainings=min(score.num_pretrainings for _, score in terms),
         num_examples=num_examples,
-        seed_variance=seed_variance,
         example_variance=example_variance,
         choice_variance=choice_variance,
         choice_degrees=choice_degrees,
     )
 
 
-def seed_interval(terms: Iterable[tuple[float, SeedScores]]) -> Interval:
+def seed_interval(terms: Iterable[tuple[float, Result]]) -> Interval:
     """Σ weight · mean with its 95 % interval over seeds alone: what stands behind ± wherever a score is shown. Verdicts
     have the test examples as well (`contrast`)."""
     terms = list(expand_averages(terms))
@@ -193,7 +184,7 @@ def mix_degrees(parts: Sequence[tuple[float, float]]) -> float:
     return float(special.stdtridf(TAILS[1], quantile))
 
 
-def expand_averages(terms: Iterable[tuple[float, SeedScores]]) -> Iterable[tuple[float, SeedScores]]:
+def expand_averages(terms: Iterable[tuple[float, Result]]) -> Iterable[tuple[float, Result]]:
     """Write each average in the sum as the scores that it is the mean of."""
     for weight, score in terms:
         if score.cells:
@@ -274,7 +265,7 @@ def interaction(values_RN: np.ndarray) -> float:
     return max(float(squares), 0.0) / ((num_rows - 1) * (num_columns - 1))
 
 
-def difference(a: SeedScores, b: SeedScores) -> Contrast:
+def difference(a: Result, b: Result) -> Contrast:
     """Mean of `a` minus mean of `b`."""
     return contrast([(1.0, a), (-1.0, b)])
 
@@ -286,7 +277,7 @@ def jackknife(
     pseudo-values); with several pretraining seeds, all samples of one at a time, as these are the independent
     repetitions.
 
-    `pretraining_seeds`: that of each sample, as in `SeedScores`.
+    `pretraining_seeds`: that of each sample, as in `Result`.
     """
     samples_S = np.arange(num)
     several = len(set(pretraining_seeds)) > 1
@@ -297,8 +288,8 @@ def jackknife(
         return Contrast(estimate, math.nan, math.nan, size, "jackknife t", num_left_out)
     without_R = np.array([statistic(samples_S[seeds_S != kind]) for kind in kinds_R])
     variance_of_mean = variance(num_left_out * estimate - (num_left_out - 1) * without_R) / num_left_out
-    error, degrees, nums = math.sqrt(variance_of_mean), num_left_out - 1, (num_left_out, num_pretrainings)
-    return Contrast(estimate, error, degrees, size, "jackknife t", *nums, seed_variance=variance_of_mean)
+    error, nums = math.sqrt(variance_of_mean), (num_left_out, num_pretrainings)
+    return Contrast(estimate, error, num_left_out - 1, size, "jackknife t", *nums)
 
 
 def holm(p_values: ArrayLike) -> np.ndarray:
@@ -356,10 +347,11 @@ def with_averages(results: ResultSet) -> ResultSet:
         assert (result.family, result.dataset) not in cells, "a cell is there twice"
         cells[result.family, result.dataset] = result
     averages: list[Result] = []
+    datasets = {metric: results.select(metric=metric).datasets for metric in results.metrics}
     for (_, metric), cells in groups.items():
         all_tasks: list[tuple[Family, str]] = []
         for family in results.families:
-            columns = [(family, name) for name in results.datasets[family, metric]]
+            columns = [(family, name) for name in datasets[metric].get(family, ())]
             all_tasks += columns
             if columns and (family, AVERAGE) not in cells and cells.keys() >= set(columns):
                 averages.append(average([cells[column] for column in columns], family, AVERAGE))
@@ -395,25 +387,19 @@ POWER = 0.8
 MOST_SEEDS, MOST_EXAMPLES = 1_000, 1_000_000
 
 
-@dataclass(frozen=True)
-class Signal:
-    """A measure of how clearly a task tells several models apart."""
+def measure_signal(scores: Iterable[Result]) -> tuple[float, str]:
+    """Measure how clearly a task tells several models apart; nan with fewer than two, or where noise is not known.
 
-    ratio: float
-    """Their spread over the standard error of such a mean beside another, which is that of a difference over √2, by the
-    neighbours in rank: about 1 where all models are equally good."""
-    needs: str
-    """What would tell the best from the worst, of all pairs the widest; empty where the models cannot all be equally
-    good, by an F test of the squared ratio."""
-
-
-def measure_signal(scores: Iterable[SeedScores | None]) -> Signal | None:
-    """Return how far scores lie apart beside their noise; None with fewer than two, or where noise is not known."""
-    ranked = sorted((score for score in scores if score is not None), key=lambda score: score.mean)
+    Return the spread of their means over the standard error of such a mean beside another, which is that of a
+    difference over √2, by the neighbours in rank: about 1 where all models are equally good. And what would tell the
+    best from the worst, of all pairs the widest; empty where the models cannot all be equally good, by an F test of the
+    squared ratio.
+    """
+    ranked = sorted(scores, key=lambda score: score.mean)
     neighbours = [difference(upper, lower) for lower, upper in itertools.pairwise(ranked)]
     errors = [gap.error for gap in neighbours]
     if np.isnan(errors).any() or not any(errors):
-        return None
+        return math.nan, ""
     spread, noise = np.std([score.mean for score in ranked], ddof=1), math.sqrt(float(np.mean(np.square(errors))) / 2)
     ratio = float(spread) / noise
     # Each model stands in the differences to two neighbours, but for the first and the last: k models of n seeds have
@@ -423,8 +409,7 @@ def measure_signal(scores: Iterable[SeedScores | None]) -> Signal | None:
     degrees = float(np.nansum([gap.degrees for gap in neighbours])) * num / (2 * (num - 1))
     decides = is_significant(float(special.fdtrc(num - 1, degrees, ratio**2)))
     level = SIGNIFICANCE / (num * (num - 1) // 2)
-    needs = "" if decides else what_decides(difference(ranked[-1], ranked[0]), 0.0, level)
-    return Signal(ratio, needs)
+    return ratio, "" if decides else what_decides(difference(ranked[-1], ranked[0]), 0.0, level)
 
 
 def what_decides(pair: Contrast, bound: float, level: float) -> str:

@@ -19,7 +19,7 @@ from scipy import optimize
 
 from biphase.errors import InputError
 from biphase.report.contrasts import Contrast, Noise, average, contrast
-from biphase.report.figures import Panel, mark_interval, round_ticks
+from biphase.report.figures import MARKER_SIZE, Panel, round_ticks
 from biphase.report.formats import MISSING, show_noise
 from biphase.report.results import ReportArm, Result, ResultSet, read_words, reference_mask, short_steps
 from biphase.report.tables import Cell, Row, Table, interval_cell
@@ -379,15 +379,17 @@ def price_sentence(price_list: PriceList) -> str:
 def ladder_panel(price_list: PriceList) -> Panel:
     """Draw the baseline's score against its compute as a line, and how far from it the compared arms lie."""
     compared = price_list.compared[: len(SERIES)]
-    first, marks = compared[0], []
+    first = compared[0]
+    marks, distances = [], []
     for (compute, score), height in zip(first.ladder.items(), first.heights, strict=True):
         # Where the line was made monotone, the interval stays that of the score.
-        marks.append(mark_interval(compute, replace(score.interval, value=height)))
+        marks.append((compute, replace(score.interval, value=height), MARKER_SIZE))
     series = [(f"MLM {price_list.baseline[0].mask_percent} % alone", LOOKS["mlm"], marks)]
     for equivalent, look in zip(compared, SERIES, strict=False):
         label = f"{equivalent.score.arm.name}: {show_point(equivalent)}"
-        mark = mark_interval(equivalent.compute, equivalent.score.interval)
-        series.append((label, look, [replace(mark, until=equivalent.compute / equivalent.share)]))
+        compute, score = equivalent.compute, equivalent.score
+        series.append((label, look, [(compute, score.interval, MARKER_SIZE)]))
+        distances.append((compute, compute / equivalent.share, 100 * score.mean, look))
     ticks, labels, unit = round_ticks([*first.ladder, *(equivalent.compute for equivalent in compared)])
     cells = first.score.cells
     settings = {
@@ -398,7 +400,7 @@ def ladder_panel(price_list: PriceList) -> Panel:
         "xticks": ticks,
         "xticklabels": labels,
     }
-    return Panel("lines", series, settings)
+    return Panel("lines", series, settings, distances)
 
 
 def price_tables(price_list: PriceList) -> list[Table]:

@@ -36,16 +36,9 @@ PanelKind = Literal["lines", "bars", "points", "rings"]
 and `rings` are hollow points."""
 
 
-@dataclass(frozen=True)
-class Mark:
-    """A value in percent or points, and how far its interval goes down and up (0 where it is not known)."""
-
-    x: float
-    value: float
-    down: float
-    up: float
-    size: float = 5.0
-    until: float | None = None  # the end of a dotted line from it along the x axis, in panels of `lines`
+Mark = tuple[float, Interval, float]
+"""Where a value stands on the x axis, the value with its interval, and the size of its marker in points."""
+MARKER_SIZE = 5.0
 
 
 @dataclass(frozen=True)
@@ -57,6 +50,8 @@ class Panel:
     """The name in the legend, the look, and the marks of each series."""
     settings: Mapping[str, Any]
     """The title, labels and ticks of its axes, as arguments of matplotlib's `Axes.set`."""
+    distances: Sequence[tuple[float, float, float, Look]] = ()
+    """Dotted lines along the x axis: both ends, the height in percent, and a look."""
 
 
 Arms = tuple[ReportArm, ...]
@@ -243,10 +238,11 @@ def fill_panels(name: str, results: ResultSet) -> list[Panel]:
                 arm, interval = compared[0], measure_arms(row, results, family, compared)
                 x = values.index(getattr(arm, row.x)) if has_names else getattr(arm, row.x)
                 x = x * (1 + aside) if row.is_logarithmic else x + aside
-                size = 3.5 + 2 * sizes.index(arm.size) if arm.size in sizes else 5.0  # no other name says a size
+                # No other name says a size.
+                size = 3.5 + 2 * sizes.index(arm.size) if arm.size in sizes else MARKER_SIZE
                 if interval:
-                    marks.append(mark_interval(x, interval, size))
-            marked.append((label, look, sorted(marks, key=lambda mark: mark.x)))
+                    marks.append((x, interval, size))
+            marked.append((label, look, sorted(marks, key=lambda mark: mark[0])))
         measures = [measure.partition(",")[0] for measure in group_measures(results, family, results.primary_metric)]
         y_label = words.get("y") or f"{'mean of ' if len(measures) > 1 else ''}{show_list(measures)} (%)"
         labelled = settings | {"title": f"{family} · {FAMILY_NAMES[family]}", "ylabel": y_label}
@@ -270,13 +266,6 @@ def list_series(row: FigureRow, rows: Sequence[Arms]) -> list[tuple[str, Look, l
     return series
 
 
-def mark_interval(x: float, interval: Interval, size: float = 5.0) -> Mark:
-    """Make a mark of a share, with as much of its interval as is known."""
-    down = float(np.fmax(interval.value - interval.low, 0.0))  # also of nan
-    up = float(np.fmax(interval.high - interval.value, 0.0))
-    return Mark(x, 100 * interval.value, 100 * down, 100 * up, size)
-
-
 def measure_arms(row: FigureRow, results: ResultSet, family: str, arms: Arms) -> Interval | None:
     """Measure an arm's score on a family, or the difference of two arms; None where a score is missing. Of `points` it
     is the spread of all test scores, each around the mean of its dataset; None where not all are known."""
@@ -286,7 +275,7 @@ def measure_arms(row: FigureRow, results: ResultSet, family: str, arms: Arms) ->
             return None
         return scores[0].interval if len(scores) == 1 else difference(*scores).against()
     tables = []
-    for dataset in results.datasets[family, results.primary_metric]:
+    for dataset in results.datasets[family]:
         score = results.scores.get(arms[0].name, {}).get(dataset)
         by_rate = score.by_rate or {} if score else {}
         rows = [by_rate[rate] for rate in stability_rates(sorted(by_rate))]
@@ -326,15 +315,21 @@ def plot_panel(panel: Panel, axes: "Axes") -> None:
         axes.minorticks_off()
 
 
+def measure_reaches(intervals: Sequence[Interval]) -> np.ndarray:
+    """[2, N] how far intervals go below and above their values, in percent; 0 where that is not known."""
+    ends = [(interval.value - interval.low, interval.high - interval.value) for interval in intervals]
+    return 100 * np.fmax(np.array(ends).reshape(-1, 2), 0.0).T
+
+
 def plot_marks(panel: Panel, axes: "Axes") -> None:
     """Draw the marks of each series with their intervals: along a line, or alone."""
     for label, look, marks in panel.series:
-        for number, size in enumerate(dict.fromkeys(mark.size for mark in marks)):
-            of_size = [mark for mark in marks if mark.size == size]
+        for number, size in enumerate(dict.fromkeys(size for _, _, size in marks)):
+            of_size = [(x, interval) for x, interval, own_size in marks if own_size == size]
             axes.errorbar(
-                [mark.x for mark in of_size],
-                [mark.value for mark in of_size],
-                [[mark.down for mark in of_size], [mark.up for mark in of_size]],
+                [x for x, _ in of_size],
+                [100 * interval.value for _, interval in of_size],
+                measure_reaches([interval for _, interval in of_size]),
                 color=look.color,
                 marker=look.marker,
                 linestyle=look.line if panel.kind == "lines" else "",
@@ -343,10 +338,8 @@ def plot_marks(panel: Panel, axes: "Axes") -> None:
                 elinewidth=0.9,
                 label=None if number else label,
             )
-    for _, look, marks in panel.series:
-        for mark in marks:
-            if mark.until is not None:
-                axes.plot([mark.x, mark.until], [mark.value, mark.value], ":", color=look.color, linewidth=1.2)
+    for begin, end, height, look in panel.distances:
+        axes.plot([begin, end], [height, height], ":", color=look.color, linewidth=1.2)
     if panel.kind == "points":
         axes.set_ylim(bottom=0)
 
@@ -361,10 +354,10 @@ def plot_bars(panel: Panel, axes: "Axes") -> None:
         lighter = [1 / 3 + 2 / 3 * channel for channel in to_rgb(look.color)]
         shift = width * (number - (len(panel.series) - 1) / 2)
         axes.bar(
-            [mark.x + shift for mark in marks],
-            [mark.value for mark in marks],
+            [x + shift for x, _, _ in marks],
+            [100 * interval.value for _, interval, _ in marks],
             min(0.9 * width, 0.5),
-            yerr=[mark.up for mark in marks],
+            yerr=measure_reaches([interval for _, interval, _ in marks])[1],
             facecolor=lighter,
             edgecolor=INK,
             linewidth=0.6,

@@ -17,7 +17,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -30,20 +30,18 @@ from biphase.report.grammar import QUANTIFIERS, RATE, AskedInequality, Operand, 
 from biphase.report.results import FAMILY_CODES, MEAN_OF_FAMILIES, ReportArm, Result, ResultSet, num_parameters
 from biphase.report.statistics import stability_rates
 
-
-class Spot(NamedTuple):
-    """A model and a budget at which an inequality is to hold; neither is named where it is asked about once."""
-
-    model: str = ""
-    budget: int = 0
-
-    def __str__(self) -> str:
-        return ", ".join(filter(None, [self.model, f"{self.budget:,} steps" if self.budget else ""]))
-
+Spot = tuple[str, int]
+"""A model and a budget at which an inequality is to hold; `""` and 0 where it is asked about once."""
 
 Ladder = Mapping[Spot, Mapping[str, str]]
 """What a name in an inequality stands for: the arm at every model and budget that it is there for; of a group all of
 them, each under what it is called at every place."""
+
+
+def show_spot(spot: Spot) -> str:
+    """Show `1m, 1,200 steps`, without what is not named."""
+    model, budget = spot
+    return ", ".join(filter(None, [model, f"{budget:,} steps" if budget else ""]))
 
 
 def line_up(arms: Sequence[ReportArm], axis: str) -> dict[float, ReportArm]:
@@ -164,7 +162,7 @@ def place_inequality(
     groups: dict[tuple[object, ...], list[AskedInequality]] = {}
     spots = find_spots(line, ladders)
     for task in expand_tasks(line.place.get("tasks", (MEAN_OF_FAMILIES,)), tasks):
-        for spot, choices in spots:
+        for (model, budget), choices in spots:
             for chosen in itertools.product(*choices):
                 terms, weights = [], defaultdict[object, float](float)
                 for term in chosen:
@@ -174,10 +172,10 @@ def place_inequality(
                 if not any(weights.values()):  # it compares an arm with itself
                     continue
                 # Of those that differ in no `every` and in no named place, one is enough.
-                at = zip(find_quantifiers(line.place), (task, spot.budget, spot.model), strict=True)
+                at = zip(find_quantifiers(line.place), (task, budget, model), strict=True)
                 every = [term.kind for term in terms if term.quantifier == "every"]
                 key = (*(value for word, value in at if word != "some"), *every)
-                label, ladder = label_choice(line, terms, task, spot), baseline_ladder(line, ladders, spot)
+                label, ladder = label_choice(line, terms, task, (model, budget)), baseline_ladder(line, ladders, model)
                 groups.setdefault(key, []).append(replace(line, operands=tuple(terms), label=label, ladder=ladder))
     if not groups:
         lack = "a second model or budget is needed, for here all names are one arm"
@@ -213,7 +211,7 @@ def label_choice(line: AskedInequality, terms: Sequence[Operand], task: str, spo
     left_side = re.split(r"[<>]", line.text, maxsplit=1)[0].strip()
     filled_in = QUANTIFIED.sub(lambda match: next(kinds, match[0]), left_side)
     is_open = any("tasks" not in operand.place for operand in line.placed)
-    return " ".join(filter(None, [filled_in, f"on {task}" if is_open else "", str(spot)]))
+    return " ".join(filter(None, [filled_in, f"on {task}" if is_open else "", show_spot(spot)]))
 
 
 def expand_tasks(words: Sequence[str], tasks: Mapping[str, str]) -> list[str]:
@@ -238,34 +236,34 @@ def find_spots(line: AskedInequality, ladders: Mapping[str, Ladder]) -> list[tup
     operand has, or once, where each operand is a single arm or has a place of its own. Raises `InputError` for an
     unknown model and where there is no such place."""
     spots = [spot for operand in line.placed for spot in ladders[operand.name]]
-    models = sorted(dict.fromkeys(spot.model for spot in spots), key=num_parameters)
+    models = sorted(dict.fromkeys(model for model, _ in spots), key=num_parameters)
     wanted_model, wanted_budget = line.place.get("model"), line.place.get("budget")
     if wanted_model not in (None, *QUANTIFIERS, "largest", "smallest", *models):
         raise InputError(f"unknown model '{wanted_model}'; known: {', '.join(models)}")
     varied = [operand for operand in line.placed if not is_one_arm(operand, ladders[operand.name])]
     is_at_budgets = any(operand.axis != "budget" and "budget" not in operand.place for operand in varied)
     is_for_models = any("model" not in operand.place for operand in varied)
-    budgets = sorted({spot.budget for spot in spots}) if is_at_budgets else [0]
+    budgets = sorted({budget for _, budget in spots}) if is_at_budgets else [0]
     candidates = itertools.product(models if is_at_budgets or is_for_models else [""], budgets)
     # What `the largest` on a term is chosen among.
     shared = set(spots).intersection(*(ladders[operand.name] for operand in varied)) or set(spots)
     # Where all operands are the same arms as at an earlier place, nothing new is asked.
     by_spot: dict[Spot, list[list[Operand]]] = {}
-    for spot in itertools.starmap(Spot, candidates):
+    for spot in candidates:
         choices = [bind_operand(operand, ladders[operand.name], spot, shared) for operand in line.placed]
         if all(choices) and choices not in by_spot.values():
             by_spot[spot] = choices
-    model = choose_among(wanted_model, [spot.model for spot in by_spot])
+    chosen_model = choose_among(wanted_model, [model for model, _ in by_spot])
     chosen = []
-    for spot, choices in by_spot.items():
-        budgets = [of_model.budget for of_model in by_spot if of_model.model == spot.model]
-        if model in (None, spot.model) and choose_among(wanted_budget, budgets) in (None, spot.budget):
-            chosen.append((spot, choices))
+    for (model, budget), choices in by_spot.items():
+        budgets = [of_model for name, of_model in by_spot if name == model]
+        if chosen_model in (None, model) and choose_among(wanted_budget, budgets) in (None, budget):
+            chosen.append(((model, budget), choices))
     if not chosen:
         names = " and ".join(dict.fromkeys(f"'{operand.name}'" for operand in line.operands))
         ladders_known = []
         for name in dict.fromkeys(operand.name for operand in line.placed):
-            ladders_known.append(f"{name} for {'; '.join(map(str, sorted(ladders[name])))}")
+            ladders_known.append(f"{name} for {'; '.join(map(show_spot, sorted(ladders[name])))}")
         message = f"{names} share no model and budget there; known: {', '.join(ladders_known)}"
         raise InputError(message + whole_names(line, ladders))
     return chosen
@@ -295,21 +293,21 @@ def bind_operand(operand: Operand, ladder: Ladder, spot: Spot, shared: Set[Spot]
             model = choose_among(place["model"], sorted({of_shared for of_shared, _ in shared}, key=num_parameters))
         if "budget" in place and (budgets := sorted(b for m, b in shared if m == model)):
             budget = choose_among(place["budget"], budgets)
-        arms = ladder.get(Spot(model, budget), {})
+        arms = ladder.get((model, budget), {})
         if operand.axis == "budget":
-            of_model = [ladder[spot].values() for spot in sorted(ladder) if spot.model == model]
+            of_model = [ladder[spot].values() for spot in sorted(ladder) if spot[0] == model]
             arms = {arm: arm for members in of_model for arm in members}
     if operand.function:
         return [replace(operand, arms=tuple(arms.values()))] if arms else []
     return [replace(operand, arms=(arm,), kind=kind) for kind, arm in arms.items()]
 
 
-def baseline_ladder(line: AskedInequality, ladders: Mapping[str, Ladder], spot: Spot) -> tuple[str, ...]:
-    """Return the arms of a compute equivalent's baseline for the model of a spot, smallest budget first."""
+def baseline_ladder(line: AskedInequality, ladders: Mapping[str, Ladder], model: str) -> tuple[str, ...]:
+    """Return the arms of a compute equivalent's baseline for a model, smallest budget first."""
     if not line.is_equivalent:
         return ()
     name = line.operands[1].name
-    by_budget = {rung.budget: arms for rung, arms in ladders[name].items() if spot.model in ("", rung.model)}
+    by_budget = {budget: arms for (size, budget), arms in ladders[name].items() if model in ("", size)}
     rungs = [(budget, arm) for budget in sorted(by_budget) for arm in by_budget[budget].values()]
     if len(rungs) < 2:
         raise InputError(f"'{name}' has one budget; a baseline's ladder has two or more")
@@ -417,6 +415,4 @@ def find_lacks(
 
 def list_datasets(task: str, results: ResultSet) -> list[str]:
     """Return the datasets of a task, of a family, or of all families."""
-    metric, datasets = results.primary_metric, results.datasets
-    of_families = [name for family in list_parts(task, results) for name in datasets.get((family, metric), [])]
-    return of_families or [task]
+    return [name for part in list_parts(task, results) for name in results.datasets.get(part, ())] or [task]

@@ -149,7 +149,7 @@ def answer_sentences(results: ResultSet) -> Iterator[str]:
 
     group = max(groups.values(), key=weigh)
     best = max(group, key=lambda result: result.mean)
-    names = [name for family in results.families for name in results.datasets[family, best.metric]]
+    names = [*chain(*results.datasets.values())]
     where = f"on average over {len(names)} tasks" if len(names) > 1 else f"on {names[0]}"
     runners_up = [result for result in group if result is not best]
     unlike = [rival for rival in runners_up if rival.arm.whole_objective != best.arm.whole_objective]
@@ -301,7 +301,7 @@ def describe_results(results: ResultSet) -> list[str]:
     pretrained = [result for result in results.results if result.arm.setup != "control"] or results.results
     seeds = sorted({result.num // result.num_pretrainings for result in pretrained})
     num_pretrainings = max(result.num_pretrainings for result in pretrained)
-    num_datasets = sum(len(results.datasets[family, metric]) for family in results.families)
+    num_datasets = sum(map(len, results.datasets.values()))
     span = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     return [
         f"{len({arm.name for arm in results.arms})} models",

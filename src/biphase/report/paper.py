@@ -124,7 +124,7 @@ def stand_for(definition: Mapping[str, Any], results: ResultSet) -> Ladder:
             objective = split if arm.objective == "clm+mlm" else arm.objective
             mask = f"{arm.mask_percent}%" if arm.mask_percent else ""
             kind = " ".join(filter(None, [arm.parent if arm.cpt_steps else "", objective, mask]))
-            members = ladder.setdefault(Spot(arm.size, arm.budget), {})
+            members = ladder.setdefault((arm.size, arm.budget), {})
             members[arm.name if kind in members else kind] = arm.name
     return ladder
 

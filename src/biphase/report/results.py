@@ -6,7 +6,7 @@ Arms have an order, one of them is usual, and some are set against each other.
 
 import itertools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -17,8 +17,8 @@ import numpy as np
 
 from biphase.config import read_yaml
 from biphase.errors import SOURCE, InputError
-from biphase.finetuning.choosing import RateChoice
-from biphase.finetuning.scores import KeptExamples
+from biphase.finetuning import choosing
+from biphase.finetuning.scores import KeptExamples, Score, ScoreSet
 from biphase.report.statistics import Interval, mean_interval, repetitions
 
 Family = Literal["SC", "TC", "QA", "IR", "EM", ""]
@@ -56,19 +56,20 @@ PUBLISHED_DIGIT = 1e-4
 
 @dataclass(frozen=True)
 class ReportArm:
-    """A trained model in its place in one comparison; one that stands in several is given once for each."""
+    """A trained model in its place in one comparison; one that stands in several is given once for each. Outside of
+    studies only its name is known."""
 
     name: str
-    setup: str
+    setup: str = "other"
     """A key of the `comparisons` in `words.yaml`. `efficiency` says that the checkpoint is undecayed."""
-    size: str
-    objective: Literal["clm", "mlm", "clm+mlm", "none"]
+    size: str = ""
+    objective: Literal["clm", "mlm", "clm+mlm", "none"] = "none"
     """The objective of the pretraining from scratch; what continues from it is MLM. `none`: random weights."""
-    mask_percent: int | None
+    mask_percent: int | None = None
     """None without MLM. With `cpt_steps` above 0: of the continued pretraining."""
-    pretrain_steps: int
-    clm_steps: int
-    mlm_steps: int
+    pretrain_steps: int = 0
+    clm_steps: int = 0
+    mlm_steps: int = 0
     cpt_steps: int = 0
     parent: str | None = None
     """The name of the arm that this one continues, or on whose way it lies."""
@@ -115,7 +116,7 @@ class Result:
     paper's 1.96·s/√num, averages whose datasets lack different seeds have an interval over these (`average`)."""
     examples: KeptExamples | None = field(default=None, repr=False, compare=False)
     """What the test examples contribute to each of `samples`, read when first needed; None where it is not known."""
-    choice: RateChoice | None = field(default=None, repr=False, compare=False)
+    choice: choosing.RateChoice | None = field(default=None, repr=False, compare=False)
     """The rates among which validation chose; None where that is not known, or each pretraining seed chose its own."""
     measure: str = ""
     """The name of what it measures, such as mcc, for captions; empty where that is not known."""
@@ -124,6 +125,8 @@ class Result:
     not known."""
     num_diverged: int = 0
     """How many seeds diverged at the chosen rate."""
+    rate: float | None = None
+    """The rate that all seeds of one pretraining together choose: for a network that is to be used."""
     cells: tuple["Result", ...] = field(default=(), repr=False, compare=False)
     """What an average is the mean of: results on datasets, where these were measured."""
 
@@ -232,13 +235,14 @@ class ResultSet:
         return [family for family in FAMILY_NAMES if any(r.family == family for r in self.results)]  # type: ignore[misc]
 
     @cached_property
-    def datasets(self) -> dict[tuple[str, str], list[str]]:
-        """(family, metric) → the names of its datasets in the order in which they come; the average is none of them."""
-        names: dict[tuple[str, str], list[str]] = {}
-        for family, metric in itertools.product(self.families, self.metrics):
-            of_both = [result.dataset for result in self.results if (result.family, result.metric) == (family, metric)]
-            names[family, metric] = [name for name in dict.fromkeys(of_both) if name != AVERAGE]
-        return names
+    def datasets(self) -> dict[str, list[str]]:
+        """Family → the names of its datasets with the primary metric, in the order in which they come; the average is
+        none of them."""
+        names: dict[str, dict[str, None]] = {family: {} for family in self.families}
+        for result in self.results:
+            if result.metric == self.primary_metric and result.family and result.dataset != AVERAGE:
+                names[result.family][result.dataset] = None
+        return {family: [*of_family] for family, of_family in names.items()}
 
     def select(
         self, family: str | None = None, dataset: str | None = None, metric: str | None = None, **arm: Any
@@ -252,6 +256,68 @@ class ResultSet:
             if is_wanted and all(getattr(result.arm, key) == value for key, value in arm.items()):
                 chosen.append(result)
         return replace(self, results=tuple(chosen))
+
+
+def select_rate(
+    scores: ScoreSet,
+    model: str,
+    task: str,
+    metric: str | None = None,
+    *,
+    is_papers_way: bool = False,
+    peers: Iterable[Score] = (),
+) -> Result:
+    """Choose the rates of a model (as in `scores.models`) on a task and take what was scored there.
+
+    Args:
+        metric: both chooses and is reported; None: the task's own.
+        is_papers_way: all seeds together choose one rate, at which they are tested too.
+        peers: the scores on the task of the other pretraining seeds, which choose for a single fine-tuning seed.
+
+    Raises `InputError` when there is no such score or metric, or everything diverged, or no seed finished at the rate
+    that was chosen for it.
+    """
+    cells = scores.cells.get((model, task))
+    if cells is None:
+        raise InputError(f"no scores of {model} on task '{task}'")
+    metric = metric or next(iter(cells.values())).metric
+    cells = dict(sorted(cells.items()))
+    by_rate: dict[float, dict[int, float | None]] = defaultdict(dict)  # validation, by seed
+    for (rate, seed), score in cells.items():
+        by_rate[rate][seed] = choosing.validation_of(score, metric)
+    test = {point: score.metrics["test"][metric] for point, score in cells.items() if not score.diverged}
+    try:
+        best = choosing.choose_rate({rate: [*by_seed.values()] for rate, by_seed in by_rate.items()})
+    except InputError as error:
+        raise InputError(f"{model} on {task}: {error}") from None
+    # No other seeds or examples could have chosen a rate with more diverged seeds.
+    lost = {rate: [*by_seed.values()].count(None) for rate, by_seed in by_rate.items()}
+    rivals = {rate: by_seed for rate, by_seed in by_rate.items() if lost[rate] == lost[best]}
+    peers = [*peers] if len({seed for _, seed in test}) == 1 else []
+    by_peers = choosing.validation_by_rate(peers, metric)
+    rates = dict.fromkeys(by_rate[best], best) if is_papers_way else choosing.choose_for_each_seed(rivals, by_peers)
+    points = [(rate, seed) for seed, rate in rates.items() if (rate, seed) in cells]
+    chosen = [cells[point] for point in points if point in test]
+    if not chosen:
+        raise InputError(f"{model} on {task}: no seed finished at the rate that the others chose; finish the grid")
+    scores_at = choosing.group_by_rate(score for score in [*cells.values(), *peers] if not score.diverged)
+    grid_rates, grid_seeds = scores.grids[task]
+    is_own = metric == chosen[0].metric  # what examples contribute is known of the task's own metric alone
+    return Result(
+        ReportArm(model),
+        "",
+        task,
+        "paper" if is_papers_way else "standard",
+        samples=tuple(score.metrics["test"][metric] for score in chosen),
+        by_rate={rate: tuple(test.get((rate, seed), math.nan) for seed in grid_seeds) for rate in grid_rates},
+        seeds=tuple(score.config.seed for score in chosen),
+        examples=KeptExamples(tuple(chosen)) if is_own else None,
+        choice=choosing.RateChoice({rival: scores_at[rival] for rival in rivals}, metric) if is_own else None,
+        measure=metric,
+        num_runs=len(cells),
+        num_diverged=len(points) - len(chosen),
+        rate=best,
+    )
 
 
 def pool(results: Sequence[Result]) -> Result:
@@ -274,6 +340,7 @@ def pool(results: Sequence[Result]) -> Result:
         first,
         **joined,
         by_rate=by_rate,
+        rate=None,
         examples=KeptExamples(scores) if len(examples) == len(results) else None,
         num_runs=sum(result.num_runs or 0 for result in results) or None,
         num_diverged=sum(result.num_diverged for result in results),
@@ -288,7 +355,7 @@ def missing_cells(results: ResultSet) -> list[str]:
     for metric, setup in itertools.product(results.metrics, comparisons):
         part = results.select(metric=metric, setup=setup)
         for family, (name, scores) in itertools.product(part.families, part.scores.items()):
-            lost = [dataset for dataset in part.datasets[family, metric] if dataset not in scores]
+            lost = [dataset for dataset in part.datasets[family] if dataset not in scores]
             if lost:
                 where = f"{comparisons[setup]['name']} · {name} · {family}"
                 lines.append(f"{where}: {', '.join(lost)} ({metric} metric)")
@@ -310,12 +377,13 @@ def check_averages(results: ResultSet) -> list[str]:
     other."""
     lines, num_averages, comparisons = [], 0, read_words()["comparisons"]
     for metric, setup in itertools.product(results.metrics, comparisons):
-        by_model = results.select(metric=metric, setup=setup).scores
-        for (name, scores), family in itertools.product(by_model.items(), results.families):
+        of_metric = results.select(metric=metric)
+        by_model = of_metric.select(setup=setup).scores
+        for (name, scores), (family, datasets) in itertools.product(by_model.items(), of_metric.datasets.items()):
             if family not in scores:
                 continue
             num_averages += 1
-            mean, datasets = scores[family].mean, results.datasets[family, metric]
+            mean = scores[family].mean
             means = [scores[dataset].mean for dataset in datasets if dataset in scores]
             recomputed = float(np.mean(means)) if len(means) == len(datasets) else mean
             if abs(recomputed - mean) > PUBLISHED_DIGIT * (1 + 1e-9):

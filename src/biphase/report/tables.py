@@ -4,6 +4,7 @@ One table for each comparison, family and metric: arms in rows, datasets and the
 """
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from rich.text import Text
 
 from biphase.console import out, printable
 from biphase.errors import SOURCE
-from biphase.report.contrasts import Signal, difference, measure_signal
+from biphase.report.contrasts import difference, measure_signal
 from biphase.report.formats import MISSING, csv_text, show_share, tell_measures
 from biphase.report.results import (
     ALL_TASKS,
@@ -72,8 +73,9 @@ class Table:
     """How to read it, and what else a reader must know."""
     records: Sequence[Sequence[object]] = ()
     """The lines of its CSV file, headers first; () without such a file."""
-    signals: tuple[Signal | None, ...] = ()
-    """How far each column tells the trained models of the table apart."""
+    signals: tuple[tuple[float, str], ...] = ()
+    """How far each column tells the trained models of the table apart, and what would (`measure_signal`); () where
+    that is known of none."""
     details: tuple[bool, ...] = ()
     """Which columns a page shows only when asked: datasets beside the mean of their family."""
 
@@ -112,7 +114,7 @@ def make_tables(results: ResultSet) -> list[Table]:
         blocks = {arm: tuple(show(arm) for show in compared) for arm in part.models}
         trained = [arm for arm in blocks if arm.objective != "none"]
         for family in part.families:
-            names = part.datasets[family, metric]
+            names = part.datasets[family]
             columns = {name: name for name in names} | ({AVERAGE: family} if len(names) != 1 else {})
             title = f"{words['name']}, {FAMILY_NAMES[family]} ({tell_measures(part, family, metric)})"
             name = f"{setup}-{family.lower()}"
@@ -137,12 +139,11 @@ def wide_table(results: ResultSet, metric: str) -> Table:
     """Make a table with a row for every model; columns are the mean over all tasks, then for each family its mean
     (where there are several families) and its tasks."""
     results = results.select(metric=metric)
-    names_of = {family: results.datasets[family, metric] for family in results.families}
-    num_tasks = sum(map(len, names_of.values()))
+    num_tasks = sum(map(len, results.datasets.values()))
     has_all = num_tasks > 1 and any(ALL_TASKS in scores for scores in results.scores.values())
     columns = {ALL_TASKS: ALL_TASKS} if has_all else {}
     datasets_beside_means = set[str]()
-    for family, names in names_of.items():
+    for family, names in results.datasets.items():
         if len(names) > 1 and not (has_all and len(names) == num_tasks):  # that would be the mean of all
             columns[f"{family} mean"] = family
             datasets_beside_means.update(names)
@@ -200,15 +201,17 @@ def make_score_table(
         marked = [mark_column([scores[arm.name].get(column) for arm in members]) for column in columns.values()]
         for arm, cells in zip(members, zip(*marked, strict=True), strict=True):
             rows.append(Row(tuple(show(arm) for show in stubs.values()), cells, block, arm))
-    signals = [measure_signal(scores[arm.name].get(column) for arm in compared) for column in columns.values()]
+    signals = []
+    for column in columns.values():
+        signals.append(measure_signal(scores[arm.name][column] for arm in compared if column in scores[arm.name]))
     is_published = not any(result.samples or result.cells for result in results.results)
     by = "as published, 1.96·s/√n (verdicts are by Student’s t)" if is_published else "by Student’s t"
     notes = [
         f"Test scores in %: mean over seeds ± half of the 95 % interval over them, {by}. ± –: no interval, because "
         f"there is one seed or all seeds score the same. {read_words()['scores_rule']}"
     ]
-    pairs = [(column, signal.needs) for column, signal in zip(columns, signals, strict=False) if signal]
-    undecided = [f"{column} decides nothing here; what would: {needs}" for column, needs in pairs if needs]
+    pairs = zip(columns, signals, strict=True)
+    undecided = [f"{column} decides nothing here; what would: {needs}" for column, (_, needs) in pairs if needs]
     if undecided:
         notes.append(f"{'; '.join(undecided)}.")
     missing = []
@@ -227,7 +230,8 @@ def make_score_table(
     if missing:
         notes.append(f"Missing: {'; '.join(missing)}.")
     heads = tuple(stubs), tuple(columns)
-    return Table(name, title, *heads, tuple(rows), tuple(notes), records, tuple(signals), tuple(details))
+    known_signals = () if all(math.isnan(ratio) for ratio, _ in signals) else tuple(signals)
+    return Table(name, title, *heads, tuple(rows), tuple(notes), records, known_signals, tuple(details))
 
 
 CSV_COLUMNS = (
@@ -238,11 +242,11 @@ CSV_COLUMNS = (
 apply."""
 
 
-def show_signal(signal: Signal | None) -> str:
+def show_signal(ratio: float, needs: str) -> str:
     """Show a ratio as `3.1`, or as `(0.9)` where nothing is decided."""
-    if signal is None:
+    if math.isnan(ratio):
         return MISSING
-    return f"({signal.ratio:.1f})" if signal.needs else f"{signal.ratio:.1f}"
+    return f"({ratio:.1f})" if needs else f"{ratio:.1f}"
 
 
 # A table's files, and its lines in a terminal

@@ -5,7 +5,7 @@ Nothing is called better by its mean alone. Scores are shares; percent and perce
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Literal, get_args
@@ -14,42 +14,29 @@ import numpy as np
 
 from biphase.console import out
 from biphase.errors import InputError
-from biphase.finetuning.choosing import Selection, find_scored_model, select_rate
+from biphase.finetuning.choosing import find_scored_model
 from biphase.finetuning.scores import TASK_SETTINGS, GridPoint, ScoreSet, base_name, differing, short_name, show_rate
 from biphase.report import contrasts
 from biphase.report.formats import MISSING, show_count, show_noise, show_p_value, show_share, show_spread
-from biphase.report.results import read_words
+from biphase.report.results import ReportArm, Result, read_words, select_rate
 from biphase.report.statistics import STABILITY_RATES, Interval, is_stability_rate, mean_interval, rate_spread
 from biphase.report.tables import Cell, Row, Table, interval_cell, print_table, show_signal
 
 ComparisonVerdict = Literal["A better", "B better", "within noise", "cannot be told"]
 
-NO_INTERVAL = Interval(math.nan)
-
 
 @dataclass(frozen=True)
 class SummaryRow:
-    """A model on a task at the rates that validation chose; without rate and scores where all seeds diverged there."""
+    """A model on a task at the rates that validation chose, and what its grid lacks."""
 
-    model: str
-    task: str
-    metric: str
-    rate: float | None = None
-    interval: Interval = NO_INTERVAL
-    """The interval of the test score over seeds, by Student's t."""
-    paper_interval: Interval = NO_INTERVAL
+    score: Result
+    """Without samples where all seeds diverged at these rates."""
+    diverged: tuple[GridPoint, ...]
+    missing: tuple[GridPoint, ...]
+    paper_interval: Interval
     """The paper's way: all seeds at the rate that they chose together, and the normal interval, which is narrower."""
-    seeds: tuple[int, ...] = ()
-    num_cells: int = 0
-    diverged: tuple[GridPoint, ...] = ()
-    missing: tuple[GridPoint, ...] = ()
-    num_degenerate: int = 0
-    """With how many of the seeds the predictions are one and the same for all test examples, as far as kept."""
-    spread: Interval | None = None
+    spread: Interval | None
     """The spread over seeds and over the rates of `STABILITY_RATES`; None with scores at fewer than two of them."""
-    num_unspread: int = 0
-    """Number of cells of the spread without a score."""
-    chosen: Selection | None = field(default=None, repr=False, compare=False)
 
 
 def summarize(scores: ScoreSet) -> list[SummaryRow]:
@@ -61,37 +48,29 @@ def summarize(scores: ScoreSet) -> list[SummaryRow]:
     for (model, task), cells in scores.cells.items():
         diverged = tuple(point for point in sorted(cells) if cells[point].diverged)
         missing = tuple(point for point in product(*scores.grids[task]) if point not in cells)
-        metric = next(iter(cells.values())).metric
-        row = SummaryRow(model, task, metric, num_cells=len(cells), diverged=diverged, missing=missing)
         try:
-            chosen = select_rate(scores, model, task)
+            score = select_rate(scores, model, task)
         except InputError:  # seeds diverged everywhere, or at the rates that were chosen for them
-            rows.append(row)
-            continue
-        row = replace(row, chosen=chosen, rate=chosen.rate, seeds=chosen.seeds, interval=mean_interval(chosen.samples))
-        at_rate = [score for score in chosen.by_rate[chosen.rate] if not math.isnan(score)]
-        row = replace(row, paper_interval=mean_interval(at_rate, "normal"))
-        if chosen.examples.table:
-            row = replace(row, num_degenerate=chosen.examples.table.num_degenerate)
-        inside_RS = [by_seed for rate, by_seed in chosen.by_rate.items() if is_stability_rate(rate)]
-        if sum(not np.isnan(by_seed).all() for by_seed in inside_RS) > 1:
-            spread = rate_spread(inside_RS, np.random.default_rng(0))
-            row = replace(row, spread=spread, num_unspread=int(np.isnan(inside_RS).sum()))
-        rows.append(row)
-    return sorted(rows, key=lambda row: (row.task, row.rate is None, -row.interval.value, row.model))
+            metric = next(iter(cells.values())).metric
+            score = Result(ReportArm(model), "", task, "standard", measure=metric, num_runs=len(cells))
+        by_rate = score.by_rate or {}
+        at_rate = [value for value in by_rate.get(score.rate or 0.0, ()) if not math.isnan(value)]
+        inside_RS = [by_seed for rate, by_seed in by_rate.items() if is_stability_rate(rate)]
+        is_spread = sum(not np.isnan(by_seed).all() for by_seed in inside_RS) > 1
+        spread = rate_spread(inside_RS, np.random.default_rng(0)) if is_spread else None
+        rows.append(SummaryRow(score, diverged, missing, mean_interval(at_rate, "normal"), spread))
+    return sorted(
+        rows, key=lambda row: (row.score.dataset, row.score.rate is None, -row.score.mean, row.score.arm.name)
+    )
 
 
 @dataclass(frozen=True)
 class TaskComparison:
     """Two models on one task. Differences are A minus B."""
 
-    model_a: str
-    model_b: str
-    task: str
-    metric: str = ""
-    a: Selection | None = None
-    """None where there is nothing to choose from; `notes` say why."""
-    b: Selection | None = None
+    a: Result
+    """Without samples where there is nothing to choose from; `notes` say why."""
+    b: Result
     contrast: contrasts.Contrast | None = None
     """None where the two cannot be set against each other."""
     p_value: float = math.nan
@@ -100,6 +79,10 @@ class TaskComparison:
     """Number of tasks over which p-values are adjusted."""
     verdict: ComparisonVerdict = "cannot be told"
     notes: tuple[str, ...] = ()
+
+    @property
+    def metric(self) -> str:
+        return self.a.measure or self.b.measure
 
     @property
     def difference(self) -> Interval | None:
@@ -143,49 +126,52 @@ def compare(scores: ScoreSet, a: str, b: str) -> list[TaskComparison]:
 
 def measure_task(scores: ScoreSet, model_a: str, model_b: str, task: str) -> TaskComparison:
     """Compare two models on a task, before p-values are adjusted and judged."""
-    sides: list[Selection | None] = []
+    sides: list[Result] = []
     notes: list[str] = []
     for model in (model_a, model_b):
         try:
             sides.append(select_rate(scores, model, task))
         except InputError as error:
-            sides.append(None)
+            sides.append(Result(ReportArm(model), "", task, "standard"))
             notes.append(str(error))
     a, b = sides
-    side = a or b
-    comparison = TaskComparison(model_a, model_b, task, side.metric if side else "", a, b, notes=tuple(notes))
-    if a is None or b is None:
-        return comparison
-    changed = differing((a.scores[0].settings, b.scores[0].settings))
+    if notes:
+        return TaskComparison(a, b, notes=tuple(notes))
+    assert a.examples and b.examples
+    changed = differing([side.examples.scores[0].settings for side in sides if side.examples])
     if clash := [key for key in changed if key in TASK_SETTINGS]:
-        return replace(comparison, notes=(f"they were scored with different {' and '.join(clash)}",))
+        return TaskComparison(a, b, notes=(f"they were scored with different {' and '.join(clash)}",))
     if changed and base_name(model_a) != base_name(model_b):
         notes.append(f"they were fine-tuned with different {', '.join(changed)}")
-    return replace(comparison, contrast=contrasts.difference(a, b), notes=(*notes, *list_doubts(a, b)))
+    return TaskComparison(a, b, contrasts.difference(a, b), notes=(*notes, *list_doubts(scores, a, b)))
 
 
-def list_doubts(a: Selection, b: Selection) -> Iterator[str]:
+def list_doubts(scores: ScoreSet, a: Result, b: Result) -> Iterator[str]:
     """List the doubts about two models' scores that a reader must know before believing a difference between them."""
-    if a.num_rates != b.num_rates:
-        most, least = sorted((a, b), key=lambda side: -side.num_rates)
-        tried = f"{show_count(most.num_rates, 'rate')} tried for {short_name(most.model)}"
-        yield f"unequal tuning: {tried}, {least.num_rates} for {short_name(least.model)}"
+    tried = []
     for side in (a, b):
-        if side.num_diverged:
+        rates = {rate for rate, _ in scores.cells[side.arm.name, side.dataset]}
+        tried.append((len(rates), short_name(side.arm.name)))
+    (fewest, of_fewest), (most, of_most) = sorted(tried)
+    if fewest < most:
+        yield f"unequal tuning: {show_count(most, 'rate')} tried for {of_most}, {fewest} for {of_fewest}"
+    for side in (a, b):
+        if side.num_diverged and side.rate:
             yield (
-                f"{side.num_diverged} of {show_count(side.num_diverged + len(side.seeds), 'seed')} of "
-                f"{short_name(side.model)} diverged at its best rate, {show_rate(side.rate)}: the mean is that of the "
-                "survivors"
+                f"{side.num_diverged} of {show_count(side.num_diverged + side.num, 'seed')} of "
+                f"{short_name(side.arm.name)} diverged at its best rate, {show_rate(side.rate)}: the mean is that of "
+                "the survivors"
             )
     tables = []
     for side in (a, b):
+        assert side.examples
         table = side.examples.found
         if isinstance(table, InputError):
             yield f"test examples are not accounted for: {table}"
             return
         if table.num_degenerate:
             seeds = f"{table.num_degenerate} of {show_count(side.num, 'seed')}"
-            yield f"degenerate: {short_name(side.model)} predicts the same for all examples with {seeds}"
+            yield f"degenerate: {short_name(side.arm.name)} predicts the same for all examples with {seeds}"
         tables.append(table)
         if side.choice and side.choice.doubt:
             yield f"what other validation examples would have chosen is not accounted for: {side.choice.doubt}"
@@ -195,14 +181,14 @@ def list_doubts(a: Selection, b: Selection) -> Iterator[str]:
 
 def judge(measured: TaskComparison) -> TaskComparison:
     """Give a verdict on adjusted p-values, by the rule of `compare`."""
-    a, b, gap = measured.a, measured.b, measured.contrast
-    if a is None or b is None or gap is None:
+    gap = measured.contrast
+    if gap is None:
         return measured
     says = contrasts.judge_difference(gap.estimate, measured.p_value)
     notes = list(measured.notes)
     verdict: ComparisonVerdict = "cannot be told"
     if says in ("above", "below"):
-        if (a if says == "above" else b).num_diverged:
+        if (measured.a if says == "above" else measured.b).num_diverged:
             notes.append("the one ahead is the one that lost seeds")
         else:
             verdict = "A better" if says == "above" else "B better"
@@ -224,42 +210,45 @@ def judge(measured: TaskComparison) -> TaskComparison:
 
 def print_summary(rows: Sequence[SummaryRow], broken: Mapping[Path, str] | None = None) -> None:
     """Print a table by task, and what is missing from it."""
-    names = shorten({row.model for row in rows})
+    names = shorten({row.score.arm.name for row in rows})
     columns: dict[str, Callable[[SummaryRow], Cell]] = {
-        "rate": lambda row: Cell(MISSING if row.rate is None else show_rate(row.rate)),
-        "mean ±": lambda row: interval_cell(row.interval),
+        "rate": lambda row: Cell(show_rate(row.score.rate) if row.score.rate else MISSING),
+        "mean ±": lambda row: interval_cell(row.score.interval),
         "paper ±": lambda row: interval_cell(row.paper_interval),
-        "seeds": lambda row: Cell(str(len(row.seeds))),
+        "seeds": lambda row: Cell(str(row.score.num)),
     }
     lines = list(read_words()["summary_rules"])
     if any(row.diverged for row in rows):
-        columns["diverged"] = lambda row: Cell(f"{len(row.diverged)} of {row.num_cells}" if row.diverged else "0")
+        columns["diverged"] = lambda row: Cell(f"{len(row.diverged)} of {row.score.num_runs}" if row.diverged else "0")
     if any(row.spread for row in rows):
         columns["spread"] = lambda row: Cell(show_spread(row.spread))
         low, high = map(show_rate, STABILITY_RATES)
         lines.append(f"spread: standard deviation over seeds and rates from {low} to {high}, and its 95 % interval")
     table_rows, signals = [], {}
-    for task in sorted({row.task for row in rows}):
-        of_task = [row for row in rows if row.task == task]
-        metrics = sorted({row.metric for row in of_task})
-        signal = contrasts.measure_signal(row.chosen for row in of_task) if len(metrics) == 1 else None
-        if signal:
-            signals[task] = signal
+    for task in sorted({row.score.dataset for row in rows}):
+        of_task = [row for row in rows if row.score.dataset == task]
+        metrics = sorted({row.score.measure for row in of_task})
+        chosen = [row.score for row in of_task if row.score.samples]
+        ratio, needs = contrasts.measure_signal(chosen if len(metrics) == 1 else ())
+        if not math.isnan(ratio):
+            signals[task] = (ratio, needs)
         table_rows.append(Row((task,), (Cell(""), Cell(" / ".join(metrics))), task))
         for row in of_task:
-            table_rows.append(Row((f"  {names[row.model]}",), tuple(show(row) for show in columns.values()), task))
+            table_rows.append(
+                Row((f"  {names[row.score.arm.name]}",), tuple(show(row) for show in columns.values()), task)
+            )
     if table_rows:
         title = "Test scores in %, each seed at the rate that the others chose"
         print_table(Table("scores", title, ("model",), tuple(columns), tuple(table_rows)))
     else:
         lines = ["no finished scores"]
     for row in rows:
-        lines += list_flaws(row, f"{names[row.model]} on {row.task}")
+        lines += list_flaws(row, f"{names[row.score.arm.name]} on {row.score.dataset}")
     if signals:
-        measured = ", ".join(f"{task} {show_signal(signal)}" for task, signal in signals.items())
+        measured = ", ".join(f"{task} {show_signal(*signal)}" for task, signal in signals.items())
         lines.append(f"signal ÷ noise: {measured}; about 1 where models are equally good, (…) where nothing is decided")
-    for task, signal in signals.items():
-        lines += [f"{task} decides nothing here; what would: {signal.needs}"] if signal.needs else []
+    for task, (_, needs) in signals.items():
+        lines += [f"{task} decides nothing here; what would: {needs}"] if needs else []
     for line in (*lines, *(f"left out: {path} ({reason})" for path, reason in (broken or {}).items())):
         out.print(line, markup=False)
 
@@ -270,25 +259,26 @@ def list_flaws(row: SummaryRow, where: str) -> Iterator[str]:
         cells = [f"{show_rate(rate)} seed {seed}" for rate, seed in row.missing[:3]]
         lost = f"{show_count(len(row.missing), 'cell')}: {', '.join(cells)}{', …' if len(row.missing) > 3 else ''}"
         yield f"missing: {where}: {lost}"
-    if row.num_unspread:
-        lost = show_count(row.num_unspread, "cell")
+    num_unspread = sum(is_stability_rate(rate) for rate, _ in (*row.diverged, *row.missing))
+    if row.spread and num_unspread:
+        lost = show_count(num_unspread, "cell")
         yield f"spread of {where}: lacks {lost} without a score, so it may be too small"
-    if row.num_degenerate:
-        seeds = f"{row.num_degenerate} of {show_count(len(row.seeds), 'seed')}"
+    if row.score.num_degenerate:
+        seeds = f"{row.score.num_degenerate} of {show_count(row.score.num, 'seed')}"
         yield f"degenerate: {where} predicts the same for all with {seeds}"
 
 
 def print_comparison(comparisons: Sequence[TaskComparison]) -> None:
     """Print a table, a sentence for each task, and the count of verdicts."""
-    first = comparisons[0]
-    names = shorten({first.model_a, first.model_b})
+    models = [side.arm.name for side in (comparisons[0].a, comparisons[0].b)]
+    names = shorten({*models})
     rows = []
     for pair in comparisons:
-        cells = [interval_cell(mean_interval(side.samples)) if side else Cell(MISSING) for side in (pair.a, pair.b)]
+        cells = [interval_cell(side.interval) for side in (pair.a, pair.b)]
         tested = pair.contrast.against() if pair.contrast else None
         gap = Cell(f"{100 * tested.value:+.2f}", show_share(tested.half_width)) if tested else Cell(MISSING)
-        rows.append(Row((pair.task,), (*cells, gap, Cell(show_p_value(pair.p_value)), Cell(pair.verdict))))
-    for letter, model in (("A", first.model_a), ("B", first.model_b)):
+        rows.append(Row((pair.a.dataset,), (*cells, gap, Cell(show_p_value(pair.p_value)), Cell(pair.verdict))))
+    for letter, model in zip("AB", models, strict=True):
         out.print(f"{letter} = {model}", markup=False)
     title, columns = "Test scores in % ± half of the 95 % interval over seeds", ("A", "B", "A − B", "p", "verdict")
     print_table(Table("comparison", title, ("task",), columns, tuple(rows)))
@@ -302,12 +292,12 @@ def print_comparison(comparisons: Sequence[TaskComparison]) -> None:
 
 def describe_comparison(pair: TaskComparison, names: Mapping[str, str]) -> str:
     """Put a comparison in words: who is ahead, by how much, whether that is more than noise, and by which test."""
-    start = f"{pair.task} ({pair.metric})" if pair.metric else pair.task
+    start = f"{pair.a.dataset} ({pair.metric})" if pair.metric else pair.a.dataset
     notes = "".join(f"; {note}" for note in pair.notes)
     gap = pair.difference
-    if gap is None or not pair.contrast or not pair.a or not pair.b:
+    if gap is None or not pair.contrast:
         return f"{start}: cannot be told{notes}"
-    sides = [(names[pair.model_a], pair.a.mean), (names[pair.model_b], pair.b.mean)]
+    sides = [(names[side.arm.name], side.mean) for side in (pair.a, pair.b)]
     if gap.value < 0:
         sides.reverse()
         gap = replace(gap, value=-gap.value, low=-gap.high, high=-gap.low)

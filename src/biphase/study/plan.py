@@ -35,7 +35,7 @@ from biphase.files import content_hash
 from biphase.finetuning.config import FinetuneConfig
 from biphase.recipe import Init, Phase, Recipe, cut_phases, join_phases, phases_between
 from biphase.report.grammar import AskedInequality
-from biphase.report.hypotheses import Ladder, Spot, bind
+from biphase.report.hypotheses import Ladder, bind
 from biphase.report.paper import read_findings
 from biphase.study.arms import Arm, expand_arms
 from biphase.study.spec import (
@@ -419,11 +419,11 @@ def list_ladders(plan: Plan) -> dict[str, Ladder]:
     """List what names in a hypothesis stand for: an arm, an arm without its budget, a curriculum, a group, a model on
     the way or with random weights, which `random` is of every network."""
     plan = plan.of_first_seed
-    spots = {name: Spot(arm.model, arm.recipe.num_steps) for name, arm in plan.arms.items()}
+    spots = {name: (arm.model, arm.recipe.num_steps) for name, arm in plan.arms.items()}
     ladders = {name: {spot: {name: name}} for name, spot in spots.items()}
     for model in plan.models:
         if model.kind != "final":
-            ladders[model.name] = {Spot(plan.arms[model.arm].model, model.step): {model.name: model.name}}
+            ladders[model.name] = {(plan.arms[model.arm].model, model.step): {model.name: model.name}}
     names_of_models = {*ladders}
     for arm in plan.arms.values():
         # The names that it shares with the same arm at other budgets; and what it is called there at every place.

@@ -14,7 +14,6 @@ from biphase.console import duration
 from biphase.corpus.shards import read_shard_manifest
 from biphase.errors import InputError, first_of
 from biphase.files import read_json_as
-from biphase.finetuning.choosing import select_rate
 from biphase.finetuning.metrics import BM25
 from biphase.finetuning.scores import TASK_SETTINGS, UNKNOWN_DATA, Score, ScoreSet, measure_trainings
 from biphase.recipe import join_phases
@@ -25,7 +24,7 @@ from biphase.report.formats import csv_text, show_count
 from biphase.report.hypotheses import make_line
 from biphase.report.page import PageText, write_report
 from biphase.report.paper import judge_paper, measure_findings, place_arms
-from biphase.report.results import ReportArm, Result, ResultSet, pool
+from biphase.report.results import ReportArm, Result, ResultSet, pool, select_rate
 from biphase.report.tables import Table
 from biphase.run import Run, read_metrics, read_recipe
 from biphase.study.advise import Evidence
@@ -115,31 +114,17 @@ def collect_model(
     """
     for task in sorted(scores.grids):
         name = next(model for model in scores.models if (model, task) in scores.cells)  # the only one
-        family = families[task]
-        task_metric = next(iter(scores.cells[name, task].values())).metric
-        for kind, metric in (("standard", task_metric), ("paper", PAPER_METRICS.get(family))):
-            if metric is None:
+        rivals = [score for score in peers if score.task == task]
+        for metric, is_papers_way in ((None, False), (PAPER_METRICS.get(families[task]), True)):
+            if is_papers_way and metric is None:
                 continue
             try:
-                rivals = [score for score in peers if score.task == task]
-                chosen = select_rate(scores, name, task, metric, is_papers_way=kind == "paper", peers=rivals)
+                result = select_rate(scores, name, task, metric, is_papers_way=is_papers_way, peers=rivals)
             except InputError:
                 continue  # diverged everywhere: told as missing
-            yield Result(
-                arm,
-                family,  # type: ignore[arg-type]
-                task,
-                kind,  # type: ignore[arg-type]
-                chosen.samples,
-                chosen.by_rate,
-                seeds=chosen.seeds,
-                pretraining_seeds=[-1 - s if pretraining_seed is None else pretraining_seed for s in chosen.seeds],
-                examples=chosen.examples if metric == task_metric else None,
-                num_runs=len(scores.cells[name, task]),
-                num_diverged=chosen.num_diverged,
-                measure=metric,
-                choice=chosen.choice,
-            )
+            seeds = [-1 - s if pretraining_seed is None else pretraining_seed for s in result.seeds]
+            family: Any = families[task]
+            yield replace(result, arm=arm, family=family, pretraining_seeds=seeds)
 
 
 def read_evidence(folder: Path) -> list[Evidence]:
@@ -183,7 +168,7 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Mapping[str, RunSize]
     """Describe a model as the paper would; the pretraining seeds of one arm are described alike."""
     arm = plan.arms[model.arm]
     if model.kind == "random":
-        return ReportArm(model.name, "control", arm.model, "none", None, pretrain_steps=0, clm_steps=0, mlm_steps=0)
+        return ReportArm(model.name, "control", arm.model)
     (*earlier, _), phases = plan.lineage(arm.name), history(plan, model)
     before = join_phases(phase for parent in earlier for phase in parent.recipe.curriculum)
     pretraining, rest = before or phases, arm.recipe.curriculum if before else ()
