@@ -309,7 +309,7 @@ class RayPool:
                     payload = self.pending.pop(number).result()
             except ray.exceptions.RayError as error:
                 lost = describe_loss(error, self.nodes.pop(number, None))
-                yield number, ("ended", Outcome("", None, lost, 0.0, str(error), worker_died=True))
+                yield number, ("ended", Outcome("", None, lost, traceback=str(error), worker_died=True))
                 continue
             message = pickle.loads(payload)  # from a worker that this run started
             if message[0] == "refused":
