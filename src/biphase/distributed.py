@@ -75,35 +75,18 @@ class World:
         dist.all_reduce(total)
         return total.tolist()
 
-    def raise_any(self, failure: Exception | None, elsewhere: str, kind: type[InputError] = InputError) -> None:
-        """End all processes where one has failed: it with its failure, the others with one of this kind, `elsewhere`.
-
-        A collective.
-        """
-        [num_failures] = self.sum(failure is not None)
-        if num_failures:
-            raise failure or kind(elsewhere)
-
     @contextmanager
     def together(self, elsewhere: str, kind: type[InputError] = InputError) -> Iterator[None]:
-        """End all processes, as `raise_any` does, where the block fails in one by what a user or the system did.
-
-        A collective.
-        """
+        """End all processes where the block fails in one by what a user or the system did: that one with its failure,
+        the others with an error of this kind, which says `elsewhere`. A collective."""
         failure: OSError | InputError | None = None
         try:
             yield
         except (OSError, InputError) as error:
             failure = error
-        self.raise_any(failure, elsewhere, kind)
-
-    def first(self, work: Callable[[], Result], elsewhere: str) -> Result | None:
-        """Do `work` in the first process; the others get None, and where it fails, all end. A collective."""
-        result = None
-        with self.together(elsewhere):
-            if self.is_main:
-                result = work()
-        return result
+        [num_failures] = self.sum(failure is not None)
+        if num_failures:
+            raise failure or kind(elsewhere)
 
     def share(self, value: Result) -> Result:
         """Give the first process' value, plain data, to all: others may see an older state of files. A collective."""
@@ -114,10 +97,13 @@ class World:
         return values[0]
 
     def decide(self, work: Callable[[], Result], elsewhere: str) -> Result:
-        """Do `work` in the first process and give its result, plain data, to all. A collective."""
-        result = self.share(self.first(work, elsewhere))
-        assert result is not None
-        return result
+        """Do `work` in the first process and give its result, plain data, to all, who end where it fails. A
+        collective."""
+        result: Any = None
+        with self.together(elsewhere):
+            if self.is_main:
+                result = work()
+        return self.share(result)
 
     def fill(self, tensor: torch.Tensor) -> None:
         """Give a tensor the values that it has in the first process. A collective."""

@@ -226,14 +226,10 @@ class Forecast:
         self.costs = defaultdict(float, {kind: cost for kind, (_, cost) in (spent or {}).items()})
         """What those that are done took and cost, by kind."""
         self.running: dict[str, tuple[Unit, float, float]] = {}
-        """Which share of a unit is done, and in how many seconds, for those that say so."""
+        """Each unit that has said how far it is, with the share that is done and the seconds that this took."""
         self.num_running = 1
         for unit in units:
             self.left[unit.kind] += unit.cost
-
-    def note_share(self, unit: Unit, share: float, seconds: float) -> None:
-        self.running[unit.name] = unit, share, seconds
-        self.num_running = max(self.num_running, len(self.running))
 
     def note(self, unit: Unit, outcome: Outcome) -> None:
         self.running.pop(unit.name, None)
@@ -262,7 +258,7 @@ class Forecast:
     @property
     def seconds_left(self) -> float | None:
         by_kind = self.seconds_by_kind
-        return None if by_kind is None else sum(by_kind.values()) / self.num_running
+        return None if by_kind is None else sum(by_kind.values()) / max(self.num_running, len(self.running))
 
 
 def failure_path(folder: Path, unit: Unit) -> Path:
@@ -307,7 +303,7 @@ def run_batch(
     def note_advance(name: str, advance: console.Advance) -> None:
         share, seconds, line = advance
         if share is not None:
-            forecast.note_share(by_name[name], share, seconds)
+            forecast.running[name] = by_name[name], share, seconds
         progress.advance(0, f"{name}: {line}", seconds_left=forecast.seconds_left)
 
     with console.track(label, num_done + sum(unit.size for unit in units), things, num_done) as progress:
