@@ -40,7 +40,7 @@ DEEDS = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
 
-from biphase.engine.local import report_progress
+from biphase import console
 from biphase.errors import BusyError, InputError, StoppedError
 
 def add(x, y):
@@ -81,7 +81,7 @@ def be_busy_once(folder):
 
 def count_to(number):
     for step in range(number):
-        report_progress(step)
+        console.report_progress(step)
     return number
 
 def count_shards():

@@ -11,7 +11,6 @@ import traceback
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from graphlib import TopologicalSorter
@@ -22,9 +21,9 @@ from typing import Any, Literal
 
 from pydantic import model_validator
 
-from biphase import machine
+from biphase import console, machine
 from biphase.config import Count, PositiveCount, Strict
-from biphase.console import err, silence
+from biphase.console import err
 from biphase.errors import SOURCE, BusyError, InputError, StoppedError
 
 POLL_SECONDS = 10.0
@@ -213,19 +212,12 @@ Message = tuple[Literal["ready", "progress", "over", "ended"], Any]
 """`ready`; `progress` and what a unit says of it; `over` and the unit's outcome; `ended` and the outcome, after which
 the worker is gone. The outcomes are without the unit's name."""
 
-listener: ContextVar[Callable[[Any], None]] = ContextVar("listener")
-
-
-def report_progress(value: Any) -> None:
-    """Tell whoever runs this unit how far it is, in plain data. Does nothing where nobody listens."""
-    listener.get(lambda _: None)(value)
-
 
 def attempt(call: Callable[[], Any], tell: Callable[[Any], None]) -> Message:
     """Do what a unit does; what it says of its progress goes to `tell`. Only `StoppedError` and `KeyboardInterrupt`
     pass. Any error but one of input ends the worker."""
-    started = time.perf_counter()
-    token = listener.set(tell)
+    started, earlier = time.perf_counter(), console.report_progress
+    console.report_progress = tell
     try:
         value = call()
     except StoppedError:
@@ -237,7 +229,7 @@ def attempt(call: Callable[[], Any], tell: Callable[[Any], None]) -> Message:
         outcome = Outcome("", None, error, traceback="".join(lines), is_busy=is_busy)
         return ("over" if isinstance(problem, InputError) else "ended"), outcome
     finally:
-        listener.reset(token)
+        console.report_progress = earlier
     return "over", Outcome("", value, None, time.perf_counter() - started)
 
 
@@ -423,7 +415,7 @@ def serve(number: int, parent: int) -> None:
     machine.end_with_parent(parent, machine.grace())
     os.set_inheritable(number, False)
     machine.prepare_process()
-    silence(report_progress)
+    console.silence()
     with suppress(EOFError, ConnectionResetError, BrokenPipeError), Connection(number) as connection:
         message: Message = ("ready", None)
         while True:

@@ -247,7 +247,6 @@ class RayPool:
         if find_spec("ray") is None:
             raise InputError("the engine is ray, but Ray is not installed: pip install 'biphase[cluster]'")
         os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # no new cluster in place of one that was lost
-        self.cleared = ExitStack()
         self.actors: dict[int, Any] = {}
         self.nodes: dict[int, Future[str]] = {}
         """The address of each worker's node, once it has one; not of a worker that was lost."""
@@ -255,29 +254,27 @@ class RayPool:
         """The next message of each worker."""
         self.waiting_since, self.is_told = time.monotonic(), False
         """Since when no worker has a place, and whether that was said."""
-        try:
+        with ExitStack() as held:  # a cluster that was started here must not stay behind, after Ctrl-C neither
             loaded: Any = sys.modules.get("ray")
             is_joined = loaded is not None and loaded.is_initialized()  # by the caller, who knows where
             if not (is_joined or engine.address or os.environ.get("RAY_ADDRESS")):
-                self.cleared.enter_context(kept_to_this_machine())
+                held.enter_context(kept_to_this_machine())
             import ray
 
             if not is_joined:
                 from ray._private import worker
 
                 # What raylets say of a lost node, in pages on stdout, is told in a line by `listen`.
-                self.cleared.callback(setattr, worker, "print_to_stdstream", worker.print_to_stdstream)
+                held.callback(setattr, worker, "print_to_stdstream", worker.print_to_stdstream)
                 worker.print_to_stdstream = lambda *_, **__: None
-                self.cleared.callback(ray.shutdown)
+                held.callback(ray.shutdown)
                 connect_ray(engine.address)
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             self.limit, self.cpus, self.gpus = share_nodes(nodes, engine, num_units)
-            mark = None if folder is None else self.cleared.enter_context(visible_file(folder.resolve()))
+            mark = None if folder is None else held.enter_context(visible_file(folder.resolve()))
             is_client = ray.util.client.ray.is_connected()  # through `ray://`
             self.head = Head("" if is_client else ray.get_runtime_context().gcs_address)
-        except BaseException:  # Ctrl-C too: a cluster that was started here must not stay behind
-            self.cleared.close()
-            raise
+            self.cleared = held.pop_all()
         self.arguments = self.cpus, "" if engine.device == "cpu" else None, os.getcwd(), hash_code(), mark
         options = {"num_cpus": self.cpus, "num_gpus": self.gpus, "max_restarts": 0, "max_concurrency": 2}
         self.actor = ray.remote(RayWorker).options(**options)

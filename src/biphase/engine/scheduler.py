@@ -33,7 +33,7 @@ START_ATTEMPTS = 3
 WAITING = "waiting for units that other processes are at"
 
 Listener = Callable[[str, Any], None]
-"""Called with a unit's name and what it says on the way (`local.report_progress`)."""
+"""Called with a unit's name and what it says on the way (`console.report_progress`)."""
 
 
 def run_units(
