@@ -156,9 +156,9 @@ report_progress: Callable[[Any], None] = lambda value: None  # noqa: E731
 sets this function while a unit runs."""
 
 
-def silence() -> None:
-    """End the bars and lines of this process: another one reports on its work."""
-    err.quiet = out.quiet = True
+def silence(is_silent: bool = True) -> None:
+    """End the bars and lines of all verbs; with False, begin them again."""
+    err.quiet = out.quiet = is_silent
 
 
 def announce_loading(command: str) -> None:

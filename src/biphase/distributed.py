@@ -251,18 +251,17 @@ def launch() -> int:
 
     try:
         patience = max(grace() - LAUNCHER_SECONDS, 1.0)
+        if PARENT in os.environ:
+            end_with_parent(int(os.environ[PARENT]), grace())
+        os.environ[PARENT] = str(os.getpid())
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", f"{patience:.0f}")
+        stops = raise_signals()
+        logging.disable(logging.ERROR)  # half a page about each process that fails
+        torchrun()
     except InputError as error:
         err.print(f"biphase: {error}")
         return 2
-    if PARENT in os.environ:
-        end_with_parent(int(os.environ[PARENT]), grace())
-    os.environ[PARENT] = str(os.getpid())
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", f"{patience:.0f}")
-    stops = raise_signals()
-    logging.disable(logging.ERROR)  # half a page about each process that fails
-    try:
-        torchrun()
     except SignalException as stop:
         if stops and time.monotonic() - stops[0] >= patience:
             line = f"biphase: processes that had not saved their state in {patience:.0f} s were killed"

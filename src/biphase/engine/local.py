@@ -419,13 +419,7 @@ def serve(number: int, parent: int) -> None:
     with suppress(EOFError, ConnectionResetError, BrokenPipeError), Connection(number) as connection:
         message: Message = ("ready", None)
         while True:
-            try:
-                data = pickle.dumps(message)
-            except Exception as error:  # whatever the value's own code raises
-                kind, outcome = message
-                problem = f"its value, of type {type(outcome.value).__name__}, cannot be sent: {describe_error(error)}"
-                data = pickle.dumps((kind, replace(outcome, value=None, error=problem)))
-            connection.send_bytes(data)
+            connection.send_bytes(pickle.dumps(message))
             if message[0] == "ended":
                 return
             payload = connection.recv_bytes()
@@ -440,6 +434,8 @@ def serve(number: int, parent: int) -> None:
 
 def load_and_call(payload: bytes) -> Any:
     """Load a function and its arguments from bytes of the parent, and call it. Loading imports the function's module,
-    so it may fail as the function may."""
+    so it may fail as the function may, and so may what the value does when it is sent."""
     function, arguments = pickle.loads(payload)
-    return function(**arguments)
+    value = function(**arguments)
+    pickle.dumps(value)
+    return value
