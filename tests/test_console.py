@@ -123,9 +123,9 @@ def test_a_silent_process_sends_how_far_it_is(monkeypatch: pytest.MonkeyPatch, c
     sent: list[Advance] = []
     monkeypatch.setattr(console_module.err, "quiet", False)
     monkeypatch.setattr(console_module.out, "quiet", False)
-    monkeypatch.setattr(console_module, "relay", None)
+    monkeypatch.setattr(console_module, "report_progress", sent.append)
     monkeypatch.setattr(console_module, "LINE_SECONDS", 0)
-    silence(sent.append)
+    silence()
     tracker = Tracker("pretrain", 20, "steps", 10)
     tracker.advance(5, "loss 3")
     assert [share for share, _, _ in sent] == [0, 0.5]

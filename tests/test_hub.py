@@ -90,7 +90,7 @@ def test_what_is_nowhere_is_one_line(cache: Path, tmp_path: Path, monkeypatch: p
         ({"weight_map": {"a": "../part.safetensors"}}, r"names '\.\./part.safetensors'"),
         ({"weight_map": {"a": "/tmp/part.safetensors"}}, "names '/tmp/part.safetensors'"),
         ({"weight_map": {"a": "inner/part.safetensors"}}, "names 'inner/part.safetensors'"),
-        ({"weight_map": {"a": "other.safetensors"}}, "'other.safetensors', which is missing"),
+        ({"weight_map": {"a": "other.safetensors"}}, "'other.safetensors', which is no "),
         ({"weight_map": {}}, "is damaged"),
         ({"weight_map": ["part.safetensors"]}, "is damaged"),
         ([], "is damaged"),

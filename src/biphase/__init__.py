@@ -13,11 +13,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # what loads `typing` would come before Ctrl-C is heard
     from typing import Any
 
-    from biphase.api import silence
     from biphase.api.finetuning import compare, evaluate, finetune, predict
     from biphase.api.folders import inspect
     from biphase.api.networks import embed, encode, export, load, pretrain, search, train_tokenizer
     from biphase.api.studies import advise, study
+    from biphase.console import silence
     from biphase.corpus.prepare import prepare
     from biphase.errors import InputError
     from biphase.export.push import push
@@ -33,7 +33,7 @@ OFFERED = {
     **dict.fromkeys(("finetune", "predict", "evaluate", "compare"), "api.finetuning"),
     **dict.fromkeys(("study", "advise"), "api.studies"),
     "inspect": "api.folders",
-    "silence": "api",
+    "silence": "console",
     "InputError": "errors",
 }
 """The names of this package, and the modules that they are from."""

@@ -31,7 +31,7 @@ MOST_REPEATS = 1_000
 
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 PositiveCount = Annotated[int, Field(ge=1, le=MAX_COUNT)]
-Seed = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Seed = Count
 Share = Annotated[float, Field(ge=0, le=1)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 

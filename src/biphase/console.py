@@ -12,9 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.abc import MetaPathFinder
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 from rich.console import Console
@@ -150,27 +151,26 @@ def print_rows(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str |
 Advance = tuple[float | None, float, str]
 """The progress of a silenced process: the share of what was left when it began, the seconds since then, and a line."""
 
-relay: Callable[[Advance], None] = lambda advance: None  # noqa: E731
-"""The function by which a silenced process reports its progress."""
+report_progress: Callable[[Any], None] = lambda value: None  # noqa: E731
+"""Tell whoever runs a unit in this process how far it is, in plain data, which is an `Advance` of a bar. The engine
+sets this function while a unit runs."""
 
 
-def silence(to: Callable[[Advance], None] = lambda advance: None) -> None:
-    """End the bars and lines of this process: another one reports on its work, from what is sent `to` it."""
-    global relay
-    err.quiet = out.quiet = True
-    relay = to
+def silence(is_silent: bool = True) -> None:
+    """End the bars and lines of all verbs; with False, begin them again."""
+    err.quiet = out.quiet = is_silent
 
 
-class FirstLine(MetaPathFinder):
-    """A line at the moment when PyTorch begins to load, which takes seconds in which a command would say nothing."""
+def announce_loading(command: str) -> None:
+    """Have a line printed once PyTorch begins to load, which takes seconds in which a command would say nothing."""
+    print_once = cache(partial(err.print, f"{command}: loading PyTorch"))
 
-    def __init__(self, command: str) -> None:
-        self.command, self.is_said = command, False
+    def find_spec(name: str, *_: Any) -> None:
+        if name in ("torch", "transformers"):
+            print_once()  # and the finder stays: who asks the finders in turn would skip the next one
 
-    def find_spec(self, name: str, *_: Any) -> None:
-        if name in ("torch", "transformers") and not self.is_said:
-            self.is_said = True  # it stays where it is: who asks the finders in turn would skip the next one
-            err.print(f"{self.command}: loading PyTorch")
+    finder: Any = SimpleNamespace(find_spec=find_spec)
+    sys.meta_path.insert(0, finder)
 
 
 def is_one_of_several() -> bool:
@@ -316,7 +316,7 @@ class Tracker:
         self.last_line = time.monotonic()
         if err.quiet:
             share = (self.done - self.credited) / max(self.total - self.credited, 1e-9) if self.total else None
-            relay((share, self.last_line - self.started, f"{self.label}: {text}"))
+            report_progress((share, self.last_line - self.started, f"{self.label}: {text}"))
         elif self.live is not None:
             self.live.update({"text/plain": printable(f"{self.label}: {text}")}, raw=True)
         else:

@@ -75,35 +75,18 @@ class World:
         dist.all_reduce(total)
         return total.tolist()
 
-    def raise_any(self, failure: Exception | None, elsewhere: str, kind: type[InputError] = InputError) -> None:
-        """End all processes where one has failed: it with its failure, the others with one of this kind, `elsewhere`.
-
-        A collective.
-        """
-        [num_failures] = self.sum(failure is not None)
-        if num_failures:
-            raise failure or kind(elsewhere)
-
     @contextmanager
     def together(self, elsewhere: str, kind: type[InputError] = InputError) -> Iterator[None]:
-        """End all processes, as `raise_any` does, where the block fails in one by what a user or the system did.
-
-        A collective.
-        """
+        """End all processes where the block fails in one by what a user or the system did: that one with its failure,
+        the others with an error of this kind, which says `elsewhere`. A collective."""
         failure: OSError | InputError | None = None
         try:
             yield
         except (OSError, InputError) as error:
             failure = error
-        self.raise_any(failure, elsewhere, kind)
-
-    def first(self, work: Callable[[], Result], elsewhere: str) -> Result | None:
-        """Do `work` in the first process; the others get None, and where it fails, all end. A collective."""
-        result = None
-        with self.together(elsewhere):
-            if self.is_main:
-                result = work()
-        return result
+        [num_failures] = self.sum(failure is not None)
+        if num_failures:
+            raise failure or kind(elsewhere)
 
     def share(self, value: Result) -> Result:
         """Give the first process' value, plain data, to all: others may see an older state of files. A collective."""
@@ -114,10 +97,13 @@ class World:
         return values[0]
 
     def decide(self, work: Callable[[], Result], elsewhere: str) -> Result:
-        """Do `work` in the first process and give its result, plain data, to all. A collective."""
-        result = self.share(self.first(work, elsewhere))
-        assert result is not None
-        return result
+        """Do `work` in the first process and give its result, plain data, to all, who end where it fails. A
+        collective."""
+        result: Any = None
+        with self.together(elsewhere):
+            if self.is_main:
+                result = work()
+        return self.share(result)
 
     def fill(self, tensor: torch.Tensor) -> None:
         """Give a tensor the values that it has in the first process. A collective."""
@@ -265,18 +251,17 @@ def launch() -> int:
 
     try:
         patience = max(grace() - LAUNCHER_SECONDS, 1.0)
+        if PARENT in os.environ:
+            end_with_parent(int(os.environ[PARENT]), grace())
+        os.environ[PARENT] = str(os.getpid())
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", f"{patience:.0f}")
+        stops = raise_signals()
+        logging.disable(logging.ERROR)  # half a page about each process that fails
+        torchrun()
     except InputError as error:
         err.print(f"biphase: {error}")
         return 2
-    if PARENT in os.environ:
-        end_with_parent(int(os.environ[PARENT]), grace())
-    os.environ[PARENT] = str(os.getpid())
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", f"{patience:.0f}")
-    stops = raise_signals()
-    logging.disable(logging.ERROR)  # half a page about each process that fails
-    try:
-        torchrun()
     except SignalException as stop:
         if stops and time.monotonic() - stops[0] >= patience:
             line = f"biphase: processes that had not saved their state in {patience:.0f} s were killed"

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
@@ -74,12 +75,20 @@ def is_deep(value: Any) -> bool:
 
 
 def parse_yaml(text: str) -> Any:
-    """Parse the value of a YAML text of one document. Raises `yaml.YAMLError`."""
+    """Parse the value of a YAML text of one document, as people write it: `0100` and `1:30` are texts.
+
+    Raises `yaml.YAMLError`.
+    """
     if len(text) > MAX_YAML_CHARACTERS:
         raise yaml.YAMLError(f"it has more than {MAX_YAML_CHARACTERS:,} characters")
-    reader = YamlReader(text)
+    loader = yaml.SafeLoader(text)
+    loader.yaml_implicit_resolvers = YAML_TYPES
     try:
-        value = reader.get_single_data()
+        root = loader.get_single_node()
+        if root is None:
+            return None
+        check_nodes(root)
+        value = loader.construct_document(root)
         json.dumps(value, ensure_ascii=False, default=str).encode()
         if is_deep(value):
             raise RecursionError
@@ -87,44 +96,32 @@ def parse_yaml(text: str) -> Any:
         raise yaml.YAMLError(DEEP) from None
     except (TypeError, ValueError, OverflowError) as error:  # a date that is none, a key or a text that JSON has not
         raise yaml.YAMLError(first_line(error)) from None
-    finally:
-        reader.dispose()
     return value
 
 
-class YamlReader(yaml.SafeLoader):
-    """YAML as people write it: `0100` and `1:30` are texts, and no key stands twice in a mapping.
-
-    What aliases repeat is counted: a few lines of them may stand for more values than any memory holds.
-    """
-
-    num_values = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
-        num_before, is_alias = self.num_values, self.check_event(yaml.AliasEvent)
-        node: Any = super().compose_node(parent, index)
-        if is_alias:
-            self.num_values += getattr(node, "num_values", 1)  # a value inside of itself has no number yet
-        else:
-            self.num_values += 1
-            node.num_values = self.num_values - num_before
-        if self.num_values > MAX_YAML_VALUES:
-            raise yaml.YAMLError(f"it stands for more than {MAX_YAML_VALUES:,} values")
-        return node
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)
-        counts = Counter(str(key.value) for key, _ in node.value)
-        if len(counts) < len(node.value):
-            [(name, _)] = counts.most_common(1)
-            raise yaml.YAMLError(f"line {node.start_mark.line + 1}: the key '{name}' stands twice")
-        return node
-
-
-YamlReader.yaml_implicit_resolvers = {  # YAML 1.1 reads numbers to the base of 8 and 60 here
+YAML_TYPES = {  # YAML 1.1 reads numbers to the base of 8 and 60 here
     first: [("tag:yaml.org,2002:str", re.compile(r"[-+]?(0[0-9_]+|[0-9_]+(:[0-9_.]+)+)$")), *resolvers]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+
+
+def check_nodes(root: yaml.Node) -> None:
+    """Raises `yaml.YAMLError` where a key stands twice in a mapping, and for more values than `MAX_YAML_VALUES`.
+
+    What aliases repeat is counted each time: a few lines of them may stand for more values than any memory holds.
+    """
+    nodes = [root]
+    for node in nodes:  # grows on the way
+        if isinstance(node, yaml.MappingNode):
+            counts = Counter(str(key.value) for key, _ in node.value)
+            if len(counts) < len(node.value):
+                [(name, _)] = counts.most_common(1)
+                raise yaml.YAMLError(f"line {node.start_mark.line + 1}: the key '{name}' stands twice")
+            nodes += chain.from_iterable(node.value)
+        elif isinstance(node, yaml.SequenceNode):
+            nodes += node.value
+        if len(nodes) > MAX_YAML_VALUES:
+            raise yaml.YAMLError(f"it stands for more than {MAX_YAML_VALUES:,} values")
 
 
 ANEW = "delete it and rerun what makes it"

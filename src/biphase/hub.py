@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from biphase import console
 from biphase.errors import InputError, first_line, is_raised_here, told_as
-from biphase.files import content_hash, file_hash, read_json
+from biphase.files import content_hash, file_hash, read_json_as
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -246,17 +246,14 @@ def refuse_pickles(source: str | Path) -> None:
     folder = Path(source)
     if not folder.is_dir():
         return
-    index = folder / INDEX
+    index, weight_files = folder / INDEX, {path.name for path in folder.glob("*.safetensors")}
     if index.exists():
-        content = read_json(index)
-        weight_map = content.get("weight_map") if isinstance(content, dict) else None
+        weight_map = read_json_as(index, dict[str, Any], "save the model anew").get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise InputError(f"{index} is damaged (it has no weight_map); save the model anew")
-        for name in sorted({str(name) for name in weight_map.values()}):
-            if Path(name).name != name or not name.endswith(".safetensors"):
-                raise InputError(f"{index} names '{name}': only *.safetensors files in the same folder are opened")
-            if not (folder / name).is_file():
-                raise InputError(f"{index} names '{name}', which is missing; copy the whole model folder")
-    if not any(folder.glob("*.safetensors")):
+        for name in sorted({str(name) for name in weight_map.values()} - weight_files):
+            reason = f"{index} names '{name}', which is no *.safetensors file in the same folder"
+            raise InputError(f"{reason}; copy the whole model folder, or save the model anew")
+    if not weight_files:
         remedy = "choose a folder or a revision that has them (refs/pr may), or save them so by model.save_pretrained"
         raise InputError(f"{model_name(source)} has no weights (*.safetensors), and pickles are never opened: {remedy}")

@@ -211,12 +211,9 @@ def end_with_parent(parent: int, grace_seconds: float) -> None:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(0.5)
-        leads = os.getpgrp() == os.getpid()
+        target = 0 if os.getpgrp() == os.getpid() else os.getpid()  # 0 is the process group of this process
         for number in (signal.SIGTERM, signal.SIGKILL):
-            if leads:
-                os.killpg(0, number)
-            else:
-                os.kill(os.getpid(), number)
+            os.kill(target, number)
             time.sleep(grace_seconds)
 
     threading.Thread(target=watch, daemon=True).start()

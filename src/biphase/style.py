@@ -41,8 +41,6 @@ LOOKS = {
 }
 """Looks of what is trained with an objective."""
 
-COLORS = {objective: look.color for objective, look in LOOKS.items()}
-
 SERIES = (
     Look("#0072B2", "o", "-", ""),
     Look("#E69F00", "s", "--", "//"),

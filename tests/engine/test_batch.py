@@ -99,9 +99,9 @@ def test_time_left_knows_of_what_runs() -> None:
     """A quarter of a first training in 10 s: the rest takes 30, and a second one, three times as long, 120."""
     one, two = (Unit(name, list, {}, kind="train", cost=cost) for name, cost in (("one", 1e12), ("two", 3e12)))
     forecast = Forecast([one, two])
-    forecast.note_share(one, 0.25, 10.0)
+    forecast.running["one"] = one, 0.25, 10.0
     assert forecast.seconds_left == pytest.approx(30 + 120)
-    forecast.note_share(two, 0.25, 30.0)
+    forecast.running["two"] = two, 0.25, 30.0
     assert forecast.seconds_left == pytest.approx((30 + 90) / 2), "side by side"
     forecast.note(one, Outcome("one", [], None, 40.0, num_running=2))
     assert forecast.seconds_left == pytest.approx(90 / 2)

@@ -247,9 +247,9 @@ def test_one_process_is_a_world() -> None:
     with join_world("cpu") as world:
         assert (world.rank, world.size, world.is_main) == (0, 1, True)
         assert world.sum(1, 2.5) == [1.0, 2.5]
-        world.raise_any(None, "elsewhere")
-        with pytest.raises(InputError, match="here"):
-            world.raise_any(InputError("here"), "elsewhere")
+        assert world.decide(lambda: "value", "elsewhere") == "value"
+        with pytest.raises(InputError, match=r"^here"), world.together("elsewhere"):
+            raise InputError("here")
 
 
 # The script

@@ -17,7 +17,7 @@ from typing import Any, Literal, NoReturn
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from biphase import __version__
-from biphase.console import FirstLine, describe_copies, err, is_one_of_several, launched_as, silence, take_turn
+from biphase.console import announce_loading, describe_copies, err, is_one_of_several, launched_as, silence, take_turn
 from biphase.errors import EXIT_BUSY, STOPPED, BusyError, InputError, StoppedError, clipped, memory_told
 from biphase.machine import prepare_process
 
@@ -117,7 +117,7 @@ def main() -> NoReturn:
         if isinstance(stream, TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
             stream.reconfigure(encoding="utf-8")  # LC_ALL=C: else an arrow in a help text ends the command
     if "torch" not in sys.modules:
-        sys.meta_path.insert(0, FirstLine(" ".join(["biphase", *sys.argv[1:2]])))
+        announce_loading(" ".join(["biphase", *sys.argv[1:2]]))
     try:
         if is_one_of_several() and launched_as("LOCAL_RANK", 0) > 0:
             silence()  # one of the processes of a machine tells what is wrong with the command

@@ -34,7 +34,7 @@ from biphase.corpus.shards import (
 )
 from biphase.corpus.text import TextSource, TxtDocuments, find_text_sources, name_sources, read_documents
 from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer, special_ids, token_byte_lengths, tokenizer_hash
-from biphase.engine.local import Engine, EngineKind, Unit, report_progress
+from biphase.engine.local import Engine, EngineKind, Unit
 from biphase.engine.scheduler import run_units
 from biphase.errors import InputError, told_as
 from biphase.files import (
@@ -445,7 +445,7 @@ def tokenize_shard(plan: ShardPlan, threads: int) -> None:
             for split, writer in writers.items():
                 if chosen := [pair for pair in encoded if pair[0][1] == split]:
                     tokens += writer.write(chosen)
-            report_progress((num_bytes, tokens))
+            console.report_progress((num_bytes, tokens))
 
         unwritten: list[tuple[list[TextPiece], int, Future[list[Encoding]]]] = []
         for pieces, num_bytes in read_batches(plan, cuts_at_lines, writers, BATCH_BYTES * threads):

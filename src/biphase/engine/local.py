@@ -8,10 +8,9 @@ import subprocess
 import sys
 import time
 import traceback
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from graphlib import TopologicalSorter
@@ -22,9 +21,9 @@ from typing import Any, Literal
 
 from pydantic import model_validator
 
-from biphase import machine
+from biphase import console, machine
 from biphase.config import Count, PositiveCount, Strict
-from biphase.console import err, silence
+from biphase.console import err
 from biphase.errors import SOURCE, BusyError, InputError, StoppedError
 
 POLL_SECONDS = 10.0
@@ -65,7 +64,8 @@ class Outcome:
     name: str
     value: Any
     error: str | None
-    seconds: float
+    seconds: float = 0.0
+    """How long a unit took that is done."""
     traceback: str = ""
     is_busy: bool = False
     """Whether it was not done, because another process is at it."""
@@ -80,7 +80,7 @@ class UnitQueue:
 
     Ready units stand in groups, by wave, by the length of the chain of units that wait for them, then by affinity. A
     worker takes from the groups of the first wave and its longest chain: from that of its last affinity, else from the
-    first one that no other worker is at, else from the largest. So a decision looks at as many groups as there are
+    first one that no other worker had last, else from the largest. So a decision looks at as many groups as there are
     workers, however many units there are.
     """
 
@@ -96,8 +96,8 @@ class UnitQueue:
         self.dependents: dict[str, list[str]] = defaultdict(list)
         self.groups: dict[tuple[int, int], dict[str, deque[Unit]]] = defaultdict(dict)
         """(minus the wave, the length of the chain) → affinity → units; the largest key comes first."""
-        self.holders: Counter[str] = Counter()
-        """How many workers had a unit of an affinity last."""
+        self.affinities: dict[int, str] = {}
+        """The affinity of the last unit that each worker took."""
         self.postponed: deque[tuple[float, Unit]] = deque()
         self.chains = dict.fromkeys(self.units, 0)
         """The length of the longest chain of units that wait for each unit."""
@@ -117,16 +117,17 @@ class UnitQueue:
         self.groups[-unit.wave, self.chains[unit.name]].setdefault(unit.affinity, deque()).append(unit)
         self.num_ready += 1
 
-    def take(self, last: str) -> Unit | None:
-        """Return the next unit of a worker whose last affinity was `last`; None when no unit is ready."""
+    def take(self, worker: int) -> Unit | None:
+        """Return the next unit of a worker; None when no unit is ready."""
         self.readmit()
         if not self.groups:
             return None
         first = max(self.groups)
         groups = self.groups[first]
-        affinity: str | None = last
-        if not last or last not in groups:
-            affinity = next((name for name in groups if not name or self.holders[name] <= 0), None)
+        affinity = self.affinities.get(worker)
+        if not affinity or affinity not in groups:
+            held = {*self.affinities.values()} - {""}
+            affinity = next((name for name in groups if name not in held), None)
         if affinity is None:  # workers are at all of them, so these are few
             affinity = max(groups, key=lambda name: len(groups[name]))
         unit = groups[affinity].popleft()
@@ -135,8 +136,7 @@ class UnitQueue:
         if not groups:
             del self.groups[first]
         self.num_ready -= 1
-        self.holders[last] -= 1
-        self.holders[unit.affinity] += 1
+        self.affinities[worker] = unit.affinity
         return unit
 
     def readmit(self) -> None:
@@ -163,7 +163,7 @@ class UnitQueue:
                 if outcome.error is not None or outcome.is_busy:
                     del self.missing[name]
                     reason = None if outcome.is_busy else f"blocked: {outcome.name} failed: {outcome.error}"
-                    over.append(replace(outcome, name=name, error=reason, seconds=0.0, traceback=""))
+                    over.append(replace(outcome, name=name, error=reason, traceback=""))
                     continue
                 self.missing[name].remove(ended.name)
                 if not self.missing[name]:
@@ -212,31 +212,24 @@ Message = tuple[Literal["ready", "progress", "over", "ended"], Any]
 """`ready`; `progress` and what a unit says of it; `over` and the unit's outcome; `ended` and the outcome, after which
 the worker is gone. The outcomes are without the unit's name."""
 
-listener: ContextVar[Callable[[Any], None]] = ContextVar("listener")
-
-
-def report_progress(value: Any) -> None:
-    """Tell whoever runs this unit how far it is, in plain data. Does nothing where nobody listens."""
-    listener.get(lambda _: None)(value)
-
 
 def attempt(call: Callable[[], Any], tell: Callable[[Any], None]) -> Message:
     """Do what a unit does; what it says of its progress goes to `tell`. Only `StoppedError` and `KeyboardInterrupt`
     pass. Any error but one of input ends the worker."""
-    started = time.perf_counter()
-    token = listener.set(tell)
+    started, earlier = time.perf_counter(), console.report_progress
+    console.report_progress = tell
     try:
         value = call()
     except StoppedError:
         raise
     except (Exception, SystemExit) as problem:  # whatever a unit may raise is what came of it
-        seconds = time.perf_counter() - started
         is_busy = isinstance(problem, BusyError)
         error = None if is_busy else describe_error(problem)
-        outcome = Outcome("", None, error, seconds, "".join(traceback.format_exception(problem)), is_busy)
+        lines = traceback.format_exception(problem)
+        outcome = Outcome("", None, error, traceback="".join(lines), is_busy=is_busy)
         return ("over" if isinstance(problem, InputError) else "ended"), outcome
     finally:
-        listener.reset(token)
+        console.report_progress = earlier
     return "over", Outcome("", value, None, time.perf_counter() - started)
 
 
@@ -312,7 +305,7 @@ class WorkerProcess:
             self.signal_group(signal.SIGKILL)
             code = self.popen.wait()
         error = f"worker {machine.describe_kill(-code)}" if code < 0 else f"worker ended with exit code {code}"
-        return pickle.dumps(("ended", Outcome("", None, error, 0.0, worker_died=True)))
+        return pickle.dumps(("ended", Outcome("", None, error, worker_died=True)))
 
     def signal_group(self, number: int) -> None:
         """Send a signal to the worker and all that it started, as far as they are left."""
@@ -422,32 +415,27 @@ def serve(number: int, parent: int) -> None:
     machine.end_with_parent(parent, machine.grace())
     os.set_inheritable(number, False)
     machine.prepare_process()
-    silence(report_progress)
+    console.silence()
     with suppress(EOFError, ConnectionResetError, BrokenPipeError), Connection(number) as connection:
         message: Message = ("ready", None)
         while True:
-            try:
-                data = pickle.dumps(message)
-            except Exception as error:  # whatever the value's own code raises
-                kind, outcome = message
-                problem = f"its value, of type {type(outcome.value).__name__}, cannot be sent: {describe_error(error)}"
-                data = pickle.dumps((kind, replace(outcome, value=None, error=problem)))
-            connection.send_bytes(data)
+            connection.send_bytes(pickle.dumps(message))
             if message[0] == "ended":
                 return
             payload = connection.recv_bytes()
-            started = time.perf_counter()
             try:
                 message = attempt(
                     partial(load_and_call, payload),
                     lambda value: connection.send_bytes(pickle.dumps(("progress", value))),
                 )
             except StoppedError as stop:
-                message = "ended", Outcome("", None, str(stop), time.perf_counter() - started)
+                message = "ended", Outcome("", None, str(stop))
 
 
 def load_and_call(payload: bytes) -> Any:
     """Load a function and its arguments from bytes of the parent, and call it. Loading imports the function's module,
-    so it may fail as the function may."""
+    so it may fail as the function may, and so may what the value does when it is sent."""
     function, arguments = pickle.loads(payload)
-    return function(**arguments)
+    value = function(**arguments)
+    pickle.dumps(value)
+    return value

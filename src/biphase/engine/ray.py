@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import shorten
@@ -78,9 +79,8 @@ def connect_ray(address: str | None) -> None:
         # Join in a process that can be ended first: where something listens but does not answer as a cluster, Ray
         # tries for minutes, in code that no signal interrupts.
         join = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False, logging_level=40, include_dashboard=False)"
-        problem = ""
+        problem, command = "", [sys.executable, "-P", "-c", join, address]
         try:
-            command = [sys.executable, "-P", "-c", join, address]
             subprocess.run(command, capture_output=True, text=True, timeout=JOIN_SECONDS, check=True)
         except subprocess.TimeoutExpired:
             problem = f"no answer within {JOIN_SECONDS:.0f} s"
@@ -126,24 +126,21 @@ def share_nodes(nodes: Sequence[dict[str, float]], engine: Engine, num_units: in
     return workers, max(fitting, default=1), 0
 
 
+@dataclass
 class Head:
     """The head of a cluster, looked after: when it has been gone for a minute, Ray ends this process in code that says
     nothing of use and lets nobody else say it."""
 
-    def __init__(self, address: str) -> None:
-        """
-        Args:
-            address: where it listens, HOST:PORT; through `ray://`, where nothing else knows, the empty string.
-        """
-        self.address, self.is_there = address, True
-        self.looked = self.answered = time.monotonic()
+    address: str
+    """The HOST:PORT where it listens; through `ray://`, where nothing else knows, the empty string."""
+    is_there: bool = True
+    answered: float = field(default_factory=time.monotonic)
 
     def look(self) -> None:
         """Raises `InputError` when it has been gone for too long."""
         now = time.monotonic()
-        if now < self.looked + 5.0 or not self.address:
+        if now < self.answered + 5.0 or not self.address:
             return
-        self.looked = now
         host, _, port = self.address.rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=2.0).close()
@@ -250,7 +247,6 @@ class RayPool:
         if find_spec("ray") is None:
             raise InputError("the engine is ray, but Ray is not installed: pip install 'biphase[cluster]'")
         os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # no new cluster in place of one that was lost
-        self.cleared = ExitStack()
         self.actors: dict[int, Any] = {}
         self.nodes: dict[int, Future[str]] = {}
         """The address of each worker's node, once it has one; not of a worker that was lost."""
@@ -258,29 +254,27 @@ class RayPool:
         """The next message of each worker."""
         self.waiting_since, self.is_told = time.monotonic(), False
         """Since when no worker has a place, and whether that was said."""
-        try:
+        with ExitStack() as held:  # a cluster that was started here must not stay behind, after Ctrl-C neither
             loaded: Any = sys.modules.get("ray")
             is_joined = loaded is not None and loaded.is_initialized()  # by the caller, who knows where
             if not (is_joined or engine.address or os.environ.get("RAY_ADDRESS")):
-                self.cleared.enter_context(kept_to_this_machine())
+                held.enter_context(kept_to_this_machine())
             import ray
 
             if not is_joined:
                 from ray._private import worker
 
                 # What raylets say of a lost node, in pages on stdout, is told in a line by `listen`.
-                self.cleared.callback(setattr, worker, "print_to_stdstream", worker.print_to_stdstream)
+                held.callback(setattr, worker, "print_to_stdstream", worker.print_to_stdstream)
                 worker.print_to_stdstream = lambda *_, **__: None
-                self.cleared.callback(ray.shutdown)
+                held.callback(ray.shutdown)
                 connect_ray(engine.address)
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             self.limit, self.cpus, self.gpus = share_nodes(nodes, engine, num_units)
-            mark = None if folder is None else self.cleared.enter_context(visible_file(folder.resolve()))
+            mark = None if folder is None else held.enter_context(visible_file(folder.resolve()))
             is_client = ray.util.client.ray.is_connected()  # through `ray://`
             self.head = Head("" if is_client else ray.get_runtime_context().gcs_address)
-        except BaseException:  # Ctrl-C too: a cluster that was started here must not stay behind
-            self.cleared.close()
-            raise
+            self.cleared = held.pop_all()
         self.arguments = self.cpus, "" if engine.device == "cpu" else None, os.getcwd(), hash_code(), mark
         options = {"num_cpus": self.cpus, "num_gpus": self.gpus, "max_restarts": 0, "max_concurrency": 2}
         self.actor = ray.remote(RayWorker).options(**options)
@@ -301,44 +295,39 @@ class RayPool:
         self.head.look()
         with self.head.needed():
             self.look_for_places()
-        # Not `ray.wait`, out of which no exception of a signal handler comes as it was raised.
-        heard, _ = wait(self.pending.values(), timeout=1.0, return_when=FIRST_COMPLETED)
-        for number in [number for number, call in self.pending.items() if call in heard]:
-            try:
-                with self.head.needed():
-                    payload = self.pending.pop(number).result()
-            except ray.exceptions.RayError as error:
-                lost = describe_loss(error, self.nodes.pop(number, None))
-                yield number, ("ended", Outcome("", None, lost, 0.0, str(error), worker_died=True))
-                continue
-            message = pickle.loads(payload)  # from a worker that this run started
-            if message[0] == "refused":
-                raise InputError(f"the Ray node {self.nodes[number].result()} {message[1]}")
-            if message[0] != "ended":
-                with self.head.needed():
+            # Not `ray.wait`, out of which no exception of a signal handler comes as it was raised.
+            heard, _ = wait(self.pending.values(), timeout=1.0, return_when=FIRST_COMPLETED)
+            for number in [number for number, call in self.pending.items() if call in heard]:
+                try:
+                    kind, body = pickle.loads(self.pending.pop(number).result())  # from a worker of this run
+                except ray.exceptions.RayError as error:
+                    lost = describe_loss(error, self.nodes.pop(number, None))
+                    kind, body = "ended", Outcome("", None, lost, traceback=str(error), worker_died=True)
+                if kind == "refused":
+                    raise InputError(f"the Ray node {self.nodes[number].result()} {body}")
+                if kind != "ended":
                     self.pending[number] = self.actors[number].receive.remote().future()
-            yield number, message
+                yield number, (kind, body)
 
     def look_for_places(self) -> None:
         """Say, once, that all workers wait for a place in the cluster. Raises `InputError` where none will come."""
         import ray
 
-        waited = time.monotonic() - self.waiting_since
         if not self.nodes or any(node.done() for node in self.nodes.values()):
             self.waiting_since, self.is_told = time.monotonic(), False
-        elif waited > (LEFT_SECONDS if self.is_told else PLACE_SECONDS):
-            needs = {"CPU": self.cpus, "GPU": self.gpus}
-            nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-            has_room = any(all(node.get(name, 0) >= number for name, number in needs.items()) for node in nodes)
-            resources = f"{self.cpus} CPUs" + (f" and {self.gpus:g} GPUs" if self.gpus else "")
-            if not self.is_told:
-                why = "others hold them" if has_room else "no node that is left has them"
-                err.print(f"waiting for a place on the Ray cluster: each worker wants {resources}, and {why}")
-            elif not has_room:
-                lack = f"none of the {len(nodes)} Ray nodes that are left has them"
-                remedy = "the same command makes do with what there is"
-                raise InputError(f"each worker was to hold {resources}, and {lack}; {remedy}")
-            self.is_told = True
+        if time.monotonic() - self.waiting_since <= (LEFT_SECONDS if self.is_told else PLACE_SECONDS):
+            return
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        has_room = any(node.get("CPU", 0) >= self.cpus and node.get("GPU", 0) >= self.gpus for node in nodes)
+        resources = f"{self.cpus} CPUs" + (f" and {self.gpus:g} GPUs" if self.gpus else "")
+        if self.is_told and not has_room:
+            lack = f"none of the {len(nodes)} Ray nodes that are left has them"
+            remedy = "the same command makes do with what there is"
+            raise InputError(f"each worker was to hold {resources}, and {lack}; {remedy}")
+        if not self.is_told:
+            why = "others hold them" if has_room else "no node that is left has them"
+            err.print(f"waiting for a place on the Ray cluster: each worker wants {resources}, and {why}")
+        self.is_told = True
 
     def end(self, numbers: list[int]) -> None:
         import ray

@@ -12,7 +12,6 @@ needs failed. It goes when the unit is done.
 import pickle
 import re
 import signal
-import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
@@ -34,7 +33,7 @@ START_ATTEMPTS = 3
 WAITING = "waiting for units that other processes are at"
 
 Listener = Callable[[str, Any], None]
-"""Called with a unit's name and what it says on the way (`local.report_progress`)."""
+"""Called with a unit's name and what it says on the way (`console.report_progress`)."""
 
 
 def run_units(
@@ -75,26 +74,14 @@ def run_units(
 
 
 def run_here(queue: UnitQueue, on_progress: Listener) -> Generator[Outcome, None, None]:
-    affinity = ""
     with handled(stop, signal.SIGTERM):
         while queue.num_left:
-            unit = queue.take(affinity)
+            unit = queue.take(0)
             if unit is None:
                 queue.sleep()
                 continue
-            affinity = unit.affinity
             _, outcome = attempt(partial(unit.function, **unit.arguments), partial(on_progress, unit.name))
             yield from queue.settle(replace(outcome, name=unit.name))
-
-
-@dataclass
-class Worker:
-    """A worker: what it is at, since when, and what it had last."""
-
-    is_ready: bool = False
-    unit: Unit | None = None
-    affinity: str = ""
-    since: float = 0.0
 
 
 def schedule(
@@ -104,54 +91,54 @@ def schedule(
         return
     make_pool = partial(RayPool, folder=folder) if engine.kind == "ray" else LocalPool
     with handled(stop, signal.SIGTERM), closing(make_pool(engine, queue.num_left)) as pool:
-        workers: dict[int, Worker] = {}
+        # Each worker, known by its number, is starting, idle or at a unit.
+        starting, idle, running = set[int](), set[int](), dict[int, Unit]()
         failed_starts = 0
         while queue.num_left:
             # 1. Start workers for the ready units that no idle or starting one will take.
             queue.readmit()
-            num_needed = queue.num_ready - sum(worker.unit is None for worker in workers.values())
-            free = [number for number in range(pool.limit) if number not in workers]
+            num_needed = queue.num_ready - len(starting) - len(idle)
+            free = [number for number in range(pool.limit) if number not in starting | idle | running.keys()]
             for number in free[: max(num_needed, 0)]:
                 pool.start(number)
-                workers[number] = Worker()
-            hand_out(queue, pool, workers)
-            if not workers:
+                starting.add(number)
+            hand_out(queue, pool, idle, running)
+            if not starting | idle | running.keys():
                 queue.sleep()
             # 2. Hear what they say: how far a unit is, what came of it, that they are ready, that they end.
             over: list[Outcome] = []
             for number, (kind, body) in pool.listen():
-                worker = workers[number]
                 if kind == "progress":
-                    if worker.unit is not None:
-                        on_progress(worker.unit.name, body)
+                    if number in running:
+                        on_progress(running[number].name, body)
                     continue
-                if worker.unit is not None:
-                    num_running = sum(other.unit is not None for other in workers.values())
-                    seconds = time.monotonic() - worker.since if body.worker_died else body.seconds
-                    over += queue.settle(replace(body, name=worker.unit.name, seconds=seconds, num_running=num_running))
-                    worker.unit = None
-                elif not worker.is_ready:
-                    worker.is_ready = kind == "ready"
-                    failed_starts = 0 if worker.is_ready else failed_starts + 1
+                if number in running:
+                    num_running = len(running)
+                    over += queue.settle(replace(body, name=running.pop(number).name, num_running=num_running))
+                elif number in starting:
+                    starting.remove(number)
+                    failed_starts = failed_starts + 1 if kind == "ended" else 0
                     if failed_starts == START_ATTEMPTS:
                         raise InputError(f"workers do not start: {body.error}")
-                if kind == "ended":
-                    del workers[number]
-                    queue.holders[worker.affinity] -= 1
-                    pool.end([number])
-            hand_out(queue, pool, workers)  # before the caller takes its time with the outcomes
+                if kind != "ended":
+                    idle.add(number)
+                    continue
+                idle.discard(number)
+                queue.affinities.pop(number, None)
+                pool.end([number])
+            hand_out(queue, pool, idle, running)  # before the caller takes its time with the outcomes
             yield from over
 
 
-def hand_out(queue: UnitQueue, pool: LocalPool | RayPool, workers: dict[int, Worker]) -> None:
+def hand_out(queue: UnitQueue, pool: LocalPool | RayPool, idle: set[int], running: dict[int, Unit]) -> None:
     """Give the idle workers a unit each, as long as there are some."""
-    for number, worker in workers.items():
-        if worker.is_ready and worker.unit is None:
-            worker.unit = queue.take(worker.affinity)
-            if worker.unit is None:
-                return
-            worker.affinity, worker.since = worker.unit.affinity, time.monotonic()
-            pool.send(number, pickle.dumps((worker.unit.function, worker.unit.arguments)))
+    for number in sorted(idle):
+        unit = queue.take(number)
+        if unit is None:
+            return
+        idle.remove(number)
+        running[number] = unit
+        pool.send(number, pickle.dumps((unit.function, unit.arguments)))
 
 
 def stop(signum: int, _: Any) -> None:
@@ -239,14 +226,10 @@ class Forecast:
         self.costs = defaultdict(float, {kind: cost for kind, (_, cost) in (spent or {}).items()})
         """What those that are done took and cost, by kind."""
         self.running: dict[str, tuple[Unit, float, float]] = {}
-        """Which share of a unit is done, and in how many seconds, for those that say so."""
+        """Each unit that has said how far it is, with the share that is done and the seconds that this took."""
         self.num_running = 1
         for unit in units:
             self.left[unit.kind] += unit.cost
-
-    def note_share(self, unit: Unit, share: float, seconds: float) -> None:
-        self.running[unit.name] = unit, share, seconds
-        self.num_running = max(self.num_running, len(self.running))
 
     def note(self, unit: Unit, outcome: Outcome) -> None:
         self.running.pop(unit.name, None)
@@ -275,7 +258,7 @@ class Forecast:
     @property
     def seconds_left(self) -> float | None:
         by_kind = self.seconds_by_kind
-        return None if by_kind is None else sum(by_kind.values()) / self.num_running
+        return None if by_kind is None else sum(by_kind.values()) / max(self.num_running, len(self.running))
 
 
 def failure_path(folder: Path, unit: Unit) -> Path:
@@ -320,7 +303,7 @@ def run_batch(
     def note_advance(name: str, advance: console.Advance) -> None:
         share, seconds, line = advance
         if share is not None:
-            forecast.note_share(by_name[name], share, seconds)
+            forecast.running[name] = by_name[name], share, seconds
         progress.advance(0, f"{name}: {line}", seconds_left=forecast.seconds_left)
 
     with console.track(label, num_done + sum(unit.size for unit in units), things, num_done) as progress:

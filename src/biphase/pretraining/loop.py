@@ -132,7 +132,9 @@ def train_steps(job: Job, begin: int, stop: int, *, is_logged: bool) -> int:
                 for part, _ in mixture.parts:
                     log.record_validation(done, part, validate(state.model, part.with_mask_at(1)))
             if validates or saves or could_not_log:
-                world.raise_any(log.failure, f"{job.run.metrics} could not be written; the first process says why")
+                with world.together(f"{job.run.metrics} could not be written; the first process says why"):
+                    if log.failure is not None:
+                        raise log.failure
             if saves:
                 save_state(job, state, done, mixture)
             if is_stopping and done < stop:

@@ -81,7 +81,10 @@ def outline_network(
     The first process alone has it whole, once and not on its device: there it is drawn, or read and proved, as by one
     process. Every process must call it.
     """
-    whole = world.first(load, "the network could not be made; the first process says why")
+    whole = None
+    with world.together("the network could not be made; the first process says why"):
+        if world.is_main:
+            whole = load()
     outline: Any = None
     if whole is not None:
         # What deepcopy takes for copied already, it does not copy: in place of each tensor stands its shape.

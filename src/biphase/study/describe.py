@@ -34,7 +34,7 @@ from biphase.study.cost import Estimate, Machine, task_size
 from biphase.study.folder import hash_hypotheses
 from biphase.study.plan import Plan, PlannedRun, history
 from biphase.study.spec import EMBED, Evaluation, trainings, write_steps
-from biphase.style import COLORS
+from biphase.style import LOOKS
 from biphase.tasks.spec import find_task
 
 PICTURE_FORMATS = (".svg", ".png", ".pdf")
@@ -123,14 +123,14 @@ def draw_run(plan: Plan, run: PlannedRun, lane: int, axes: Axes) -> None:
         first, last = max(pairwise(free), key=lambda piece: piece[1] - piece[0])
         if last - first > 0.017 * axes.get_xlim()[1] * len(text):
             centered: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": 7.5, "color": "white"}
-            halo = [withStroke(linewidth=4, foreground=COLORS[objective])]
+            halo = [withStroke(linewidth=4, foreground=LOOKS[objective].color)]
             axes.text((first + last) / 2, lane, text, path_effects=halo, zorder=3, **centered)
 
 
 def look(objective: str) -> dict[str, Any]:
     """Colour, and for print without colours a hatch for what is masked."""
     hatch = {"clm": None, "mlm": "////", "mntp": "...."}[objective]
-    return {"facecolor": COLORS[objective], "edgecolor": "white", "linewidth": 0, "hatch": hatch}
+    return {"facecolor": LOOKS[objective].color, "edgecolor": "white", "linewidth": 0, "hatch": hatch}
 
 
 def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
