@@ -6,18 +6,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
+import pydantic
 import yaml
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_serializer,
-)
 from pydantic_core import PydanticCustomError
 
 from biphase.errors import SOURCE, InputError, clipped, nearest
@@ -29,16 +19,18 @@ MAX_COUNT = 2**53
 MOST_REPEATS = 1_000
 """The limit on how often something is trained again with another seed."""
 
-Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
-PositiveCount = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+Count = Annotated[int, pydantic.Field(ge=0, le=MAX_COUNT)]
+PositiveCount = Annotated[int, pydantic.Field(ge=1, le=MAX_COUNT)]
 Seed = Count
-Share = Annotated[float, Field(ge=0, le=1)]
-Beta = Annotated[float, Field(ge=0, lt=1)]
+Share = Annotated[float, pydantic.Field(ge=0, le=1)]
+Beta = Annotated[float, pydantic.Field(ge=0, lt=1)]
 
 FLOAT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
 Setting = Annotated[
     bool | int | float | str,
-    BeforeValidator(lambda value: float(value) if isinstance(value, str) and FLOAT.fullmatch(value) else value),
+    pydantic.BeforeValidator(
+        lambda value: float(value) if isinstance(value, str) and FLOAT.fullmatch(value) else value
+    ),
 ]
 """A value of any kind. Text to YAML 1.1, `1e-6` is a number here too."""
 
@@ -48,19 +40,19 @@ BUNDLED = SOURCE / "bundled"
 """Text, tasks, recipes and studies that come with biphase."""
 
 
-class Strict(BaseModel):
+class Strict(pydantic.BaseModel):
     """A frozen model in which an unknown key is an error.
 
     Keys in `later` came after the first hashes of a model were written: they are left out of its tree where they stand
     at their defaults, so that the hash of what does not use them stays.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     later: ClassVar[frozenset[str]] = frozenset()
 
-    @field_validator("*", mode="before")
+    @pydantic.field_validator("*", mode="before")
     @classmethod
-    def is_no_boolean(cls, value: Any, info: ValidationInfo) -> Any:
+    def is_no_boolean(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
         """YAML reads yes, no, on and off as booleans, and Python those as 1 and 0."""
         if any(isinstance(item, bool) for item in (value if isinstance(value, list | tuple) else (value,))):
             kinds = {*nested_types(cls.model_fields[str(info.field_name)].annotation)}
@@ -68,8 +60,8 @@ class Strict(BaseModel):
                 raise PydanticCustomError("number", "input should be a number")
         return value
 
-    @model_serializer(mode="wrap")
-    def without_unused(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    @pydantic.model_serializer(mode="wrap")
+    def without_unused(self, serialize: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
         unused = {key for key in self.later if getattr(self, key) == type(self).model_fields[key].default}
         return {key: value for key, value in serialize(self).items() if key not in unused}
 
@@ -118,7 +110,7 @@ def parse_config(kind: type[Config], tree: dict[str, Any], overrides: Sequence[s
         tree = apply_override(tree, override)
     try:
         return kind.model_validate(tree)
-    except ValidationError as error:
+    except pydantic.ValidationError as error:
         # A list whose items are wrong also counts as too short, which is not what is wrong with it.
         blamed = [item["loc"] for item in error.errors() if item["type"] != "too_short"]
         mistakes: dict[str, list[str]] = {}

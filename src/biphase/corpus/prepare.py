@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from biphase import console
+from biphase import console, files
 from biphase.config import parse_config
 from biphase.corpus.shards import (
     SHARD_SPLITS,
@@ -37,17 +37,6 @@ from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer, special_ids
 from biphase.engine.local import Engine, EngineKind, Unit
 from biphase.engine.scheduler import run_units
 from biphase.errors import InputError, told_as
-from biphase.files import (
-    content_hash,
-    file_hash,
-    locked,
-    read_json_as,
-    refuse_links,
-    whole_file,
-    whole_folder,
-    write_hashed,
-    write_json,
-)
 from biphase.machine import num_cores
 
 if TYPE_CHECKING:
@@ -86,7 +75,7 @@ class ShardPlan:
         """Tell whether the folder is whole. Sizes are checked too: a power cut can leave names without their data."""
         if not (self.folder / "shard.json").exists():
             return False
-        parts = read_json_as(self.folder / "shard.json", Shard, f"delete {self.folder} and rerun").parts
+        parts = files.read_json_as(self.folder / "shard.json", Shard, f"delete {self.folder} and rerun").parts
         have_sizes = all(wrong_size(self.folder, split, parts[split], self.draft.dtype) is None for split in parts)
         return have_sizes and set(parts) == set(SHARD_SPLITS)
 
@@ -143,7 +132,7 @@ def prepare(
     options = parse_config(Options, settings, origin="prepare")
     grouped = find_both(name_sources(sources, folder, text_field), held_out, folder)
     loaded = load_tokenizer(tokenizer)
-    with locked(folder / ".claim", busy=f"another process is preparing {folder}: wait for it"):
+    with files.locked(folder / ".claim", busy=f"another process is preparing {folder}: wait for it"):
         manifest = make_set(folder, grouped, loaded, options, where)
     print_totals(folder, manifest)
     return folder
@@ -172,7 +161,7 @@ def find_both(sources: Sequence[str | Path], held_out: Sequence[str | Path], out
     recorded: set[str] = set()
     for path in sorted(out.glob("shards/*/shard.json")):
         with suppress(InputError):  # a damaged one is told where it is used
-            recorded.update(read_json_as(path, Shard).sources)
+            recorded.update(files.read_json_as(path, Shard).sources)
     if not held_out:
         return [(None, find_text_sources(sources, recorded))]
     train, validation = find_text_sources(sources, recorded), find_text_sources(held_out, recorded)
@@ -192,11 +181,13 @@ def make_set(
     unit of work; the content does not depend on how many work.
     """
     inside = (out / "shards").iterdir() if (out / "shards").is_dir() else ()
-    refuse_links(out / "tokenizer", out / "token_bytes.npy", out / "shards", out / ".locks", *inside)
+    files.refuse_links(out / "tokenizer", out / "token_bytes.npy", out / "shards", out / ".locks", *inside)
     before = read_shard_manifest(out) if (out / "manifest.json").exists() else None
     vocab_size = max(tokenizer.get_vocab().values()) + 1
     draft = ShardManifest(
-        sources_hash=content_hash([[split, [source.fingerprint for source in group]] for split, group in grouped]),
+        sources_hash=files.content_hash(
+            [[split, [source.fingerprint for source in group]] for split, group in grouped]
+        ),
         tokenizer_hash=tokenizer_hash(tokenizer),
         dtype="uint16" if vocab_size <= 1 << 16 else "uint32",
         vocab_size=vocab_size,
@@ -215,7 +206,7 @@ def make_set(
         if differing:
             remedy = f"choose another folder, or delete {out / 'manifest.json'} to make it anew (equal files stay)"
             raise InputError(f"{out} holds a finished shard set of other {', '.join(differing)}: {remedy}")
-    with whole_file(out / "token_bytes.npy") as file:
+    with files.whole_file(out / "token_bytes.npy") as file:
         np.save(file.buffer, token_byte_lengths(tokenizer))
     if options.drop_copies:
         leave_out_copies(grouped, options)
@@ -233,7 +224,7 @@ def mend_set(out: Path, before: ShardManifest, lost: list[ShardPlan]) -> ShardMa
     """Raises `InputError` unless the shards that were lost and made again hold what the manifest says."""
     parts = {shard.name: shard.parts for shard in before.shards}
     for plan in lost:
-        if read_json_as(plan.folder / "shard.json", Shard).parts != parts[plan.folder.name]:
+        if files.read_json_as(plan.folder / "shard.json", Shard).parts != parts[plan.folder.name]:
             remedy = "take it from a copy of the set, or delete manifest.json to make the set anew"
             raise InputError(f"{plan.folder} came out otherwise than it was, of sources of the same size: {remedy}")
     console.err.print(f"{out} {'lacked files and has them again' if lost else 'is complete, nothing to do'}")
@@ -253,14 +244,14 @@ def plan_shards(
         if any(source.copies for source in group):
             decides.append([sorted(source.copies) for source in group])
         stem = re.sub(r"[^\w.-]+", "-", Path(group[0].name).name)[:40].lstrip(".")
-        name = f"{stem}-{content_hash([*decides, NAMED_BY])[:12]}"
+        name = f"{stem}-{files.content_hash([*decides, NAMED_BY])[:12]}"
         num_bytes = sum(source.num_bytes or 0 for source in group)
         yield ShardPlan(out.resolve() / "shards" / name, group, split, draft, num_bytes)
 
 
 def finish_set(out: Path, plans: list[ShardPlan], draft: ShardManifest) -> ShardManifest:
     """Complete the manifest by the shards, which are all there, and write it."""
-    shards = tuple(read_json_as(plan.folder / "shard.json", Shard) for plan in plans)
+    shards = tuple(files.read_json_as(plan.folder / "shard.json", Shard) for plan in plans)
     splits: dict[ShardSplitName, SplitRecord] = {}
     for split in SHARD_SPLITS:
         parts = [shard.parts[split] for shard in shards]
@@ -279,14 +270,14 @@ def finish_set(out: Path, plans: list[ShardPlan], draft: ShardManifest) -> Shard
     for shard in shards:
         hashes += [[shard.parts[split].tokens_sha256, shard.parts[split].ends_sha256] for split in SHARD_SPLITS]
     content: dict[str, Any] = {
-        "fingerprint": content_hash([draft.tokenizer_hash, draft.dtype, draft.vocab_size, hashes]),
-        "token_bytes_sha256": file_hash(out / "token_bytes.npy"),
+        "fingerprint": files.content_hash([draft.tokenizer_hash, draft.dtype, draft.vocab_size, hashes]),
+        "token_bytes_sha256": files.file_hash(out / "token_bytes.npy"),
         "splits": splits,
         "shards": shards,
         "duplicates": count_copies(out, shards),
     }
     manifest = draft.model_copy(update=content)
-    write_hashed(out / "manifest.json", manifest.model_dump(mode="json"))
+    files.write_hashed(out / "manifest.json", manifest.model_dump(mode="json"))
     names = {shard.name for shard in shards}
     for folder in (out / "shards").iterdir():
         is_ours = (folder / "shard.json").exists() or folder.name.endswith(".part")
@@ -364,7 +355,7 @@ def tokenize_unit(plan: ShardPlan) -> None:
     """
     out = plan.folder.parents[1]
     remedy = "finished files are kept; mend this, and run it again"
-    with told_as(f"{plan.folder} cannot be made", remedy), locked(out / ".locks" / plan.folder.name, wait=True):
+    with told_as(f"{plan.folder} cannot be made", remedy), files.locked(out / ".locks" / plan.folder.name, wait=True):
         if not plan.is_done:
             if plan.draft.tokenizer_hash not in ENCODERS:
                 from tokenizers import Tokenizer
@@ -433,7 +424,7 @@ Writers = dict[ShardSplitName, SplitWriter]
 def tokenize_shard(plan: ShardPlan, threads: int) -> None:
     """Write the shard's folder. While `tokenizers` works on a batch, the next is read and the last one written."""
     backend, cuts_at_lines = ENCODERS[plan.draft.tokenizer_hash]
-    with whole_folder(plan.folder) as folder, ExitStack() as stack:
+    with files.whole_folder(plan.folder) as folder, ExitStack() as stack:
         writers: Writers = {split: SplitWriter(folder, split, plan.draft) for split in SHARD_SPLITS}
         for writer in writers.values():
             stack.callback(writer.close)
@@ -459,7 +450,7 @@ def tokenize_shard(plan: ShardPlan, threads: int) -> None:
         names = tuple(source.record_name for source in plan.sources)
         parts = {split: writer.close() for split, writer in writers.items()}
         shard = Shard(name=plan.folder.name, sources=names, parts=parts)
-        write_json(folder / "shard.json", shard.model_dump(mode="json"))
+        files.write_json(folder / "shard.json", shard.model_dump(mode="json"))
 
 
 def read_batches(

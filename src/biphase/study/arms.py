@@ -11,17 +11,7 @@ from biphase.errors import InputError, nearest, refuse_doubles
 from biphase.files import content_hash
 from biphase.flops import PRESETS
 from biphase.recipe import Phase, Recipe
-from biphase.study.spec import (
-    ARCHITECTURE,
-    ArmGroup,
-    PretrainingSeeds,
-    StartingModel,
-    Study,
-    curriculum_label,
-    fill_budget,
-    read_curriculum,
-    write_steps,
-)
+from biphase.study import spec
 
 
 @dataclass(frozen=True)
@@ -72,17 +62,17 @@ class UnresolvedArm:
     """An arm that knows what it continues by name only: a parent may come later in the file."""
 
     name: str
-    group: ArmGroup
-    source: StartingModel | str
+    group: spec.ArmGroup
+    source: spec.StartingModel | str
     """The model that it starts from, or the name of the arm that it continues."""
     curriculum: str
     phases: tuple[Phase, ...]
-    seeds: PretrainingSeeds
+    seeds: spec.PretrainingSeeds
     swept: tuple[tuple[str, Any], ...] = ()
     """Keys of the recipe with the values that the sweep gives them here."""
 
 
-def expand_arms(study: Study) -> dict[str, Arm]:
+def expand_arms(study: spec.Study) -> dict[str, Arm]:
     """Write all arms by name, in the order of the file but parents before their children; all of the first pretraining
     seed before those of the second.
 
@@ -104,7 +94,7 @@ def expand_arms(study: Study) -> dict[str, Arm]:
     for seed in range(max((lineage[-1].seeds.count for lineage in lineages), default=0)):
         for lineage in lineages:
             model = lineage[0].source  # of the oldest, and so of all that continue it
-            assert isinstance(model, StartingModel)
+            assert isinstance(model, spec.StartingModel)
             for arm in lineage if seed < lineage[-1].seeds.count else ():
                 name = seeded_name(arm.name, seed)
                 if seed and name in unresolved:
@@ -136,13 +126,13 @@ def find_lineage(arm: UnresolvedArm, unresolved: Mapping[str, UnresolvedArm]) ->
     return lineage
 
 
-def sweep_architecture(group: ArmGroup, model: StartingModel) -> Iterator[StartingModel]:
+def sweep_architecture(group: spec.ArmGroup, model: spec.StartingModel) -> Iterator[spec.StartingModel]:
     """List the networks that a group makes of one: itself, where nothing of it is swept."""
-    keys = [key for key in group.sweep if key.startswith(ARCHITECTURE)]
+    keys = [key for key in group.sweep if key.startswith(spec.ARCHITECTURE)]
     if keys and model.preset is None:
         raise InputError(f"arms '{group.group}': sweep: '{model.name}' is given whole; only presets have {keys[0]}")
     for values in product(*(group.sweep[key] for key in keys)):
-        architecture = {key.removeprefix(ARCHITECTURE): value for key, value in zip(keys, values, strict=True)}
+        architecture = {key.removeprefix(spec.ARCHITECTURE): value for key, value in zip(keys, values, strict=True)}
         name = "-".join([model.name, *label_settings(architecture.items())])
         yield model.model_copy(update={"name": name, "architecture": {**model.architecture, **architecture}})
 
@@ -152,10 +142,10 @@ def label_settings(settings: Iterable[tuple[str, Any]]) -> list[str]:
     return [key.rpartition(".")[2] + re.sub(r"[^A-Za-z0-9.+_-]+", "-", str(value)) for key, value in settings]
 
 
-def list_combinations(study: Study) -> Iterator[UnresolvedArm]:
+def list_combinations(study: spec.Study) -> Iterator[UnresolvedArm]:
     """Combine every model or parent with every curriculum and budget of its group. Models are the presets, and over
     them those of the study."""
-    models = {name: StartingModel(name=name, preset=name) for name in PRESETS}
+    models = {name: spec.StartingModel(name=name, preset=name) for name in PRESETS}
     refuse_doubles("models:", [model.name for model in study.models])
     for model in study.models:
         if model.preset is not None and model.preset not in PRESETS:
@@ -165,27 +155,27 @@ def list_combinations(study: Study) -> Iterator[UnresolvedArm]:
     refuse_doubles("curricula:", [curriculum.name for curriculum in study.curricula])
     named = {curriculum.name: curriculum for curriculum in study.curricula}
     for group in study.arms:
-        sources: list[StartingModel | str] = [*group.parents]
+        sources: list[spec.StartingModel | str] = [*group.parents]
         for name in group.models:
             if name not in models:
                 raise InputError(f"arms '{group.group}': unknown model '{name}'{nearest(name, models)}")
             sources += sweep_architecture(group, models[name])
         seeds = group.pretraining_seeds or study.pretraining_seeds
-        axes: dict[str, tuple[Any, ...]] = {k: v for k, v in group.sweep.items() if not k.startswith(ARCHITECTURE)}
+        axes: dict[str, tuple[Any, ...]] = {k: v for k, v in group.sweep.items() if not k.startswith(spec.ARCHITECTURE)}
         # The axes are gone through as nested loops would: the last one fastest.
         points = product(sources, group.curricula, group.budgets or (None,), *axes.values())
         for source, text, budget, *values in points:
-            templates = read_curriculum(text, named, study.mask_probability)
-            phases = fill_budget(templates, budget, f"arms '{group.group}': curriculum '{text}'")
+            templates = spec.read_curriculum(text, named, study.mask_probability)
+            phases = spec.fill_budget(templates, budget, f"arms '{group.group}': curriculum '{text}'")
             swept = tuple(zip(axes, values, strict=True))
             begin, steps = source if isinstance(source, str) else source.name, sum(phase.steps for phase in phases)
             yield UnresolvedArm(name_arm(group, begin, text, steps, swept), group, source, text, phases, seeds, swept)
 
 
-def name_arm(group: ArmGroup, source: str, curriculum: str, steps: int, swept: Sequence[tuple[str, Any]]) -> str:
+def name_arm(group: spec.ArmGroup, source: str, curriculum: str, steps: int, swept: Sequence[tuple[str, Any]]) -> str:
     """Fill in the group's template for names. Raises `InputError` for a template that cannot be."""
     kind = "model" if group.models else "parent"
-    values = {kind: source, "curriculum": curriculum_label(curriculum), "budget": write_steps(steps)}
+    values = {kind: source, "curriculum": spec.curriculum_label(curriculum), "budget": spec.write_steps(steps)}
     values |= {key.rpartition(".")[2]: str(value) for key, value in swept}
     template = group.name or "-".join([f"{{{kind}}}-{{curriculum}}-{{budget}}", *label_settings(swept)])
     try:
@@ -195,7 +185,7 @@ def name_arm(group: ArmGroup, source: str, curriculum: str, steps: int, swept: S
         raise InputError(f"arms '{group.group}': name '{template}' is no template of {fields} ({error})") from None
 
 
-def write_arm(study: Study, arm: UnresolvedArm, model: StartingModel, seed: int) -> Arm:
+def write_arm(study: spec.Study, arm: UnresolvedArm, model: spec.StartingModel, seed: int) -> Arm:
     """Write the arm's recipe: that of the study, changed by its model, its group and its point of the sweep.
 
     The recipe's own seeds are those of the first pretraining seed; the others count on from there. Raises `InputError`

@@ -37,16 +37,8 @@ from biphase.recipe import Init, Phase, Recipe, cut_phases, join_phases, phases_
 from biphase.report.grammar import AskedInequality
 from biphase.report.hypotheses import Ladder, bind
 from biphase.report.paper import read_findings
+from biphase.study import spec
 from biphase.study.arms import Arm, expand_arms
-from biphase.study.spec import (
-    Study,
-    check_evaluation,
-    finetune_config,
-    scored_as,
-    task_families,
-    trainings,
-    write_steps,
-)
 
 
 @dataclass(frozen=True)
@@ -111,7 +103,7 @@ class StudyCell:
     @property
     def name(self) -> str:
         """The cell as a unit of work, as `study status` and `--unit` know it."""
-        return f"{self.model}/{scored_as(self.task)}/lr{self.config.learning_rate:g}/seed{self.config.seed}"
+        return f"{self.model}/{spec.scored_as(self.task)}/lr{self.config.learning_rate:g}/seed{self.config.seed}"
 
 
 CITED = re.compile(r"(F[0-9]+) of the paper")
@@ -126,7 +118,7 @@ inequalities over the plan's arms, of each of these lists one is enough."""
 class Plan:
     """The runs and cells of a study. Runs stand behind the runs that they start from."""
 
-    study: Study
+    study: spec.Study
     arms: dict[str, Arm]
     runs: dict[str, PlannedRun]
     models: tuple[EvaluatedModel, ...]
@@ -233,7 +225,7 @@ class Plan:
         return checkpoints
 
 
-def plan_study(study: Study) -> Plan:
+def plan_study(study: spec.Study) -> Plan:
     """Plan a study; nothing is read from disk but the table of tasks.
 
     Raises:
@@ -242,15 +234,15 @@ def plan_study(study: Study) -> Plan:
     """
     arms = expand_arms(study)
     if study.evaluation is not None:
-        check_evaluation(study.evaluation)
+        spec.check_evaluation(study.evaluation)
     arms = share_trunks(arms)
     models = list_models(study, arms)
     runs, cells = make_runs(arms, models), tuple(list_cells(study, models))
-    plan = Plan(study, arms, runs, models, cells, task_families(study.evaluation))
+    plan = Plan(study, arms, runs, models, cells, spec.task_families(study.evaluation))
     return replace(plan, hypotheses=tuple(bind_hypotheses(plan)))
 
 
-def list_models(study: Study, arms: Mapping[str, Arm]) -> tuple[EvaluatedModel, ...]:
+def list_models(study: spec.Study, arms: Mapping[str, Arm]) -> tuple[EvaluatedModel, ...]:
     """List final models in the order of the file, then intermediate ones, then each network from random weights."""
     finals = []
     for name, arm in arms.items():
@@ -283,7 +275,7 @@ def list_models(study: Study, arms: Mapping[str, Arm]) -> tuple[EvaluatedModel, 
     return (*finals, *before_decay.values(), *controls.values())
 
 
-def list_cells(study: Study, models: tuple[EvaluatedModel, ...]) -> Iterator[StudyCell]:
+def list_cells(study: spec.Study, models: tuple[EvaluatedModel, ...]) -> Iterator[StudyCell]:
     """Cells of one model and task follow one another, so that a worker loads both once."""
     evaluation = study.evaluation
     if evaluation is None:
@@ -292,7 +284,7 @@ def list_cells(study: Study, models: tuple[EvaluatedModel, ...]) -> Iterator[Stu
     num_pretrained = 1 + max(model.seed for model in models)
     further = [seed for seed in range(num_pretrained) if seed not in evaluation.seeds]
     further = further[: max(0, num_pretrained - len(evaluation.seeds))]
-    evaluated, configs = trainings(evaluation), dict[tuple[str, str], list[FinetuneConfig]]()
+    evaluated, configs = spec.trainings(evaluation), dict[tuple[str, str], list[FinetuneConfig]]()
     if evaluation.embed is not None:
         evaluated[evaluation.embed.name] = tuple(evaluation.embed.tasks)
     for weights, seeds in (("pretrained", evaluation.seeds), ("random", (*evaluation.seeds, *further))):
@@ -301,7 +293,7 @@ def list_cells(study: Study, models: tuple[EvaluatedModel, ...]) -> Iterator[Stu
                 grid = evaluation.embed.configs(seeds)
             else:
                 points = product(evaluation.learning_rates, seeds)
-                grid = [finetune_config(evaluation, task, rate, seed) for rate, seed in points]
+                grid = [spec.finetune_config(evaluation, task, rate, seed) for rate, seed in points]
             configs[weights, task] = [config.model_copy(update={"weights": weights}) for config in grid]
     for model in models:
         for task, evaluates in evaluated.items():
@@ -427,7 +419,7 @@ def list_ladders(plan: Plan) -> dict[str, Ladder]:
     names_of_models = {*ladders}
     for arm in plan.arms.values():
         # The names that it shares with the same arm at other budgets; and what it is called there at every place.
-        short, spot = arm.name.removesuffix(f"-{write_steps(arm.recipe.num_steps)}"), spots[arm.name]
+        short, spot = arm.name.removesuffix(f"-{spec.write_steps(arm.recipe.num_steps)}"), spots[arm.name]
         names = [short, arm.group]
         if arm.parent is None and not arm.settings:
             names.append(arm.curriculum)

@@ -26,22 +26,12 @@ from biphase.corpus.rows import (
 from biphase.errors import InputError, nearest
 from biphase.files import content_hash, hash_stamped
 from biphase.hub import pin_commit
-from biphase.tasks.spec import (
-    TASK_SPLITS,
-    FileLayout,
-    Hub,
-    HubRows,
-    Task,
-    TaskSplit,
-    find_task,
-    is_own_task,
-    test_names,
-)
+from biphase.tasks import spec
 
 HUB = Path("hub")
 """A `data_dir` of this name stands for the hub's data, also for a task that comes with the package."""
 
-PartName = TaskSplit | Literal["corpus", "queries"]
+PartName = spec.TaskSplit | Literal["corpus", "queries"]
 PartHashes = dict[PartName, list[str]]
 
 
@@ -49,24 +39,24 @@ PartHashes = dict[PartName, list[str]]
 class TaskSource:
     """A source says where the data of a task is. Equal sources hold the same data for the same use of it."""
 
-    task: Task = field(compare=False)
+    task: spec.Task = field(compare=False)
     name: str
     """The folder, `biphase`, or `hub-id@revision`: for messages."""
     hash: str
     """SHA-256 of what decides the examples: the task's definition and the files' bytes, or the hub id and commit."""
-    form: FileLayout | Hub = field(compare=False)
+    form: spec.FileLayout | spec.Hub = field(compare=False)
     files: dict[PartName, tuple[Path, ...]] = field(compare=False)
     """Empty for the hub."""
     hashes: PartHashes = field(compare=False)
     """The hash of each file."""
 
     @property
-    def splits(self) -> tuple[TaskSplit, ...]:
+    def splits(self) -> tuple[spec.TaskSplit, ...]:
         """List the splits that stand there; the others are drawn."""
         return tuple(self.form.splits.named)
 
 
-def find_source(task: Task, data_dir: str | Path | None) -> TaskSource:
+def find_source(task: spec.Task, data_dir: str | Path | None) -> TaskSource:
     """Find the files in `data_dir`, or in the package for a bundled task, or else the hub's data; nothing is read yet.
 
     In `data_dir` may be any layout that the task lists: the first that is complete. `hub` as its name stands for the
@@ -76,7 +66,7 @@ def find_source(task: Task, data_dir: str | Path | None) -> TaskSource:
         InputError: a folder without the files (naming what is needed), a task without a source, a hub repository
             whose commit cannot be found out.
     """
-    if tests := test_names(task):
+    if tests := spec.test_names(task):
         raise InputError(f"task '{task.name}' has several tests: name one, such as FILE.yaml:{tests[0]}")
     data_dir = None if data_dir is None else Path(data_dir)
     if data_dir is not None and data_dir != HUB:
@@ -86,8 +76,8 @@ def find_source(task: Task, data_dir: str | Path | None) -> TaskSource:
             raise InputError(f"task '{task.name}' does not say what files a folder holds: give them as files")
         folder, name, layouts = data_dir, str(data_dir), task.files
     elif data_dir is None and task.bundled:
-        splits = {split: f"{task.name}-{split}.jsonl" for split in TASK_SPLITS}
-        folder, name, layouts = BUNDLED / "tasks", "biphase", (FileLayout.model_validate(splits),)
+        splits = {split: f"{task.name}-{split}.jsonl" for split in spec.TASK_SPLITS}
+        folder, name, layouts = BUNDLED / "tasks", "biphase", (spec.FileLayout.model_validate(splits),)
     elif task.hub is not None:
         hub = task.hub.model_copy(update={"revision": pin_commit(task.hub.id, task.hub.revision)})
         return TaskSource(task, f"{hub.id}@{hub.revision}", hash_source(task, hub, {}), hub, {}, {})
@@ -118,10 +108,10 @@ def name_data_dirs(pairs: Iterable[tuple[str, str]], tasks: Iterable[str], origi
     """
     folders: dict[str, str] = {}
     names: set[str] = set()
-    for task in map(find_task, tasks):
+    for task in map(spec.find_task, tasks):
         names.update(name for name in (task.name, task.trained_on, task.part_of) if name)
     for task_name, folder in pairs:
-        name = find_task(task_name).name if task_name.endswith((".yaml", ".yml")) else task_name
+        name = spec.find_task(task_name).name if task_name.endswith((".yaml", ".yml")) else task_name
         if name not in names:
             raise InputError(f"{origin}: '{task_name}' is none of the tasks{nearest(name, names)}")
         if name in folders:
@@ -130,29 +120,29 @@ def name_data_dirs(pairs: Iterable[tuple[str, str]], tasks: Iterable[str], origi
     return folders
 
 
-def dir_of(task: Task, data_dirs: Mapping[str, str | Path]) -> str | Path | None:
+def dir_of(task: spec.Task, data_dirs: Mapping[str, str | Path]) -> str | Path | None:
     """Find the folder with a task's data; of one of several tests, that of the task."""
     return data_dirs.get(task.name, data_dirs.get(task.part_of or task.name))
 
 
-def hash_source(task: Task, form: FileLayout | Hub, hashes: PartHashes) -> str:
+def hash_source(task: spec.Task, form: spec.FileLayout | spec.Hub, hashes: PartHashes) -> str:
     """Hash a task's definition and the bytes of its files, or the commit of its hub data."""
-    if isinstance(form, Hub):
+    if isinstance(form, spec.Hub):
         return content_hash([definition(task), form.model_dump(mode="json")])
-    layout = form.model_dump(mode="json", exclude={*TASK_SPLITS, "corpus", "queries"})
+    layout = form.model_dump(mode="json", exclude={*spec.TASK_SPLITS, "corpus", "queries"})
     return content_hash([definition(task), layout, hashes])
 
 
 def training_source(source: TaskSource) -> TaskSource:
     """Return the source of one of several tests by the hash of what is trained on: all of them share a training."""
     task, form = source.task.model_copy(update={"name": source.task.part_of}), source.form
-    if isinstance(form, Hub):
+    if isinstance(form, spec.Hub):
         form = form.model_copy(update={"splits": form.splits.model_copy(update={"test": None})})
     trained: PartHashes = {part: hashes for part, hashes in source.hashes.items() if part != "test"}
     return replace(source, task=task, hash=hash_source(task, form, trained))
 
 
-def definition(task: Task) -> dict[str, Any]:
+def definition(task: spec.Task) -> dict[str, Any]:
     """Return what decides the examples of a task and their use, not where they stand: it is hashed into names."""
     elsewhere = {"name", "bundled", "files", "hub", "size", "licence", "citation", "note"}
     return task.model_dump(mode="json", exclude=elsewhere)
@@ -176,7 +166,7 @@ def find_files(folder: Path, name: str) -> tuple[Path, ...]:
     return tuple(path for _, path in sorted(by_name.items()))
 
 
-def parts_of(task: Task, layout: FileLayout) -> dict[PartName, str]:
+def parts_of(task: spec.Task, layout: spec.FileLayout) -> dict[PartName, str]:
     parts: dict[PartName, str] = {"corpus": layout.corpus} if task.family == "retrieval" else {}
     if parts and layout.format != "mldr":  # which has queries in the splits
         parts["queries"] = layout.queries
@@ -195,22 +185,22 @@ def read_rows(source: TaskSource, part: PartName) -> Iterator[PlacedRow]:
             file that is cut short; or a hub split that cannot be read.
     """
     form = source.form
-    if isinstance(form, FileLayout):
+    if isinstance(form, spec.FileLayout):
         rows = read_layout(source, form, part)
     else:
         texts = getattr(form, part, None)  # those of the corpus and of the queries
         if texts is None:
-            texts = HubRows(config=form.config, splits=(getattr(form.splits, part),))
+            texts = spec.HubRows(config=form.config, splits=(getattr(form.splits, part),))
         splits = (read_hub_split(form.id, form.revision, texts.config, split) for split in texts.splits)
         rows = itertools.chain.from_iterable(splits)
     for origin, row in rows:
         yield origin, row | renamed(row, form.rename) if form.rename and row is not SHORT_ROW else row
 
 
-def read_layout(source: TaskSource, layout: FileLayout, part: PartName) -> Iterator[PlacedRow]:
+def read_layout(source: TaskSource, layout: spec.FileLayout, part: PartName) -> Iterator[PlacedRow]:
     """Read the rows of the files of a part."""
     task = source.task
-    if layout.quotes is None and (is_own_task(task) or task.family == "retrieval"):
+    if layout.quotes is None and (spec.is_own_task(task) or task.family == "retrieval"):
         layout = layout.model_copy(update={"quotes": False})  # as GLUE and BEIR publish their tables
     splits = source.splits if layout.format == "mldr" and part == "queries" else (part,)  # they stand in the splits
     for path in (path for split in splits for path in source.files[split]):
