@@ -13,7 +13,7 @@ from biphase.report.results import (
     ReportArm,
     ResultSet,
     check_averages,
-    missing_cells,
+    list_gaps,
     reference_mask,
 )
 
@@ -26,14 +26,14 @@ def test_reference_is_what_was_published() -> None:
     path = resources.files("biphase") / "bundled" / "paper" / "paper_scores.csv"
     for row, result in zip(csv.DictReader(path.read_text().splitlines()), reference.results, strict=True):
         assert (result.family, result.dataset) == (row["family"], row["dataset"])
-        assert (round(100 * result.mean, 2), round(100 * result.half_width, 2)) == (
+        assert (round(100 * result.mean, 2), round(100 * result.interval.half_width, 2)) == (
             float(row["mean"]),
             float(row["ci95"]),
         )
     assert reference.families == ["SC", "TC", "QA", "IR"]
     assert reference.datasets["IR"] == ["NQ", "MS MARCO", "MLDR"]
     assert reference.primary_metric == "paper"
-    assert missing_cells(reference) == []
+    assert list_gaps(reference) == []
 
 
 def test_reference_averages_agree() -> None:

@@ -117,7 +117,7 @@ def test_t_tests_reject_the_truth_as_often_as_promised() -> None:
 
 def test_one_seed_has_no_interval() -> None:
     cell = Result(CLM, "SC", "a", "standard", (0.5,))
-    assert math.isnan(cell.half_width) and math.isnan(cell.std)
+    assert math.isnan(cell.interval.half_width) and math.isnan(cell.std)
     assert math.isnan(difference(cell, replace(cell, arm=MLM)).against().p_value)
 
 
@@ -263,7 +263,7 @@ def test_scores_have_intervals_over_seeds_alone() -> None:
     rng = np.random.default_rng(4)
     cell = with_examples(CLM, rng.random((3, 20)))
     shown = seed_interval([(1.0, cell)])
-    assert shown.half_width == pytest.approx(cell.half_width)
+    assert shown.half_width == pytest.approx(cell.interval.half_width)
     assert contrast([(1.0, cell)]).against().half_width > shown.half_width
     one_seed = seed_interval([(1.0, Result(CLM, "SC", "a", "standard", (0.5,)))])
     assert one_seed.value == 0.5 and math.isnan(one_seed.half_width)

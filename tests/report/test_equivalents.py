@@ -187,4 +187,4 @@ def test_a_model_has_one_score_on_a_page() -> None:
     ladder = [means[f"610m-mlm40-{budget}"].arm for budget in ("12k", "22k", "42k")]
     mean = means["610m-clm-32k-mlm40-42k"]
     found = compute_equivalent(results, mean.arm, ladder, is_tested=False)
-    assert (found.score.mean, found.score.half_width) == (mean.mean, mean.half_width)
+    assert (found.score.mean, found.score.interval.half_width) == (mean.mean, mean.interval.half_width)

@@ -132,7 +132,7 @@ def test_every_published_cell_is_on_the_page(paper: Page, paper_file: Path) -> N
     num_means = len({one.arm.name for one in published}) + prices.count("| 610m-")
     assert scores.total() == len(published) + num_means and found.total() == num_means
     widths = Counter(word for word in paper.words if word.startswith("± "))
-    assert not Counter(f"± {100 * one.half_width:.2f}" for one in published) - widths
+    assert not Counter(f"± {100 * one.interval.half_width:.2f}" for one in published) - widths
 
 
 def test_findings_and_figures_are_there(paper: Page) -> None:

@@ -199,7 +199,7 @@ def test_distances_end_on_the_line() -> None:
     assert [round(100 * interval.value) for _, interval, _ in line] == [50, 65, 65, 80] and label.startswith(
         "ours: 0.3"
     )
-    reach = [*listed.compared[0].ladder.values()][1].half_width
+    reach = [*listed.compared[0].ladder.values()][1].interval.half_width
     assert 100 * line[1][1].high == pytest.approx(70 + 100 * reach, abs=0.1)
     logs = np.log([x for x, _, _ in line])
     assert np.interp(math.log(end), logs, [100 * interval.value for _, interval, _ in line]) == pytest.approx(height)

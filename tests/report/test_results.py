@@ -15,8 +15,7 @@ from biphase.report.results import (
     ReportArm,
     Result,
     ResultSet,
-    missing_cells,
-    missing_examples,
+    list_gaps,
     pool,
 )
 from biphase.report.statistics import Interval
@@ -44,7 +43,7 @@ def test_averages_go_seed_by_seed() -> None:
     cells = [Result(CLM, "SC", "a", "standard", (0.5, 0.7)), Result(CLM, "SC", "b", "standard", (0.8, 0.6))]
     average = with_averages(ResultSet(cells)).scores[CLM.name]["SC"]
     assert average.samples == pytest.approx((0.65, 0.65))
-    assert math.isnan(average.half_width) and not math.isnan(cells[0].half_width)
+    assert math.isnan(average.interval.half_width) and not math.isnan(cells[0].interval.half_width)
 
 
 def test_pretrainings_are_pooled() -> None:
@@ -67,7 +66,8 @@ def test_pretrainings_are_pooled() -> None:
     assert (pooled.seeds, pooled.pretraining_seeds) == ((0, 1, 0, 1, 2), (7, 7, 8, 8, 8))
     assert pooled.by_rate == {1e-5: pooled.samples}
     assert pooled.mean == pytest.approx(0.65)
-    assert pooled.half_width == pytest.approx(12.7062 * 0.05, rel=1e-4)  # s/√2 of 0.6 and 0.7, one degree of freedom
+    # s/√2 of 0.6 and 0.7, one degree of freedom
+    assert pooled.interval.half_width == pytest.approx(12.7062 * 0.05, rel=1e-4)
     assert pool(parts[:1]) is parts[0]
     told = describe_results(with_averages(ResultSet([pooled, Result(MLM, "SC", "a", "standard", (0.5, 0.7))])))
     assert told[2:4] == ["2 pretraining seeds", "2 fine-tuning seeds"]
@@ -100,10 +100,10 @@ def test_single_seeds_are_tested_at_the_rate_that_other_pretrainings_choose(writ
 def test_predictions_that_contradict_their_score_are_missing(write_cell: Any) -> None:
     cells = [write_cell("m", seed=seed, test=0.5, lines=[{"id": "a", "score": 0.5}]) for seed in range(2)]
     result = Result(CLM, "SC", "a", "standard", (0.5, 0.5), examples=KeptExamples(tuple(map(read_score, cells))))
-    assert missing_examples(ResultSet((result,))) == []
+    assert list_gaps(ResultSet((result,))) == []
     (cells[1] / "test.jsonl").write_text('{"id": "a", "score": 1.0}\n')
     edited = replace(result, examples=KeptExamples(tuple(map(read_score, cells))))
-    [line] = missing_examples(ResultSet((edited,)))
+    [line] = list_gaps(ResultSet((edited,)))
     assert line.startswith("clm on a: test examples are not accounted for") and "gives accuracy 1.0000 where" in line
 
 
@@ -113,7 +113,7 @@ def test_averages_of_unequal_seeds_are_independent() -> None:
     average = with_averages(ResultSet(cells)).scores[CLM.name]["SC"]
     assert (average.mean, average.samples, average.num) == (pytest.approx(0.65), (), 2)
     welch = stats.ttest_ind((0.5, 0.7), (0.8, 0.6, 0.7), equal_var=False).confidence_interval()
-    assert average.half_width == pytest.approx((welch.high - welch.low) / 2 / 2)
+    assert average.interval.half_width == pytest.approx((welch.high - welch.low) / 2 / 2)
 
 
 def test_averages_without_a_cell_stay_over_pretraining_seeds() -> None:
@@ -132,7 +132,7 @@ def test_averages_without_a_cell_stay_over_pretraining_seeds() -> None:
 
     whole, part = (average_of(CLM, (0.50, 0.52, 0.57), num) for num in (0, 1))
     assert part.samples == () and part.num_pretrainings == 3
-    assert part.half_width == pytest.approx(whole.half_width) and whole.half_width > 0.08
+    assert part.interval.half_width == pytest.approx(whole.interval.half_width) and whole.interval.half_width > 0.08
     other = average_of(MLM, (0.49, 0.53, 0.52), 0)
     assert difference(part, other).against().p_value == pytest.approx(difference(whole, other).against().p_value)
     assert difference(part, other).noise == ("pretraining seeds", "fine-tuning seeds")
@@ -143,7 +143,7 @@ def test_no_average_of_a_part() -> None:
     cells.append(Result(MLM, "SC", "a", "standard", (0.5, 0.7)))
     results = with_averages(ResultSet(cells))
     assert "SC" not in results.scores[MLM.name]
-    assert missing_cells(results) == ["objective and masking ratio · mlm · SC: b (standard metric)"]
+    assert list_gaps(results) == ["objective and masking ratio · mlm · SC: b (standard metric)"]
     assert with_averages(results) == results
 
 

@@ -51,7 +51,7 @@ def test_published_tables_are_2_to_17(published: list[Table]) -> None:
 
 
 def test_every_published_cell_is_there_unchanged(published: list[Table]) -> None:
-    printed = [(100 * result.mean, 100 * result.half_width) for result in read_reference().results]
+    printed = [(100 * result.mean, 100 * result.interval.half_width) for result in read_reference().results]
     wanted = sorted((f"{mean:.2f}", f"{half_width:.2f}") for mean, half_width in printed)
     assert len(wanted) == 800
     markdown = r"(\d+\.\d\d)(?:\*\*)? \(± (\d+\.\d\d)\)"

@@ -220,7 +220,7 @@ def summary_records(rows: Iterable[verdicts.SummaryRow]) -> list[dict[str, Any]]
     for row in rows:
         score = row.score
         record: dict[str, Any] = {"model": score.arm.name, "task": score.dataset, "metric": score.measure}
-        record |= {"rate": score.rate, "mean": score.mean, "half_width": score.half_width}
+        record |= {"rate": score.rate, "mean": score.mean, "half_width": score.interval.half_width}
         record |= {"paper_half_width": row.paper_interval.half_width, "seeds": list(score.seeds)}
         record |= {"num_cells": score.num_runs, "num_diverged": len(row.diverged), "num_missing": len(row.missing)}
         record |= {"num_degenerate": score.num_degenerate, "spread": row.spread.value if row.spread else None}
@@ -233,7 +233,7 @@ def comparison_records(comparisons: Iterable[verdicts.TaskComparison]) -> list[d
     records = []
     for pair in comparisons:
         a, b = pair.a, pair.b
-        record: dict[str, Any] = {"task": a.dataset, "metric": pair.metric}
+        record: dict[str, Any] = {"task": a.dataset, "metric": a.measure or b.measure}
         record |= {"model_a": a.arm.name, "model_b": b.arm.name}
         record |= {"mean_a": a.mean if a.samples else None, "mean_b": b.mean if b.samples else None}
         interval = pair.difference

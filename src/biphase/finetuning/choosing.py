@@ -182,16 +182,12 @@ def choose_for_each_seed(
     return rates
 
 
-def group_by_rate(scores: Iterable[Score]) -> dict[float, list[Score]]:
-    by_rate: dict[float, list[Score]] = defaultdict(list)
-    for score in scores:
-        by_rate[score.config.learning_rate].append(score)
-    return by_rate
-
-
 def validation_by_rate(scores: Iterable[Score], metric: str) -> dict[float, list[float | None]]:
     """List the validation scores at each rate; None for a training that diverged."""
-    return {rate: [validation_of(score, metric) for score in group] for rate, group in group_by_rate(scores).items()}
+    by_rate: dict[float, list[float | None]] = defaultdict(list)
+    for score in scores:
+        by_rate[score.config.learning_rate].append(validation_of(score, metric))
+    return by_rate
 
 
 def validation_of(score: Score, metric: str) -> float | None:

@@ -20,8 +20,8 @@ from scipy import optimize
 from biphase.errors import InputError
 from biphase.report.contrasts import Contrast, Noise, average, contrast
 from biphase.report.figures import MARKER_SIZE, Panel, round_ticks
-from biphase.report.formats import MISSING, show_noise
-from biphase.report.results import ReportArm, Result, ResultSet, read_words, reference_mask, short_steps
+from biphase.report.formats import MISSING, short_steps, show_noise
+from biphase.report.results import ReportArm, Result, ResultSet, read_words, reference_mask
 from biphase.report.tables import Cell, Row, Table, interval_cell
 from biphase.style import LOOKS, SERIES
 

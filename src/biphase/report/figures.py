@@ -22,8 +22,8 @@ import numpy as np
 
 from biphase.machine import end_with_parent, grace, num_cores
 from biphase.report.contrasts import difference
-from biphase.report.formats import group_measures, show_list
-from biphase.report.results import FAMILY_NAMES, ReportArm, ResultSet, num_parameters, read_words, short_steps
+from biphase.report.formats import group_measures, short_steps, show_list
+from biphase.report.results import FAMILY_NAMES, ReportArm, ResultSet, num_parameters, read_words
 from biphase.report.statistics import Interval, rate_spread, stability_rates
 from biphase.style import INK, LOOKS, PLOT_STYLE, SERIES, Look, plot_losses
 
@@ -243,7 +243,7 @@ def fill_panels(name: str, results: ResultSet) -> list[Panel]:
                 if interval:
                     marks.append((x, interval, size))
             marked.append((label, look, sorted(marks, key=lambda mark: mark[0])))
-        measures = [measure.partition(",")[0] for measure in group_measures(results, family, results.primary_metric)]
+        measures = [measure.partition(",")[0] for measure in group_measures(results, family)]
         y_label = words.get("y") or f"{'mean of ' if len(measures) > 1 else ''}{show_list(measures)} (%)"
         labelled = settings | {"title": f"{family} · {FAMILY_NAMES[family]}", "ylabel": y_label}
         panels.append(Panel(row.kind, marked, labelled))

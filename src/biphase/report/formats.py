@@ -47,6 +47,11 @@ def show_spread(spread: Interval | None) -> str:
     return show_share(spread.value) + ends
 
 
+def short_steps(steps: int) -> str:
+    """Show `12000` as `12k`, and `950` as it is."""
+    return f"{steps // 1000}k" if steps >= 1000 and steps % 1000 == 0 else f"{steps:,}"
+
+
 def show_list(words: Sequence[str]) -> str:
     """Join words: `a`, `a and b`, `a, b and c`."""
     return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
@@ -77,10 +82,10 @@ def csv_text(rows: Iterable[Sequence[object]]) -> str:
     return file.getvalue()
 
 
-def group_measures(results: ResultSet, family: str, metric: str) -> dict[str, list[str]]:
+def group_measures(results: ResultSet, family: str) -> dict[str, list[str]]:
     """Group the datasets of a family by what their scores measure, in words; by the family's usual metric where that is
     not known."""
-    words = read_words()
+    words, metric = read_words(), results.primary_metric
     measures = words["measures"][family]
     datasets: dict[str, dict[str, None]] = {}
     for result in results.select(family, metric=metric).results:
@@ -91,9 +96,9 @@ def group_measures(results: ResultSet, family: str, metric: str) -> dict[str, li
     return {name: list(names) for name, names in datasets.items()}
 
 
-def tell_measures(results: ResultSet, family: str, metric: str) -> str:
+def tell_measures(results: ResultSet, family: str) -> str:
     """Say `accuracy`, or `accuracy on genre and Matthews correlation on cola, which averages mix`."""
-    groups = group_measures(results, family, metric)
+    groups = group_measures(results, family)
     if len(groups) == 1:
         return next(iter(groups))
     parts = [f"{words} on {show_list(names)}" for words, names in groups.items()]

@@ -29,16 +29,7 @@ from biphase.report.claims import Claim, Finding, Verdicts, count_tested, group_
 from biphase.report.equivalents import ladder_panel, list_prices, price_sentence, price_tables
 from biphase.report.figures import figure_pool, list_figures, plot_panel, save_figure
 from biphase.report.formats import show_count, show_p_value, show_share
-from biphase.report.results import (
-    ALL_TASKS,
-    FAMILY_NAMES,
-    Result,
-    ResultSet,
-    check_averages,
-    missing_cells,
-    missing_examples,
-    read_words,
-)
+from biphase.report.results import ALL_TASKS, FAMILY_NAMES, Result, ResultSet, check_averages, list_gaps, read_words
 from biphase.report.statistics import SIGNIFICANCE
 from biphase.style import GRID, INK
 
@@ -237,7 +228,7 @@ def write_report(
         drawn = drawing.map(save, plots.keys(), plots.values())  # beside the tables
         printed, wide = tables.make_tables(results), [tables.wide_table(results, name) for name in results.metrics]
         texts = {**page_text.files, **tables.table_files([*wide, *printed, *chain(*priced)])}
-        lacks = [*missing_cells(results), *missing_examples(results), *(f"No figure: {line}" for line in lacking)]
+        lacks = [*list_gaps(results), *(f"No figure: {line}" for line in lacking)]
         html = render(
             facts=describe_results(results),
             sentences=list(tell_answer(results, price_sentences, page_text)),

@@ -20,10 +20,10 @@ from biphase.config import BUNDLED, read_yaml
 from biphase.errors import InputError, clipped
 from biphase.report import claims
 from biphase.report.contrasts import with_averages
-from biphase.report.formats import show_count, show_list
+from biphase.report.formats import short_steps, show_count, show_list
 from biphase.report.hypotheses import Ladder, Spot, bind, make_line
 from biphase.report.page import PageText, write_report
-from biphase.report.results import ReportArm, Result, ResultSet, reference_mask, short_steps
+from biphase.report.results import ReportArm, Result, ResultSet, reference_mask
 from biphase.report.statistics import Interval, is_stability_rate
 
 PUBLISHED_FAMILIES = ("SC", "TC", "QA", "IR")

@@ -146,10 +146,6 @@ class Result:
         return self.interval.value
 
     @property
-    def half_width(self) -> float:
-        return self.interval.half_width
-
-    @property
     def num(self) -> int:
         """Number of scores: fine-tuning seeds, over all pretraining seeds."""
         return len(self.samples) or self.interval.num
@@ -174,7 +170,7 @@ class Result:
         """The standard deviation of all samples (n-1). A published half-width of 0.00 counts as 0.005."""
         if self.samples:
             return float(np.std(self.samples, ddof=1)) if self.num > 1 else math.nan
-        return max(self.half_width, PUBLISHED_DIGIT / 2) * math.sqrt(self.num) / NORMAL_QUANTILE
+        return max(self.interval.half_width, PUBLISHED_DIGIT / 2) * math.sqrt(self.num) / NORMAL_QUANTILE
 
 
 @dataclass(frozen=True)
@@ -291,8 +287,8 @@ def select_rate(
     except InputError as error:
         raise InputError(f"{model} on {task}: {error}") from None
     # No other seeds or examples could have chosen a rate with more diverged seeds.
-    lost = {rate: [*by_seed.values()].count(None) for rate, by_seed in by_rate.items()}
-    rivals = {rate: by_seed for rate, by_seed in by_rate.items() if lost[rate] == lost[best]}
+    fewest_lost = [*by_rate[best].values()].count(None)
+    rivals = {rate: by_seed for rate, by_seed in by_rate.items() if [*by_seed.values()].count(None) == fewest_lost}
     peers = [*peers] if len({seed for _, seed in test}) == 1 else []
     by_peers = choosing.validation_by_rate(peers, metric)
     rates = dict.fromkeys(by_rate[best], best) if is_papers_way else choosing.choose_for_each_seed(rivals, by_peers)
@@ -300,7 +296,8 @@ def select_rate(
     chosen = [cells[point] for point in points if point in test]
     if not chosen:
         raise InputError(f"{model} on {task}: no seed finished at the rate that the others chose; finish the grid")
-    scores_at = choosing.group_by_rate(score for score in [*cells.values(), *peers] if not score.diverged)
+    survivors = [score for score in [*cells.values(), *peers] if not score.diverged]
+    scores_at = {rate: [score for score in survivors if score.config.learning_rate == rate] for rate in rivals}
     grid_rates, grid_seeds = scores.grids[task]
     is_own = metric == chosen[0].metric  # what examples contribute is known of the task's own metric alone
     return Result(
@@ -312,7 +309,7 @@ def select_rate(
         by_rate={rate: tuple(test.get((rate, seed), math.nan) for seed in grid_seeds) for rate in grid_rates},
         seeds=tuple(score.config.seed for score in chosen),
         examples=KeptExamples(tuple(chosen)) if is_own else None,
-        choice=choosing.RateChoice({rival: scores_at[rival] for rival in rivals}, metric) if is_own else None,
+        choice=choosing.RateChoice(scores_at, metric) if is_own else None,
         measure=metric,
         num_runs=len(cells),
         num_diverged=len(points) - len(chosen),
@@ -349,8 +346,9 @@ def pool(results: Sequence[Result]) -> Result:
     )
 
 
-def missing_cells(results: ResultSet) -> list[str]:
-    """List, a line for each arm, the datasets that it lacks and another arm of its comparison has."""
+def list_gaps(results: ResultSet) -> list[str]:
+    """List, a line for each arm, the datasets that it lacks and another arm of its comparison has; and, a line for each
+    result, why its predictions cannot be used."""
     lines, comparisons = [], read_words()["comparisons"]
     for metric, setup in itertools.product(results.metrics, comparisons):
         part = results.select(metric=metric, setup=setup)
@@ -359,12 +357,6 @@ def missing_cells(results: ResultSet) -> list[str]:
             if lost:
                 where = f"{comparisons[setup]['name']} · {name} · {family}"
                 lines.append(f"{where}: {', '.join(lost)} ({metric} metric)")
-    return lines
-
-
-def missing_examples(results: ResultSet) -> list[str]:
-    """List, a line for each result, why its predictions cannot be used."""
-    lines = []
     for result in results.results:
         table = result.examples and result.examples.found
         if isinstance(table, InputError):
@@ -391,11 +383,6 @@ def check_averages(results: ResultSet) -> list[str]:
                 lines.append(f"{where}: {100 * mean:.2f}, but its datasets give {100 * recomputed:.2f}")
     right = f"{num_averages - len(lines)} of {num_averages} averages are the mean of their datasets, up to rounding."
     return [right, *lines]
-
-
-def short_steps(steps: int) -> str:
-    """Show `12000` as `12k`, and `950` as it is."""
-    return f"{steps // 1000}k" if steps >= 1000 and steps % 1000 == 0 else f"{steps:,}"
 
 
 def reference_mask(arms: Iterable[ReportArm]) -> int | None:

@@ -18,17 +18,8 @@ from rich.text import Text
 from biphase.console import out, printable
 from biphase.errors import SOURCE
 from biphase.report.contrasts import difference, measure_signal
-from biphase.report.formats import MISSING, csv_text, show_share, tell_measures
-from biphase.report.results import (
-    ALL_TASKS,
-    AVERAGE,
-    FAMILY_NAMES,
-    ReportArm,
-    Result,
-    ResultSet,
-    read_words,
-    short_steps,
-)
+from biphase.report.formats import MISSING, csv_text, short_steps, show_share, tell_measures
+from biphase.report.results import ALL_TASKS, AVERAGE, FAMILY_NAMES, ReportArm, Result, ResultSet, read_words
 from biphase.report.statistics import Interval
 
 OBJECTIVE_NAMES = {"clm": "CLM", "mlm": "MLM", "clm+mlm": "CLM → MLM", "none": "random"}
@@ -116,7 +107,7 @@ def make_tables(results: ResultSet) -> list[Table]:
         for family in part.families:
             names = part.datasets[family]
             columns = {name: name for name in names} | ({AVERAGE: family} if len(names) != 1 else {})
-            title = f"{words['name']}, {FAMILY_NAMES[family]} ({tell_measures(part, family, metric)})"
+            title = f"{words['name']}, {FAMILY_NAMES[family]} ({tell_measures(part, family)})"
             name = f"{setup}-{family.lower()}"
             if "first_table" in words and family != "EM":
                 number = words["first_table"] + [*FAMILY_NAMES].index(family)
@@ -153,7 +144,7 @@ def wide_table(results: ResultSet, metric: str) -> Table:
     # How far tasks tell models apart is a question about models that are compared: those of the largest block.
     ((largest, _),) = Counter(blocks.values()).most_common(1)
     compared = [arm for arm in blocks if blocks[arm] == largest]
-    about = "; ".join(f"{FAMILY_NAMES[code]}: {tell_measures(results, code, metric)}" for code in results.families)
+    about = "; ".join(f"{FAMILY_NAMES[code]}: {tell_measures(results, code)}" for code in results.families)
     details = [len(columns) > MOST_COLUMNS and name in datasets_beside_means for name in columns]
     title = f"All models and tasks, {'standard' if metric == 'standard' else 'the paper’s own'} metrics ({about})"
     return make_score_table(f"all-{metric}", title, results, WIDE_STUBS, blocks, columns, compared, details)
@@ -173,7 +164,7 @@ def mark_column(scores: Sequence[Result | None]) -> list[Cell]:
         if len(measured) > 1:
             mark = "best" if score is best else "" if difference(best, score).side == "above" else "tied"
         sign = "†" if any(part.num_degenerate for part in score.parts) else ""
-        cells.append(Cell(show_share(score.mean) + sign, show_share(score.half_width), mark, score))
+        cells.append(Cell(show_share(score.mean) + sign, show_share(score.interval.half_width), mark, score))
     return cells
 
 

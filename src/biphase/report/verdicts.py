@@ -81,10 +81,6 @@ class TaskComparison:
     notes: tuple[str, ...] = ()
 
     @property
-    def metric(self) -> str:
-        return self.a.measure or self.b.measure
-
-    @property
     def difference(self) -> Interval | None:
         """A minus B, with the interval of the test; where seeds give none, with that over examples alone."""
         if self.contrast is None:
@@ -292,7 +288,8 @@ def print_comparison(comparisons: Sequence[TaskComparison]) -> None:
 
 def describe_comparison(pair: TaskComparison, names: Mapping[str, str]) -> str:
     """Put a comparison in words: who is ahead, by how much, whether that is more than noise, and by which test."""
-    start = f"{pair.a.dataset} ({pair.metric})" if pair.metric else pair.a.dataset
+    metric = pair.a.measure or pair.b.measure
+    start = f"{pair.a.dataset} ({metric})" if metric else pair.a.dataset
     notes = "".join(f"; {note}" for note in pair.notes)
     gap = pair.difference
     if gap is None or not pair.contrast:
