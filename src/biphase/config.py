@@ -116,7 +116,7 @@ def parse_config(kind: type[Config], tree: dict[str, Any], overrides: Sequence[s
         mistakes: dict[str, list[str]] = {}
         for item in error.errors():
             location = item["loc"]
-            if item["type"] == "too_short" and any(other[: len(location)] == location for other in blamed):
+            if item["type"] == "too_short" and any(key[: len(location)] == location for key in blamed):
                 continue
             key, giver = ".".join(str(part) for part in location), origin
             for override in overrides:  # the last change that set what is wrong

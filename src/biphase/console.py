@@ -261,10 +261,8 @@ class Tracker:
         """`done` units are of an earlier call, and do not count towards the rate."""
         self.label, self.total, self.unit = label, total, unit
         self.done = self.credited = done
-        self.text = ""
-        self.num_advances = 0
-        self.first: tuple[float, float] = (0.0, 0.0)
-        self.period = ""
+        self.text = self.period = ""
+        self.num_advances, self.first = 0, (0.0, 0.0)
         self.started = self.last_line = self.last_advance = time.monotonic()
         self.is_over = threading.Event()
         self.bar: Progress | None = None

@@ -5,7 +5,6 @@ The commit of a model that is in the cache already is taken before a newer one, 
 a machine without network too, finds the model that it began with. Weights as pickles are refused, and code is not run.
 """
 
-import re
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,8 +29,6 @@ INDEX = "model.safetensors.index.json"
 
 MOST_LAYERS = 1_000
 """transformers makes as many as it is told, one by one, for ever if need be."""
-
-COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def fetch_model(id: str, revision: str | None = None, kind: Literal["model", "tokenizer"] = "model") -> Path:
@@ -82,10 +79,8 @@ def refuse_missing(name: str, kind: str = "model") -> None:
 
 @lru_cache
 def pin_commit(id: str, revision: str | None) -> str:
-    """Find the commit that a revision of a data set names, the newest one for None. Where the hub does not answer, it
-    is the commit that the revision named when the hub was last asked."""
-    if revision is not None and COMMIT.fullmatch(revision):
-        return revision
+    """Find the commit that a revision of a data set names, the newest one for None. The hub is not asked about a
+    commit; where it does not answer, it is the commit that the revision named when the hub was last asked."""
     from huggingface_hub import HfApi
 
     try:

@@ -201,15 +201,6 @@ class Phase(Strict):
         ratio = self.mask_probability
         return ratio.start + (ratio.to - ratio.start) * share if isinstance(ratio, MaskRamp) else ratio
 
-    def between(self, begin: int, end: int) -> "Phase":
-        """Return its steps from `begin` to `end` as a phase of their own, each with the masking ratio that it has
-        here."""
-        changes: dict[str, Any] = {"steps": end - begin}
-        if self.is_ramped and (begin, end) != (0, self.steps):
-            first, last = self.mask_at(begin / self.steps), self.mask_at(end / self.steps)
-            changes["mask_probability"] = MaskRamp(start=first, to=last)
-        return self.model_copy(update=changes)
-
     @property
     def parts(self) -> tuple[tuple["Phase", float], ...]:
         """The pure phases that it mixes, each with its share of the steps."""
@@ -233,6 +224,7 @@ def join_phases(phases: Iterable[Phase]) -> tuple[Phase, ...]:
 
 def cut_phases(phases: tuple[Phase, ...], steps: Collection[int]) -> Iterator[tuple[int, int, Phase]]:
     """Yield (begin, end, phase) of the same training with a phase ending at each of `steps`, from its beginning on.
+    Each step keeps its masking ratio.
 
     clm 60, mlm 100 cut at 20 and 150 → (0, 20, clm), (20, 60, clm), (60, 150, mlm), (150, 160, mlm).
     """
@@ -240,8 +232,12 @@ def cut_phases(phases: tuple[Phase, ...], steps: Collection[int]) -> Iterator[tu
     for phase in phases:
         end = begin + phase.steps
         ends = sorted({begin, end, *(step for step in steps if begin < step < end)})
-        for a, b in pairwise(ends):
-            yield a, b, phase.between(a - begin, b - begin)
+        for first, last in pairwise(ends):
+            changes: dict[str, Any] = {"steps": last - first}
+            if phase.is_ramped and len(ends) > 2:
+                ratios = [phase.mask_at((step - begin) / phase.steps) for step in (first, last)]
+                changes["mask_probability"] = MaskRamp(start=ratios[0], to=ratios[1])
+            yield first, last, phase.model_copy(update=changes)
         begin = end
 
 

@@ -29,7 +29,6 @@ from biphase.engine.local import (
     UnitQueue,
     WorkerProcess,
     end_processes,
-    share_threads,
 )
 from biphase.engine.ray import share_nodes
 from biphase.engine.scheduler import run_units
@@ -495,8 +494,14 @@ def test_workers_share_the_cores_and_leave_this_process_alone(
     ("share", "given", "threads"),
     [(0, "", "1"), (0, "4", "1"), (3, "", "3"), (3, "2", "2"), (3, "0", "3"), (3, "a", "3")],
 )
-def test_a_worker_has_a_thread_where_there_are_more_workers_than_cores(share: int, given: str, threads: str) -> None:
-    assert share_threads(share, given) == threads
+def test_a_worker_has_a_thread_where_there_are_more_workers_than_cores(
+    share: int, given: str, threads: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+    monkeypatch.setattr(local.subprocess, "Popen", lambda command, env, **_: started.append(env["OMP_NUM_THREADS"]))
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    WorkerProcess(share, None)
+    assert started == [threads]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from biphase.pretraining.objectives import phase_of_step
 from biphase.pretraining.optimizer import learning_rate
-from biphase.recipe import BatchRamp, Phase, Schedule
+from biphase.recipe import BatchRamp, Phase, Schedule, cut_phases
 
 
 def rates(warmup: int, decay: int, steps: int, peak: float = 8.0) -> list[float]:
@@ -93,7 +93,7 @@ def test_a_masking_ratio_falls_in_equal_steps() -> None:
 
 @pytest.mark.parametrize("cuts", [(0, 40), (0, 1, 40), (0, 13, 14, 33, 40)])
 def test_a_part_of_a_phase_has_the_ratios_of_the_whole(cuts: tuple[int, ...]) -> None:
-    pieces = [FALLING.between(begin, end) for begin, end in pairwise(cuts)]
+    pieces = [phase for _, _, phase in cut_phases((FALLING,), cuts)]
     assert [piece.steps for piece in pieces] == [end - begin for begin, end in pairwise(cuts)]
     found = [phase_of_step(pieces, step, 0)[1].mask_probability for step in range(40)]
     assert found == pytest.approx(

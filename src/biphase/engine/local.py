@@ -270,7 +270,11 @@ class WorkerProcess:
             threads: at most; fewer where the user has said so.
             gpus: what it finds in `machine.gpu_variables`; None: the same as this process.
         """
-        variables = {name: share_threads(threads, os.environ.get(name, "")) for name in THREAD_VARIABLES}
+        variables = dict.fromkeys(THREAD_VARIABLES, str(max(1, threads)))
+        for name in THREAD_VARIABLES:
+            allowed = os.environ.get(name, "")
+            if allowed.isdecimal() and 0 < int(allowed) < threads:
+                variables[name] = allowed
         if gpus is not None:
             names = machine.gpu_variables()
             variables |= dict.fromkeys(names if gpus else [*names, "CUDA_VISIBLE_DEVICES"], gpus)
@@ -311,12 +315,6 @@ class WorkerProcess:
         """Send a signal to the worker and all that it started, as far as they are left."""
         with suppress(ProcessLookupError, PermissionError):  # the latter is macOS's word for one that is ending
             os.killpg(self.popen.pid, number)
-
-
-def share_threads(share: int, allowed: str) -> str:
-    """Return a worker's number of threads: its share of the cores, or fewer, where this process is allowed fewer."""
-    share = max(1, share)
-    return str(min(share, int(allowed)) if allowed.isdecimal() and int(allowed) else share)
 
 
 def end_processes(processes: Sequence[WorkerProcess]) -> None:
