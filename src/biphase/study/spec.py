@@ -21,17 +21,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from biphase.config import (
-    MOST_REPEATS,
-    Count,
-    PositiveCount,
-    Setting,
-    Strict,
-    apply_override,
-    find_yaml,
-    parse_config,
-    read_yaml,
-)
+from biphase import config
 from biphase.console import printable
 from biphase.embedding.recipe import EmbeddingRecipe, JudgedPaths, set_name
 from biphase.errors import InputError, nearest, refuse_doubles
@@ -52,13 +42,13 @@ SHORT_PHASE = re.compile(
 """`40k clm`, `25% mlm20`, `500 mntp`, `mlm`, `mlm40-15`."""
 
 
-class NamedCurriculum(Strict):
+class NamedCurriculum(config.Strict):
     """A list of phases with a name, for what the short forms cannot say."""
 
     name: str
     phases: Annotated[tuple[dict[str, Any], ...], Field(min_length=1)]
     """Each has the keys of a recipe's phase, and `share` of the budget in place of `steps` where wanted."""
-    repeat: Annotated[PositiveCount, Field(le=10_000)] = 1
+    repeat: Annotated[config.PositiveCount, Field(le=10_000)] = 1
     """How often the list is gone through: shares and steps are those of one round."""
 
 
@@ -106,7 +96,7 @@ def read_curriculum(
             if isinstance(share, bool) or not isinstance(share, int | float | Fraction) or not 0 < share <= 1:
                 raise InputError(f"{where}: share is {share!r}, not a number above 0 and up to 1")
             share = Fraction(str(share)) / curriculum.repeat  # a round's shares are of the budget of that round
-        one_round.append((parse_config(Phase, settings, origin=where), share))
+        one_round.append((config.parse_config(Phase, settings, origin=where), share))
     return tuple(one_round) * curriculum.repeat
 
 
@@ -168,13 +158,15 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 ARCHITECTURE = "architecture."
 """What the axes of a sweep begin with that change a network."""
 
-Steps = Annotated[PositiveCount, BeforeValidator(read_steps)]
+Steps = Annotated[config.PositiveCount, BeforeValidator(read_steps)]
 
 
 Seeds = Annotated[
-    tuple[Count, ...],
-    BeforeValidator(lambda value: tuple(range(min(value, MOST_REPEATS + 1))) if isinstance(value, int) else value),
-    Field(min_length=1, max_length=MOST_REPEATS),
+    tuple[config.Count, ...],
+    BeforeValidator(
+        lambda value: tuple(range(min(value, config.MOST_REPEATS + 1))) if isinstance(value, int) else value
+    ),
+    Field(min_length=1, max_length=config.MOST_REPEATS),
 ]
 """A list, or how many: 5 means 0 to 4."""
 
@@ -183,11 +175,11 @@ Line = Annotated[str, AfterValidator(printable)]
 """A text for people: no page and no picture can hold a control character, which is written out."""
 
 
-class PretrainingSeeds(Strict):
+class PretrainingSeeds(config.Strict):
     """The number of times that every arm is pretrained: with initial weights, masks and, with `order`, an order of the
     data of its own each time. All arms have the same order with the same seed."""
 
-    count: Annotated[PositiveCount, Field(le=MOST_REPEATS)] = 1
+    count: Annotated[config.PositiveCount, Field(le=config.MOST_REPEATS)] = 1
     order: bool = True
     """Without it all seeds see the data in one order, and what they show holds for that order."""
 
@@ -198,12 +190,12 @@ SeededTraining = Annotated[
 """`3`, or `{count: 3, order: false}`."""
 
 
-class StartingModel(Strict):
+class StartingModel(config.Strict):
     """The start of an arm: a network with random weights, or a pretrained one. A plain preset needs no entry."""
 
     name: Annotated[str, Field(pattern=NAME_PATTERN)]
     preset: str | None = None
-    architecture: dict[str, Setting] = Field(default_factory=dict)
+    architecture: dict[str, config.Setting] = Field(default_factory=dict)
     """Changes to the preset, as in a recipe's `init`."""
     model: str | None = None
     """A Hugging Face decoder or encoder, in place of a preset."""
@@ -213,7 +205,7 @@ class StartingModel(Strict):
     """Changes to the study's `recipe` for this model."""
 
 
-class ArmGroup(Strict):
+class ArmGroup(config.Strict):
     """Every combination of models (or parents), curricula and budgets."""
 
     group: Line = "arms"
@@ -250,7 +242,7 @@ class ArmGroup(Strict):
         return self
 
 
-class Intermediate(Strict):
+class Intermediate(config.Strict):
     """Checkpoints before the decay that are evaluated like final models."""
 
     arms: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -262,7 +254,7 @@ EMBED = "embed:"
 """What the names of recipes of embedding begin with, where those of tasks to train on stand."""
 
 
-class EmbedEvaluation(Strict):
+class EmbedEvaluation(config.Strict):
     """Every model becomes an embedding model by one recipe, with every seed, and is scored as it is."""
 
     recipe: dict[str, Any]
@@ -284,7 +276,7 @@ class EmbedEvaluation(Strict):
         settled = {"name": "embed", "model": "", "out": "", "weights": "pretrained", "seed": 0, "evaluation": ()}
         if decided := settled.keys() & self.recipe.keys():
             raise InputError(f"evaluation.embed: '{min(decided)}' follows from the study; leave it out of recipe")
-        return parse_config(EmbeddingRecipe, {**self.recipe, **settled}, origin="evaluation.embed")
+        return config.parse_config(EmbeddingRecipe, {**self.recipe, **settled}, origin="evaluation.embed")
 
     def configs(self, seeds: Sequence[int]) -> list[FinetuneConfig]:
         """Write settings of cells, one for each seed: the last rate, and the steps of all stages as far as known."""
@@ -294,7 +286,7 @@ class EmbedEvaluation(Strict):
         return [usual.model_copy(update={**last, "max_steps": steps, "seed": seed}) for seed in seeds]
 
 
-class Evaluation(Strict):
+class Evaluation(config.Strict):
     """Every model is fine-tuned on every task with every rate and seed."""
 
     tasks: tuple[str, ...] = ()
@@ -319,30 +311,30 @@ class Evaluation(Strict):
         return self
 
 
-class Planning(Strict):
+class Planning(config.Strict):
     """The assumptions of the estimates of cost. They change no result."""
 
     device: str | None = None
     """Such as H100 or CPU, or the folder of a run that measures one."""
-    devices: PositiveCount = 1
+    devices: config.PositiveCount = 1
     efficiency: Annotated[float, Field(gt=0, le=1)] | None = None
     """The useful FLOP/s as a share of the device's peak."""
-    vocab_size: PositiveCount | None = None
+    vocab_size: config.PositiveCount | None = None
     """The size of the tokenizer's vocabulary, where the shards are not here to say it."""
-    mean_sample_tokens: PositiveCount | None = None
+    mean_sample_tokens: config.PositiveCount | None = None
     """The mean length of a sample, where the shards are not here to say it and samples are documents."""
 
 
-class Published(Strict):
+class Published(config.Strict):
     """The figures that a publication reports for a group of arms, or for `evaluation`, to stand beside the plan."""
 
     group: Line
-    steps: Count | None = None
+    steps: config.Count | None = None
     gpu_hours: Annotated[float, Field(ge=0)] | None = None
     note: str = ""
 
 
-class Hypothesis(Strict):
+class Hypothesis(config.Strict):
     """A result that a study is expected to show, declared before it runs."""
 
     name: Line
@@ -356,7 +348,7 @@ class Hypothesis(Strict):
     """Inequalities that are all to hold; or findings, as `F1 of the paper`."""
 
 
-class Study(Strict):
+class Study(config.Strict):
     """A study file as a whole."""
 
     name: Annotated[str, Field(pattern=NAME_PATTERN)]
@@ -386,10 +378,10 @@ def load_study(source: Path | dict[str, Any], overrides: Sequence[str] = ()) -> 
     Its `hypotheses` may be the name of a file with a list of them, seen from the study's folder, or `paper`: all
     findings of the paper.
     """
-    path = find_yaml(source) if isinstance(source, Path) else Path("study")
-    tree = read_yaml(path) if isinstance(source, Path) else source
+    path = config.find_yaml(source) if isinstance(source, Path) else Path("study")
+    tree = config.read_yaml(path) if isinstance(source, Path) else source
     for override in overrides:
-        tree = apply_override(tree, override)
+        tree = config.apply_override(tree, override)
     hypotheses = tree.get("hypotheses")
     if hypotheses == "paper":
         from biphase.report.paper import read_findings
@@ -398,8 +390,8 @@ def load_study(source: Path | dict[str, Any], overrides: Sequence[str] = ()) -> 
         for key, finding in read_findings()["findings"].items():
             tree["hypotheses"].append({"name": key, "says": finding["says"], "holds": f"{key} of the paper"})
     elif isinstance(hypotheses, str):
-        tree["hypotheses"] = read_yaml(path.parent / hypotheses).get("hypotheses")
-    return parse_config(Study, tree, origin=str(path))
+        tree["hypotheses"] = config.read_yaml(path.parent / hypotheses).get("hypotheses")
+    return config.parse_config(Study, tree, origin=str(path))
 
 
 def trainings(evaluation: Evaluation) -> dict[str, tuple[str, ...]]:
@@ -455,4 +447,4 @@ def finetune_config(evaluation: Evaluation, task: str, learning_rate: float, see
     if swept := axes & settings.keys():
         raise InputError(f"evaluation: {min(swept)} follows from {min(swept)}s; leave it out of finetune and per_task")
     tree = {**settings, "learning_rate": learning_rate, "seed": seed}
-    return parse_config(FinetuneConfig, tree, origin=f"evaluation of '{task}'")
+    return config.parse_config(FinetuneConfig, tree, origin=f"evaluation of '{task}'")

@@ -21,25 +21,15 @@ import numpy as np
 from biphase.console import err
 from biphase.corpus.rows import SHORT_ROW, Row, column, excerpt, id_of, text_column
 from biphase.errors import InputError, first_of
+from biphase.tasks import spec
 from biphase.tasks.sources import TaskSource, read_rows
-from biphase.tasks.spec import (
-    EVALUATED_SPLITS,
-    TASK_SPLITS,
-    EvaluatedSplit,
-    Family,
-    Scheme,
-    Task,
-    TaskSplit,
-    is_own_task,
-    template_columns,
-)
 from biphase.tasks.splits import TEST_SHARE, TRAIN_SHARE, Collection, TaskData, draw_indices, hold_out, load_collection
 
 MULTI_HOT = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
 """What a list may say of each class: whether it applies."""
 
 
-def label_number(task: Task, origin: str, value: Any, choices: tuple[str, ...] = ()) -> int:
+def label_number(task: spec.Task, origin: str, value: Any, choices: tuple[str, ...] = ()) -> int:
     """Find the number of a label among the names that a row has for its choices, or else among the task's classes.
 
     Raises `InputError` for what `map_labels` does not have.
@@ -87,7 +77,7 @@ def score_number(origin: str, name: str, value: Any) -> float:
     return number
 
 
-def label_numbers(task: Task, origin: str, value: Any) -> tuple[int, ...]:
+def label_numbers(task: spec.Task, origin: str, value: Any) -> tuple[int, ...]:
     """List the numbers of the classes in a list of labels, ascending."""
     labels, message = list_labels(value), f"{origin}: '{task.label}' is {excerpt(value)}"
     if labels is None:
@@ -117,7 +107,7 @@ def is_missing(value: Any) -> bool:
     return value is None or value != value or (isinstance(value, str) and not value.strip())
 
 
-def to_iob2(tags: Sequence[Any], scheme: Scheme, origin: str) -> list[Any]:
+def to_iob2(tags: Sequence[Any], scheme: spec.Scheme, origin: str) -> list[Any]:
     """Write the tags of a sentence in IOB2: every entity begins with B-. What is broken in other schemes than IOB1
     stays broken.
 
@@ -230,14 +220,14 @@ def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | N
         raise InputError(f"{message}: leave validation out, and a part of train takes its place")
     if source.task.family == "retrieval":
         return load_collection(source, judged_only, most_evaluated)
-    makers: dict[Family, Callable[[Task, str, Row], AnyExample | None]] = {
+    makers: dict[spec.Family, Callable[[spec.Task, str, Row], AnyExample | None]] = {
         "sequence_classification": make_text,
         "token_classification": partial(make_words, scheme=source.form.scheme),
         "question_answering": make_question,
         "multiple_choice": make_choices,
     }
     task, make = source.task, makers[source.task.family]
-    examples: dict[TaskSplit, list[AnyExample]] = {}
+    examples: dict[spec.TaskSplit, list[AnyExample]] = {}
     left_out = 0
     lacking: dict[str, list[str]] = defaultdict(list)
     for split in source.splits:
@@ -261,23 +251,25 @@ def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | N
             if times > 1:
                 raise InputError(f"{source.name}: the {split} split has two questions with the id '{id}'")
     draw_splits(source, examples, most_evaluated)
-    splits = {split: tuple(examples[split]) for split in TASK_SPLITS}
+    splits = {split: tuple(examples[split]) for split in spec.TASK_SPLITS}
     return TaskData(task, **splits, left_out=left_out)
 
 
-def draw_splits(source: TaskSource, examples: dict[TaskSplit, list[AnyExample]], most_evaluated: int | None) -> None:
+def draw_splits(
+    source: TaskSource, examples: dict[spec.TaskSplit, list[AnyExample]], most_evaluated: int | None
+) -> None:
     """Hold the splits that the source does not have out of train, and draw those that are evaluated of all. Raises
     `InputError` where train is too small, and where texts to train on all have one label, or one number stands for a
     correlation."""
     task, train_of = source.task, f"task '{source.task.name}': the train split in {source.name}"
-    shares: dict[TaskSplit, float] = {"test": 1 - TEST_SHARE, "validation": TRAIN_SHARE}
+    shares: dict[spec.TaskSplit, float] = {"test": 1 - TEST_SHARE, "validation": TRAIN_SHARE}
     drawn = [split for split in shares if split not in examples]
     for split in drawn:
         if len(examples["train"]) < 2:
             raise InputError(f"{train_of} is too small to hold out a {split}")
         strata = np.array([classes_of(example)[0] for example in examples["train"]]) if task.stratified else None
         examples["train"], examples[split] = hold_out(examples["train"], shares[split], strata)
-    for split in TASK_SPLITS if task.problem_type == "regression" else TASK_SPLITS[:1]:
+    for split in spec.TASK_SPLITS if task.problem_type == "regression" else spec.TASK_SPLITS[:1]:
         labels = {example.label for example in examples[split] if isinstance(example, LabelledText)}
         if len(labels) == 1 and len(examples[split]) > 1 and not task.choices:
             count = f"all {len(examples[split]):,} examples of {split} in {source.name}"
@@ -293,7 +285,7 @@ def draw_splits(source: TaskSource, examples: dict[TaskSplit, list[AnyExample]],
             has_shares = "" if task.stratified or task.problem_type else ", or `stratified: true`"
             err.print(f"{sentence}; name files for the splits{has_shares} to have all classes in each", markup=False)
     if most_evaluated is not None:
-        for split in EVALUATED_SPLITS:
+        for split in spec.EVALUATED_SPLITS:
             indices = draw_indices(len(examples[split]), most_evaluated)
             examples[split] = [examples[split][index] for index in indices]
 
@@ -308,13 +300,15 @@ def classes_of(example: AnyExample) -> tuple[int, ...]:
     return ()
 
 
-def count_shared(data: TaskData | Collection) -> dict[EvaluatedSplit, int]:
+def count_shared(data: TaskData | Collection) -> dict[spec.EvaluatedSplit, int]:
     """Count the inputs of validation and of test that stand in train too, whatever their labels are."""
     if isinstance(data, Collection):
         trained = {data.queries[query] for query, _ in data.train}
         return {split: sum(data.queries[id] in trained for id in data.relevance[split]) for split in data.relevance}
     trained = {input_of(example) for example in data.train}
-    return {split: sum(input_of(example) in trained for example in data.splits[split]) for split in EVALUATED_SPLITS}
+    return {
+        split: sum(input_of(example) in trained for example in data.splits[split]) for split in spec.EVALUATED_SPLITS
+    }
 
 
 def input_of(example: AnyExample) -> Any:
@@ -329,7 +323,7 @@ def input_of(example: AnyExample) -> Any:
             return example.question, example.context
 
 
-def why_left_out(task: Task, origin: str, row: Row) -> Literal["answer", "label", "text"] | None:
+def why_left_out(task: spec.Task, origin: str, row: Row) -> Literal["answer", "label", "text"] | None:
     """Name what an example cannot be made without, and the row lacks: an answer that anybody knows, a label, a text.
     None where it has all. Rows of biphase's own tasks are taken as they were published."""
     if task.family not in ("sequence_classification", "multiple_choice"):
@@ -337,12 +331,12 @@ def why_left_out(task: Task, origin: str, row: Row) -> Literal["answer", "label"
     label = column(origin, row, task.label)
     if canonical_label(label) in map(canonical_label, task.unlabelled):  # -1 may be written as -1.0
         return "answer"
-    if is_own_task(task):
+    if spec.is_own_task(task):
         return None
     may_be_empty = task.problem_type == "multi_label_classification"
     if is_missing(label) and (label is None or not may_be_empty):
         return "label"
-    texts = [column(origin, row, name) for name in template_columns(task.template) if name != "choice"]
+    texts = [column(origin, row, name) for name in spec.template_columns(task.template) if name != "choice"]
     return "text" if lacks_text(texts) else None
 
 
@@ -351,7 +345,7 @@ def lacks_text(values: Sequence[Any]) -> bool:
     return any(value is None for value in values) or (bool(values) and all(map(is_missing, values)))
 
 
-def tell_lacking(task: Task, lacking: dict[str, list[str]]) -> None:
+def tell_lacking(task: spec.Task, lacking: dict[str, list[str]]) -> None:
     """Say how many rows lack a label or text. Raises `InputError` unless the task leaves them out."""
     counts = []
     for part, rows in lacking.items():
@@ -364,7 +358,7 @@ def tell_lacking(task: Task, lacking: dict[str, list[str]]) -> None:
         err.print(f"{task.name}: left out: {', '.join(counts)}")
 
 
-def make_text(task: Task, origin: str, row: Row) -> LabelledText:
+def make_text(task: spec.Task, origin: str, row: Row) -> LabelledText:
     label = column(origin, row, task.label)
     text = fill_row(task, origin, row)
     target: int | float | tuple[int, ...]
@@ -377,7 +371,7 @@ def make_text(task: Task, origin: str, row: Row) -> LabelledText:
     return LabelledText(id_of(origin, row), (text,), target)
 
 
-def make_choices(task: Task, origin: str, row: Row) -> LabelledText:
+def make_choices(task: spec.Task, origin: str, row: Row) -> LabelledText:
     label = column(origin, row, task.label)
     choices, names = read_choices(task, origin, row)
     right = label_number(task, origin, label, names)
@@ -387,7 +381,7 @@ def make_choices(task: Task, origin: str, row: Row) -> LabelledText:
     return LabelledText(id_of(origin, row), choices, right)
 
 
-def read_choices(task: Task, origin: str, row: Row) -> tuple[tuple[FilledText, ...], tuple[str, ...]]:
+def read_choices(task: spec.Task, origin: str, row: Row) -> tuple[tuple[FilledText, ...], tuple[str, ...]]:
     """Fill the template with each choice of a row, and return what it calls them itself: ARC's are {text: […], label:
     […]}, whose labels are A, B, … in some rows and 1, 2, … in others."""
     columns = [column(origin, row, name) for name in task.choices]
@@ -402,7 +396,7 @@ def read_choices(task: Task, origin: str, row: Row) -> tuple[tuple[FilledText, .
     return choices, tuple(map(str, names[: len(texts)])) if has_names else ()
 
 
-def fill_row(task: Task, origin: str, row: Row) -> FilledText:
+def fill_row(task: spec.Task, origin: str, row: Row) -> FilledText:
     """Fill the task's template with a row's columns."""
     text, columns = "", []
     for literal, name, _, _ in Formatter().parse(task.template):
@@ -414,7 +408,7 @@ def fill_row(task: Task, origin: str, row: Row) -> FilledText:
     return text, tuple(columns)
 
 
-def make_words(task: Task, origin: str, row: Row, scheme: Scheme) -> TaggedWords:
+def make_words(task: spec.Task, origin: str, row: Row, scheme: spec.Scheme) -> TaggedWords:
     tags = column(origin, row, task.label)
     words = words_of(task, origin, row)
     if not isinstance(tags, list) or len(tags) != len(words):
@@ -424,14 +418,14 @@ def make_words(task: Task, origin: str, row: Row, scheme: Scheme) -> TaggedWords
     return TaggedWords(id_of(origin, row), words, tuple(label_number(task, origin, tag) for tag in tags))
 
 
-def words_of(task: Task, origin: str, row: Row) -> tuple[str, ...]:
+def words_of(task: spec.Task, origin: str, row: Row) -> tuple[str, ...]:
     words = column(origin, row, task.words)
     if not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
         raise InputError(f"{origin}: column '{task.words}' must be a list of words, none of them empty")
     return tuple(words)
 
 
-def make_question(task: Task, origin: str, row: Row) -> Question | None:
+def make_question(task: spec.Task, origin: str, row: Row) -> Question | None:
     """Return None for a question about candidates that has no answer: nobody knows it there."""
     id = id_of(origin, row)
     context = text_column(origin, row, "context")
