@@ -125,16 +125,16 @@ def find_scored_model(scores: ScoreSet, name: str) -> str:
 
     Raises `InputError` when there is none (with the nearest) or more than one (with all).
     """
-    wanted = name.rstrip("/")
-    if wanted in scores.models:
-        return wanted
-    models = [model for model in scores.models if short_name(model) == wanted]
+    model_name = name.rstrip("/")
+    if model_name in scores.models:
+        return model_name
+    models = [model for model in scores.models if short_name(model) == model_name]
     if len(models) == 1:
         return models[0]
     if models:
         raise InputError(f"'{name}' could be any of {', '.join(map(repr, models))}; give the whole name")
     names = {*scores.models, *map(short_name, scores.models)}
-    raise InputError(f"no scores of a model '{name}'{nearest(wanted, names)}")
+    raise InputError(f"no scores of a model '{name}'{nearest(model_name, names)}")
 
 
 def choose_rate(validation: Mapping[float, Sequence[float | None]]) -> float:
@@ -171,7 +171,7 @@ def choose_for_each_seed(
         others: dict[float, Sequence[float | None]] = {}
         itself: dict[float, Sequence[float | None]] = {}
         for rate, by_seed in validation.items():
-            others[rate] = [value for other, value in by_seed.items() if other != seed]
+            others[rate] = [value for voter, value in by_seed.items() if voter != seed]
             if seed in by_seed:
                 itself[rate] = [by_seed[seed]]
         elsewhere = {rate: peers[rate] for rate in itself if rate in peers}

@@ -108,7 +108,8 @@ def contrast(terms: Iterable[tuple[float, Result]]) -> Contrast:
     holds within a and within b, calls too much significant where a few seeds make up most of the error. Where examples
     are not known it is the t test over seeds alone. The variance of the choice of rates (`of_choices`) is added.
     """
-    terms = list(expand_averages(terms))
+    # An average counts as the scores that it is the mean of.
+    terms = [(weight / len(mean.parts), score) for weight, mean in terms for score in mean.parts]
     groups = group_by_seeds(terms)
     parts, num, estimate = over_seeds(terms, groups)
     seed_variance, degrees = add_parts(parts)
@@ -141,7 +142,7 @@ def contrast(terms: Iterable[tuple[float, Result]]) -> Contrast:
 def seed_interval(terms: Iterable[tuple[float, Result]]) -> Interval:
     """Σ weight · mean with its 95 % interval over seeds alone: what stands behind ± wherever a score is shown. Verdicts
     have the test examples as well (`contrast`)."""
-    terms = list(expand_averages(terms))
+    terms = [(weight / len(mean.parts), score) for weight, mean in terms for score in mean.parts]
     parts, _, estimate = over_seeds(terms, group_by_seeds(terms))
     variance, degrees = add_parts(parts)
     return t_test(estimate, math.sqrt(variance), degrees, max(abs(score.mean) for _, score in terms))
@@ -182,15 +183,6 @@ def mix_degrees(parts: Sequence[tuple[float, float]]) -> float:
         return spread[0][1] if spread else math.nan
     quantile = sum(part * float(special.stdtrit(degrees, TAILS[1])) for part, degrees in spread) / total
     return float(special.stdtridf(TAILS[1], quantile))
-
-
-def expand_averages(terms: Iterable[tuple[float, Result]]) -> Iterable[tuple[float, Result]]:
-    """Write each average in the sum as the scores that it is the mean of."""
-    for weight, score in terms:
-        if score.cells:
-            yield from expand_averages((weight / len(score.cells), cell) for cell in score.cells)
-        else:
-            yield weight, score
 
 
 def group_by_seeds(terms: Terms) -> list[Terms] | None:
@@ -475,9 +467,8 @@ def smallest_difference(num_pretrainings: int, num_seeds: int, num_examples: int
     of_pretraining, of_finetuning = noise
     of_seeds = 2 * (several * of_pretraining**2 + of_finetuning**2 / num_seeds) / num_pretrainings
     of_examples = EXAMPLE_VARIANCE / num_examples
-    nums: dict[str, Any] = {"num_pretrainings": num_pretrainings, "num_examples": num_examples}
     error = math.sqrt(of_seeds + of_examples)
-    planned = Contrast(0.0, error, num - 1, 1.0, "paired t", num, **nums, example_variance=of_examples)
+    planned = Contrast(0.0, error, num - 1, 1.0, "paired t", num, num_pretrainings, num_examples, of_examples)
     tenths = range(1, 1000)  # of a point
     at = bisect.bisect_left(
         tenths, True, key=lambda d: is_enough(replace(planned, estimate=d / 1000), 0.0, SIGNIFICANCE, 1, 1)

@@ -255,11 +255,10 @@ def list_prices(
     Args:
         declared: arms that hypotheses hold against a ladder → the arms of that.
     """
-    trained = [arm for arm in results.models if arm.setup != "efficiency" and arm.objective != "none"]
-    trained = [arm for arm in trained if not arm.cpt_steps]
+    decayed = [arm for arm in results.models if arm.setup != "efficiency" and arm.objective != "none"]
     lists, lacking = [], []
     for size in results.sizes:
-        arms = [arm for arm in trained if arm.size == size]
+        arms = [arm for arm in decayed if arm.size == size and not arm.cpt_steps]
         baseline = choose_baseline(arms)
         if not baseline:
             continue

@@ -21,28 +21,12 @@ from typing import Any
 from lark import Lark, Token, UnexpectedCharacters, UnexpectedToken
 
 from biphase.errors import SOURCE, InputError, clipped
+from biphase.report.results import read_words
 
 QUANTIFIERS = ("every", "some")
 RATE = "rate"
 QUOTES = "'\""
 MOST_BRACKETS = 50
-
-EXPECTED = {
-    "NAME": "a name",
-    "AXIS": "'budget', 'mask', 'share' or 'rate'",
-    "SIGN": "'<' or '>'",
-    "NUMBER": "a number",
-    "BUDGET": "'every budget', 'the largest' or 'the smallest budget'",
-    "STEPS": "a number of steps, as 400 steps,",
-    "OVER": "'over'",
-    "COMMA": "','",
-    "RPAR": "')'",
-    "ON": "'on'",
-    "AT": "'at'",
-    "FOR": "'for'",
-    "$END": "the end",
-}
-"""Terminals of the grammar in words, as far as a message says that they are wanted."""
 
 
 Place = Mapping[str, Any]
@@ -124,7 +108,7 @@ def parse_inequality(text: str) -> AskedInequality:
     try:
         tree: SyntaxTree = line_parser().parse(line)
     except UnexpectedToken as error:
-        expected = [words for terminal, words in EXPECTED.items() if terminal in error.accepts]
+        expected = [words for terminal, words in read_words()["terminals"].items() if terminal in error.accepts]
         next_token = f"'{clipped(error.token.strip(QUOTES), 20)}'" if error.token else "the end"
         raise InputError(f"{' or '.join(expected)} is wanted where {next_token} stands") from None
     except UnexpectedCharacters as error:

@@ -171,8 +171,8 @@ def compare_in_words(best: Result, rival: Result, where: str, num_models: int) -
         sentence += "; with one seed, or seeds that differ by the same, there is no interval"
     elif num_asked > 1:  # the number is told where the interval, which is not corrected, speaks otherwise
         is_otherwise = contrasts.is_significant(tested.p_value) != contrasts.is_significant(p_value)
-        shown = f" {show_p_value(p_value)}" if is_otherwise else ""
-        sentence += f", p{shown} corrected for choosing the best of {num_models}"
+        number = f" {show_p_value(p_value)}" if is_otherwise else ""
+        sentence += f", p{number} corrected for choosing the best of {num_models}"
     scope = "" if gap.num_pretrainings > 1 else " This is about these checkpoints: each was pretrained once."
     return f"{sentence}.{scope}"
 

@@ -270,8 +270,7 @@ def select_rate(
         is_papers_way: all seeds together choose one rate, at which they are tested too.
         peers: the scores on the task of the other pretraining seeds, which choose for a single fine-tuning seed.
 
-    Raises `InputError` when there is no such score or metric, or everything diverged, or no seed finished at the rate
-    that was chosen for it.
+    Raises `InputError` when there is no such score or metric, or no seed finished at the rate that was chosen for it.
     """
     cells = scores.cells.get((model, task))
     if cells is None:
@@ -327,9 +326,9 @@ def pool(results: Sequence[Result]) -> Result:
     joined: dict[str, Any] = {}
     for name in ("samples", "seeds", "pretraining_seeds"):
         joined[name] = tuple(chain(*(getattr(result, name) for result in results)))
-    tables = [result.by_rate for result in results if result.by_rate is not None]
-    by_rate = None
-    if len(tables) == len(results) and all(table.keys() == tables[0].keys() for table in tables):
+    tables = [result.by_rate or {} for result in results]
+    by_rate = {}
+    if all(table.keys() == tables[0].keys() for table in tables):
         by_rate = {rate: tuple(chain(*(table[rate] for table in tables))) for rate in tables[0]}
     examples = [result.examples for result in results if result.examples]
     scores = tuple(chain(*(predictions.scores for predictions in examples)))

@@ -133,7 +133,6 @@ def measure_task(scores: ScoreSet, model_a: str, model_b: str, task: str) -> Tas
     a, b = sides
     if notes:
         return TaskComparison(a, b, notes=tuple(notes))
-    assert a.examples and b.examples
     changed = differing([side.examples.scores[0].settings for side in sides if side.examples])
     if clash := [key for key in changed if key in TASK_SETTINGS]:
         return TaskComparison(a, b, notes=(f"they were scored with different {' and '.join(clash)}",))
@@ -220,19 +219,18 @@ def print_summary(rows: Sequence[SummaryRow], broken: Mapping[Path, str] | None 
         columns["spread"] = lambda row: Cell(show_spread(row.spread))
         low, high = map(show_rate, STABILITY_RATES)
         lines.append(f"spread: standard deviation over seeds and rates from {low} to {high}, and its 95 % interval")
-    table_rows, signals = [], {}
+    table_rows, signals, undecided = [], [], []
     for task in sorted({row.score.dataset for row in rows}):
         of_task = [row for row in rows if row.score.dataset == task]
         metrics = sorted({row.score.measure for row in of_task})
         chosen = [row.score for row in of_task if row.score.samples]
         ratio, needs = contrasts.measure_signal(chosen if len(metrics) == 1 else ())
-        if not math.isnan(ratio):
-            signals[task] = (ratio, needs)
+        signals += [] if math.isnan(ratio) else [f"{task} {show_signal(ratio, needs)}"]
+        undecided += [f"{task} decides nothing here; what would: {needs}"] if needs else []
         table_rows.append(Row((task,), (Cell(""), Cell(" / ".join(metrics))), task))
         for row in of_task:
-            table_rows.append(
-                Row((f"  {names[row.score.arm.name]}",), tuple(show(row) for show in columns.values()), task)
-            )
+            cells = tuple(show(row) for show in columns.values())
+            table_rows.append(Row((f"  {names[row.score.arm.name]}",), cells, task))
     if table_rows:
         title = "Test scores in %, each seed at the rate that the others chose"
         print_table(Table("scores", title, ("model",), tuple(columns), tuple(table_rows)))
@@ -241,10 +239,9 @@ def print_summary(rows: Sequence[SummaryRow], broken: Mapping[Path, str] | None 
     for row in rows:
         lines += list_flaws(row, f"{names[row.score.arm.name]} on {row.score.dataset}")
     if signals:
-        measured = ", ".join(f"{task} {show_signal(*signal)}" for task, signal in signals.items())
-        lines.append(f"signal ÷ noise: {measured}; about 1 where models are equally good, (…) where nothing is decided")
-    for task, (_, needs) in signals.items():
-        lines += [f"{task} decides nothing here; what would: {needs}"] if needs else []
+        about = "about 1 where models are equally good, (…) where nothing is decided"
+        lines.append(f"signal ÷ noise: {', '.join(signals)}; {about}")
+    lines += undecided
     for line in (*lines, *(f"left out: {path} ({reason})" for path, reason in (broken or {}).items())):
         out.print(line, markup=False)
 
