@@ -21,6 +21,9 @@ def test_each_process_takes_a_gpu_of_its_own(two_gpus: None) -> None:
     for wanted in ("auto", "cuda"):
         with pytest.raises(InputError, match="the local rank 2 sees 2 GPUs: start one process for each"):
             choose_device(wanted, 2)
+    for wanted in ("cuda:1", "gpu", "mps"):
+        with pytest.raises(InputError, match=f"device '{wanted}': give auto, cpu or cuda"):
+            choose_device(wanted)
 
 
 def test_fp32_on_a_gpu_is_told_as_the_reason() -> None:

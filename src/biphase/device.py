@@ -23,8 +23,10 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     """Return the device that `auto`, `cpu` or `cuda` means here; of several GPUs the one with this process's local
     rank.
 
-    Raises `InputError` where there is none.
+    Raises `InputError` where there is none, and for any other name.
     """
+    if name not in ("auto", "cpu", "cuda"):
+        raise InputError(f"device '{name}': give auto, cpu or cuda; CUDA_VISIBLE_DEVICES chooses among several GPUs")
     if name == "cuda" and not torch.cuda.is_available():
         raise InputError("device is cuda, but PyTorch sees no CUDA device; use cpu")
     if name == "cuda" or (name == "auto" and torch.cuda.is_available()):

@@ -123,10 +123,11 @@ class Heart(threading.Thread):
     run is suspended or starved, nobody is silent. Whoever first finds one silent tells it and ends; the others follow.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, silence_seconds: float) -> None:
+    def __init__(self, store: Any, world: World, silence_seconds: float) -> None:
         super().__init__(daemon=True)
         self.store = store.clone()  # a connection of its own: the main thread may block on the other
-        self.rank, self.size, self.silence_seconds = rank, size, silence_seconds
+        self.signals, self.silence_seconds = world.signals, silence_seconds
+        self.rank, self.size = rank, size = world.rank, world.size
         self.heeded = range(1, size) if rank == 0 else range(1)
         """The processes that this one listens to."""
         self.heard = dict.fromkeys(range(size), 0)
@@ -192,7 +193,7 @@ class Heart(threading.Thread):
 
     def end_at_once(self, line: str) -> NoReturn:
         """End this process from a thread, while its main one waits for what will never come."""
-        if line and self.may_tell():
+        if line and not self.signals and self.may_tell():  # else its launcher asked it to stop, and tells why
             err.quiet = False
             err.show_cursor(True)
             err.print(f"biphase: {line}")
@@ -217,9 +218,9 @@ def join_world(device: str, silence_seconds: float | None = None) -> Iterator[Wo
     met, rank, size = next(dist.rendezvous("env://"))
     if rank > 0:
         silence()
-    heart = Heart(dist.PrefixStore("hearts", met), rank, size, silence_seconds)
-    heart.start()
     world = World(rank, size, chosen)
+    heart = Heart(dist.PrefixStore("hearts", met), world, silence_seconds)
+    heart.start()
     try:
         backend = "nccl" if chosen.type == "cuda" else "gloo"
         store = dist.PrefixStore("default_pg", met)

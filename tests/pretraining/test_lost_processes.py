@@ -11,16 +11,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 import yaml
 
 import biphase.distributed as distributed
-from biphase.distributed import HAS_LEFT, Heart
+from biphase.distributed import HAS_LEFT, Heart, World
 from biphase.files import locked
 from biphase.machine import GRACE
 from biphase.recipe import Recipe
 from biphase.run import Run, whole_steps
 
+CPU = torch.device("cpu")
 PATIENCE = 300.0
 """Seconds until a test gives up; what is waited for takes a few on a quiet machine."""
 
@@ -54,7 +56,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_silent_process_is_named(store: dist.Store, told: list[str]) -> None:
-    first, second = Heart(store, 0, 2, 0.3), Heart(store, 1, 2, 1e6)
+    first, second = Heart(store, World(0, 2, CPU), 0.3), Heart(store, World(1, 2, CPU), 1e6)
     first.start()
     second.start()
     wait_until(lambda: first.heard[1] > 3 and second.heard[0] > 3, "beats")
@@ -65,7 +67,7 @@ def test_a_silent_process_is_named(store: dist.Store, told: list[str]) -> None:
 
 
 def test_one_that_never_joined_is_waited_for_longer(store: dist.Store, told: list[str]) -> None:
-    heart = Heart(store, 0, 2, 0.05)
+    heart = Heart(store, World(0, 2, CPU), 0.05)
     heart.start()
     wait_until(lambda: told, "a line")
     assert "process 1 of 2 has not joined for" in told[0]
@@ -73,7 +75,7 @@ def test_one_that_never_joined_is_waited_for_longer(store: dist.Store, told: lis
 
 
 def test_one_that_has_left_is_not_missed(store: dist.Store, told: list[str]) -> None:
-    first, second = Heart(store, 0, 2, 0.1), Heart(store, 1, 2, 0.1)
+    first, second = Heart(store, World(0, 2, CPU), 0.1), Heart(store, World(1, 2, CPU), 0.1)
     second.leave()
     first.start()
     wait_until(lambda: first.store.add("beats/0", 0) > 50, "beats")
@@ -82,12 +84,12 @@ def test_one_that_has_left_is_not_missed(store: dist.Store, told: list[str]) -> 
 
 
 def test_one_of_them_tells(store: dist.Store) -> None:
-    hearts = [Heart(store, rank, 3, 1.0) for rank in range(3)]
+    hearts = [Heart(store, World(rank, 3, CPU), 1.0) for rank in range(3)]
     assert [heart.may_tell() for heart in hearts] == [True, False, False]
 
 
 def test_after_a_broken_connection_the_one_without_beats_has_gone(store: dist.Store) -> None:
-    hearts = [Heart(store, rank, 3, 1e6) for rank in range(3)]
+    hearts = [Heart(store, World(rank, 3, CPU), 1e6) for rank in range(3)]
     stopped = threading.Event()
 
     def beat_until_stopped() -> None:

@@ -159,8 +159,6 @@ def predict(
 def predict_rows(model: str, file: Path, template: str | None, device: str) -> Iterator[Row]:
     """Yield each row of a file with what a model predicts, as it is read. Raises `InputError` before the model is
     loaded."""
-    if device not in ("auto", "cpu", "cuda"):
-        raise InputError(f"device {device}: give auto, cpu or cuda")
     network = find_kept(model, file, template)
     rows = open_rows(network, file)
     from biphase.device import choose_device

@@ -29,16 +29,8 @@ from biphase.errors import BusyError, InputError, memory_told
 from biphase.files import read_json_as, remove_folder, write_json
 from biphase.flops import FlopCount, count_positions, update_flops
 from biphase.hub import fetch_model, load_model_config, model_fingerprint
+from biphase.pretraining import optimizer
 from biphase.pretraining.checkpoint import CheckpointManifest, load_optimizer, read_checkpoint_manifest, save_checkpoint
-from biphase.pretraining.optimizer import (
-    block_matrices,
-    decide_compile,
-    fill_parts,
-    make_optimizers,
-    outline_network,
-    parallelize,
-    unwrap,
-)
 from biphase.recipe import Phase, Recipe
 from biphase.run import Run, claim_run, find_checkpoint, read_recipe, split_reference, whole_steps
 
@@ -264,20 +256,22 @@ def load_state(job: Job, run_step: int) -> State:
         )
     load = partial(load_network, recipe, start, job.text.main)
     sharded = world.size > 1 and recipe.compute.parallel == "fsdp"
-    network, whole = outline_network(load, world) if sharded else (load(), None)
+    network, whole = optimizer.outline_network(load, world) if sharded else (load(), None)
     counted: Any = whole if sharded else network  # an outline forms no products
     num_tokens = job.tokens_before(recipe.num_steps)  # of the whole run, resumed or not
     flops = world.decide(partial(count_flops, counted), "FLOPs are not counted; the first process says why")
-    compiles, compiling = decide_compile(recipe.compute, world.device, job.dtype, num_tokens * flops.per_token)
-    model = parallelize(PackedModel(network), recipe.compute, job.dtype, world, compiles=compiles)
+    compiles, compiling = optimizer.decide_compile(
+        recipe.compute, world.device, job.dtype, num_tokens * flops.per_token
+    )
+    model = optimizer.parallelize(PackedModel(network), recipe.compute, job.dtype, world, compiles=compiles)
     if sharded:
-        fill_parts(model, whole, world)
+        optimizer.fill_parts(model, whole, world)
         del whole
-    optimizers = make_optimizers(recipe.optimizer, model, dtype=job.dtype, sharded=sharded)
-    shapes = [matrix.shape for matrix in block_matrices(model)]
+    optimizers = optimizer.make_optimizers(recipe.optimizer, model, dtype=job.dtype, sharded=sharded)
+    shapes = [matrix.shape for matrix in optimizer.block_matrices(model)]
     flops = replace(flops, per_update=update_flops(recipe.optimizer, shapes))
     if start.optimizer_folder is not None:
-        load_optimizer(start.optimizer_folder, unwrap(model), optimizers, world)
+        load_optimizer(start.optimizer_folder, optimizer.unwrap(model), optimizers, world)
     return State(model, optimizers, start.tokens_seen, flops, compiling)
 
 
@@ -300,7 +294,7 @@ def save_state(job: Job, state: State, done: int, mixture: Phase) -> None:
         parent=origin.parent,
         carried=list(origin.carried),
     )
-    packed: Any = unwrap(state.model)
+    packed: Any = optimizer.unwrap(state.model)
     if packed.network.config.model_type != "eurobert":  # so that transformers reloads a decoder as it looks now
         packed.network.config.is_causal = mixture.is_causal
     save_checkpoint(run, manifest, packed, state.optimizers, job.text.main.tokenizer, job.world)
