@@ -148,16 +148,13 @@ class Heart(threading.Thread):
                 if self.store.add("told", 0):
                     self.end_at_once("")
             except RuntimeError:  # the store does not answer
-                # With torchrun it belongs to the launcher, with which this process ends anyway.
-                if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-                    continue
-                self.missed[0] += 1  # it belongs to the first process
+                # It belongs to the first process; with torchrun to the launcher, with which this process ends anyway.
+                self.missed[0] += os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
             for rank in self.heeded:
-                patience = 1 if self.heard[rank] else JOIN_PATIENCE
+                state, patience = ("has been silent", 1) if self.heard[rank] else ("has not joined", JOIN_PATIENCE)
                 seconds = self.missed[rank] * BEAT_SECONDS
                 if seconds >= self.silence_seconds * patience:
-                    what = "has been silent" if self.heard[rank] else "has not joined"
-                    line = f"{self.name_of(rank)} {what} for {seconds:.0f} s: stopped, starved or cut off"
+                    line = f"{self.name_of(rank)} {state} for {seconds:.0f} s: stopped, starved or cut off"
                     self.end_at_once(f"{line} (compute.silence_seconds says how long is waited); {GO_ON}")
 
     def leave(self) -> None:
