@@ -256,9 +256,7 @@ def launch() -> int:
         stops = raise_signals()
         logging.disable(logging.ERROR)  # half a page about each process that fails
         torchrun()
-    except InputError as error:
-        err.print(f"biphase: {error}")
-        return 2
+        return 0
     except SignalException as stop:
         if stops and time.monotonic() - stops[0] >= patience:
             line = f"biphase: processes that had not saved their state in {patience:.0f} s were killed"
@@ -272,13 +270,14 @@ def launch() -> int:
             return errors[0]
         # SIGTERM is what torchrun sends to the others.
         rank = next((rank for rank, code in codes.items() if code != -signal.SIGTERM), min(codes))
-        err.print(f"biphase: process {rank} (pid {failed.failures[rank].pid}) {describe_kill(-codes[rank])}; {GO_ON}")
-        return 2
+        line = f"process {rank} (pid {failed.failures[rank].pid}) {describe_kill(-codes[rank])}; {GO_ON}"
     except RendezvousError:
-        line = "the launchers of other machines do not answer, or no longer: killed, cut off, or not started"
-        err.print(f"biphase: {line} with the same --rdzv-endpoint and --rdzv-id; {GO_ON}")
-        return 2
-    return 0
+        reason = "the launchers of other machines do not answer, or no longer: killed, cut off, or not started"
+        line = f"{reason} with the same --rdzv-endpoint and --rdzv-id; {GO_ON}"
+    except InputError as error:
+        line = str(error)
+    err.print(f"biphase: {line}")
+    return 2
 
 
 def raise_signals() -> list[float]:
