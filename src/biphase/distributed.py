@@ -149,16 +149,13 @@ class Heart(threading.Thread):
                 if self.store.add("told", 0):
                     self.end_at_once("")
             except RuntimeError:  # the store does not answer
-                # With torchrun it belongs to the launcher, with which this process ends anyway.
-                if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-                    continue
-                self.missed[0] += 1  # it belongs to the first process
+                # It belongs to the first process; with torchrun to the launcher, with which this process ends anyway.
+                self.missed[0] += os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
             for rank in self.heeded:
-                patience = 1 if self.heard[rank] else JOIN_PATIENCE
+                state, patience = ("has been silent", 1) if self.heard[rank] else ("has not joined", JOIN_PATIENCE)
                 seconds = self.missed[rank] * BEAT_SECONDS
                 if seconds >= self.silence_seconds * patience:
-                    what = "has been silent" if self.heard[rank] else "has not joined"
-                    line = f"{self.name_of(rank)} {what} for {seconds:.0f} s: stopped, starved or cut off"
+                    line = f"{self.name_of(rank)} {state} for {seconds:.0f} s: stopped, starved or cut off"
                     self.end_at_once(f"{line} (compute.silence_seconds says how long is waited); {GO_ON}")
 
     def leave(self) -> None:
@@ -260,9 +257,7 @@ def launch() -> int:
         stops = raise_signals()
         logging.disable(logging.ERROR)  # half a page about each process that fails
         torchrun()
-    except InputError as error:
-        err.print(f"biphase: {error}")
-        return 2
+        return 0
     except SignalException as stop:
         if stops and time.monotonic() - stops[0] >= patience:
             line = f"biphase: processes that had not saved their state in {patience:.0f} s were killed"
@@ -276,13 +271,14 @@ def launch() -> int:
             return errors[0]
         # SIGTERM is what torchrun sends to the others.
         rank = next((rank for rank, code in codes.items() if code != -signal.SIGTERM), min(codes))
-        err.print(f"biphase: process {rank} (pid {failed.failures[rank].pid}) {describe_kill(-codes[rank])}; {GO_ON}")
-        return 2
+        line = f"process {rank} (pid {failed.failures[rank].pid}) {describe_kill(-codes[rank])}; {GO_ON}"
     except RendezvousError:
-        line = "the launchers of other machines do not answer, or no longer: killed, cut off, or not started"
-        err.print(f"biphase: {line} with the same --rdzv-endpoint and --rdzv-id; {GO_ON}")
-        return 2
-    return 0
+        reason = "the launchers of other machines do not answer, or no longer: killed, cut off, or not started"
+        line = f"{reason} with the same --rdzv-endpoint and --rdzv-id; {GO_ON}"
+    except InputError as error:
+        line = str(error)
+    err.print(f"biphase: {line}")
+    return 2
 
 
 def raise_signals() -> list[float]:

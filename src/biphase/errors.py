@@ -48,9 +48,9 @@ def is_raised_here(error: BaseException) -> bool:
 
 
 @contextmanager
-def told_as(what: str, remedy: str = "") -> Iterator[None]:
-    """Turn whatever the system or a library raises in the block into an `InputError`: `what`, in brackets what is said
-    there, and the remedy.
+def told_as(problem: str, remedy: str = "") -> Iterator[None]:
+    """Turn whatever the system or a library raises in the block into an `InputError`: the problem, in brackets what is
+    said there, and the remedy.
 
     What a line of biphase raises itself passes, unless it is of the system: that is a mistake of ours, and keeps its
     traceback.
@@ -63,7 +63,7 @@ def told_as(what: str, remedy: str = "") -> Iterator[None]:
         if is_raised_here(error) and not isinstance(error, OSError | UnicodeError | MemoryError):
             raise
         reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
-        raise InputError(f"{what} ({reason}){remedy and f'; {remedy}'}") from error
+        raise InputError(f"{problem} ({reason}){remedy and f'; {remedy}'}") from error
 
 
 def lacks_memory(error: BaseException) -> bool:
@@ -106,11 +106,11 @@ def first_of(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + more
 
 
-def refuse_doubles(what: str, values: Sequence[object]) -> None:
+def refuse_doubles(kind: str, values: Sequence[object]) -> None:
     """Raises `InputError` when a value occurs twice."""
     for number, value in enumerate(values):
         if value in values[:number]:
-            raise InputError(f"{what} {value} is named twice; drop or rename one of the two")
+            raise InputError(f"{kind} {value} is named twice; drop or rename one of the two")
 
 
 def nearest(word: str, names: Iterable[str]) -> str:

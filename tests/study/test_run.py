@@ -345,7 +345,7 @@ def test_what_another_process_is_at_is_left_to_it(plan: Plan, tmp_path: Path, mo
         monkeypatch.setattr(units, "POLL_SECONDS", 0.0)
 
     monkeypatch.setattr(units, "POLL_SECONDS", 3600.0)
-    monkeypatch.setattr(scheduler.time, "sleep", wait)
+    monkeypatch.setattr(units.time, "sleep", wait)
     monkeypatch.setattr(units.time, "monotonic", lambda: time.perf_counter() + 3600.0 * len(waits))
 
     real = loop.train
