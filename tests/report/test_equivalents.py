@@ -50,14 +50,16 @@ def test_known_share() -> None:
     # The interval is where the test of a share turns: inside it, within noise; outside, above or below.
     sides = []
     for share in (found.low * 0.97, found.low * 1.03, found.high * 0.97, found.high * 1.03):
-        seen = contrast_at_share(results, arm, list(ladder), share)
+        seen = contrast_at_share(results, arm, list(ladder), share, None)
         tested = seen.against()
         sides.append("below" if tested.high < 0 else "above" if tested.low > 0 else "within")
     assert sides == ["below", "within", "within", "above"]
     for share, baseline in ((1.0, 0.5), (0.25, 0.7)):  # the ends of the ladder are on it
-        assert contrast_at_share(results, arm, list(ladder), share).estimate == pytest.approx(0.65 - baseline, abs=1e-3)
+        assert contrast_at_share(results, arm, list(ladder), share, None).estimate == pytest.approx(
+            0.65 - baseline, abs=1e-3
+        )
     with pytest.raises(InputError, match="the baseline's ladder does not reach 10 of its compute"):
-        contrast_at_share(results, arm, list(ladder), 0.1)
+        contrast_at_share(results, arm, list(ladder), 0.1, None)
 
 
 def test_nothing_is_read_off_beyond_the_ladder() -> None:
@@ -97,7 +99,7 @@ def test_a_line_over_more_than_a_factor_of_four_is_refused() -> None:
     arm = make_arm("ours", 4.0)
     results = make_results({**far, arm: [0.6, 0.61]})
     told = "mlm-small and mlm-large are a factor of 16 apart, and a straight .* give the baseline budgets between them"
-    for ask in (compute_equivalent, lambda *own: contrast_at_share(*own, 1.0)):
+    for ask in (compute_equivalent, lambda *own: contrast_at_share(*own, 1.0, None)):
         with pytest.raises(InputError, match=told):
             ask(results, arm, list(far))
     between = make_arm("mlm-middle", 4.0)

@@ -280,8 +280,8 @@ def jackknife(
         return Contrast(estimate, math.nan, math.nan, size, "jackknife t", num_left_out)
     without_R = np.array([statistic(samples_S[seeds_S != kind]) for kind in kinds_R])
     variance_of_mean = variance(num_left_out * estimate - (num_left_out - 1) * without_R) / num_left_out
-    error, nums = math.sqrt(variance_of_mean), (num_left_out, num_pretrainings)
-    return Contrast(estimate, error, num_left_out - 1, size, "jackknife t", *nums)
+    error, degrees = math.sqrt(variance_of_mean), num_left_out - 1
+    return Contrast(estimate, error, degrees, size, "jackknife t", num_left_out, num_pretrainings)
 
 
 def holm(p_values: ArrayLike) -> np.ndarray:

@@ -101,11 +101,7 @@ def compute_equivalent(
 
 
 def contrast_at_share(
-    results: ResultSet,
-    arm: ReportArm,
-    baseline: Sequence[ReportArm],
-    share: float,
-    datasets: Sequence[str] | None = None,
+    results: ResultSet, arm: ReportArm, baseline: Sequence[ReportArm], share: float, datasets: Sequence[str] | None
 ) -> Contrast:
     """Contrast the arm's score with the baseline's at the FLOPs of which the arm has this share: above zero if the
     arm's equivalent is less than `share`. Raises `InputError` where the ladder does not reach there."""
