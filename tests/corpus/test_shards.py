@@ -224,16 +224,17 @@ def test_a_set_grows_without_tokenizing_again(corpus: Path, tokenizer_folder: Pa
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-import biphase.corpus.prepare as preparing
+from biphase import files
+from biphase.corpus.prepare import prepare
 
-write_json, written = preparing.write_json, []
+write_json, written = files.write_json, []
 def kill_at_the_second(path, value):
     written.append(path)
     if len(written) == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     write_json(path, value)
-preparing.write_json = kill_at_the_second
-preparing.prepare([sys.argv[1]], sys.argv[2], Path(sys.argv[3]), workers=1, validation_fraction=0)
+files.write_json = kill_at_the_second
+prepare([sys.argv[1]], sys.argv[2], Path(sys.argv[3]), workers=1, validation_fraction=0)
 """
 
 
