@@ -54,10 +54,14 @@ def kept_to_this_machine() -> Iterator[None]:
     constants.ENABLE_RAY_CLUSTER = False
     try:
         yield
-    finally:
-        for variable in variables:
+    finally:  # a cluster that is joined later is one of several machines, and has a token of its own or none
+        for variable in {*variables, "RAY_AUTH_MODE"} - is_said:  # Ray 2.60 sets the mode on its own
             os.environ.pop(variable, None)
-        constants.ENABLE_RAY_CLUSTER = reaches_others  # a cluster that is joined later is one of several machines
+        constants.ENABLE_RAY_CLUSTER = reaches_others
+        raylet: Any = ray._raylet
+        if hasattr(raylet, "AuthenticationTokenLoader"):  # it keeps what it read of the variables
+            raylet.Config.initialize("")
+            raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def connect_ray(address: str | None) -> None:
