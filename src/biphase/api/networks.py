@@ -304,7 +304,7 @@ def search(
     with needs_embeddings("biphase search"):
         from biphase.embedding.index import answer_question, build_index, open_index
     if has_index:
-        manifest = open_index(folder, embedder, text, text_field)
+        opened = open_index(folder, embedder, text, text_field)
     else:
-        manifest = build_index(name, str(embedder), folder, text_field)
-    return pandas.DataFrame(answer_question(folder, manifest, question, top))
+        opened = build_index(name, str(embedder), folder, text_field)
+    return pandas.DataFrame(answer_question(folder, opened, question, top))

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sentence_transformers import SentenceTransformer
 
 from biphase import console
 from biphase.corpus.text import Document, cut_words, find_text_sources, join_words, read_documents
@@ -31,14 +32,15 @@ PASSAGE_WORDS = 120
 SAMPLE = "A word, and 永和九年 歲在癸丑 คำไทย\nat last. " * 40
 """A text whose passages tell one way of cutting from another."""
 
-
 LATER_KEYS = {"text_field": "text", "model_place": "", "cutting": "", "sources": ()}
 """The keys of a manifest (`build_index`) that indexes of earlier versions may lack, and what they mean there."""
+Opened = tuple[dict[str, Any], SentenceTransformer]
+"""The manifest of an index, and the model that it was made with."""
 
 
-def open_index(path: Path, model: str | None, text: str | None, text_field: str = "text") -> dict[str, Any]:
-    """Read the manifest of an index, with the path where its model is now. Raises `InputError` where its model or text
-    is another one or has changed, or its text would be cut into other passages."""
+def open_index(path: Path, model: str | None, text: str | None, text_field: str) -> Opened:
+    """Read the manifest of an index, and load its model from where it is now. Raises `InputError` where its model or
+    text is another one or has changed, or its text would be cut into other passages."""
     remedy = "delete the index and build it again"
     refuse_damaged(path, remedy)
     manifest = LATER_KEYS | read_json_as(path / "index.json", dict[str, Any], remedy)
@@ -62,7 +64,7 @@ def open_index(path: Path, model: str | None, text: str | None, text_field: str 
             raise InputError(f"{path} was made {difference}: {remedy}")
     if has_changed:
         console.err.print(f"{name} has changed since {path} was made of it: search it, with --rebuild")
-    return manifest | {"model_place": model_path}
+    return manifest, load_embedder(model_path)
 
 
 def is_here(model: str) -> bool:
@@ -81,9 +83,9 @@ def cutting_hash() -> str:
     return content_hash(list(cut_document(Document("sample", SAMPLE))))[:16]
 
 
-def build_index(text: str, model: str, index: Path, text_field: str = "text") -> dict[str, Any]:
-    """Embed all passages of the text, and return the index's manifest. The folder appears whole, and replaces only what
-    was built there before."""
+def build_index(text: str, model: str, index: Path, text_field: str) -> Opened:
+    """Embed all passages of the text, and return the index's manifest and the model. The folder appears whole, and
+    replaces only what was built there before."""
     folder, target = Path(text).expanduser().resolve(), index.resolve()
     if target.is_relative_to(folder) and not any(part.startswith(".") for part in target.relative_to(folder).parts):
         raise InputError(f"{index} is inside of {text}, and would be searched too: give an index beside it")
@@ -122,7 +124,7 @@ def build_index(text: str, model: str, index: Path, text_field: str = "text") ->
         embed_to_file(embedder.encode_document, read_passages(part), shape_ND, path, "index", **unit)
         write_json(part / "index.json", manifest)
     console.err.print(f"{index}: {len(lines):,} passages")
-    return manifest
+    return manifest, embedder
 
 
 def read_passages(part: Path) -> Iterator[str]:
@@ -132,13 +134,13 @@ def read_passages(part: Path) -> Iterator[str]:
             yield json.loads(line)["text"]
 
 
-def answer_question(index: Path, manifest: dict[str, Any], question: str, top: int) -> list[dict[str, Any]]:
+def answer_question(index: Path, opened: Opened, question: str, top: int) -> list[dict[str, Any]]:
     """Find the best passages by the model, and by BM25 over the same passages: a record for each."""
+    manifest, embedder = opened
     with reading(index, "rebuild it"):
         lines_N = np.load(index / LINES, mmap_mode="r", allow_pickle=False)
         rows_ND = np.load(index / VECTORS, mmap_mode="c", allow_pickle=False)  # as tensors want to be writable
         words = open_bm25(index / WORDS)
-    embedder: Any = load_embedder(manifest["model_place"] or manifest["model"])
     is_cosine = embedder.similarity_fn_name == "cosine"
     query_1D = embedder.encode_query([question], normalize_embeddings=is_cosine, convert_to_tensor=True).cpu()
     [hits] = find_similar(embedder, query_1D, torch.from_numpy(rows_ND), top)
