@@ -379,23 +379,24 @@ def cells_csv(scores: dict[str, ScoreSet]) -> str:
     return csv_text([columns, *([row.get(column, "") for column in columns] for row in rows)])
 
 
+COST_COLUMNS = ("stage", "units", "steps", "tokens", "worker time")
+
+
 def list_costs(state: StudyState) -> list[dict[str, object]]:
-    """List what was spent, as measured; all rows have the same keys, which are the headers."""
-    rows = list[dict[str, object]]()
+    """List what was spent, as measured, a row for each stage; its keys are the headers."""
+    trainings = measure_trainings(chain.from_iterable(scores.scores for scores in state.scores.values()))
+    rows: list[tuple[object, ...]] = []
     if state.records:
         timed = [record.seconds for record in state.records.values() if record.is_timed]
         untimed = len(state.records) - len(timed)
         spent = duration(sum(timed)) if timed else "not known"
         spent += f", without {show_count(untimed, 'run')} whose time is not known" if timed and untimed else ""
         runs = [state.plan.runs[name] for name in state.records]
-        steps, tokens = sum(run.steps for run in runs), f"{sum(run.tokens for run in runs):,}"
-        row = {"stage": "pretraining", "units": len(runs), "steps": steps, "tokens": tokens, "worker time": spent}
-        rows.append(row)
-    scores = [score for model_scores in state.scores.values() for score in model_scores.scores]
-    for task, (num, steps, seconds) in measure_trainings(scores).items():
-        stage, spent = f"fine-tuning and evaluation: {task}", duration(seconds)
-        rows.append({"stage": stage, "units": num, "steps": steps, "tokens": "", "worker time": spent})
-    return rows
+        tokens = sum(run.tokens for run in runs)
+        rows.append(("pretraining", len(runs), sum(run.steps for run in runs), f"{tokens:,}", spent))
+    for task, (num, steps, seconds) in trainings.items():
+        rows.append((f"fine-tuning and evaluation: {task}", num, steps, "", duration(seconds)))
+    return [dict(zip(COST_COLUMNS, row, strict=True)) for row in rows]
 
 
 def list_missing(state: StudyState) -> Iterator[str]:
