@@ -212,8 +212,7 @@ def read_state(plan: Plan, folder: Path) -> StudyState:
         if identity is None or not score_folder.is_dir():
             continue
         (model_hash, max_length), read = identity, read_scores(score_folder)
-        own_cells = cells[model.name]
-        keys = {cell.name: keys_of(cell.task, cell.evaluates, cell.config, max_length) for cell in own_cells}
+        keys = {cell.name: keys_of(cell.task, cell.evaluates, cell.config, max_length) for cell in cells[model.name]}
         all_keys, current, matched = set().union(*keys.values()), list[Score](), set[str]()
         for score in read.scores:
             # It may have been asked for with its precision, or with whatever the machine has units for.
