@@ -29,7 +29,7 @@ from biphase.report.tables import Table
 from biphase.run import Run, read_metrics, read_recipe
 from biphase.study.advise import Evidence
 from biphase.study.cost import RunSize, measure_sizes, run_flops
-from biphase.study.folder import TRAINING, StudyState, hash_hypotheses, read_state, tell_declaration
+from biphase.study.folder import TRAINING, StudyState, read_state, tell_declaration
 from biphase.study.plan import EvaluatedModel, Plan, history, plan_study
 from biphase.study.spec import load_study
 
@@ -243,8 +243,9 @@ def tell_findings(findings: Sequence[Finding], declared: str) -> Iterator[str]:
     yield declared
 
 
-def hypotheses_json(plan: Plan, declared: str, findings: Sequence[Finding]) -> str:
-    """Write the hypotheses with their verdicts; `declared` tells whether these stood before the results did."""
+def hypotheses_json(plan: Plan, digest: str, declared: str, findings: Sequence[Finding]) -> str:
+    """Write the hypotheses with their verdicts; `digest` is the hash of them, and `declared` tells whether they stood
+    before the results did (`tell_declaration`)."""
     records = []
     for hypothesis, finding in zip(plan.study.hypotheses, findings, strict=True):
         inequalities = []
@@ -256,7 +257,7 @@ def hypotheses_json(plan: Plan, declared: str, findings: Sequence[Finding]) -> s
             inequalities.append({"label": claim.label, **finite, "verdict": claim.verdict})
         record = hypothesis.model_dump(mode="json") | {"verdict": finding.verdict, "inequalities": inequalities}
         records.append(record | {"needs": finding.needs})
-    tree = {"hash": hash_hypotheses(plan), "declared": declared, "hypotheses": records}
+    tree = {"hash": digest, "declared": declared, "hypotheses": records}
     return json.dumps(tree, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -304,8 +305,8 @@ def report_study(
         state = read_state(plan, folder)
         results = with_averages(collect_results(plan, state.scores))
         findings, verdicts = judge_results(plan, results)
-        declared = tell_declaration(plan, folder) if findings else ""
-        files = {"hypotheses.json": hypotheses_json(plan, declared, findings)} if findings else {}
+        digest, declared = tell_declaration(plan, folder) if findings else ("", "")
+        files = {"hypotheses.json": hypotheses_json(plan, digest, declared, findings)} if findings else {}
         files["scores.csv"] = cells_csv(state.scores)
         tests = [(s.task, s.metrics.get("test", {})) for scores in state.scores.values() for s in scores.scores]
         page_text = PageText(
