@@ -16,7 +16,7 @@ from biphase.report.claims import Finding, judge_claims
 from biphase.report.contrasts import with_averages
 from biphase.report.paper import measure_findings, read_findings, read_reference
 from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet
-from biphase.study.folder import declare, hash_hypotheses, hash_words, tell_declaration
+from biphase.study.folder import declare, hash_hypotheses, tell_declaration
 from biphase.study.plan import Plan, bind_hypotheses, list_ladders, plan_study
 from biphase.study.report import collect_results, hypotheses_json, judge_results
 from biphase.study.spec import Study, load_study
@@ -99,9 +99,9 @@ def test_hypotheses_are_judged_together() -> None:
     assert [round(one.estimate, 2) for one in second.inequalities] == [0.14, 0.1], "that it lies below, turned around"
     assert next(second.inequalities).label == "−(1m-25-75 - mlm40 on TC 1m, 100 steps)"
     assert third.claims[0].untested, "random weights have no score yet"
-    tree = json.loads(hypotheses_json(plan, "not declared", (first, second, third)))
+    tree = json.loads(hypotheses_json(plan, "1a2b3c4d", "not declared", (first, second, third)))
     assert [one["verdict"] for one in tree["hypotheses"]] == ["supported", "supported", "undecided"]
-    assert tree["hash"] == hash_hypotheses(plan)
+    assert (tree["hash"], tree["declared"]) == ("1a2b3c4d", "not declared")
 
 
 def test_a_bound_on_the_compute_equivalent() -> None:
@@ -240,16 +240,23 @@ def test_hypotheses_stand_in_a_file_of_their_own(tmp_path: Path, wanted: str) ->
         load_study(path, ["hypotheses=nothing.yaml"])
 
 
+def sentence_on(plan: Plan, folder: Path) -> str:
+    """The sentence on when hypotheses were declared; the hash that stands beside it is theirs."""
+    digest, sentence = tell_declaration(plan, folder)
+    assert digest == hash_hypotheses(plan)[0] and sentence.startswith(f"Hypotheses {digest}: ")
+    return sentence
+
+
 def test_what_was_declared_is_recorded(tmp_path: Path) -> None:
     before, after = make_plan("stack - mlm40 > 0"), make_plan("stack - mlm40 > 1 point")
-    assert "not declared" in tell_declaration(before, tmp_path)
+    assert "not declared" in sentence_on(before, tmp_path)
     declare(before, tmp_path, 0)
     declare(before, tmp_path, 12)  # the same command goes on: nothing new is declared
-    assert "before anything was trained; unchanged since" in tell_declaration(before, tmp_path)
-    assert "about changed since the study last ran" in tell_declaration(after, tmp_path)
+    assert "before anything was trained; unchanged since" in sentence_on(before, tmp_path)
+    assert "about changed since the study last ran" in sentence_on(after, tmp_path)
     declare(after, tmp_path, 12)
-    assert "changed 1 times since the first run; these were declared" in tell_declaration(after, tmp_path)
-    assert "when 12 units were done" in tell_declaration(after, tmp_path)
+    assert "changed 1 times since the first run; these were declared" in sentence_on(after, tmp_path)
+    assert "when 12 units were done" in sentence_on(after, tmp_path)
 
 
 def test_a_rung_that_is_added_is_a_change(tmp_path: Path) -> None:
@@ -263,15 +270,14 @@ def test_a_rung_that_is_added_is_a_change(tmp_path: Path) -> None:
 
     before, other = grow(), {"group": "other", "models": ["1m"], "curricula": ["mlm30"], "budgets": [800]}
     declare(before, tmp_path, 0)
-    assert "unchanged since" in tell_declaration(grow(other), tmp_path)
+    assert "unchanged since" in sentence_on(grow(other), tmp_path)
     rung = grow({"group": "rung", "models": ["1m"], "curricula": ["mlm40", "25/75"], "budgets": [800]})
-    assert "are about changed since the study last ran" in tell_declaration(rung, tmp_path)
+    assert "are about changed since the study last ran" in sentence_on(rung, tmp_path)
     # A folder of an earlier version has the hash of the words alone.
-    (tmp_path / "hypotheses.json").write_text(
-        json.dumps([{"hash": hash_words(before), "when": "long ago", "units_done": 0}])
-    )
-    told = tell_declaration(rung, tmp_path)
+    _, words = hash_hypotheses(before)
+    (tmp_path / "hypotheses.json").write_text(json.dumps([{"hash": words, "when": "long ago", "units_done": 0}]))
+    told = sentence_on(rung, tmp_path)
     assert "the same words were declared long ago" in told and "is not recorded" in told
     declare(rung, tmp_path, 7)
-    told = tell_declaration(rung, tmp_path)
+    told = sentence_on(rung, tmp_path)
     assert "when 7 units were done; the same words stood there since long ago" in told and "changed" not in told

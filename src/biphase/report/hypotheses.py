@@ -321,14 +321,14 @@ def make_line(groups: Sequence[Sequence[AskedInequality]], results: ResultSet) -
     "The sum lies below the bound" becomes "minus the sum lies above minus the bound"; "a compute equivalent, in FLOPs,
     is below 0.6" becomes "the arm is above the baseline's line at 1 / 0.6 of the arm's compute".
     """
-    line, arms = groups[0][0], {arm.name: arm for arm in results.arms}
+    line = groups[0][0]
     words = (*find_quantifiers(line.place), *(operand.quantifier for operand in line.operands))
     inequalities, untested = [], []
     for rivals in groups:
         measured, lacks = [], []
         for rival in rivals:
             try:
-                measured.append(measure(rival, results, arms))
+                measured.append(measure(rival, results))
             except InputError as error:
                 lacks.append(f"{rival.label} ({error})")
         if not measured:
@@ -341,10 +341,10 @@ def make_line(groups: Sequence[Sequence[AskedInequality]], results: ResultSet) -
     return Claim(line.text, tuple(inequalities), tuple(untested))
 
 
-def measure(line: AskedInequality, results: ResultSet, arms: Mapping[str, ReportArm]) -> Inequality:
+def measure(line: AskedInequality, results: ResultSet) -> Inequality:
     """Measure the sum that is to lie above the bound. Raises `InputError` that says which scores are lacking."""
     refuse_lacking(line, results)
-    first, sign = line.operands[0], line.sign
+    first, sign, arms = line.operands[0], line.sign, {arm.name: arm for arm in results.arms}
     label = line.label if sign > 0 else f"−({line.label})"
     gap: Contrast | None = None
     if line.is_equivalent:

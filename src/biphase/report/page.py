@@ -228,11 +228,12 @@ def write_report(
         drawn = drawing.map(save, plots.keys(), plots.values())  # beside the tables
         printed, wide = tables.make_tables(results), [tables.wide_table(results, name) for name in results.metrics]
         texts = {**page_text.files, **tables.table_files([*wide, *printed, *chain(*priced)])}
+        checks = check_averages(results)
         lacks = [*list_gaps(results), *(f"No figure: {line}" for line in lacking)]
         html = render(
             facts=describe_results(results),
             sentences=list(tell_answer(results, price_sentences, page_text)),
-            checks=check_averages(results),
+            checks=checks,
             wide=wide,
             prices=[*zip(price_sentences, priced, strict=True)],
             figures=figures,

@@ -212,8 +212,7 @@ def read_state(plan: Plan, folder: Path) -> StudyState:
         if identity is None or not score_folder.is_dir():
             continue
         (model_hash, max_length), read = identity, read_scores(score_folder)
-        own_cells = cells[model.name]
-        keys = {cell.name: keys_of(cell.task, cell.evaluates, cell.config, max_length) for cell in own_cells}
+        keys = {cell.name: keys_of(cell.task, cell.evaluates, cell.config, max_length) for cell in cells[model.name]}
         all_keys, current, matched = set().union(*keys.values()), list[Score](), set[str]()
         for score in read.scores:
             # It may have been asked for with its precision, or with whatever the machine has units for.
@@ -274,18 +273,15 @@ def refuse_other_text(state: StudyState) -> None:
 # What was declared, and when
 
 
-def hash_words(plan: Plan) -> str:
-    """Return eight digits of what hypotheses say: what a folder of an earlier version recorded."""
-    return content_hash([hypothesis.model_dump(mode="json") for hypothesis in plan.study.hypotheses])[:8]
-
-
-def hash_hypotheses(plan: Plan) -> str:
-    """Return eight digits of what hypotheses say, and of what that is about in this plan: which arms, at which budgets,
-    on which tasks. A line of the paper is about all of them."""
+def hash_hypotheses(plan: Plan) -> tuple[str, str]:
+    """Return two hashes of eight digits. The first is of what hypotheses say and of what that is about in this plan:
+    which arms, at which budgets, on which tasks; a line of the paper is about all of them. The second is of what they
+    say alone, which a folder of an earlier version recorded."""
     everything, about = [list(plan.of_first_seed.arms), list(plan.families)], list[list[Any]]()
     for lines in plan.hypotheses:
         about.append([everything if isinstance(line, str) else list_subjects(plan, line) for line in lines])
-    return content_hash([hash_words(plan), about])[:8]
+    words = content_hash([hypothesis.model_dump(mode="json") for hypothesis in plan.study.hypotheses])[:8]
+    return content_hash([words, about])[:8], words
 
 
 def list_subjects(plan: Plan, line: Sequence[Sequence[AskedInequality]]) -> list[Any]:
@@ -303,10 +299,11 @@ def list_subjects(plan: Plan, line: Sequence[Sequence[AskedInequality]]) -> list
 
 def declare(plan: Plan, folder: Path, units_done: int) -> None:
     """Record in a study's folder what it declares, as it is about to run; a line for each change."""
-    declared, current = read_declared(folder), hash_hypotheses(plan)
+    current, words = hash_hypotheses(plan)
+    declared = read_declared(folder)
     if not declared or declared[-1]["hash"] != current:
         when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-        entry = {"hash": current, "text": hash_words(plan), "when": when, "units_done": units_done}
+        entry = {"hash": current, "text": words, "when": when, "units_done": units_done}
         write_json(folder / "hypotheses.json", [*declared, entry])
 
 
@@ -317,16 +314,17 @@ def read_declared(folder: Path) -> list[dict[str, Any]]:
     return read_json(path) if path.exists() else []
 
 
-def tell_declaration(plan: Plan, folder: Path) -> str:
-    """Tell whether the hypotheses stood before the results did, in a sentence."""
-    declared, current = read_declared(folder), hash_hypotheses(plan)
+def tell_declaration(plan: Plan, folder: Path) -> tuple[str, str]:
+    """Return the hash of the hypotheses, and a sentence that tells whether they stood before the results did."""
+    current, words = hash_hypotheses(plan)
+    declared = read_declared(folder)
     if not declared:
-        return f"Hypotheses {current}: not declared, for the study has not run with them."
+        return current, f"Hypotheses {current}: not declared, for the study has not run with them."
     last, is_later = declared[-1], declared[-1]["units_done"]
     when = f"declared {last['when']}"
     when += f", when {is_later} units were done" if is_later else ", before anything was trained"
     worded = [entry for entry in declared if "text" not in entry]
-    if last["hash"] not in (current, hash_words(plan)):
+    if last["hash"] not in (current, words):
         history = f"what they said or are about changed since the study last ran; it ran with {last['hash']}"
     elif last in worded:
         history = f"the same words were {when}; which arms and tasks they were about is not recorded"
@@ -337,4 +335,4 @@ def tell_declaration(plan: Plan, folder: Path) -> str:
         history = f"changed {len(declared) - 1} times since the first run; these were {when}"
     else:
         history = f"{when}; unchanged since, in words, arms, budgets and tasks"
-    return f"Hypotheses {current}: {history}."
+    return current, f"Hypotheses {current}: {history}."

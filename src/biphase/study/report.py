@@ -29,7 +29,7 @@ from biphase.report.tables import Table
 from biphase.run import Run, read_metrics, read_recipe
 from biphase.study.advise import Evidence
 from biphase.study.cost import RunSize, measure_sizes, run_flops
-from biphase.study.folder import TRAINING, StudyState, hash_hypotheses, read_state, tell_declaration
+from biphase.study.folder import TRAINING, StudyState, read_state, tell_declaration
 from biphase.study.plan import EvaluatedModel, Plan, history, plan_study
 from biphase.study.spec import load_study
 
@@ -243,8 +243,9 @@ def tell_findings(findings: Sequence[Finding], declared: str) -> Iterator[str]:
     yield declared
 
 
-def hypotheses_json(plan: Plan, declared: str, findings: Sequence[Finding]) -> str:
-    """Write the hypotheses with their verdicts; `declared` tells whether these stood before the results did."""
+def hypotheses_json(plan: Plan, digest: str, declared: str, findings: Sequence[Finding]) -> str:
+    """Write the hypotheses with their verdicts; `digest` is the hash of them, and `declared` tells whether they stood
+    before the results did (`tell_declaration`)."""
     records = []
     for hypothesis, finding in zip(plan.study.hypotheses, findings, strict=True):
         inequalities = []
@@ -256,7 +257,7 @@ def hypotheses_json(plan: Plan, declared: str, findings: Sequence[Finding]) -> s
             inequalities.append({"label": claim.label, **finite, "verdict": claim.verdict})
         record = hypothesis.model_dump(mode="json") | {"verdict": finding.verdict, "inequalities": inequalities}
         records.append(record | {"needs": finding.needs})
-    tree = {"hash": hash_hypotheses(plan), "declared": declared, "hypotheses": records}
+    tree = {"hash": digest, "declared": declared, "hypotheses": records}
     return json.dumps(tree, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -304,8 +305,8 @@ def report_study(
         state = read_state(plan, folder)
         results = with_averages(collect_results(plan, state.scores))
         findings, verdicts = judge_results(plan, results)
-        declared = tell_declaration(plan, folder) if findings else ""
-        files = {"hypotheses.json": hypotheses_json(plan, declared, findings)} if findings else {}
+        digest, declared = tell_declaration(plan, folder) if findings else ("", "")
+        files = {"hypotheses.json": hypotheses_json(plan, digest, declared, findings)} if findings else {}
         files["scores.csv"] = cells_csv(state.scores)
         tests = [(s.task, s.metrics.get("test", {})) for scores in state.scores.values() for s in scores.scores]
         page_text = PageText(
@@ -379,23 +380,24 @@ def cells_csv(scores: dict[str, ScoreSet]) -> str:
     return csv_text([columns, *([row.get(column, "") for column in columns] for row in rows)])
 
 
+COST_COLUMNS = ("stage", "units", "steps", "tokens", "worker time")
+
+
 def list_costs(state: StudyState) -> list[dict[str, object]]:
-    """List what was spent, as measured; all rows have the same keys, which are the headers."""
-    rows = list[dict[str, object]]()
+    """List what was spent, as measured, a row for each stage; its keys are the headers."""
+    trainings = measure_trainings(chain.from_iterable(scores.scores for scores in state.scores.values()))
+    rows: list[tuple[object, ...]] = []
     if state.records:
         timed = [record.seconds for record in state.records.values() if record.is_timed]
         untimed = len(state.records) - len(timed)
         spent = duration(sum(timed)) if timed else "not known"
         spent += f", without {show_count(untimed, 'run')} whose time is not known" if timed and untimed else ""
         runs = [state.plan.runs[name] for name in state.records]
-        steps, tokens = sum(run.steps for run in runs), f"{sum(run.tokens for run in runs):,}"
-        row = {"stage": "pretraining", "units": len(runs), "steps": steps, "tokens": tokens, "worker time": spent}
-        rows.append(row)
-    scores = [score for model_scores in state.scores.values() for score in model_scores.scores]
-    for task, (num, steps, seconds) in measure_trainings(scores).items():
-        stage, spent = f"fine-tuning and evaluation: {task}", duration(seconds)
-        rows.append({"stage": stage, "units": num, "steps": steps, "tokens": "", "worker time": spent})
-    return rows
+        tokens = sum(run.tokens for run in runs)
+        rows.append(("pretraining", len(runs), sum(run.steps for run in runs), f"{tokens:,}", spent))
+    for task, (num, steps, seconds) in trainings.items():
+        rows.append((f"fine-tuning and evaluation: {task}", num, steps, "", duration(seconds)))
+    return [dict(zip(COST_COLUMNS, row, strict=True)) for row in rows]
 
 
 def list_missing(state: StudyState) -> Iterator[str]:
