@@ -180,7 +180,7 @@ def test_a_narrow_window_passes_the_probe() -> None:
     config = MistralConfig(**sizes, num_attention_heads=4, num_key_value_heads=4, sliding_window=3, is_causal=False)
     torch.manual_seed(0)
     network = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION)
-    job: Any = SimpleNamespace(world=World(0, 1, torch.device("cpu")), dtype=torch.float32)
+    job: Any = SimpleNamespace(world=World(0, 1, torch.device("cpu")))
     loop.prove_causality(PackedModel(network), Phase(objective="mlm", steps=1), job)
 
 
@@ -327,7 +327,7 @@ def test_a_network_that_cannot_checkpoint_activations(decoder: Path) -> None:
     network.supports_gradient_checkpointing = False
     compute = ComputeConfig(activation_checkpointing=True)
     with pytest.raises(InputError, match=r"compute.activation_checkpointing: Llama.* does not support"):
-        parallelize(PackedModel(network), compute, torch.float32, World(0, 1, torch.device("cpu")), compiles=False)
+        parallelize(PackedModel(network), compute, World(0, 1, torch.device("cpu")), compiles=False)
 
 
 COMPILED = """

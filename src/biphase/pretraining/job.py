@@ -20,7 +20,7 @@ from biphase.console import err
 from biphase.corpus.packing import TrainingText, open_text
 from biphase.corpus.shards import ShardSet, check_tokenizer
 from biphase.corpus.tokenizer import find_tokenizer, tokenizer_hash
-from biphase.device import choose_dtype, describe_machine
+from biphase.device import describe_machine
 from biphase.distributed import World
 from biphase.encoder.network import TokenIds, language_model_class, load_model, make_model
 from biphase.encoder.packed import PackedModel, count_flops, position_limit
@@ -60,7 +60,6 @@ class Job:
     recipe: Recipe
     run: Run
     world: World
-    dtype: torch.dtype
     text: TrainingText
     origin: Start
     """The point at which the run began, however often it was resumed since."""
@@ -83,16 +82,15 @@ def open_job(
     init, origin, text = recipe.init, Start(), text or open_text(recipe.data)
     if init.model is not None:
         recipe, origin = begin_with_model(recipe, text.main, model)
-    dtype = choose_dtype(recipe.compute.precision, world.device)
 
     def run_from(origin: Start) -> Run:
-        identity = recipe.identity(text.fingerprint, origin.parent, str(dtype))
+        identity = recipe.identity(text.fingerprint, origin.parent, str(world.dtype))
         return Run(root / f"{recipe.name}-{identity[:8]}")
 
     if init.checkpoint is not None:
         elsewhere = f"{init.checkpoint} cannot be taken over; the first process says why"
         origin = world.decide(lambda: find_branch(recipe, text, root, run_from), elsewhere)
-    return Job(recipe, run_from(origin), world, dtype, text, origin)
+    return Job(recipe, run_from(origin), world, text, origin)
 
 
 def begin_with_model(recipe: Recipe, shards: ShardSet, folder: Path | None = None) -> tuple[Recipe, Start]:
@@ -183,7 +181,7 @@ def hold_run(job: Job) -> Iterator[None]:
         with world.together(f"{run.path} is in use by another process", BusyError):
             if world.is_main:
                 environment = describe_machine(world.device) | {"processes": world.size}
-                environment["precision"] = str(job.dtype).removeprefix("torch.")
+                environment["precision"] = str(world.dtype).removeprefix("torch.")
                 held.enter_context(claim_run(run, job.recipe.model_dump(mode="json"), environment))
                 if job.recipe.init.checkpoint is not None and not run.is_done:
                     origin = asdict(job.origin)
@@ -261,13 +259,13 @@ def load_state(job: Job, run_step: int) -> State:
     num_tokens = job.tokens_before(recipe.num_steps)  # of the whole run, resumed or not
     flops = world.decide(partial(count_flops, counted), "FLOPs are not counted; the first process says why")
     compiles, compiling = optimizer.decide_compile(
-        recipe.compute, world.device, job.dtype, num_tokens * flops.per_token
+        recipe.compute, world.device, world.dtype, num_tokens * flops.per_token
     )
-    model = optimizer.parallelize(PackedModel(network), recipe.compute, job.dtype, world, compiles=compiles)
+    model = optimizer.parallelize(PackedModel(network), recipe.compute, world, compiles=compiles)
     if sharded:
         optimizer.fill_parts(model, whole, world)
         del whole
-    optimizers = optimizer.make_optimizers(recipe.optimizer, model, dtype=job.dtype, sharded=sharded)
+    optimizers = optimizer.make_optimizers(recipe.optimizer, model, dtype=world.dtype, sharded=sharded)
     shapes = [matrix.shape for matrix in optimizer.block_matrices(model)]
     flops = replace(flops, per_update=update_flops(recipe.optimizer, shapes))
     if start.optimizer_folder is not None:

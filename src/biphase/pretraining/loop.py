@@ -52,7 +52,8 @@ def train(
         InputError: for what the user can mend, a diverging loss included.
         StoppedError: after SIGTERM or SIGINT, once the state is saved.
     """
-    with join_world(recipe.compute.device, recipe.compute.silence_seconds) as world:
+    compute = recipe.compute
+    with join_world(compute.device, compute.silence_seconds, compute.precision) as world:
         # 1. The run: where it begins, and the folder that its text, its beginning and the recipe name.
         job = open_job(recipe, root, world, text, model)
         run = job.run
@@ -203,10 +204,10 @@ def prove_causality(model: nn.Module, phase: Phase, job: Job) -> None:
     Raises:
         FailedProofError: the network looks elsewhere than the phase's objective says.
     """
-    packed: Any = unwrap(model)
+    world, network = job.world, unwrap(model).network.base_model
     model.eval()
-    with autocast(job.world.device, job.dtype):
-        probe_causality(model, phase.is_causal, packed.network.base_model, job.world.device, job.dtype, reads_rows=True)
+    with autocast(world.device, world.dtype):
+        probe_causality(model, phase.is_causal, network, world.device, world.dtype, reads_rows=True)
     model.train()
 
 
@@ -233,7 +234,7 @@ def update(
             model.require_backward_grad_sync = number == len(microbatches)
         elif isinstance(model, FSDPModule):
             model.set_requires_gradient_sync(number == len(microbatches))
-        with autocast(world.device, job.dtype):
+        with autocast(world.device, world.dtype):
             loss_sum, _, _ = model(m.inputs_T, m.positions_T, m.layout, m.target_positions_N, m.targets_N)
         # DDP and FSDP average gradients over processes; the factor makes a sum of that.
         (loss_sum * (world.size / max(targets, 1.0))).backward()
@@ -265,7 +266,7 @@ def validate(job: Job, batches: Batches, token_bytes_V: Tensor, model: nn.Module
     model.eval()
     totals = np.zeros(4)
     for m in make_microbatches(job, batches, phase, 0):
-        with autocast(job.world.device, job.dtype):
+        with autocast(job.world.device, job.world.dtype):
             loss_sum, _, correct_N = model(m.inputs_T, m.positions_T, m.layout, m.target_positions_N, m.targets_N)
         num_bytes = token_bytes_V[m.targets_N].sum()
         totals += [float(loss_sum), float(correct_N.sum()), len(m.targets_N), float(num_bytes)]
@@ -355,7 +356,7 @@ def open_log(job: Job, batches: Batches, flops: FlopCount, steps: range, *, is_l
     ):
         if is_written:  # what was logged later is dropped: it will be logged again
             job.run.forget_after(steps.start)
-        peak = peak_flops(job.world.device, job.dtype) * job.world.size
+        peak = peak_flops(job.world.device, job.world.dtype) * job.world.size
         mean = batches.num_tokens / batches.num_samples
         lengths = SampleLengths(mean, mean, "all samples as long as the mean")
         work_left = partial(flops_between, job.recipe, flops, lengths, stop=steps.stop, origin_step=job.origin.step)

@@ -89,7 +89,7 @@ def make_microbatches(job: Job, batches: Batches, phase: Phase, step: int, mask_
     size, rank = job.world.size, job.world.rank
     num = -(-batches.batch_tokens(step) // (size * job.recipe.compute.microbatch_tokens))
     device, manifest = job.world.device, job.text.main.manifest
-    backend, padding = choose_backend(device, job.dtype), PAD_TO_MULTIPLE_OF
+    backend, padding = choose_backend(device, job.world.dtype), PAD_TO_MULTIPLE_OF
     microbatches = []
     for part in range(rank * num, (rank + 1) * num):
         batch = batches.batch(step, part, size * num)
