@@ -35,11 +35,10 @@ from biphase.encoder.attention import lay_out
 from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError, StoppedError
 from biphase.flops import plan_memory, shape_of
-from biphase.pretraining.checkpoint import read_checkpoint_manifest
 from biphase.pretraining.loop import train
 from biphase.pretraining.optimizer import autocast
 from biphase.recipe import Recipe
-from biphase.run import Run, read_metrics, whole_steps
+from biphase.run import Run, read_checkpoint_manifest, read_metrics, whole_steps
 
 pytestmark = pytest.mark.slow
 

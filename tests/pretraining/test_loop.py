@@ -28,13 +28,12 @@ from biphase.encoder.proofs import FailedProofError
 from biphase.errors import InputError
 from biphase.files import file_hash, read_json
 from biphase.flops import SampleLengths, flops_between
-from biphase.pretraining.checkpoint import read_checkpoint_manifest
 from biphase.pretraining.job import load_state, open_job
 from biphase.pretraining.loop import open_batches, train
 from biphase.pretraining.objectives import make_microbatches, prefetch
 from biphase.pretraining.optimizer import learning_rate, parallelize
 from biphase.recipe import ComputeConfig, Phase, Recipe
-from biphase.run import Run, read_metrics, read_recipe, whole_steps
+from biphase.run import Run, read_checkpoint_manifest, read_metrics, read_recipe, whole_steps
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "pretraining.json"
 

@@ -16,7 +16,7 @@ from biphase.errors import InputError
 from biphase.files import ANEW, MARK, read_json_as, refuse_damaged
 from biphase.finetuning.kept import RECORD, KeptModel
 from biphase.finetuning.scores import read_score, read_scores
-from biphase.run import Run, read_done, read_metrics, read_recipe, whole_steps
+from biphase.run import Run, read_checkpoint_manifest, read_done, read_metrics, read_recipe, whole_steps
 from biphase.tasks import examples
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import find_task
@@ -93,8 +93,6 @@ def read_facts(kind: str, path: Path) -> Facts:
     """Read the facts of a folder of a kind that has no options: what its record and the names of its files say."""
     match kind:
         case "checkpoint":
-            from biphase.pretraining.checkpoint import read_checkpoint_manifest
-
             manifest = read_checkpoint_manifest(path)  # once every file was compared with its hash
             facts: Facts = {"state": "whole", **fields_of(manifest, "step is_decayed objective tokens_seen content")}
             facts |= {"data": manifest.data_fingerprint, "tokenizer": manifest.tokenizer_hash}
@@ -190,8 +188,6 @@ def run_facts(path: Path, verify: bool) -> Facts:
     names = ("step", "objective", "loss", "accuracy", "bits_per_byte")
     facts["validation"] = [{name: row[name] for name in names} for row in read_metrics(run, "validation")[-3:]]
     if verify:
-        from biphase.pretraining.checkpoint import read_checkpoint_manifest
-
         read_json_as(path / "environment.json", dict[str, Any])
         for step in steps:
             read_checkpoint_manifest(run.steps / str(step))

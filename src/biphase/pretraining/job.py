@@ -30,9 +30,18 @@ from biphase.files import read_json_as, remove_folder, write_json
 from biphase.flops import FlopCount, count_positions, update_flops
 from biphase.hub import fetch_model, load_model_config, model_fingerprint
 from biphase.pretraining import optimizer
-from biphase.pretraining.checkpoint import CheckpointManifest, load_optimizer, read_checkpoint_manifest, save_checkpoint
+from biphase.pretraining.checkpoint import load_optimizer, save_checkpoint
 from biphase.recipe import Phase, Recipe
-from biphase.run import Run, claim_run, find_checkpoint, read_recipe, split_reference, whole_steps
+from biphase.run import (
+    CheckpointManifest,
+    Run,
+    claim_run,
+    find_checkpoint,
+    read_checkpoint_manifest,
+    read_recipe,
+    split_reference,
+    whole_steps,
+)
 
 ORIGIN = "origin.json"
 """The file of a branch's run that says where it began: its parent may drop that checkpoint meanwhile."""
