@@ -310,7 +310,7 @@ def probe_causality(
     kept in parts, by what comes of each alone. One change of three must show it: rounding may turn the choice of an
     expert once, what a network is made to see it sees each time. Raises `FailedProofError` when violated.
     """
-    device = torch.device(device)
+    device, furthest = torch.device(device), reach(network)
     backend = choose_backend(device, dtype)
 
     def read_singly(tokens_T: Tensor) -> Tensor:
@@ -329,7 +329,7 @@ def probe_causality(
         changed_T = tokens_T.clone()
         changed_T[7] = replacement
         moved_T = relative_moves(before_TD, hidden_of(changed_T, positions_T, layout))
-        failure = why_not_seen(moved_T.tolist(), causal, rounding, reach(network))
+        failure = why_not_seen(moved_T.tolist(), causal, rounding, furthest)
         if not failure:
             return
     raise FailedProofError(f"{type(network).__name__}: {failure}")

@@ -204,10 +204,11 @@ def prove_causality(model: nn.Module, phase: Phase, job: Job) -> None:
     Raises:
         FailedProofError: the network looks elsewhere than the phase's objective says.
     """
-    world, network = job.world, unwrap(model).network.base_model
+    world = job.world
+    packed: Any = unwrap(model)
     model.eval()
     with autocast(world.device, world.dtype):
-        probe_causality(model, phase.is_causal, network, world.device, world.dtype, reads_rows=True)
+        probe_causality(model, phase.is_causal, packed.network.base_model, world.device, world.dtype, reads_rows=True)
     model.train()
 
 
