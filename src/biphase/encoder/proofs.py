@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from biphase.console import told_if_slow
-from biphase.encoder.attention import PackedLayout, choose_backend, lay_out, layer_configs
+from biphase.encoder.attention import PackedLayout, lay_out, layer_configs
 from biphase.encoder.packed import PackedModel, head_bias, head_input, packed_hidden
 from biphase.errors import InputError, first_line, is_raised_here, lacks_memory
 from biphase.flops import AFTER_PADDING, longest_text
@@ -311,13 +311,12 @@ def probe_causality(
     expert once, what a network is made to see it sees each time. Raises `FailedProofError` when violated.
     """
     device, furthest = torch.device(device), reach(network)
-    backend = choose_backend(device, dtype)
 
     def read_singly(tokens_T: Tensor) -> Tensor:
-        layout = lay_out(np.arange(len(tokens_T) + 1), causal=True, device=device, backend=backend)
+        layout = lay_out(np.arange(len(tokens_T) + 1), causal=True, device=device, dtype=dtype)
         return hidden_of(tokens_T, torch.zeros_like(tokens_T), layout)
 
-    layout = lay_out(np.array([0, 9, 16]), causal=causal, device=device, backend=backend)
+    layout = lay_out(np.array([0, 9, 16]), causal=causal, device=device, dtype=dtype)
     probe_T = telling_tokens(network, PROBE_TOKENS, rows_of=read_singly if reads_rows else None)
     replacements, tokens_T = probe_T[:3].tolist(), probe_T[3:].to(device)
     positions_T = torch.cat([torch.arange(9), torch.arange(7)]).to(device)
