@@ -235,12 +235,14 @@ def load_network(recipe: Recipe, start: Start, shards: ShardSet) -> PreTrainedMo
 
 @dataclass
 class State:
-    """The state that training changes, and what a step of it costs."""
+    """The state that training changes, how much text it sees, and what a step of it costs."""
 
     model: nn.Module
     """A `PackedModel`, wrapped for its processes."""
     optimizers: list[torch.optim.Optimizer]
     tokens_seen: int
+    num_tokens: int
+    """The tokens of all updates of this run, resumed or not."""
     flops: FlopCount
     compiling: str
     """Whether its blocks are compiled, and why."""
@@ -265,7 +267,7 @@ def load_state(job: Job, run_step: int) -> State:
     sharded = world.size > 1 and recipe.compute.parallel == "fsdp"
     network, whole = optimizer.outline_network(load, world) if sharded else (load(), None)
     counted: Any = whole if sharded else network  # an outline forms no products
-    num_tokens = job.tokens_before(recipe.num_steps)  # of the whole run, resumed or not
+    num_tokens = job.tokens_before(recipe.num_steps)
     flops = world.decide(partial(count_flops, counted), "FLOPs are not counted; the first process says why")
     compiles, compiling = optimizer.decide_compile(
         recipe.compute, world.device, world.dtype, num_tokens * flops.per_token
@@ -279,7 +281,7 @@ def load_state(job: Job, run_step: int) -> State:
     flops = replace(flops, per_update=update_flops(recipe.optimizer, shapes))
     if start.optimizer_folder is not None:
         load_optimizer(start.optimizer_folder, optimizer.unwrap(model), optimizers, world)
-    return State(model, optimizers, start.tokens_seen, flops, compiling)
+    return State(model, optimizers, start.tokens_seen, num_tokens, flops, compiling)
 
 
 def save_state(job: Job, state: State, done: int, mixture: Phase) -> None:

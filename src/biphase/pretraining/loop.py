@@ -186,7 +186,7 @@ def describe_start(job: Job, state: State, batches: Batches) -> str:
     recipe, world, compute, carried = job.recipe, job.world, job.recipe.compute, job.origin.carried
     network: Any = unwrap(state.model).network
     millions = sum(parameter.numel() for parameter in network.parameters()) / 1e6
-    epochs = job.tokens_before(recipe.num_steps) / batches.num_tokens
+    epochs = state.num_tokens / batches.num_tokens
     phases = " → ".join(f"{phase.steps:,} steps of {phase.words}" for phase in recipe.curriculum)
     left_out = f", {batches.left_out_tokens:,} tokens left out" if batches.left_out_tokens else ""
     carried_over = f"; taken over: {', '.join(carried)}" if carried else ""
