@@ -24,7 +24,7 @@ from biphase.console import told_if_slow
 from biphase.encoder.attention import PackedLayout, lay_out, layer_configs
 from biphase.encoder.packed import PackedModel, head_bias, head_input, packed_hidden
 from biphase.errors import InputError, first_line, is_raised_here, lacks_memory
-from biphase.flops import AFTER_PADDING, longest_text
+from biphase.hub import AFTER_PADDING, longest_text
 
 NARROW = {
     **dict.fromkeys(("sliding_window", "sliding_window_size", "window_size", "keep_window_size"), 8),

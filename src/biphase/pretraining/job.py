@@ -23,12 +23,12 @@ from biphase.corpus.tokenizer import find_tokenizer, tokenizer_hash
 from biphase.device import describe_machine
 from biphase.distributed import World
 from biphase.encoder.network import TokenIds, language_model_class, load_model, make_model
-from biphase.encoder.packed import PackedModel, count_flops, position_limit
+from biphase.encoder.packed import PackedModel, count_flops
 from biphase.encoder.proofs import check_directions, check_head, freeze_unreached
 from biphase.errors import BusyError, InputError, memory_told
 from biphase.files import read_json_as, remove_folder, write_json
-from biphase.flops import FlopCount, count_positions, update_flops
-from biphase.hub import fetch_model, load_model_config, model_fingerprint
+from biphase.flops import FlopCount, update_flops
+from biphase.hub import count_positions, fetch_model, load_model_config, model_fingerprint, position_limit
 from biphase.pretraining import optimizer
 from biphase.pretraining.checkpoint import load_optimizer, save_checkpoint
 from biphase.recipe import Phase, Recipe
@@ -114,10 +114,11 @@ def begin_with_model(recipe: Recipe, shards: ShardSet, folder: Path | None = Non
     """
     source, revision = recipe.init.model or "", recipe.init.revision
     folder = folder or fetch_model(source, revision)
-    config, parent = load_model_config(folder), model_fingerprint(source, folder)
+    config = load_model_config(folder)
     if "max_sample_tokens" not in recipe.data.model_fields_set:
         fitting = {"max_sample_tokens": min(recipe.data.max_sample_tokens, count_positions(config))}
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=fitting)})
+    parent = model_fingerprint(source, folder)
     tokenizer, manifest = find_tokenizer(folder, str(folder)), shards.manifest
     if tokenizer is not None:
         content = tokenizer_hash(tokenizer)
