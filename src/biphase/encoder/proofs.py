@@ -334,6 +334,18 @@ def probe_causality(
     raise FailedProofError(f"{type(network).__name__}: {failure}")
 
 
+def prove_causality(model: nn.Module, causal: bool, network: Any, device: torch.device, dtype: torch.dtype) -> None:
+    """Prove that a network in training looks where the objective says, with the attention backend and the type of the
+    arithmetic that train. `model` is the `PackedModel` around the base model `network`, wrapped for its processes.
+
+    Raises `FailedProofError` where it does not.
+    """
+    model.eval()
+    with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+        probe_causality(model, causal, network, device, dtype, reads_rows=True)
+    model.train()
+
+
 def why_not_seen(moved_T: Sequence[float], causal: bool, rounding: float, furthest: int) -> str:
     """Return the fault that shows in how far each of 9 + 7 tokens moved when the eighth changed, or ""."""
     noise = max(moved_T[9:])

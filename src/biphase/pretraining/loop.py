@@ -3,9 +3,9 @@
     recipe → processes, data, run folder, network → for each step: microbatches, one global token mean, one update
 
 Writes metrics.jsonl and checkpoints into the run folder; calling it again goes on where the last whole checkpoint is.
-Behind the loop stand its stages in their order: the text, the lines about the start, the proof before the first step in
-each direction, the update, the measurement of held-out text, always of the same tokens and masks on the path that
-trains; and the records for metrics.jsonl and `tracking`.
+Behind the loop stand its stages in their order: the text, the lines about the start, the update, the measurement of
+held-out text, always of the same tokens and masks on the path that trains; and the records for metrics.jsonl and
+`tracking`.
 """
 
 import math
@@ -29,7 +29,7 @@ from biphase.corpus.shards import ShardSet
 from biphase.device import peak_flops
 from biphase.distributed import join_world
 from biphase.encoder.attention import explain_computing
-from biphase.encoder.proofs import probe_causality
+from biphase.encoder.proofs import prove_causality
 from biphase.errors import InputError, StoppedError, first_of
 from biphase.flops import FlopCount, SampleLengths, flops_between
 from biphase.machine import stop_signals
@@ -115,7 +115,8 @@ def train_steps(job: Job, begin: int, stop: int, *, is_logged: bool) -> int:
             done, mixture = step + 1, recipe.curriculum[number]
             # 5. At each switch of a mixture's direction: prove on the path that trains that it looks where it should.
             if (number, phase.objective) not in proved:
-                prove_causality(state.model, phase, job)
+                packed: Any = unwrap(state.model)
+                prove_causality(state.model, phase.is_causal, packed.network.base_model, world.device, world.dtype)
                 proved.add((number, phase.objective))
             # 6. One update. Whether any process is asked to stop, or could not log, travels with its loss.
             numbers, work, (is_stopping, could_not_log) = update(
@@ -196,20 +197,6 @@ def describe_start(job: Job, state: State, batches: Batches) -> str:
         f"{recipe.batch_label} tokens, {epochs:.2g} epochs of {batches.num_samples:,} samples{left_out}{carried_over}\n"
         f"{several}{explain_computing(compute.precision, world.device, network.base_model)} · blocks {state.compiling}"
     )
-
-
-def prove_causality(model: nn.Module, phase: Phase, job: Job) -> None:
-    """Probe the network with the attention backend and the type of the arithmetic that train.
-
-    Raises:
-        FailedProofError: the network looks elsewhere than the phase's objective says.
-    """
-    world = job.world
-    packed: Any = unwrap(model)
-    model.eval()
-    with autocast(world.device, world.dtype):
-        probe_causality(model, phase.is_causal, packed.network.base_model, world.device, world.dtype, reads_rows=True)
-    model.train()
 
 
 def update(
