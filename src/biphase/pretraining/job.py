@@ -242,6 +242,8 @@ class State:
     """A `PackedModel`, wrapped for its processes."""
     optimizers: list[torch.optim.Optimizer]
     tokens_seen: int
+    saved_step: int
+    """The update of this run that the last whole checkpoint is of, from which to go on; 0 for none."""
     num_tokens: int
     """The tokens of all updates of this run, resumed or not."""
     flops: FlopCount
@@ -282,7 +284,7 @@ def load_state(job: Job, run_step: int) -> State:
     flops = replace(flops, per_update=update_flops(recipe.optimizer, shapes))
     if start.optimizer_folder is not None:
         load_optimizer(start.optimizer_folder, optimizer.unwrap(model), optimizers, world)
-    return State(model, optimizers, start.tokens_seen, num_tokens, flops, compiling)
+    return State(model, optimizers, start.tokens_seen, run_step, num_tokens, flops, compiling)
 
 
 def save_state(job: Job, state: State, done: int, mixture: Phase) -> None:
@@ -308,6 +310,7 @@ def save_state(job: Job, state: State, done: int, mixture: Phase) -> None:
     if packed.network.config.model_type != "eurobert":  # so that transformers reloads a decoder as it looks now
         packed.network.config.is_causal = mixture.is_causal
     save_checkpoint(run, manifest, packed, state.optimizers, job.text.main.tokenizer, job.world)
+    state.saved_step = done
     if job.world.is_main:
         passing = [step for step in whole_steps(run) if step - origin.step not in recipe.kept_steps]  # 0 keeps them all
         for step in passing[: -(recipe.checkpoints.keep_last or len(passing))]:

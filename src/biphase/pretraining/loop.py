@@ -236,8 +236,8 @@ def update(
         # The samples of a loss that is no number, and the checkpoint from which to go on.
         suspects = [m for m, value in zip(microbatches, local_sums, strict=True) if not math.isfinite(value)]
         samples = first_of([str(number) for m in suspects or microbatches for number in m.sample_ids_S], 8)
-        steps = whole_steps(job.run)
-        checkpoint = f"the last checkpoint is @{steps[-1]}" if steps else "no checkpoint was written yet"
+        saved = f"the last checkpoint is @{job.origin.step + state.saved_step}"
+        checkpoint = saved if state.saved_step else "no checkpoint was written yet"
         where = f"{job.run.path.name}: loss {loss} and gradient norm {grad_norm} at step {step + 1}, samples {samples}"
         raise InputError(f"{where}; {checkpoint}; lower schedule.peak_lr or look at these samples")
     rate = set_rate(state.optimizers, recipe.schedule, step, recipe.num_steps)
