@@ -55,19 +55,19 @@ def open_update(job: PretrainingJob) -> tuple[Callable[..., Any], Callable[[int]
 
     recipe, shards = recipe_of(job), ShardSet(job.shards)
     device = choose_device(job.device)
-    world, dtype = World(0, 1, device), choose_dtype("auto", device)
-    mine = Job(recipe, Run(Path(os.devnull)), world, dtype, open_text(recipe.data), Start())
+    world = World(0, 1, device, choose_dtype("auto", device))
+    mine = Job(recipe, Run(Path(os.devnull)), world, open_text(recipe.data), Start())
     batches, _ = loop.open_batches(mine)
     network = load_network(recipe, Start(), shards)
-    compiles, compiling = decide_compile(recipe.compute, device, dtype, 0.0)
+    compiles, compiling = decide_compile(recipe.compute, device, world.dtype, 0.0)
     if not compiles:
         for module in network.modules():
             if "Norm" in type(module).__name__:
                 name_scope(module, "norm")
     flops = count_flops(network)
-    model = parallelize(PackedModel(network), recipe.compute, dtype, world, compiles=compiles)
+    model = parallelize(PackedModel(network), recipe.compute, world, compiles=compiles)
     model.train()
-    state = State(model, make_optimizers(recipe.optimizer, model), 0, flops, compiling)
+    state = State(model, make_optimizers(recipe.optimizer, model), 0, 0, 0, flops, compiling)
 
     def update(microbatches: Any, step: int) -> None:
         loop.update(mine, state, microbatches, step)

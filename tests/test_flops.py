@@ -1,6 +1,5 @@
 """Shapes and FLOPs equal those of real networks; devices are found by the names that they have."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,10 +15,8 @@ from biphase.flops import (
     PEAK_FLOPS,
     PRESETS,
     SampleLengths,
-    count_positions,
     flops_per_token,
     known_device,
-    longest_text,
     shape_of,
     update_flops,
 )
@@ -129,26 +126,6 @@ def test_mixed_objectives_cost_the_mean_of_theirs() -> None:
 def test_devices_are_found_by_the_names_that_they_have(name: str, found: str | None) -> None:
     assert known_device(name) == found
     assert found is None or 6e10 < PEAK_FLOPS[found] < 3e15
-
-
-def test_long_rope_reads_texts_as_long_as_its_first_angles() -> None:
-    """Phi-3 128k: beyond 4,096 tokens one text of a batch would change the angles of all."""
-    rope = {"rope_type": "longrope", "original_max_position_embeddings": 4096}
-    assert longest_text(SimpleNamespace(max_position_embeddings=131_072, rope_parameters=rope)) == 4096
-    old = {"type": "su"}
-    config = SimpleNamespace(max_position_embeddings=131_072, rope_scaling=old, original_max_position_embeddings=4096)
-    assert longest_text(config) == 4096
-    yarn = {"rope_type": "yarn", "original_max_position_embeddings": 128}  # the same angles for any length
-    assert longest_text(SimpleNamespace(max_position_embeddings=512, rope_parameters=yarn)) == 512
-    assert longest_text(SimpleNamespace(max_position_embeddings=-1)) is None
-
-
-def test_positions_begin_behind_padding_where_the_type_says_so() -> None:
-    """RoBERTa's 514 are 512; a network without a limit has more than any text."""
-    roberta = SimpleNamespace(max_position_embeddings=514, model_type="roberta", pad_token_id=1)
-    assert count_positions(roberta) == 512
-    bert = SimpleNamespace(max_position_embeddings=512, model_type="bert", pad_token_id=0)
-    assert count_positions(bert) == 512 and count_positions(SimpleNamespace(model_type="t5")) > 10**9
 
 
 @pytest.mark.parametrize("value", ["[/bold]", 0, True, None, 1.5, [0]])

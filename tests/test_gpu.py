@@ -163,7 +163,7 @@ def test_fsdp_of_one_process_is_the_network_itself(one_process: None) -> None:
     world = LargerWorld(0, 2, torch.device(DEVICE))
     compute = ComputeConfig(parallel="fsdp", compile="off", precision="fp32")
     outline, whole = outline_network(lambda: network, world)
-    parted = parallelize(PackedModel(outline), compute, torch.float32, world, compiles=False)
+    parted = parallelize(PackedModel(outline), compute, world, compiles=False)
     fill_parts(parted, whole, world)
     for found, expected in zip(step(parted), alone, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub.constants
@@ -20,7 +21,7 @@ from biphase.corpus.shards import read_shard_manifest
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.errors import InputError
 from biphase.finetuning.cells import find_folder
-from biphase.hub import FILES, INDEX, OTHER_FOLDERS, fetch_model, refuse_pickles
+from biphase.hub import FILES, INDEX, OTHER_FOLDERS, count_positions, fetch_model, longest_text, refuse_pickles
 
 sys.path.append(str(Path(__file__).parent))  # pytest's importlib mode adds nothing itself
 from forks import Forks
@@ -138,6 +139,26 @@ def test_modules_of_an_embedding_model_come_with_it() -> None:
 
     assert fetched("model") == files
     assert fetched("tokenizer") == ["config.json", "modules.json"]
+
+
+def test_long_rope_reads_texts_as_long_as_its_first_angles() -> None:
+    """Phi-3 128k: beyond 4,096 tokens one text of a batch would change the angles of all."""
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 4096}
+    assert longest_text(SimpleNamespace(max_position_embeddings=131_072, rope_parameters=rope)) == 4096
+    old = {"type": "su"}
+    config = SimpleNamespace(max_position_embeddings=131_072, rope_scaling=old, original_max_position_embeddings=4096)
+    assert longest_text(config) == 4096
+    yarn = {"rope_type": "yarn", "original_max_position_embeddings": 128}  # the same angles for any length
+    assert longest_text(SimpleNamespace(max_position_embeddings=512, rope_parameters=yarn)) == 512
+    assert longest_text(SimpleNamespace(max_position_embeddings=-1)) is None
+
+
+def test_positions_begin_behind_padding_where_the_type_says_so() -> None:
+    """RoBERTa's 514 are 512; a network without a limit has more than any text."""
+    roberta = SimpleNamespace(max_position_embeddings=514, model_type="roberta", pad_token_id=1)
+    assert count_positions(roberta) == 512
+    bert = SimpleNamespace(max_position_embeddings=512, model_type="bert", pad_token_id=0)
+    assert count_positions(bert) == 512 and count_positions(SimpleNamespace(model_type="t5")) > 10**9
 
 
 # The hub's client waits up to 8 seconds between its attempts.

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from biphase.console import err, launched_as, silence
-from biphase.device import choose_device
+from biphase.device import choose_device, choose_dtype
 from biphase.errors import InputError
 from biphase.machine import GRACE, describe_kill, end_with_parent, grace
 
@@ -55,11 +55,12 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class World:
-    """This process among all: `rank` of `size`, and the device it computes on."""
+    """This process among all: `rank` of `size`, the device it computes on, and the type of its arithmetic."""
 
     rank: int
     size: int
     device: torch.device
+    dtype: torch.dtype = torch.float32
     signals: list[int] = field(default_factory=list)
     """The signals that asked this process to stop."""
 
@@ -199,15 +200,17 @@ class Heart(threading.Thread):
 
 
 @contextmanager
-def join_world(device: str, silence_seconds: float | None = None) -> Iterator[World]:
-    """Join the processes that torchrun started (its environment variables tell), or this one alone.
+def join_world(device: str, silence_seconds: float | None = None, precision: str = "auto") -> Iterator[World]:
+    """Join the processes that torchrun started (its environment variables tell), or this one alone, to compute on
+    `device` (`auto`, `cpu` or `cuda`) in `precision` (`auto`, `bf16` or `fp32`).
 
     Raises `InputError` where another process has gone: in the one that is to tell it with its name.
     """
     size = launched_as("WORLD_SIZE", 1)
     chosen = choose_device(device, launched_as("LOCAL_RANK", 0) if size > 1 else 0)
+    dtype = choose_dtype(precision, chosen)
     if size == 1:
-        yield World(0, 1, chosen)
+        yield World(0, 1, chosen, dtype)
         return
     silence_seconds = silence_seconds or SILENCE_SECONDS
     parent = int(os.environ.get(PARENT) or os.getppid())
@@ -215,7 +218,7 @@ def join_world(device: str, silence_seconds: float | None = None) -> Iterator[Wo
     met, rank, size = next(dist.rendezvous("env://"))
     if rank > 0:
         silence()
-    world = World(rank, size, chosen)
+    world = World(rank, size, chosen, dtype)
     heart = Heart(dist.PrefixStore("hearts", met), world, silence_seconds)
     heart.start()
     try:

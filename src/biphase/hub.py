@@ -5,6 +5,7 @@ The commit of a model that is in the cache already is taken before a newer one, 
 a machine without network too, finds the model that it began with. Weights as pickles are refused, and code is not run.
 """
 
+from collections.abc import Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -229,6 +230,44 @@ def refuse_own_code(name: str, content: dict[str, Any]) -> None:
     if kind not in CONFIG_MAPPING:
         reason = f"{name} needs code of its own (of type '{kind}', auto_map in its config.json), which is never run"
         raise InputError(f"{reason}; take a model of a type that transformers knows")
+
+
+AFTER_PADDING = {
+    *("camembert", "data2vec-text", "esm", "ibert", "longformer", "luke", "mpnet", "roberta", "roberta-prelayernorm"),
+    *("xlm-roberta", "xlm-roberta-xl", "xmod"),
+}
+"""Types of networks that number positions from behind the index of padding, so that the first ones are of no use."""
+
+
+def longest_text(config: Any) -> int | None:
+    """Return the longest text that a network reads as it reads shorter ones, by its configuration; None for any length.
+
+    Long-rope (Phi-3 128k) turns by other angles once a text is longer than those it was trained on, and a batch of
+    transformers goes by its longest text: beyond that length one text would change the others.
+    """
+    limit = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    for kind in (rope, *(kind for kind in rope.values() if isinstance(kind, Mapping))):
+        if kind.get("rope_type", kind.get("type")) in ("longrope", "su"):  # the second is its first name
+            original = kind.get("original_max_position_embeddings")
+            original = original or getattr(config, "original_max_position_embeddings", None) or limit
+            limit = min((number for number in (limit, original) if number), default=0)
+    return limit if limit and limit > 0 else None
+
+
+def count_positions(config: Any) -> int:
+    """Count the tokens that a network has positions for, as its type tells where the first one is."""
+    positions = longest_text(config)
+    if not positions:
+        return 2**31
+    return positions - ((config.pad_token_id or 0) + 1 if config.model_type in AFTER_PADDING else 0)
+
+
+def position_limit(network: Any) -> int | None:
+    """Return the length of the longest sample that a network has positions for, as its proof (`encoder.proofs`) has
+    found where the first one is; None for any length."""
+    limit = longest_text(network.config)
+    return limit - getattr(network.base_model, "first_position", 0) if limit else None
 
 
 def refuse_pickles(source: str | Path) -> None:

@@ -1,4 +1,5 @@
-"""A run folder: claimed by one process at a time, configuration and environment written first, done mark last.
+"""A run folder: claimed by one process at a time, configuration and environment written first, done mark last; and its
+checkpoints, by their names and manifests.
 
 runs/NAME-HASH8/  config.yaml  environment.json  metrics.jsonl  done.json
                   steps/STEP/{model/, optimizer.safetensors, manifest.json}
@@ -8,16 +9,16 @@ import glob
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from biphase import files
 from biphase.config import load_config
 from biphase.console import err
 from biphase.errors import InputError
-from biphase.files import locked, parse_json, read_json_as, reading, remove_folder, sweep_parts, write_json, write_text
 from biphase.recipe import Recipe
 
 
@@ -46,10 +47,10 @@ class Run:
         """Drop what was logged past the step from which the run goes on: it will be logged again."""
         if self.metrics.exists():
             records = [record for record in read_records(self.metrics) if record["step"] <= step]
-            write_text(self.metrics, "".join(json.dumps(record) + "\n" for record in records))
+            files.write_text(self.metrics, "".join(json.dumps(record) + "\n" for record in records))
 
     def mark_done(self, summary: dict[str, Any]) -> None:
-        write_json(self.path / "done.json", summary)
+        files.write_json(self.path / "done.json", summary)
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
@@ -57,11 +58,11 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
 
     Bytes that are no text, as a power cut may leave them, spoil their own line only.
     """
-    with reading(path):
+    with files.reading(path):
         lines = path.read_bytes().decode(errors="replace").splitlines() if path.exists() else []
     for line in lines:
         with suppress(json.JSONDecodeError):
-            record = parse_json(line)
+            record = files.parse_json(line)
             if isinstance(record, dict) and isinstance(record.get("step"), int):
                 yield record
 
@@ -74,17 +75,17 @@ def claim_run(run: Run, config: dict[str, Any], environment: dict[str, Any]) -> 
     Raises `BusyError` when another process holds it.
     """
     path, is_new = run.path, not run.path.exists()
-    with locked(path / ".lock", busy=f"{path} is in use by another process; wait for it, or stop it first"):
+    with files.locked(path / ".lock", busy=f"{path} is in use by another process; wait for it, or stop it first"):
         try:
             for folder in (path, run.steps):
-                sweep_parts(folder)
+                files.sweep_parts(folder)
             if not run.is_done:  # else only a checkpoint is made once more
-                write_text(path / "config.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
-                write_json(path / "environment.json", environment)
+                files.write_text(path / "config.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+                files.write_json(path / "environment.json", environment)
             yield
         except BaseException:  # whatever ended it, Ctrl-C too: an empty folder would pass for a run; it goes on
             if is_new and not (run.is_done or run.metrics.exists() or whole_steps(run)):
-                remove_folder(path)
+                files.remove_folder(path)
             raise
 
 
@@ -110,10 +111,42 @@ def read_recipe(run: Run) -> Recipe:
 
 def read_done(run: Run) -> dict[str, int] | None:
     """Read the record that the run wrote when it was done, None before that."""
-    return read_json_as(run.path / "done.json", dict[str, int]) if run.is_done else None
+    return files.read_json_as(run.path / "done.json", dict[str, int]) if run.is_done else None
 
 
 # Its checkpoints
+
+
+@dataclass(frozen=True)
+class CheckpointManifest:
+    """The description of a checkpoint and of its origin."""
+
+    step: int
+    """Updates since random weights (or since the foreign model), over all parents."""
+    run_step: int
+    """Updates in this run, as its metrics.jsonl counts them."""
+    tokens_seen: int
+    data_position: int
+    """Tokens of the data order that are behind: where the next batch begins."""
+    data_fingerprint: str
+    tokenizer_hash: str
+    objective: str
+    is_decayed: bool
+    """Whether the learning rate has begun to fall: a branch from here does not join at full rate."""
+    parent: str | None
+    """Content hash of the checkpoint or model that the run started from."""
+    carried: list[str]
+    """The parts that were taken over from it: weights, optimizer, data position."""
+    data_history: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
+    """The fingerprint of each set, behind a 0: the place in the data order from which on they are trained on. Further
+    places are of an earlier version, which added text to sets; old runs over one set have none."""
+    files: dict[str, str] = field(default_factory=dict)
+    """SHA-256 of each file."""
+
+    @property
+    def content(self) -> str:
+        """Names the weights: two checkpoints with one content hash hold the same model."""
+        return files.content_hash({name: digest for name, digest in self.files.items() if name.startswith("model/")})
 
 
 def whole_steps(run: Run) -> list[int]:
@@ -172,6 +205,18 @@ def find_checkpoint(reference: str) -> Path:
     if not step.isdecimal() or int(step) not in steps:
         raise InputError(f"{path} has no checkpoint '@{step}'; it has {', '.join(f'@{number}' for number in steps)}")
     return run.steps / step
+
+
+def read_checkpoint_manifest(folder: Path, *, check_files: bool = True) -> CheckpointManifest:
+    """Read the manifest of a checkpoint, as it was written, and check that its files are all there and unchanged;
+    without `check_files`, nobody looks at these."""
+    remedy = "delete the folder and rerun"
+    manifest = files.read_hashed(folder / "manifest.json", CheckpointManifest, remedy)
+    if not manifest.files:
+        raise InputError(f"{folder} is damaged: manifest.json lists no files; {remedy}")
+    if check_files:
+        files.refuse_changed(folder, manifest.files, remedy)
+    return manifest
 
 
 def find_model(reference: str) -> str:

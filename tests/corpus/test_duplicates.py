@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from biphase.api.folders import inspect
+from biphase.api.folders import count_near_copies, inspect, shingles
 from biphase.corpus import shards
 from biphase.corpus.prepare import prepare
-from biphase.corpus.shards import ShardSet, count_near_copies, read_shard_manifest, shingles
+from biphase.corpus.shards import ShardSet, read_shard_manifest
 from biphase.errors import InputError
 
 WORDS = [f"word{number}" for number in range(200)]

@@ -17,10 +17,9 @@ from biphase.corpus.shards import ShardSet
 from biphase.distributed import World
 from biphase.errors import InputError
 from biphase.files import RECORD_HASH, read_json, write_hashed
-from biphase.pretraining.checkpoint import read_checkpoint_manifest
 from biphase.pretraining.job import Start, load_state
 from biphase.pretraining.loop import train
-from biphase.run import find_checkpoint
+from biphase.run import find_checkpoint, read_checkpoint_manifest
 
 
 class Stream:

@@ -69,7 +69,7 @@ def test_a_network_that_numbers_its_positions_in_an_unknown_way(
     model_folder: Path, data_dirs: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = str(save(NETWORKS["roberta"], model_folder, tmp_path / "model"))
-    for module in ("flops", "encoder.proofs", "finetuning.heads"):
+    for module in ("hub", "encoder.proofs", "finetuning.heads"):
         monkeypatch.setattr(f"biphase.{module}.AFTER_PADDING", set())
     with pytest.raises(InputError, match=r"max_length 24: .* has positions for 22 tokens"):
         fit_cell(folder, "snli", make_cell("snli").config, None, data_dirs["snli"])

@@ -34,12 +34,11 @@ from biphase.encoder.packed import PaddedBackbone, packed_hidden
 from biphase.errors import InputError
 from biphase.export.model import export_checkpoint
 from biphase.files import read_json
-from biphase.pretraining.checkpoint import read_checkpoint_manifest
 from biphase.pretraining.job import begin_with_model
 from biphase.pretraining.loop import train
 from biphase.pretraining.objectives import make_microbatches
 from biphase.recipe import Recipe
-from biphase.run import read_metrics
+from biphase.run import read_checkpoint_manifest, read_metrics
 
 from ..conftest import prepare_texts
 

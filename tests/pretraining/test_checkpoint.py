@@ -20,10 +20,10 @@ from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError
 from biphase.files import read_json, remove_folder, write_hashed, write_json
 from biphase.finetuning.cells import identify
-from biphase.pretraining.checkpoint import CheckpointManifest, load_optimizer, read_checkpoint_manifest, save_checkpoint
+from biphase.pretraining.checkpoint import load_optimizer, save_checkpoint
 from biphase.pretraining.optimizer import make_optimizers
 from biphase.recipe import Optimizer
-from biphase.run import Run, find_checkpoint, find_model, whole_steps
+from biphase.run import CheckpointManifest, Run, find_checkpoint, find_model, read_checkpoint_manifest, whole_steps
 
 ALONE = World(0, 1, torch.device("cpu"))
 MANIFEST = CheckpointManifest(

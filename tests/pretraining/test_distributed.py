@@ -35,11 +35,10 @@ from biphase.encoder.attention import lay_out
 from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError, StoppedError
 from biphase.flops import plan_memory, shape_of
-from biphase.pretraining.checkpoint import read_checkpoint_manifest
 from biphase.pretraining.loop import train
 from biphase.pretraining.optimizer import autocast
 from biphase.recipe import Recipe
-from biphase.run import Run, read_metrics, whole_steps
+from biphase.run import Run, read_checkpoint_manifest, read_metrics, whole_steps
 
 pytestmark = pytest.mark.slow
 
@@ -343,7 +342,7 @@ def hand_on(job: dict[str, Any]) -> None:
     from biphase.recipe import ComputeConfig, Optimizer
 
     run, step, tokenizer = Run(Path(job["root"])), job["step"], load_tokenizer(job["tokenizer"])
-    with join_world("cpu") as world:
+    with join_world("cpu", precision="bf16") as world:
         load = partial(make_model, "1m", SIX_LAYERS, TokenIds(384, 1, 0, 2, None), 64, seed=0)
         compute = ComputeConfig(parallel="fsdp", compile="off")
         model: Any = None
@@ -352,7 +351,7 @@ def hand_on(job: dict[str, Any]) -> None:
         def make() -> None:
             nonlocal model
             network, whole = outline_network(load, world) if world.size > 1 else (load(), None)
-            model = parallelize(PackedModel(network), compute, torch.bfloat16, world, compiles=False)
+            model = parallelize(PackedModel(network), compute, world, compiles=False)
             if world.size > 1:
                 fill_parts(model, whole, world)
 
@@ -361,7 +360,7 @@ def hand_on(job: dict[str, Any]) -> None:
 
         def update() -> None:
             tokens = torch.arange(256)
-            with autocast(world.device, torch.bfloat16):
+            with autocast(world.device, world.dtype):
                 layout = lay_out(np.arange(0, 257, 64), causal=True)
                 loss, _, _ = model(tokens, tokens % 64, layout, tokens, tokens)
             loss.backward()

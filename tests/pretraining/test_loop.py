@@ -22,19 +22,19 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, MistralConfig
 import biphase.pretraining.loop as loop
 from biphase.corpus.shards import ShardSet
 from biphase.distributed import World
+from biphase.encoder import proofs
 from biphase.encoder.attention import ATTENTION, PAD_TO_MULTIPLE_OF, lay_out
 from biphase.encoder.packed import PackedModel
 from biphase.encoder.proofs import FailedProofError
 from biphase.errors import InputError
 from biphase.files import file_hash, read_json
 from biphase.flops import SampleLengths, flops_between
-from biphase.pretraining.checkpoint import read_checkpoint_manifest
 from biphase.pretraining.job import load_state, open_job
 from biphase.pretraining.loop import open_batches, train
 from biphase.pretraining.objectives import make_microbatches, prefetch
 from biphase.pretraining.optimizer import learning_rate, parallelize
-from biphase.recipe import ComputeConfig, Phase, Recipe
-from biphase.run import Run, read_metrics, read_recipe, whole_steps
+from biphase.recipe import ComputeConfig, Recipe
+from biphase.run import Run, read_checkpoint_manifest, read_metrics, read_recipe, whole_steps
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "pretraining.json"
 
@@ -180,22 +180,21 @@ def test_a_narrow_window_passes_the_probe() -> None:
     config = MistralConfig(**sizes, num_attention_heads=4, num_key_value_heads=4, sliding_window=3, is_causal=False)
     torch.manual_seed(0)
     network = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION)
-    job: Any = SimpleNamespace(world=World(0, 1, torch.device("cpu")), dtype=torch.float32)
-    loop.prove_causality(PackedModel(network), Phase(objective="mlm", steps=1), job)
+    proofs.prove_causality(PackedModel(network), False, network.base_model, torch.device("cpu"), torch.float32)
 
 
 def test_causality_is_proved_at_each_switch(
     tiny_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proved: list[bool] = []
-    original = loop.probe_causality
+    original = proofs.probe_causality
 
     def probe(model: Any, causal: bool, *rest: Any, **options: Any) -> None:
         proved.append(causal)
         assert not model.training
         original(model, causal, *rest, **options)
 
-    monkeypatch.setattr(loop, "probe_causality", probe)
+    monkeypatch.setattr(proofs, "probe_causality", probe)
     phases = ", ".join(f"{{objective: {name}, steps: 2}}" for name in ("clm", "mlm", "mntp", "clm"))
     train(tiny_recipe(*only("clm", 1, f"curriculum=[{phases}]")), tmp_path / "right")
     assert proved == [True, False, False, True]
@@ -212,9 +211,9 @@ def always_causal(bounds_S1: np.ndarray, **options: Any) -> Any:
 def test_objectives_mixed_by_batch(tiny_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every second step is CLM, on the same samples; a branch keeps the rhythm, and the model counts as masked."""
     proved: list[bool] = []
-    original = loop.probe_causality
+    original = proofs.probe_causality
     monkeypatch.setattr(
-        loop,
+        proofs,
         "probe_causality",
         lambda model, causal, *rest, **options: proved.append(causal) or original(model, causal, *rest, **options),
     )
@@ -327,7 +326,7 @@ def test_a_network_that_cannot_checkpoint_activations(decoder: Path) -> None:
     network.supports_gradient_checkpointing = False
     compute = ComputeConfig(activation_checkpointing=True)
     with pytest.raises(InputError, match=r"compute.activation_checkpointing: Llama.* does not support"):
-        parallelize(PackedModel(network), compute, torch.float32, World(0, 1, torch.device("cpu")), compiles=False)
+        parallelize(PackedModel(network), compute, World(0, 1, torch.device("cpu")), compiles=False)
 
 
 COMPILED = """

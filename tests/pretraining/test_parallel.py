@@ -33,13 +33,8 @@ def test_each_of_many_shapes_is_compiled(monkeypatch: pytest.MonkeyPatch) -> Non
     ids = torch.arange(3)
     for width in range(8, 44, 4):
         network = make_model("1m", SMALL | {"hidden_size": width}, TokenIds(64, 4, 0, 2, None), 64, 0)
-        model = parallelize(
-            PackedModel(network),
-            compute,
-            torch.float32,
-            world,
-            compiles=decide_compile(compute, world.device, torch.float32, 0.0)[0],
-        )
+        compiles, _ = decide_compile(compute, world.device, world.dtype, 0.0)
+        model = parallelize(PackedModel(network), compute, world, compiles=compiles)
         counters.clear()
         model(ids, ids, lay_out(np.array([0, 3]), causal=True), ids, ids)
         assert counters["stats"]["unique_graphs"] > 0, f"width {width}"

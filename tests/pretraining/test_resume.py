@@ -17,10 +17,9 @@ import biphase.pretraining.checkpoint as checkpoint
 import biphase.pretraining.job as job
 from biphase.errors import InputError, StoppedError
 from biphase.files import read_json
-from biphase.pretraining.checkpoint import read_checkpoint_manifest
 from biphase.pretraining.loop import train
 from biphase.recipe import Recipe
-from biphase.run import Run, claim_run, read_metrics, whole_steps
+from biphase.run import Run, claim_run, read_checkpoint_manifest, read_metrics, whole_steps
 
 
 @pytest.mark.parametrize("step", [5, 10, 17])

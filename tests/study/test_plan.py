@@ -294,9 +294,8 @@ def test_a_run_stores_what_the_plan_says() -> None:
 
 def test_runs_give_the_weights_of_the_arms_trained_alone(tiny_recipe: Any, tmp_path: Path) -> None:
     """To the last bit, with a batch that grows and a masking ratio that falls too."""
-    from biphase.pretraining.checkpoint import read_checkpoint_manifest
     from biphase.pretraining.loop import train
-    from biphase.run import find_checkpoint
+    from biphase.run import find_checkpoint, read_checkpoint_manifest
 
     recipe = tiny_recipe(
         "schedule.decay_steps=2",

@@ -10,13 +10,14 @@ import numpy as np
 
 from biphase.api.finetuning import fields_of
 from biphase.config import load_config, read_yaml
-from biphase.corpus.shards import SHARD_SPLITS, ShardSet, count_near_copies
+from biphase.corpus.packing import mix
+from biphase.corpus.shards import SHARD_SPLITS, ShardSet
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.errors import InputError
 from biphase.files import ANEW, MARK, read_json_as, refuse_damaged
 from biphase.finetuning.kept import RECORD, KeptModel
 from biphase.finetuning.scores import read_score, read_scores
-from biphase.run import Run, read_done, read_metrics, read_recipe, whole_steps
+from biphase.run import Run, read_checkpoint_manifest, read_done, read_metrics, read_recipe, whole_steps
 from biphase.tasks import examples
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import find_task
@@ -93,8 +94,6 @@ def read_facts(kind: str, path: Path) -> Facts:
     """Read the facts of a folder of a kind that has no options: what its record and the names of its files say."""
     match kind:
         case "checkpoint":
-            from biphase.pretraining.checkpoint import read_checkpoint_manifest
-
             manifest = read_checkpoint_manifest(path)  # once every file was compared with its hash
             facts: Facts = {"state": "whole", **fields_of(manifest, "step is_decayed objective tokens_seen content")}
             facts |= {"data": manifest.data_fingerprint, "tokenizer": manifest.tokenizer_hash}
@@ -168,6 +167,49 @@ def shard_facts(path: Path, verify: bool, near_copies: bool) -> Facts:
     return facts | ({"verified": "every hash agrees"} if verify else {})
 
 
+COMPARED_DOCUMENTS = 20_000
+SHINGLE_TOKENS, PERMUTATIONS, NEAR = 5, 128, 0.8
+"""Documents are compared by their stretches of five tokens; two whose sets of these overlap by about 0.8 (Jaccard),
+estimated from 128 permutations (MinHash, Broder 1997; thresholds as in common corpora), count as near copies."""
+
+
+def count_near_copies(shards: ShardSet, limit: int = COMPARED_DOCUMENTS) -> str:
+    """Count, in a line, the documents that are like an earlier one, of all or of `limit` that are drawn.
+
+    In a part, pairs of which only one document is drawn are not found. Raises `InputError` where datasketch is missing.
+    """
+    try:
+        from datasketch import MinHash, MinHashLSH
+    except ImportError:
+        raise InputError("near copies are found with datasketch: pip install 'biphase[duplicates]'") from None
+    num_documents = shards.num_documents
+    drawn = np.sort(np.random.default_rng(0).choice(num_documents, min(num_documents, limit), replace=False))
+    index = MinHashLSH(threshold=NEAR, num_perm=PERMUTATIONS)
+    empty = MinHash(num_perm=PERMUTATIONS, seed=1, hashfunc=int)
+    num_near = 0
+    for number in drawn.tolist():
+        signature = empty.copy()
+        signature.update_batch(shingles(shards.document(number)).tolist())
+        num_near += bool(index.query(signature))
+        index.insert(number, signature)
+    part = "" if len(drawn) == num_documents else f"{len(drawn):,} drawn from "
+    total = f"{part}{num_documents:,} documents"
+    method = f"MinHash, {SHINGLE_TOKENS} tokens, {PERMUTATIONS} permutations, overlap {NEAR}"
+    counts = f"{num_near:,} of {total} (exact ones included; {method})"
+    return f"near copies of an earlier document ({shards.split}): {counts}"
+
+
+def shingles(tokens_T: np.ndarray) -> np.ndarray:
+    """Return the stretches of `SHINGLE_TOKENS` tokens of a document, each as a number below 2³², once; a short text is
+    one."""
+    size = min(SHINGLE_TOKENS, len(tokens_T))
+    windows_NK = np.lib.stride_tricks.sliding_window_view(tokens_T.astype(np.uint64), size)
+    hashed_N = mix(np.zeros(len(windows_NK), np.uint64))
+    for column_N in windows_NK.T:
+        hashed_N = mix(hashed_N ^ column_N)
+    return np.unique(hashed_N >> np.uint64(32))
+
+
 def run_facts(path: Path, verify: bool) -> Facts:
     if (path / "stages").is_dir():
         embedding = load_config(EmbeddingRecipe, path / "config.yaml")
@@ -190,8 +232,6 @@ def run_facts(path: Path, verify: bool) -> Facts:
     names = ("step", "objective", "loss", "accuracy", "bits_per_byte")
     facts["validation"] = [{name: row[name] for name in names} for row in read_metrics(run, "validation")[-3:]]
     if verify:
-        from biphase.pretraining.checkpoint import read_checkpoint_manifest
-
         read_json_as(path / "environment.json", dict[str, Any])
         for step in steps:
             read_checkpoint_manifest(run.steps / str(step))

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from math import floor
+from typing import Any
 
 import numpy as np
 
-from biphase.corpus.shards import ShardSet, check_tokenizer, mix
+from biphase.corpus.shards import ShardSet, check_tokenizer
 from biphase.errors import InputError
 from biphase.files import content_hash
 from biphase.recipe import Data
@@ -309,3 +310,12 @@ def uniform(seed: int, *words: np.ndarray | int) -> np.ndarray:
         for word in words:
             state = mix(state ^ mix(np.asarray(word).astype(np.uint64)))
     return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def mix(word: Any) -> Any:
+    """SplitMix64's output function (Steele, Lea and Flood 2014): every input bit moves every output bit."""
+    with np.errstate(over="ignore"):
+        word = np.asarray(word, dtype=np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+        word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return word ^ (word >> np.uint64(31))

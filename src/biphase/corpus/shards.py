@@ -8,7 +8,7 @@ document's tokens.
 
 The record says what the set holds, what it was made of and how. It holds a hash of itself, so that no number in it can
 change unnoticed; each document is checked against its hash when it is touched. Hashes also tell exact copies of
-documents, and MinHash tells near ones.
+documents.
 """
 
 from bisect import bisect_right
@@ -288,55 +288,3 @@ def count_copies(folder: Path, shards: tuple[Shard, ...]) -> Copies:
             copies[split] += len(hashes[split]) - len(np.unique(hashes[split]))
         copies["in_both"] += int(np.isin(hashes["validation"], hashes["train"]).sum())
     return copies
-
-
-COMPARED_DOCUMENTS = 20_000
-SHINGLE_TOKENS, PERMUTATIONS, NEAR = 5, 128, 0.8
-"""Documents are compared by their stretches of five tokens; two whose sets of these overlap by about 0.8 (Jaccard),
-estimated from 128 permutations (MinHash, Broder 1997; thresholds as in common corpora), count as near copies."""
-
-
-def count_near_copies(shards: ShardSet, limit: int = COMPARED_DOCUMENTS) -> str:
-    """Count, in a line, the documents that are like an earlier one, of all or of `limit` that are drawn.
-
-    In a part, pairs of which only one document is drawn are not found. Raises `InputError` where datasketch is missing.
-    """
-    try:
-        from datasketch import MinHash, MinHashLSH
-    except ImportError:
-        raise InputError("near copies are found with datasketch: pip install 'biphase[duplicates]'") from None
-    num_documents = shards.num_documents
-    drawn = np.sort(np.random.default_rng(0).choice(num_documents, min(num_documents, limit), replace=False))
-    index = MinHashLSH(threshold=NEAR, num_perm=PERMUTATIONS)
-    empty = MinHash(num_perm=PERMUTATIONS, seed=1, hashfunc=int)
-    num_near = 0
-    for number in drawn.tolist():
-        signature = empty.copy()
-        signature.update_batch(shingles(shards.document(number)).tolist())
-        num_near += bool(index.query(signature))
-        index.insert(number, signature)
-    part = "" if len(drawn) == num_documents else f"{len(drawn):,} drawn from "
-    total = f"{part}{num_documents:,} documents"
-    method = f"MinHash, {SHINGLE_TOKENS} tokens, {PERMUTATIONS} permutations, overlap {NEAR}"
-    counts = f"{num_near:,} of {total} (exact ones included; {method})"
-    return f"near copies of an earlier document ({shards.split}): {counts}"
-
-
-def shingles(tokens_T: np.ndarray) -> np.ndarray:
-    """Return the stretches of `SHINGLE_TOKENS` tokens of a document, each as a number below 2³², once; a short text is
-    one."""
-    size = min(SHINGLE_TOKENS, len(tokens_T))
-    windows_NK = np.lib.stride_tricks.sliding_window_view(tokens_T.astype(np.uint64), size)
-    hashed_N = mix(np.zeros(len(windows_NK), np.uint64))
-    for column_N in windows_NK.T:
-        hashed_N = mix(hashed_N ^ column_N)
-    return np.unique(hashed_N >> np.uint64(32))
-
-
-def mix(word: Any) -> Any:
-    """SplitMix64's output function (Steele, Lea and Flood 2014): every input bit moves every output bit."""
-    with np.errstate(over="ignore"):
-        word = np.asarray(word, dtype=np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-        word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return word ^ (word >> np.uint64(31))

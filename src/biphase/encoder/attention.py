@@ -79,14 +79,17 @@ def lay_out(
     *,
     causal: bool,
     device: torch.device | str = "cpu",
-    backend: Backend = "buckets",
+    dtype: torch.dtype = torch.float32,
+    backend: Backend | None = None,
     pad_to_multiple_of: int = 1,
 ) -> PackedLayout:
-    """Lay out a packed batch by the offsets of its samples (S + 1 of them, from 0 to T).
+    """Lay out a packed batch by the offsets of its samples (S + 1 of them, from 0 to T), for the fastest backend on the
+    device in this type of the arithmetic, unless another is given.
 
     Padding makes up what T lacks to a multiple of `pad_to_multiple_of`; `packed_hidden` adds it and takes it off again.
     """
     device, num_tokens = torch.device(device), int(bounds_S1[-1])
+    backend = backend or choose_backend(device, dtype)
     num_padding = -num_tokens % pad_to_multiple_of
     bounds_F1 = np.append(bounds_S1, num_tokens + num_padding) if num_padding else bounds_S1
     lengths_F = np.diff(bounds_F1)

@@ -22,7 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from biphase.encoder.attention import PackedLayout, lay_out
-from biphase.flops import CHUNK_LOGITS, PART_LOGITS, FlopCount, longest_text, training_flops
+from biphase.flops import CHUNK_LOGITS, PART_LOGITS, FlopCount, training_flops
+from biphase.hub import position_limit
 
 
 def language_model_loss(
@@ -148,12 +149,6 @@ def packed_hidden(backbone: nn.Module, inputs_T: Tensor, positions_T: Tensor, la
         positions_T = torch.cat([positions_T, positions_T[-1:].expand(layout.num_padding)])
     output = backbone(input_ids=inputs_T[None], position_ids=positions_T[None], layout=layout, use_cache=False)
     return output.last_hidden_state.squeeze(0)[:num_tokens]
-
-
-def position_limit(network: PreTrainedModel) -> int | None:
-    """Return the length of the longest sample that the network has positions for, None for any length."""
-    limit = longest_text(network.config)
-    return limit - getattr(network.base_model, "first_position", 0) if limit else None
 
 
 class PackedModel(nn.Module):

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from biphase.console import told_if_slow
-from biphase.encoder.attention import PackedLayout, choose_backend, lay_out, layer_configs
+from biphase.encoder.attention import PackedLayout, lay_out, layer_configs
 from biphase.encoder.packed import PackedModel, head_bias, head_input, packed_hidden
 from biphase.errors import InputError, first_line, is_raised_here, lacks_memory
-from biphase.flops import AFTER_PADDING, longest_text
+from biphase.hub import AFTER_PADDING, longest_text
 
 NARROW = {
     **dict.fromkeys(("sliding_window", "sliding_window_size", "window_size", "keep_window_size"), 8),
@@ -310,14 +310,13 @@ def probe_causality(
     kept in parts, by what comes of each alone. One change of three must show it: rounding may turn the choice of an
     expert once, what a network is made to see it sees each time. Raises `FailedProofError` when violated.
     """
-    device = torch.device(device)
-    backend = choose_backend(device, dtype)
+    device, furthest = torch.device(device), reach(network)
 
     def read_singly(tokens_T: Tensor) -> Tensor:
-        layout = lay_out(np.arange(len(tokens_T) + 1), causal=True, device=device, backend=backend)
+        layout = lay_out(np.arange(len(tokens_T) + 1), causal=True, device=device, dtype=dtype)
         return hidden_of(tokens_T, torch.zeros_like(tokens_T), layout)
 
-    layout = lay_out(np.array([0, 9, 16]), causal=causal, device=device, backend=backend)
+    layout = lay_out(np.array([0, 9, 16]), causal=causal, device=device, dtype=dtype)
     probe_T = telling_tokens(network, PROBE_TOKENS, rows_of=read_singly if reads_rows else None)
     replacements, tokens_T = probe_T[:3].tolist(), probe_T[3:].to(device)
     positions_T = torch.cat([torch.arange(9), torch.arange(7)]).to(device)
@@ -329,10 +328,22 @@ def probe_causality(
         changed_T = tokens_T.clone()
         changed_T[7] = replacement
         moved_T = relative_moves(before_TD, hidden_of(changed_T, positions_T, layout))
-        failure = why_not_seen(moved_T.tolist(), causal, rounding, reach(network))
+        failure = why_not_seen(moved_T.tolist(), causal, rounding, furthest)
         if not failure:
             return
     raise FailedProofError(f"{type(network).__name__}: {failure}")
+
+
+def prove_causality(model: nn.Module, causal: bool, network: Any, device: torch.device, dtype: torch.dtype) -> None:
+    """Prove that a network in training looks where the objective says, with the attention backend and the type of the
+    arithmetic that train. `model` is the `PackedModel` around the base model `network`, wrapped for its processes.
+
+    Raises `FailedProofError` where it does not.
+    """
+    model.eval()
+    with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+        probe_causality(model, causal, network, device, dtype, reads_rows=True)
+    model.train()
 
 
 def why_not_seen(moved_T: Sequence[float], causal: bool, rounding: float, furthest: int) -> str:

@@ -16,8 +16,15 @@ from transformers import PreTrainedModel
 from biphase import __version__
 from biphase.encoder.network import language_model_class
 from biphase.errors import InputError
-from biphase.pretraining.checkpoint import CheckpointManifest, read_checkpoint_manifest
-from biphase.run import Run, find_checkpoint, read_metrics, read_recipe, split_reference
+from biphase.run import (
+    CheckpointManifest,
+    Run,
+    find_checkpoint,
+    read_checkpoint_manifest,
+    read_metrics,
+    read_recipe,
+    split_reference,
+)
 from biphase.style import LOOKS, PLOT_STYLE, plot_losses
 
 FLOOR = "5.17"

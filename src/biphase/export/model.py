@@ -20,14 +20,13 @@ from biphase.corpus.tokenizer import load_tokenizer, misreading_class
 from biphase.encoder import proofs
 from biphase.encoder.attention import lay_out
 from biphase.encoder.network import language_model_class, layer_cosines, load_model, merge_weights
-from biphase.encoder.packed import head_bias, head_input, packed_hidden, position_limit
+from biphase.encoder.packed import head_bias, head_input, packed_hidden
 from biphase.encoder.proofs import FailedProofError
 from biphase.errors import InputError
 from biphase.export.card import FLOOR, MISREAD, describe_export, draw_curves
 from biphase.files import read_json_as, refuse_filled, whole_folder, write_json, write_mark, write_text
-from biphase.hub import fetch_model, model_fingerprint
-from biphase.pretraining.checkpoint import CheckpointManifest, read_checkpoint_manifest
-from biphase.run import Run, find_checkpoint, read_recipe
+from biphase.hub import fetch_model, model_fingerprint, position_limit
+from biphase.run import CheckpointManifest, Run, find_checkpoint, read_checkpoint_manifest, read_recipe
 
 
 def merge_with_parent(network: PreTrainedModel, run: Run, manifest: CheckpointManifest, share: float) -> str:

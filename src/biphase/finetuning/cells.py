@@ -16,8 +16,7 @@ from biphase.corpus.tokenizer import TOKENIZER_FILES
 from biphase.errors import InputError
 from biphase.files import MARK, content_hash, read_hashed, read_json_as, refuse_changed, refuse_damaged
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
-from biphase.flops import AFTER_PADDING, count_positions
-from biphase.hub import INDEX, fetch_model, load_model_config, refuse_pickles
+from biphase.hub import AFTER_PADDING, INDEX, count_positions, fetch_model, load_model_config, refuse_pickles
 from biphase.machine import has_bf16_cores, visible_gpus
 from biphase.run import find_model
 from biphase.tasks.sources import TaskSource, dir_of, find_source, hash_part, training_source

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from biphase.corpus.tokenizer import tokenizer_hash
 from biphase.device import to_device
-from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, PackedLayout, choose_backend, lay_out
+from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, PackedLayout, lay_out
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.metrics import Judgement
 from biphase.tasks.examples import FilledText
@@ -312,8 +312,8 @@ def pack(texts: TokenizedTexts, samples: np.ndarray, cell: CellContext) -> Batch
     bounds = to_bounds(lengths)
     positions_T = np.arange(bounds[-1]) - np.repeat(bounds[:-1], lengths)
     indices_T = np.repeat(texts.bounds_S1[samples], lengths) + positions_T
-    backend = choose_backend(cell.device, cell.dtype)
-    layout = lay_out(bounds, causal=False, device=cell.device, backend=backend, pad_to_multiple_of=PAD_TO_MULTIPLE_OF)
+    padding = PAD_TO_MULTIPLE_OF
+    layout = lay_out(bounds, causal=False, device=cell.device, dtype=cell.dtype, pad_to_multiple_of=padding)
     return Batch(
         tokens_T=to_device(texts.tokens_T[indices_T].astype(np.int64), cell.device),
         positions_T=to_device(positions_T, cell.device),

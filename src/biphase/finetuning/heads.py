@@ -36,7 +36,7 @@ from biphase.export.model import as_llama, set_direction
 from biphase.finetuning.cells import Encoder, identify
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import Batch, CellContext, EncodedSplit, HashedTokenizer, TokenizedTexts, pack
-from biphase.flops import AFTER_PADDING
+from biphase.hub import AFTER_PADDING
 from biphase.tasks.spec import Family, Task
 
 UNUSED_EMBEDDINGS = 1024

@@ -17,13 +17,13 @@ from biphase.console import err
 from biphase.corpus.rows import PlacedRow, Row, column, text_column
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.encoder.network import load_weights
-from biphase.encoder.packed import position_limit
 from biphase.errors import InputError
 from biphase.finetuning.encoding import CellContext, EncodedSplit, HashedTokenizer, TokenizedTexts
 from biphase.finetuning.families import question_answering, retrieval, sequence_classification, token_classification
 from biphase.finetuning.heads import AUTO_CLASSES, padded_logits
 from biphase.finetuning.kept import TEXT, KeptModel, input_columns, with_task_names
 from biphase.finetuning.metrics import find_entities
+from biphase.hub import position_limit
 from biphase.tasks import examples
 from biphase.tasks.spec import Family
 

@@ -9,7 +9,7 @@ the moments.
 import itertools
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,44 +22,12 @@ from torch.distributed.tensor import DTensor
 from biphase.distributed import World
 from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError, first_line, told_as
-from biphase.files import content_hash, hash_below, read_hashed, refuse_changed, whole_folder, write_hashed
+from biphase.files import hash_below, whole_folder, write_hashed
 from biphase.pretraining.optimizer import Muon
-from biphase.run import Run
+from biphase.run import CheckpointManifest, Run
 
 STATE_KEYS = {torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"}, Muon: {"momentum_buffer"}}
 """The names of the tensors that each optimizer keeps for a parameter."""
-
-
-@dataclass(frozen=True)
-class CheckpointManifest:
-    """The description of a checkpoint and of its origin."""
-
-    step: int
-    """Updates since random weights (or since the foreign model), over all parents."""
-    run_step: int
-    """Updates in this run, as its metrics.jsonl counts them."""
-    tokens_seen: int
-    data_position: int
-    """Tokens of the data order that are behind: where the next batch begins."""
-    data_fingerprint: str
-    tokenizer_hash: str
-    objective: str
-    is_decayed: bool
-    """Whether the learning rate has begun to fall: a branch from here does not join at full rate."""
-    parent: str | None
-    """Content hash of the checkpoint or model that the run started from."""
-    carried: list[str]
-    """The parts that were taken over from it: weights, optimizer, data position."""
-    data_history: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
-    """The fingerprint of each set, behind a 0: the place in the data order from which on they are trained on. Further
-    places are of an earlier version, which added text to sets; old runs over one set have none."""
-    files: dict[str, str] = field(default_factory=dict)
-    """SHA-256 of each file."""
-
-    @property
-    def content(self) -> str:
-        """Names the weights: two checkpoints with one content hash hold the same model."""
-        return content_hash({name: digest for name, digest in self.files.items() if name.startswith("model/")})
 
 
 def save_checkpoint(
@@ -180,15 +148,3 @@ def read_part(stored: Any, name: str, parameter: nn.Parameter) -> Tensor:
     if len(local_rows):
         local_rows.copy_(rows[begin : begin + len(local_rows)])
     return moment
-
-
-def read_checkpoint_manifest(folder: Path, *, check_files: bool = True) -> CheckpointManifest:
-    """Read the manifest of a checkpoint, as it was written, and check that its files are all there and unchanged;
-    without `check_files`, nobody looks at these."""
-    remedy = "delete the folder and rerun"
-    manifest = read_hashed(folder / "manifest.json", CheckpointManifest, remedy)
-    if not manifest.files:
-        raise InputError(f"{folder} is damaged: manifest.json lists no files; {remedy}")
-    if check_files:
-        refuse_changed(folder, manifest.files, remedy)
-    return manifest

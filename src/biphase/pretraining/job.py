@@ -20,19 +20,28 @@ from biphase.console import err
 from biphase.corpus.packing import TrainingText, open_text
 from biphase.corpus.shards import ShardSet, check_tokenizer
 from biphase.corpus.tokenizer import find_tokenizer, tokenizer_hash
-from biphase.device import choose_dtype, describe_machine
+from biphase.device import describe_machine
 from biphase.distributed import World
 from biphase.encoder.network import TokenIds, language_model_class, load_model, make_model
-from biphase.encoder.packed import PackedModel, count_flops, position_limit
+from biphase.encoder.packed import PackedModel, count_flops
 from biphase.encoder.proofs import check_directions, check_head, freeze_unreached
 from biphase.errors import BusyError, InputError, memory_told
 from biphase.files import read_json_as, remove_folder, write_json
-from biphase.flops import FlopCount, count_positions, update_flops
-from biphase.hub import fetch_model, load_model_config, model_fingerprint
+from biphase.flops import FlopCount, update_flops
+from biphase.hub import count_positions, fetch_model, load_model_config, model_fingerprint, position_limit
 from biphase.pretraining import optimizer
-from biphase.pretraining.checkpoint import CheckpointManifest, load_optimizer, read_checkpoint_manifest, save_checkpoint
+from biphase.pretraining.checkpoint import load_optimizer, save_checkpoint
 from biphase.recipe import Phase, Recipe
-from biphase.run import Run, claim_run, find_checkpoint, read_recipe, split_reference, whole_steps
+from biphase.run import (
+    CheckpointManifest,
+    Run,
+    claim_run,
+    find_checkpoint,
+    read_checkpoint_manifest,
+    read_recipe,
+    split_reference,
+    whole_steps,
+)
 
 ORIGIN = "origin.json"
 """The file of a branch's run that says where it began: its parent may drop that checkpoint meanwhile."""
@@ -60,7 +69,6 @@ class Job:
     recipe: Recipe
     run: Run
     world: World
-    dtype: torch.dtype
     text: TrainingText
     origin: Start
     """The point at which the run began, however often it was resumed since."""
@@ -83,16 +91,15 @@ def open_job(
     init, origin, text = recipe.init, Start(), text or open_text(recipe.data)
     if init.model is not None:
         recipe, origin = begin_with_model(recipe, text.main, model)
-    dtype = choose_dtype(recipe.compute.precision, world.device)
 
     def run_from(origin: Start) -> Run:
-        identity = recipe.identity(text.fingerprint, origin.parent, str(dtype))
+        identity = recipe.identity(text.fingerprint, origin.parent, str(world.dtype))
         return Run(root / f"{recipe.name}-{identity[:8]}")
 
     if init.checkpoint is not None:
         elsewhere = f"{init.checkpoint} cannot be taken over; the first process says why"
         origin = world.decide(lambda: find_branch(recipe, text, root, run_from), elsewhere)
-    return Job(recipe, run_from(origin), world, dtype, text, origin)
+    return Job(recipe, run_from(origin), world, text, origin)
 
 
 def begin_with_model(recipe: Recipe, shards: ShardSet, folder: Path | None = None) -> tuple[Recipe, Start]:
@@ -107,10 +114,11 @@ def begin_with_model(recipe: Recipe, shards: ShardSet, folder: Path | None = Non
     """
     source, revision = recipe.init.model or "", recipe.init.revision
     folder = folder or fetch_model(source, revision)
-    config, parent = load_model_config(folder), model_fingerprint(source, folder)
+    config = load_model_config(folder)
     if "max_sample_tokens" not in recipe.data.model_fields_set:
         fitting = {"max_sample_tokens": min(recipe.data.max_sample_tokens, count_positions(config))}
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=fitting)})
+    parent = model_fingerprint(source, folder)
     tokenizer, manifest = find_tokenizer(folder, str(folder)), shards.manifest
     if tokenizer is not None:
         content = tokenizer_hash(tokenizer)
@@ -183,7 +191,7 @@ def hold_run(job: Job) -> Iterator[None]:
         with world.together(f"{run.path} is in use by another process", BusyError):
             if world.is_main:
                 environment = describe_machine(world.device) | {"processes": world.size}
-                environment["precision"] = str(job.dtype).removeprefix("torch.")
+                environment["precision"] = str(world.dtype).removeprefix("torch.")
                 held.enter_context(claim_run(run, job.recipe.model_dump(mode="json"), environment))
                 if job.recipe.init.checkpoint is not None and not run.is_done:
                     origin = asdict(job.origin)
@@ -228,12 +236,16 @@ def load_network(recipe: Recipe, start: Start, shards: ShardSet) -> PreTrainedMo
 
 @dataclass
 class State:
-    """The state that training changes, and what a step of it costs."""
+    """The state that training changes, how much text it sees, and what a step of it costs."""
 
     model: nn.Module
     """A `PackedModel`, wrapped for its processes."""
     optimizers: list[torch.optim.Optimizer]
     tokens_seen: int
+    saved_step: int
+    """The update of this run that the last whole checkpoint is of, from which to go on; 0 for none."""
+    num_tokens: int
+    """The tokens of all updates of this run, resumed or not."""
     flops: FlopCount
     compiling: str
     """Whether its blocks are compiled, and why."""
@@ -258,21 +270,21 @@ def load_state(job: Job, run_step: int) -> State:
     sharded = world.size > 1 and recipe.compute.parallel == "fsdp"
     network, whole = optimizer.outline_network(load, world) if sharded else (load(), None)
     counted: Any = whole if sharded else network  # an outline forms no products
-    num_tokens = job.tokens_before(recipe.num_steps)  # of the whole run, resumed or not
+    num_tokens = job.tokens_before(recipe.num_steps)
     flops = world.decide(partial(count_flops, counted), "FLOPs are not counted; the first process says why")
     compiles, compiling = optimizer.decide_compile(
-        recipe.compute, world.device, job.dtype, num_tokens * flops.per_token
+        recipe.compute, world.device, world.dtype, num_tokens * flops.per_token
     )
-    model = optimizer.parallelize(PackedModel(network), recipe.compute, job.dtype, world, compiles=compiles)
+    model = optimizer.parallelize(PackedModel(network), recipe.compute, world, compiles=compiles)
     if sharded:
         optimizer.fill_parts(model, whole, world)
         del whole
-    optimizers = optimizer.make_optimizers(recipe.optimizer, model, dtype=job.dtype, sharded=sharded)
+    optimizers = optimizer.make_optimizers(recipe.optimizer, model, dtype=world.dtype, sharded=sharded)
     shapes = [matrix.shape for matrix in optimizer.block_matrices(model)]
     flops = replace(flops, per_update=update_flops(recipe.optimizer, shapes))
     if start.optimizer_folder is not None:
         load_optimizer(start.optimizer_folder, optimizer.unwrap(model), optimizers, world)
-    return State(model, optimizers, start.tokens_seen, flops, compiling)
+    return State(model, optimizers, start.tokens_seen, run_step, num_tokens, flops, compiling)
 
 
 def save_state(job: Job, state: State, done: int, mixture: Phase) -> None:
@@ -298,6 +310,7 @@ def save_state(job: Job, state: State, done: int, mixture: Phase) -> None:
     if packed.network.config.model_type != "eurobert":  # so that transformers reloads a decoder as it looks now
         packed.network.config.is_causal = mixture.is_causal
     save_checkpoint(run, manifest, packed, state.optimizers, job.text.main.tokenizer, job.world)
+    state.saved_step = done
     if job.world.is_main:
         passing = [step for step in whole_steps(run) if step - origin.step not in recipe.kept_steps]  # 0 keeps them all
         for step in passing[: -(recipe.checkpoints.keep_last or len(passing))]:

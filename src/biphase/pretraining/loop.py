@@ -3,9 +3,9 @@
     recipe → processes, data, run folder, network → for each step: microbatches, one global token mean, one update
 
 Writes metrics.jsonl and checkpoints into the run folder; calling it again goes on where the last whole checkpoint is.
-Behind the loop stand its stages in their order: the text, the lines about the start, the proof before the first step in
-each direction, the update, the measurement of held-out text, always of the same tokens and masks on the path that
-trains; and the records for metrics.jsonl and `tracking`.
+Behind the loop stand its stages in their order: the text, the lines about the start, the update, the measurement of
+held-out text, always of the same tokens and masks on the path that trains; and the records for metrics.jsonl and
+`tracking`.
 """
 
 import math
@@ -29,7 +29,7 @@ from biphase.corpus.shards import ShardSet
 from biphase.device import peak_flops
 from biphase.distributed import join_world
 from biphase.encoder.attention import explain_computing
-from biphase.encoder.proofs import probe_causality
+from biphase.encoder.proofs import prove_causality
 from biphase.errors import InputError, StoppedError, first_of
 from biphase.flops import FlopCount, SampleLengths, flops_between
 from biphase.machine import stop_signals
@@ -52,7 +52,8 @@ def train(
         InputError: for what the user can mend, a diverging loss included.
         StoppedError: after SIGTERM or SIGINT, once the state is saved.
     """
-    with join_world(recipe.compute.device, recipe.compute.silence_seconds) as world:
+    compute = recipe.compute
+    with join_world(compute.device, compute.silence_seconds, compute.precision) as world:
         # 1. The run: where it begins, and the folder that its text, its beginning and the recipe name.
         job = open_job(recipe, root, world, text, model)
         run = job.run
@@ -114,7 +115,8 @@ def train_steps(job: Job, begin: int, stop: int, *, is_logged: bool) -> int:
             done, mixture = step + 1, recipe.curriculum[number]
             # 5. At each switch of a mixture's direction: prove on the path that trains that it looks where it should.
             if (number, phase.objective) not in proved:
-                prove_causality(state.model, phase, job)
+                packed: Any = unwrap(state.model)
+                prove_causality(state.model, phase.is_causal, packed.network.base_model, world.device, world.dtype)
                 proved.add((number, phase.objective))
             # 6. One update. Whether any process is asked to stop, or could not log, travels with its loss.
             numbers, work, (is_stopping, could_not_log) = update(
@@ -185,7 +187,7 @@ def describe_start(job: Job, state: State, batches: Batches) -> str:
     recipe, world, compute, carried = job.recipe, job.world, job.recipe.compute, job.origin.carried
     network: Any = unwrap(state.model).network
     millions = sum(parameter.numel() for parameter in network.parameters()) / 1e6
-    epochs = job.tokens_before(recipe.num_steps) / batches.num_tokens
+    epochs = state.num_tokens / batches.num_tokens
     phases = " → ".join(f"{phase.steps:,} steps of {phase.words}" for phase in recipe.curriculum)
     left_out = f", {batches.left_out_tokens:,} tokens left out" if batches.left_out_tokens else ""
     carried_over = f"; taken over: {', '.join(carried)}" if carried else ""
@@ -195,19 +197,6 @@ def describe_start(job: Job, state: State, batches: Batches) -> str:
         f"{recipe.batch_label} tokens, {epochs:.2g} epochs of {batches.num_samples:,} samples{left_out}{carried_over}\n"
         f"{several}{explain_computing(compute.precision, world.device, network.base_model)} · blocks {state.compiling}"
     )
-
-
-def prove_causality(model: nn.Module, phase: Phase, job: Job) -> None:
-    """Probe the network with the attention backend and the type of the arithmetic that train.
-
-    Raises:
-        FailedProofError: the network looks elsewhere than the phase's objective says.
-    """
-    packed: Any = unwrap(model)
-    model.eval()
-    with autocast(job.world.device, job.dtype):
-        probe_causality(model, phase.is_causal, packed.network.base_model, job.world.device, job.dtype, reads_rows=True)
-    model.train()
 
 
 def update(
@@ -233,7 +222,7 @@ def update(
             model.require_backward_grad_sync = number == len(microbatches)
         elif isinstance(model, FSDPModule):
             model.set_requires_gradient_sync(number == len(microbatches))
-        with autocast(world.device, job.dtype):
+        with autocast(world.device, world.dtype):
             loss_sum, _, _ = model(m.inputs_T, m.positions_T, m.layout, m.target_positions_N, m.targets_N)
         # DDP and FSDP average gradients over processes; the factor makes a sum of that.
         (loss_sum * (world.size / max(targets, 1.0))).backward()
@@ -247,8 +236,8 @@ def update(
         # The samples of a loss that is no number, and the checkpoint from which to go on.
         suspects = [m for m, value in zip(microbatches, local_sums, strict=True) if not math.isfinite(value)]
         samples = first_of([str(number) for m in suspects or microbatches for number in m.sample_ids_S], 8)
-        steps = whole_steps(job.run)
-        checkpoint = f"the last checkpoint is @{steps[-1]}" if steps else "no checkpoint was written yet"
+        saved = f"the last checkpoint is @{job.origin.step + state.saved_step}"
+        checkpoint = saved if state.saved_step else "no checkpoint was written yet"
         where = f"{job.run.path.name}: loss {loss} and gradient norm {grad_norm} at step {step + 1}, samples {samples}"
         raise InputError(f"{where}; {checkpoint}; lower schedule.peak_lr or look at these samples")
     rate = set_rate(state.optimizers, recipe.schedule, step, recipe.num_steps)
@@ -265,7 +254,7 @@ def validate(job: Job, batches: Batches, token_bytes_V: Tensor, model: nn.Module
     model.eval()
     totals = np.zeros(4)
     for m in make_microbatches(job, batches, phase, 0):
-        with autocast(job.world.device, job.dtype):
+        with autocast(job.world.device, job.world.dtype):
             loss_sum, _, correct_N = model(m.inputs_T, m.positions_T, m.layout, m.target_positions_N, m.targets_N)
         num_bytes = token_bytes_V[m.targets_N].sum()
         totals += [float(loss_sum), float(correct_N.sum()), len(m.targets_N), float(num_bytes)]
@@ -355,7 +344,7 @@ def open_log(job: Job, batches: Batches, flops: FlopCount, steps: range, *, is_l
     ):
         if is_written:  # what was logged later is dropped: it will be logged again
             job.run.forget_after(steps.start)
-        peak = peak_flops(job.world.device, job.dtype) * job.world.size
+        peak = peak_flops(job.world.device, job.world.dtype) * job.world.size
         mean = batches.num_tokens / batches.num_samples
         lengths = SampleLengths(mean, mean, "all samples as long as the mean")
         work_left = partial(flops_between, job.recipe, flops, lengths, stop=steps.stop, origin_step=job.origin.step)

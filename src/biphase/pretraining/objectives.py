@@ -25,7 +25,7 @@ from torch import Tensor
 from biphase.corpus.packing import Batches, PackedBatch, uniform
 from biphase.corpus.shards import ShardManifest
 from biphase.device import to_device
-from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, PackedLayout, choose_backend, lay_out
+from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, PackedLayout, lay_out
 from biphase.pretraining.job import Job
 from biphase.recipe import Phase
 
@@ -88,8 +88,8 @@ def make_microbatches(job: Job, batches: Batches, phase: Phase, step: int, mask_
     """Make this process's parts of batch `step`: as many on every process, each about `microbatch_tokens` long."""
     size, rank = job.world.size, job.world.rank
     num = -(-batches.batch_tokens(step) // (size * job.recipe.compute.microbatch_tokens))
-    device, manifest = job.world.device, job.text.main.manifest
-    backend, padding = choose_backend(device, job.dtype), PAD_TO_MULTIPLE_OF
+    device, dtype = job.world.device, job.world.dtype
+    manifest, padding = job.text.main.manifest, PAD_TO_MULTIPLE_OF
     microbatches = []
     for part in range(rank * num, (rank + 1) * num):
         batch = batches.batch(step, part, size * num)
@@ -100,7 +100,7 @@ def make_microbatches(job: Job, batches: Batches, phase: Phase, step: int, mask_
             batch = PackedBatch(np.array([manifest.mask_id]), zero, np.array([0, 1]), zero, zero)
         inputs_T, target_positions_N, targets_N = label_batch(phase, batch, manifest, job.recipe.seed, mask_pass)
         layout = lay_out(
-            batch.bounds_S1, causal=phase.is_causal, device=device, backend=backend, pad_to_multiple_of=padding
+            batch.bounds_S1, causal=phase.is_causal, device=device, dtype=dtype, pad_to_multiple_of=padding
         )
         microbatches.append(
             Microbatch(

@@ -34,9 +34,7 @@ MOST_GRAPHS = 64
 """Gemma 3, whose layers are of two kinds, comes to 8 with both directions and validation."""
 
 
-def parallelize(
-    model: nn.Module, compute: ComputeConfig, dtype: torch.dtype, world: World, *, compiles: bool
-) -> nn.Module:
+def parallelize(model: nn.Module, compute: ComputeConfig, world: World, *, compiles: bool) -> nn.Module:
     """`model` (a PackedModel) on its device, wrapped as `compute` says; parameters stay fp32. One on the meta device
     stays there, for `fill_parts`."""
     if not next(model.parameters()).is_meta:
@@ -63,10 +61,8 @@ def parallelize(
         return model
     if compute.parallel == "ddp":
         return DistributedDataParallel(model, gradient_as_bucket_view=True)
-    mesh = world.mesh()
-    policy = MixedPrecisionPolicy(
-        param_dtype=dtype if dtype != torch.float32 else None, reduce_dtype=torch.float32, output_dtype=torch.float32
-    )
+    mesh, param_dtype = world.mesh(), None if world.dtype == torch.float32 else world.dtype
+    policy = MixedPrecisionPolicy(param_dtype, reduce_dtype=torch.float32, output_dtype=torch.float32)
     for block in blocks:
         fully_shard(block, mesh=mesh, mp_policy=MixedPrecisionPolicy(policy.param_dtype, policy.reduce_dtype))
     fully_shard(model, mesh=mesh, mp_policy=policy)

@@ -32,7 +32,7 @@ from biphase.finetuning.grid import fit_unit, measure_cells
 from biphase.hub import refuse_missing
 from biphase.machine import grace, stop_signals
 from biphase.recipe import Recipe
-from biphase.run import Run, whole_steps
+from biphase.run import Run, read_checkpoint_manifest, whole_steps
 from biphase.study.cost import cell_costs, measure_sizes, run_flops
 from biphase.study.folder import (
     TRAINING,
@@ -65,7 +65,6 @@ def train_unit(plan: Plan, run: str, folder: Path, processes: int) -> list[str]:
         state = read_runs(plan, folder)
         if run in state.trained:
             return [f"{name}: done by another process"]
-        from biphase.pretraining.checkpoint import read_checkpoint_manifest
         from biphase.pretraining.loop import train
 
         recipe = planned.recipe
