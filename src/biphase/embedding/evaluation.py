@@ -22,7 +22,7 @@ from biphase.embedding.pairs import read_pairs
 from biphase.embedding.recipe import PairSource, set_name
 from biphase.errors import InputError, told_as
 from biphase.finetuning.metrics import Judgement, judge_ranking, score_rows
-from biphase.tasks.sources import find_source, read_rows
+from biphase.tasks.sources import find_source
 from biphase.tasks.spec import METRICS, FileLayout, Task
 from biphase.tasks.splits import index_bm25, own_documents, query_bm25, read_judged_texts, read_judgements
 
@@ -64,7 +64,7 @@ def read_judged_set(path: Path) -> JudgedSet:
         return JudgedSet(set_name(str(path)), {}, {}, {}, [(row[0], row[1], row[2]) for row in pairs.rows])
     layout = FileLayout(test="qrels/test.tsv")
     source = find_source(Task(name="BEIR", family="retrieval", metric="ndcg_at_10", files=(layout,)), path)
-    relevance = read_judgements(read_rows(source, "test"))
+    relevance = read_judgements(source, "test")
     if all(grade <= 0 for grades in relevance.values() for grade in grades.values()):
         raise InputError(f"{path / 'qrels/test.tsv'}: no document is relevant to any query: all scores would be 0")
     queries, documents = read_judged_texts(source, {"test": relevance}, judged_only=False)

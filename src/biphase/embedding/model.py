@@ -32,7 +32,7 @@ from biphase.encoder.network import load_backbone
 from biphase.encoder.packed import PaddedBackbone, packed_hidden
 from biphase.errors import InputError, told_as
 from biphase.export.card import render_card
-from biphase.export.model import close_texts, set_direction, write_sentence_transformer
+from biphase.export.model import close_texts, save_encoder, write_sentence_transformer
 from biphase.files import content_hash, file_hash, make_once, own_folder, write_json, write_text
 from biphase.finetuning.cells import find_folder, hash_model
 from biphase.finetuning.families.retrieval import find_nearest, in_pieces
@@ -355,11 +355,8 @@ def write_embedder(
     tokenizer = copy.deepcopy(packed.tokenizer)
     tokenizer.model_max_length = packed.max_seq_length
     tokenizer.backend_tokenizer.no_truncation()  # what was encoded last, and whether anything was, would be kept
-    if getattr(packed.network.config, "is_causal", True) is False:
-        set_direction(packed.network.config, causal=False)
     with own_folder(out, "embedding model") as part:
-        packed.network.save_pretrained(part)
-        tokenizer.save_pretrained(part)
+        save_encoder(part, packed.network, tokenizer)
         further = [type(module).__name__ for module in list(model)[2:]]
         prompts = recipe.prompts.model_dump()
         write_sentence_transformer(

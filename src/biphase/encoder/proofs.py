@@ -75,12 +75,13 @@ def telling_tokens(
     return candidates[chosen].repeat(-(-num_tokens // len(chosen)))[:num_tokens]
 
 
-def proof_samples(network: Any) -> tuple[Tensor, list[int]]:
-    """Return the tokens of a proof of packing, and the lengths of its samples; none where no position is left."""
+def proof_samples(network: Any, longest: int) -> tuple[Tensor, list[int]]:
+    """Return the tokens of a proof of packing, and the lengths of its samples; none where no position is left of the
+    `longest` text that the network reads."""
     first_position = getattr(network, "first_position", 0)
     if network.config.model_type in AFTER_PADDING:  # whose own positions begin there, whatever is tried here
         first_position = max(first_position, (network.config.pad_token_id or 0) + 1)
-    limit = min((longest_text(network.config) or 2**31) - first_position, max(PROOF_LENGTHS))
+    limit = min(longest - first_position, max(PROOF_LENGTHS))
     if limit < 1:
         return torch.zeros(0), []
     lengths = [min(length, limit) for length in PROOF_LENGTHS]
@@ -91,14 +92,13 @@ def proof_samples(network: Any) -> tuple[Tensor, list[int]]:
     return tokens_T, lengths
 
 
-def with_windows(network: Any, *, narrow: bool = True) -> Any:
+def with_windows(network: Any, longest: int, *, narrow: bool = True) -> Any:
     """Copy a network, sharing its weights, with windows so narrow that a short text shows what they do; with `narrow`
     off, with windows wider than a proof's texts.
 
-    Where no window limits what a token sees, or no text that it reads is as long as the window, return the network
-    itself.
+    Where no window limits what a token sees, or the `longest` text that it reads is no longer than the window, return
+    the network itself.
     """
-    longest = longest_text(network.config) or 2**31
 
     def change(key: str, value: Any) -> Any:
         if isinstance(value, dict):
@@ -178,30 +178,30 @@ def find_first_position(network: Any, causal: bool) -> str:
     """
     pad_id = getattr(network.config, "pad_token_id", None) or 0
     name = network.name_or_path or type(network).__name__
-    reasons = []
+    reasons, longest = [], longest_text(network.config) or 2**31
     with told_if_slow(f"{name}: proving on a few texts that packing changes nothing"):
         with foreign_errors_fail(f"{name}: transformers makes no copy of it with other windows"):
-            narrow, wide = with_windows(network), with_windows(network, narrow=False)
+            narrow, wide = with_windows(network, longest), with_windows(network, longest, narrow=False)
         for first_position in (0, pad_id + 1):  # RoBERTa counts from behind its padding index
             network.first_position = narrow.first_position = wide.first_position = first_position
-            reason = why_not_packed(narrow, causal)
+            reason = why_not_packed(narrow, causal, longest)
             if not reason:
                 return ""
-            if narrow is not wide and not why_not_packed(wide, causal):
+            if narrow is not wide and not why_not_packed(wide, causal, longest):
                 return "its attention is not told how far its configuration lets a token see"
             reasons.append(reason)
     return reasons[0]
 
 
 @torch.no_grad()
-def why_not_packed(network: PreTrainedModel, causal: bool) -> str:
+def why_not_packed(network: PreTrainedModel, causal: bool, longest: int) -> str:
     """Return the reason why packed samples come out otherwise than when the network reads each alone, or "".
 
     The samples are of unequal lengths; one of them is longer than a narrow window.
     """
     try:
         with foreign_errors_fail("it cannot be called on packed tokens"):
-            tokens_T, lengths = proof_samples(network)
+            tokens_T, lengths = proof_samples(network, longest)
             if not lengths:
                 return "it has no positions"
             positions_T = torch.cat([torch.arange(length) for length in lengths])
@@ -371,7 +371,7 @@ def check_padded(padded: Any) -> None:
     One that depends on its neighbours' lengths is given texts of equal length only. Raises `FailedProofError`.
     """
     network, name = padded.network, type(padded.network).__name__
-    tokens_T, lengths = proof_samples(network)
+    tokens_T, lengths = proof_samples(network, longest_text(network.config) or 2**31)
     layout = lay_out(np.cumsum([0, *lengths]), causal=False)
     alone_TD = each_alone(network, tokens_T, lengths)
     with foreign_errors_fail(name):

@@ -126,7 +126,7 @@ def export_checkpoint(reference: str, folder: Path, merge: float | None = None) 
         tokenizer = export_tokenizer(source / "model", part, exported.config, causal)
         misread_as = misreading_class(tokenizer, exported.config)
         if not causal and not misread_as:  # sentence-transformers takes what AutoTokenizer takes
-            write_sentence_transformer(part, exported)
+            write_sentence_transformer(part, exported, position_limit(exported))
         check_export(part, kind, network, causal)
         draw_curves(run, manifest.run_step, part / "curves.png")
         card = describe_export(run, manifest, folder.name, exported, tokenizer.eos_token, merged, misread_as)
@@ -158,6 +158,14 @@ def set_direction(config: Any, causal: bool) -> None:
         setattr(config, DIRECTION_KEY, True)
 
 
+def save_encoder(folder: Path, network: PreTrainedModel, tokenizer: Any) -> None:
+    """Write a network that looks both ways, whose configuration then says so, and its tokenizer."""
+    if getattr(network.config, "is_causal", True) is False:
+        set_direction(network.config, causal=False)
+    network.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
 def as_llama(config: EuroBertConfig) -> Any:
     """Configure the same network as a Llama."""
     shared = LlamaConfig().to_dict().keys() | {"mask_token_id"}
@@ -172,8 +180,9 @@ def check_export(folder: Path, kind: Any, network: PreTrainedModel, causal: bool
     reloaded = kind.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval()
     if proofs.window_of(reloaded.config) != proofs.window_of(network.config):
         raise FailedProofError(f"{folder}: its window is another than in training")
-    reloaded, packed = proofs.with_windows(reloaded), proofs.with_windows(network.eval())
-    length = min(max(proofs.PROOF_LENGTHS), position_limit(network) or 2**31)
+    longest = position_limit(network) or 2**31
+    reloaded, packed = proofs.with_windows(reloaded, longest), proofs.with_windows(network.eval(), longest)
+    length = min(max(proofs.PROOF_LENGTHS), longest)
     last, changed, *tokens = proofs.telling_tokens(network, length + 1).tolist()
     tokens_T, changed_T = torch.tensor([*tokens, last]), torch.tensor([*tokens, changed])
     layout = lay_out(np.array([0, length]), causal=causal)
@@ -237,7 +246,7 @@ def close_texts(tokenizer: Any) -> None:
 def write_sentence_transformer(
     folder: Path,
     network: PreTrainedModel,
-    max_length: int | None = None,
+    max_length: int | None,
     *,
     pooling: str = "mean",
     further: Sequence[str] = (),
@@ -246,7 +255,7 @@ def write_sentence_transformer(
     """Write the files that make a model folder one of sentence-transformers: the network, the pooling of its tokens,
     and the classes of `further` modules. The modules' own folders, such as `2_Dense`, are not written.
 
-    Texts are cut at `max_length` tokens, else at what the network has positions for.
+    Texts are cut at `max_length` tokens, where one is given.
     """
     files = SENTENCE_TRANSFORMERS_FILES
     modules = [
@@ -257,8 +266,7 @@ def write_sentence_transformer(
     config = "config_sentence_transformers.json"
     needs = NEEDS_VERSION if getattr(network.config, "is_causal", True) is False else {}
     write_json(folder / config, files[config] | {"prompts": dict(prompts or {})} | needs)
-    limit = max_length or position_limit(network)
-    write_json(folder / "sentence_bert_config.json", {"max_seq_length": limit, "do_lower_case": False})
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False})
     (folder / "1_Pooling").mkdir()
     modes = {f"pooling_mode_{key}": pooling == re.sub("_tokens?$", "", key) for key in POOLING_KEYS}
     write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": network.config.hidden_size, **modes})

@@ -67,7 +67,7 @@ PIPELINE_TAGS = {"sequence_classification": "text-classification", "retrieval": 
 def keep_network(model: Any, encoder: Encoder, cell: "CellContext", folder: Path, score: Score, test: Any) -> None:
     """Write a trained network, as `to_transformers` gives it, as a model folder with its labels, tokenizer and card,
     whole or not at all; what is there is replaced. `test` is the encoded test split."""
-    from biphase.export.model import close_texts, set_direction, write_sentence_transformer
+    from biphase.export.model import close_texts, save_encoder, write_sentence_transformer
 
     card = card_text(cell, encoder, model, score)
     tokenizer = copy.deepcopy(encoder.tokenizer.pretrained)
@@ -75,15 +75,12 @@ def keep_network(model: Any, encoder: Encoder, cell: "CellContext", folder: Path
     tokenizer.model_max_length = cell.config.max_length
     if cell.config.ranking == "pairs":  # both texts of a pair had the same type
         tokenizer.model_input_names = ["input_ids", "attention_mask"]
-    if getattr(model.config, "is_causal", True) is False:
-        set_direction(model.config, causal=False)
     with whole_folder(folder) as part:
-        model.save_pretrained(part)
-        tokenizer.save_pretrained(part)
         if cell.is_embedder:
             templates = {"query": cell.task.query_template, "document": cell.task.document_template}
             prompts = {name: template.removesuffix("{text}") for name, template in templates.items()}
             write_sentence_transformer(part, model, cell.config.max_length, prompts=prompts)
+        save_encoder(part, model, tokenizer)
         record = KeptModel(cell=score.cell, task=cell.task, config=cell.config)
         if cell.task.family == "question_answering":
             longest = cell.config.max_answer_tokens or test.max_answer_tokens

@@ -102,16 +102,22 @@ class Score(Strict):
 
 def write_cell(folder: Path, score: Score, losses: Sequence[float], predictions: Mapping[str, metrics.Rows]) -> None:
     """Write a cell's folder, whole or not at all: its score, and beside the predictions what each contributes to it."""
-    hashes: dict[str, str] = {}
+    texts, hashes, arrays = dict[str, bytes](), dict[str, str](), dict[str, dict[str, Any]]()
+    for split, rows in predictions.items():
+        texts[split] = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+        hashes[split] = hashlib.sha256(texts[split]).hexdigest()
+        values, statistic = metrics.contributions(rows, score.metric, score.classes)
+        arrays[split] = {
+            "ids": [row["id"] for row in rows],
+            "values": values,
+            "predictions": hashes[split],
+            "statistic": getattr(statistic, "__name__", ""),
+            "is_degenerate": metrics.is_one_for_all(rows),
+        }
     with files.whole_folder(folder) as part:
-        for split, rows in predictions.items():
-            text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+        for split, text in texts.items():
             (part / f"{split}.jsonl").write_bytes(text)
-            hashes[split] = hashlib.sha256(text).hexdigest()
-            values, statistic = metrics.contributions(rows, score.metric, score.classes)
-            facts: dict[str, Any] = {"predictions": hashes[split], "statistic": getattr(statistic, "__name__", "")}
-            facts["is_degenerate"] = metrics.is_one_for_all(rows)
-            np.savez_compressed(part / f"{split}.npz", ids=[row["id"] for row in rows], values=values, **facts)
+            np.savez_compressed(part / f"{split}.npz", **arrays[split])
         files.write_json(part / "losses.json", losses)
         files.write_hashed(part / "score.json", score.model_dump(mode="json") | {"predictions": hashes})
 

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
 from biphase import console
-from biphase.corpus.rows import PlacedRow, column, text_column
+from biphase.corpus.rows import column, text_column
 from biphase.corpus.text import searched_words
 from biphase.errors import InputError
 from biphase.tasks.sources import PartName, TaskSource, read_rows
@@ -126,7 +126,7 @@ def load_collection(source: TaskSource, judged_only: bool, most_evaluated: int |
     are searched stay as they are: fewer of them would make every query easier."""
     task = source.task
     # 1. Judgements, whose queries are drawn into splits where the source has no such split.
-    by_split = draw_queries(source, {split: read_judgements(read_rows(source, split)) for split in source.splits})
+    by_split = draw_queries(source, {split: read_judgements(source, split) for split in source.splits})
     relevance = {split: by_split[split] for split in EVALUATED_SPLITS}
     judged_documents = {split: named_documents(judgements) for split, judgements in relevance.items()}
     if most_evaluated is not None:
@@ -151,9 +151,9 @@ GRADE: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(gt=1 - 2**31, lt=2**3
 """Where a grade needs more than 31 bits, pytrec_eval scores 0 in silence."""
 
 
-def read_judgements(rows: Iterable[PlacedRow]) -> Judgements:
+def read_judgements(source: TaskSource, split: TaskSplit) -> Judgements:
     judgements: Judgements = {}
-    for origin, row in rows:
+    for origin, row in read_rows(source, split):
         query, document = str(column(origin, row, "query-id")), str(column(origin, row, "corpus-id"))
         value = column(origin, row, "score")
         try:
