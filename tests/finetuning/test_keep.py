@@ -35,7 +35,7 @@ def keep_untrained(task: Task, model: Path, folder: Path, **settings: Any) -> Pa
     cell = CellContext(task, config, torch.device(DEVICE), torch.float32)
     torch.manual_seed(0)
     network = TaskNetwork(copy_backbone(encoder.backbone, []), cell)
-    score: Any = SimpleNamespace(cell="", source="", headline=lambda: "not trained")
+    score: Any = SimpleNamespace(cell="", source="", headline=lambda: "not trained", model_copy=lambda update: score)
     keep_network(to_transformers(network, encoder, cell), encoder, cell, folder, score, None)
     return folder
 

@@ -206,8 +206,9 @@ def why_not_packed(network: PreTrainedModel, causal: bool, longest: int) -> str:
                 return "it has no positions"
             positions_T = torch.cat([torch.arange(length) for length in lengths])
             layout = lay_out(np.cumsum([0, *lengths]), causal=causal)
+            hidden_of = partial(packed_hidden, network)
             try:
-                packed_TD = packed_hidden(network, tokens_T, positions_T, layout)
+                packed_TD = hidden_of(tokens_T, positions_T, layout)
             except InputError:  # of our attention
                 return "it does not hand the layout of packed samples on to its attention"
             alone_TD = each_alone(network, tokens_T, lengths)
@@ -215,11 +216,11 @@ def why_not_packed(network: PreTrainedModel, causal: bool, longest: int) -> str:
                 name = network.name_or_path or type(network).__name__
                 raise InputError(f"{name} computes no numbers (NaN): its training diverged, or its weights are damaged")
             if agree(packed_TD, alone_TD):
-                probe_causality(partial(packed_hidden, network), causal, network)
+                probe_causality(hidden_of, causal, network)
                 return ""
             # Where every token is a sample of its own, attention through our function moves everything.
             blind = lay_out(np.arange(len(tokens_T) + 1), causal=causal)
-            blind_TD = packed_hidden(network, tokens_T, positions_T, blind)
+            blind_TD = hidden_of(tokens_T, positions_T, blind)
             if agree(blind_TD, packed_TD):
                 return "its attention does not go through transformers' AttentionInterface"
     except FailedProofError as error:

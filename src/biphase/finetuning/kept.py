@@ -98,7 +98,7 @@ def card_text(cell: "CellContext", encoder: Encoder, model: Any, score: Score) -
 
     from biphase.export.card import harmless, render_card
 
-    task, kind, base, headline = cell.task, type(model).__name__, encoder.name.partition("@")[0], score.headline()
+    task, kind, base = cell.task, type(model).__name__, encoder.name.partition("@")[0]
     is_of_this_machine = Path(find_model(encoder.name)).exists() or Path(base).exists()
     name = harmless(Path(encoder.name).name if is_of_this_machine else encoder.name)
     pipeline_tag = PIPELINE_TAGS.get(task.family, task.family.replace("_", "-"))
@@ -120,7 +120,7 @@ def card_text(cell: "CellContext", encoder: Encoder, model: Any, score: Score) -
         head,
         task=task,
         name=name,
-        headline=headline.replace(encoder.name, name),
+        score=score.model_copy(update={"model": name}),
         load=load,
         is_embedder=cell.is_embedder,
         config=model.config,
