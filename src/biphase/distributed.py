@@ -32,6 +32,7 @@ from biphase.console import err, launched_as, silence
 from biphase.device import choose_device, choose_dtype
 from biphase.errors import InputError
 from biphase.machine import GRACE, describe_kill, end_with_parent, grace
+from biphase.recipe import ComputeConfig
 
 PARENT = "BIPHASE_PARENT"
 """The environment variable with the process that a launcher or a rank ends with."""
@@ -109,9 +110,6 @@ class World:
     def fill(self, tensor: torch.Tensor) -> None:
         """Give a tensor the values that it has in the first process. A collective."""
         dist.broadcast(tensor, 0)
-
-    def barrier(self) -> None:
-        self.sum(0.0)
 
     def mesh(self) -> DeviceMesh:
         return init_device_mesh(self.device.type, (self.size,))
@@ -200,29 +198,28 @@ class Heart(threading.Thread):
 
 
 @contextmanager
-def join_world(device: str, silence_seconds: float | None = None, precision: str = "auto") -> Iterator[World]:
-    """Join the processes that torchrun started (its environment variables tell), or this one alone, to compute on
-    `device` (`auto`, `cpu` or `cuda`) in `precision` (`auto`, `bf16` or `fp32`).
+def join_world(compute: ComputeConfig) -> Iterator[World]:
+    """Join the processes that torchrun started (its environment variables tell), or this one alone.
 
     Raises `InputError` where another process has gone: in the one that is to tell it with its name.
     """
     size = launched_as("WORLD_SIZE", 1)
-    chosen = choose_device(device, launched_as("LOCAL_RANK", 0) if size > 1 else 0)
-    dtype = choose_dtype(precision, chosen)
+    device = choose_device(compute.device, launched_as("LOCAL_RANK", 0) if size > 1 else 0)
+    dtype = choose_dtype(compute.precision, device)
     if size == 1:
-        yield World(0, 1, chosen, dtype)
+        yield World(0, 1, device, dtype)
         return
-    silence_seconds = silence_seconds or SILENCE_SECONDS
+    silence_seconds = compute.silence_seconds or SILENCE_SECONDS
     parent = int(os.environ.get(PARENT) or os.getppid())
     end_with_parent(parent, max(grace(), silence_seconds))
     met, rank, size = next(dist.rendezvous("env://"))
     if rank > 0:
         silence()
-    world = World(rank, size, chosen, dtype)
+    world = World(rank, size, device, dtype)
     heart = Heart(dist.PrefixStore("hearts", met), world, silence_seconds)
     heart.start()
     try:
-        backend = "nccl" if chosen.type == "cuda" else "gloo"
+        backend = "nccl" if device.type == "cuda" else "gloo"
         store = dist.PrefixStore("default_pg", met)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
         yield world

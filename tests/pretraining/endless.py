@@ -16,7 +16,7 @@ def train(recipe: Any, root: Path, *opened: Any) -> NoReturn:
 
     run = root / "endless"
     with (
-        join_world("cpu", recipe.compute.silence_seconds) as world,
+        join_world(recipe.compute.model_copy(update={"device": "cpu"})) as world,
         locked(run / ".lock") if world.is_main else nullcontext(),
     ):
         while True:

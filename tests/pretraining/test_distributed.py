@@ -37,7 +37,7 @@ from biphase.errors import InputError, StoppedError
 from biphase.flops import plan_memory, shape_of
 from biphase.pretraining.loop import train
 from biphase.pretraining.optimizer import autocast
-from biphase.recipe import Recipe
+from biphase.recipe import ComputeConfig, Recipe
 from biphase.run import Run, read_checkpoint_manifest, read_metrics, whole_steps
 
 pytestmark = pytest.mark.slow
@@ -243,7 +243,7 @@ def test_all_processes_end_when_the_first_cannot_log(trained: Jobs, tiny_recipe:
 
 
 def test_one_process_is_a_world() -> None:
-    with join_world("cpu") as world:
+    with join_world(ComputeConfig(device="cpu")) as world:
         assert (world.rank, world.size, world.is_main) == (0, 1, True)
         assert world.sum(1, 2.5) == [1.0, 2.5]
         assert world.decide(lambda: "value", "elsewhere") == "value"
@@ -339,12 +339,12 @@ def hand_on(job: dict[str, Any]) -> None:
     from biphase.encoder.network import TokenIds, make_model
     from biphase.pretraining.checkpoint import load_optimizer, save_checkpoint
     from biphase.pretraining.optimizer import fill_parts, make_optimizers, outline_network, parallelize
-    from biphase.recipe import ComputeConfig, Optimizer
+    from biphase.recipe import Optimizer
 
     run, step, tokenizer = Run(Path(job["root"])), job["step"], load_tokenizer(job["tokenizer"])
-    with join_world("cpu", precision="bf16") as world:
+    compute = ComputeConfig(device="cpu", precision="bf16", parallel="fsdp", compile="off")
+    with join_world(compute) as world:
         load = partial(make_model, "1m", SIX_LAYERS, TokenIds(384, 1, 0, 2, None), 64, seed=0)
-        compute = ComputeConfig(parallel="fsdp", compile="off")
         model: Any = None
         found = {}
 

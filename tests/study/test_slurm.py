@@ -9,6 +9,7 @@ import pytest
 
 from biphase.console import describe_copies
 from biphase.distributed import join_world
+from biphase.recipe import ComputeConfig
 
 SRUN = """#!/bin/bash
 echo "$SRUN_CPUS_PER_TASK $BIPHASE_GRACE_SECONDS $*" >> calls
@@ -53,7 +54,7 @@ def test_slurm_alone_makes_no_process_one_of_several(
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with join_world("cpu") as world:
+    with join_world(ComputeConfig(device="cpu")) as world:
         assert (world.rank, world.size) == (0, 1)
 
 

@@ -111,8 +111,7 @@ def read_shard_manifest(folder: Path) -> ShardManifest:
         raise InputError(f"{folder} is no shard set, or not finished ({path.name} is missing): run biphase prepare")
     remedy = "delete it and run biphase prepare again"
     record = read_hashed(path, dict[str, Any], remedy)
-    if record.get("format_version") != FORMAT_VERSION:
-        version = record.get("format_version")
+    if (version := record.get("format_version")) != FORMAT_VERSION:
         raise InputError(f"{path} has format version {version}, this biphase reads {FORMAT_VERSION}: prepare it anew")
     return validate_record(path, record, ShardManifest, remedy)
 

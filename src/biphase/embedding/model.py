@@ -84,8 +84,8 @@ class PackedTransformer(InputModule):
         tokens_T, positions_T = features["input_ids"][0], features["position_ids"][0]
         device = tokens_T.device
         dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else self.network.dtype
-        bounds_S1, padding = features["cu_seq_lens_q"].cpu().numpy(), PAD_TO_MULTIPLE_OF
-        layout = lay_out(bounds_S1, causal=False, device=device, dtype=dtype, pad_to_multiple_of=padding)
+        bounds_S1 = features["cu_seq_lens_q"].cpu().numpy()
+        layout = lay_out(bounds_S1, causal=False, device=device, dtype=dtype, pad_to_multiple_of=PAD_TO_MULTIPLE_OF)
         hidden_TD = packed_hidden(self.backbone, tokens_T, positions_T, layout)
         # A new dictionary: the cached losses embed the same features twice.
         return {**features, "token_embeddings": hidden_TD[None]}

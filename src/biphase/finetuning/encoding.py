@@ -312,8 +312,7 @@ def pack(texts: TokenizedTexts, samples: np.ndarray, cell: CellContext) -> Batch
     bounds = to_bounds(lengths)
     positions_T = np.arange(bounds[-1]) - np.repeat(bounds[:-1], lengths)
     indices_T = np.repeat(texts.bounds_S1[samples], lengths) + positions_T
-    padding = PAD_TO_MULTIPLE_OF
-    layout = lay_out(bounds, causal=False, device=cell.device, dtype=cell.dtype, pad_to_multiple_of=padding)
+    layout = lay_out(bounds, causal=False, device=cell.device, dtype=cell.dtype, pad_to_multiple_of=PAD_TO_MULTIPLE_OF)
     return Batch(
         tokens_T=to_device(texts.tokens_T[indices_T].astype(np.int64), cell.device),
         positions_T=to_device(positions_T, cell.device),

@@ -75,8 +75,7 @@ class Job:
 
     def tokens_before(self, run_step: int) -> int:
         """The tokens of all updates of this run before `run_step`."""
-        origin = self.origin.step
-        return self.recipe.tokens_before(origin + run_step) - self.recipe.tokens_before(origin)
+        return self.recipe.tokens_before(self.origin.step + run_step) - self.recipe.tokens_before(self.origin.step)
 
 
 def open_job(
@@ -204,13 +203,12 @@ def hold_run(job: Job) -> Iterator[None]:
 
 def load_network(recipe: Recipe, start: Start, shards: ShardSet) -> PreTrainedModel:
     """Load the network at `start`, in fp32 on the CPU, its head checked against ours."""
-    manifest, longest = shards.manifest, recipe.data.max_sample_tokens
-    if start.model_folder is None:
+    manifest, longest, source = shards.manifest, recipe.data.max_sample_tokens, start.model_folder
+    if source is None:
         ids = TokenIds(manifest.vocab_size, manifest.mask_id, manifest.eos_id, manifest.pad_id, manifest.bos_id)
         assert recipe.init.preset is not None
         return make_model(recipe.init.preset, recipe.init.architecture, ids, longest, recipe.seed)
-    network = load_model(start.model_folder, vocab_size=manifest.vocab_size, seed=recipe.seed)
-    source = start.model_folder
+    network = load_model(source, vocab_size=manifest.vocab_size, seed=recipe.seed)
     limit = position_limit(network) or longest
     if limit < longest:
         remedy = f"set data.max_sample_tokens={limit} or lower (it is {longest})"
@@ -219,8 +217,7 @@ def load_network(recipe: Recipe, start: Start, shards: ShardSet) -> PreTrainedMo
     if is_encoder and not isinstance(network.config, EuroBertConfig):
         if any(phase.is_causal for phase in recipe.curriculum):
             remedy = "leave clm out of the curriculum, or start from a decoder"
-            kind = type(network).__name__
-            raise InputError(f"{source}: transformers knows {kind} as bidirectional only; {remedy}")
+            raise InputError(f"{source}: transformers knows {type(network).__name__} as bidirectional only; {remedy}")
         if network.base_model.first_position and manifest.pad_id != network.config.pad_token_id:
             tokens = f"{network.config.pad_token_id}, and that of the shards is {manifest.pad_id}"
             remedy = "prepare the text with the model's own tokenizer"
@@ -260,21 +257,16 @@ def load_state(job: Job, run_step: int) -> State:
         manifest = world.decide(partial(read_checkpoint_manifest, folder), elsewhere)
         if len(manifest.data_history) > 1:
             raise InputError(f"{job.run.path} trains on a set to which an earlier version added text: begin it anew")
-        start = replace(
-            start,
-            tokens_seen=manifest.tokens_seen,
-            model_folder=str(folder / "model"),
-            optimizer_folder=folder,
-        )
+        model_folder, tokens_seen = str(folder / "model"), manifest.tokens_seen
+        start = replace(start, tokens_seen=tokens_seen, model_folder=model_folder, optimizer_folder=folder)
     load = partial(load_network, recipe, start, job.text.main)
     sharded = world.size > 1 and recipe.compute.parallel == "fsdp"
     network, whole = optimizer.outline_network(load, world) if sharded else (load(), None)
     counted: Any = whole if sharded else network  # an outline forms no products
     num_tokens = job.tokens_before(recipe.num_steps)
     flops = world.decide(partial(count_flops, counted), "FLOPs are not counted; the first process says why")
-    compiles, compiling = optimizer.decide_compile(
-        recipe.compute, world.device, world.dtype, num_tokens * flops.per_token
-    )
+    work = num_tokens * flops.per_token
+    compiles, compiling = optimizer.decide_compile(recipe.compute, world.device, world.dtype, work)
     model = optimizer.parallelize(PackedModel(network), recipe.compute, world, compiles=compiles)
     if sharded:
         optimizer.fill_parts(model, whole, world)

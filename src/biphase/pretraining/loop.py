@@ -52,8 +52,7 @@ def train(
         InputError: for what the user can mend, a diverging loss included.
         StoppedError: after SIGTERM or SIGINT, once the state is saved.
     """
-    compute = recipe.compute
-    with join_world(compute.device, compute.silence_seconds, compute.precision) as world:
+    with join_world(recipe.compute) as world:
         # 1. The run: where it begins, and the folder that its text, its beginning and the recipe name.
         job = open_job(recipe, root, world, text, model)
         run = job.run
@@ -71,7 +70,6 @@ def train(
                 tokens_seen = train_steps(job, begin, stop, is_logged=is_logged)
                 if world.is_main and is_logged:
                     run.mark_done({"step": job.origin.step + stop, "tokens_seen": tokens_seen})
-                world.barrier()
         return run
 
 
@@ -337,9 +335,8 @@ def open_log(job: Job, batches: Batches, flops: FlopCount, steps: range, *, is_l
     """Open the log and the progress bar of these steps; without `is_logged`, the bar alone."""
     is_written = is_logged and job.world.is_main
     tracking = job.recipe.tracking if is_written else None
-    settings = job.recipe.model_dump(mode="json")
     with (
-        open_tracking(tracking, job.run.path, settings, steps.start + 1) as send,
+        open_tracking(tracking, job.run.path, job.recipe.model_dump(mode="json"), steps.start + 1) as send,
         track("pretrain", steps.stop, "steps", steps.start) as progress,
     ):
         if is_written:  # what was logged later is dropped: it will be logged again

@@ -86,22 +86,19 @@ def prefetch(job: Job, batches: Batches, steps: range) -> Iterator[tuple[int, in
 
 def make_microbatches(job: Job, batches: Batches, phase: Phase, step: int, mask_pass: int = 0) -> list[Microbatch]:
     """Make this process's parts of batch `step`: as many on every process, each about `microbatch_tokens` long."""
-    size, rank = job.world.size, job.world.rank
-    num = -(-batches.batch_tokens(step) // (size * job.recipe.compute.microbatch_tokens))
-    device, dtype = job.world.device, job.world.dtype
-    manifest, padding = job.text.main.manifest, PAD_TO_MULTIPLE_OF
+    world, device = job.world, job.world.device
+    num = -(-batches.batch_tokens(step) // (world.size * job.recipe.compute.microbatch_tokens))
+    manifest, causal, padding = job.text.main.manifest, phase.is_causal, PAD_TO_MULTIPLE_OF
     microbatches = []
-    for part in range(rank * num, (rank + 1) * num):
-        batch = batches.batch(step, part, size * num)
+    for part in range(world.rank * num, (world.rank + 1) * num):
+        batch = batches.batch(step, part, world.size * num)
         if len(batch.sample_ids_S) == 0:
             # A part of a small validation set may hold no sample, but its process must take part in every layer, and
             # transformers cannot compute on no token: so one special token, which no objective asks for.
             zero = np.zeros(1, np.int64)
             batch = PackedBatch(np.array([manifest.mask_id]), zero, np.array([0, 1]), zero, zero)
         inputs_T, target_positions_N, targets_N = label_batch(phase, batch, manifest, job.recipe.seed, mask_pass)
-        layout = lay_out(
-            batch.bounds_S1, causal=phase.is_causal, device=device, dtype=dtype, pad_to_multiple_of=padding
-        )
+        layout = lay_out(batch.bounds_S1, causal=causal, device=device, dtype=world.dtype, pad_to_multiple_of=padding)
         microbatches.append(
             Microbatch(
                 inputs_T=to_device(inputs_T, device),
