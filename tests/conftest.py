@@ -8,9 +8,12 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DEVICE = os.environ.get("BIPHASE_TEST_DEVICE", "cpu")
 """Where tests compute that would on any device: `cuda` on a GPU, or a simulated one."""
@@ -43,6 +46,18 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BIPHASE_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+def reference_loss(
+    hidden_ND: "Tensor", weight_VD: "Tensor", bias_V: "Tensor | None", targets_N: "Tensor", softcap: float | None = None
+) -> "Tensor":
+    """The slow twin of `language_model_loss`: the sum over targets with all logits at once."""
+    import torch
+
+    logits_NV = torch.nn.functional.linear(hidden_ND, weight_VD.to(hidden_ND.dtype), bias_V).float()
+    if softcap:
+        logits_NV = softcap * torch.tanh(logits_NV / softcap)
+    return torch.nn.functional.cross_entropy(logits_NV, targets_N, reduction="sum")
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from biphase.distributed import World
 from biphase.encoder.attention import Backend, attend, choose_backend, lay_out
 from biphase.encoder.network import TokenIds, make_model
-from biphase.encoder.packed import PackedModel, language_model_loss, packed_hidden, reference_loss
+from biphase.encoder.packed import PackedModel, language_model_loss, packed_hidden
 from biphase.flops import CHUNK_LOGITS, PART_LOGITS
 from biphase.pretraining.loop import train
 from biphase.pretraining.optimizer import fill_parts, outline_network, parallelize
 from biphase.recipe import ComputeConfig, Recipe
 from biphase.run import read_metrics
+
+from .conftest import reference_loss
 
 DEVICE = os.environ.get("BIPHASE_TEST_DEVICE", "cuda")
 

@@ -42,16 +42,6 @@ def language_model_loss(
     return ChunkedLoss.apply(hidden_ND, weight_VD, bias_V, targets_N, softcap, with_grad)
 
 
-def reference_loss(
-    hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_N: Tensor, softcap: float | None = None
-) -> Tensor:
-    """Compute the sum over targets with all logits at once: the slow twin."""
-    logits_NV = torch.nn.functional.linear(hidden_ND, weight_VD.to(hidden_ND.dtype), bias_V).float()
-    if softcap:
-        logits_NV = softcap * torch.tanh(logits_NV / softcap)
-    return torch.nn.functional.cross_entropy(logits_NV, targets_N, reduction="sum")
-
-
 class ChunkedLoss(torch.autograd.Function):
     """Gradients in the forward pass: dL/dz = softmax(z) - onehot needs only the logits that are at hand.
 

@@ -379,7 +379,7 @@ def load_study(source: Path | dict[str, Any], overrides: Sequence[str] = ()) -> 
     findings of the paper.
     """
     path = config.find_yaml(source) if isinstance(source, Path) else Path("study")
-    tree = config.read_yaml(path) if isinstance(source, Path) else source
+    tree = config.read_yaml(path) if isinstance(source, Path) else dict(source)
     for override in overrides:
         tree = config.apply_override(tree, override)
     hypotheses = tree.get("hypotheses")
