@@ -23,8 +23,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, AutoModelForCausalLM, Gemma2Config
 
 from biphase.encoder.attention import ATTENTION, lay_out
-from biphase.encoder.network import load_backbone, load_model
-from biphase.encoder.packed import PackedModel, PaddedBackbone, count_flops, packed_hidden
+from biphase.encoder.network import PaddedBackbone, load_backbone, load_model
+from biphase.encoder.packed import PackedModel, count_flops, packed_hidden
 from biphase.encoder.proofs import check_directions, check_head
 from biphase.errors import InputError
 from biphase.flops import LLAMA_SHAPED, read_shape

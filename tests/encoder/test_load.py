@@ -29,8 +29,8 @@ from transformers import (
 )
 
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, lay_out
-from biphase.encoder.network import fresh_backbone, load_backbone, load_model
-from biphase.encoder.packed import PaddedBackbone, packed_hidden
+from biphase.encoder.network import PaddedBackbone, fresh_backbone, load_backbone, load_model
+from biphase.encoder.packed import packed_hidden
 from biphase.errors import InputError
 
 SMALL = {

@@ -8,8 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PhimoeConfig, PhimoeForCausalLM
 
-from biphase.encoder.network import load_backbone, load_model
-from biphase.encoder.packed import PaddedBackbone
+from biphase.encoder.network import PaddedBackbone, load_backbone, load_model
 from biphase.encoder.proofs import FailedProofError, check_directions, check_head
 from biphase.errors import InputError
 from biphase.export.model import check_export

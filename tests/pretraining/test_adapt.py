@@ -29,8 +29,8 @@ from biphase.config import BUNDLED, load_config
 from biphase.corpus.shards import ShardSet
 from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer
 from biphase.encoder.attention import lay_out
-from biphase.encoder.network import load_backbone
-from biphase.encoder.packed import PaddedBackbone, packed_hidden
+from biphase.encoder.network import PaddedBackbone, load_backbone
+from biphase.encoder.packed import packed_hidden
 from biphase.errors import InputError
 from biphase.export.model import export_checkpoint
 from biphase.files import read_json

@@ -28,8 +28,8 @@ from biphase.corpus.tokenizer import load_tokenizer
 from biphase.embedding.pairs import PIECE_ROWS, to_arrow
 from biphase.embedding.recipe import EmbeddingRecipe, HardNegatives
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, lay_out
-from biphase.encoder.network import load_backbone
-from biphase.encoder.packed import PaddedBackbone, packed_hidden
+from biphase.encoder.network import PaddedBackbone, load_backbone
+from biphase.encoder.packed import packed_hidden
 from biphase.errors import InputError, told_as
 from biphase.export.card import render_card
 from biphase.export.model import close_texts, save_encoder, write_sentence_transformer

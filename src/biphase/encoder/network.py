@@ -2,25 +2,28 @@
 
 The networks are transformers' own classes: a preset is a `EuroBertConfig`, and any decoder or encoder that transformers
 has a causal or masked language model for can take its place. What is loaded is fp32, attends through
-`encoder.attention`, has no dropout, and has proved that packing changes nothing (`encoder.proofs`). Two networks of one
-shape can be averaged, and compared layer by layer.
+`encoder.attention`, has no dropout, and has proved that packing changes nothing (`encoder.proofs`). A headless network
+whose attention does not go through there runs on padded batches in `PaddedBackbone`, behind the same interface. Two
+networks of one shape can be averaged, and compared layer by layer.
+
+Letters: T packed tokens, N samples of a batch, L longest sample, D width.
 """
 
 import copy
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
 from transformers import EuroBertConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from biphase import console
-from biphase.encoder.attention import ATTENTION
-from biphase.encoder.packed import PaddedBackbone
+from biphase.encoder.attention import ATTENTION, PackedLayout
 from biphase.encoder.proofs import FailedProofError, check_padded, find_first_position, looks_both_ways
 from biphase.errors import InputError, first_line, is_raised_here, nearest, told_as
 from biphase.flops import find_preset
@@ -238,6 +241,40 @@ def train_padding_row(model: PreTrainedModel) -> None:
         embedding.padding_idx = None
         if not row_D.any():
             row_D.normal_(std=getattr(model.config, "initializer_range", 0.02))
+
+
+class PaddedBackbone(nn.Module):
+    """A network that knows only padded batches, called with packed tokens like any other."""
+
+    def __init__(self, network: PreTrainedModel, equal_lengths: bool = False) -> None:
+        super().__init__()
+        self.network = network
+        self.config = network.config
+        self.equal_lengths = equal_lengths
+        """Whether it is given texts of equal length only, because it computes something else beside longer ones."""
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor, layout: PackedLayout, use_cache: bool = False) -> Any:
+        """Compute `last_hidden_state` [1, T, D] of tokens [1, T]; the network numbers the positions itself."""
+        device, pad_id = input_ids.device, getattr(self.config, "pad_token_id", None) or 0
+        lengths = layout.bounds_S1.diff().tolist()
+        samples = input_ids[0, : sum(lengths)].split(lengths)
+        batches: dict[int, list[int]] = {}
+        for number, length in enumerate(lengths):
+            batches.setdefault(length if self.equal_lengths else 0, []).append(number)
+        hidden: dict[int, Tensor] = {}
+        for numbers in batches.values():
+            members = [samples[number] for number in numbers]
+            tokens_NL = nn.utils.rnn.pad_sequence(members, batch_first=True, padding_value=pad_id)
+            lengths_N = torch.tensor([lengths[number] for number in numbers], device=device)
+            is_token_NL = torch.arange(tokens_NL.shape[1], device=device) < lengths_N[:, None]
+            hidden_NLD = self.network(input_ids=tokens_NL, attention_mask=is_token_NL.long()).last_hidden_state
+            for number, hidden_LD in zip(numbers, hidden_NLD, strict=True):
+                hidden[number] = hidden_LD[: lengths[number]]
+        hidden_TD = torch.cat([hidden[number] for number in range(len(samples))])
+        return SimpleNamespace(last_hidden_state=nn.functional.pad(hidden_TD, (0, 0, 0, layout.num_padding))[None])
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.network.get_input_embeddings()
 
 
 def load_backbone(source: str | Path) -> nn.Module:

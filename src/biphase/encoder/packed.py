@@ -1,18 +1,16 @@
 """Flat packed tokens become hidden states and losses, through transformers' own networks.
 
-`packed_hidden` calls a network without its head, `PackedModel` a language model. A network whose attention does not go
-through the function of `encoder.attention` runs on padded batches in `PaddedBackbone`, behind the same interface.
-`count_flops` says what training costs.
+`packed_hidden` calls a network without its head, `PackedModel` a language model. `count_flops` says what training
+costs.
 
 There are never logits for a position without a target. The vocabulary is large (128,256), so targets are scored a chunk
 at a time: rows · V ≤ `CHUNK_LOGITS`. The logits of a chunk become their gradients in place, part by part in fp32, and
 two products end the chunk: nothing of its size is kept for backward.
 
-Letters: T packed tokens, F samples with the padding sample, L longest sample, N targets, D width, V vocabulary.
+Letters: T packed tokens, N targets, D width, V vocabulary.
 """
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -259,37 +257,3 @@ def count_flops(model: PreTrainedModel) -> FlopCount:
         attention_width=counted.attention_width,
         head_weights=sum(head.values()),
     )
-
-
-class PaddedBackbone(nn.Module):
-    """A network that knows only padded batches, called with packed tokens like any other."""
-
-    def __init__(self, network: PreTrainedModel, equal_lengths: bool = False) -> None:
-        super().__init__()
-        self.network = network
-        self.config = network.config
-        self.equal_lengths = equal_lengths
-        """Whether it is given texts of equal length only, because it computes something else beside longer ones."""
-
-    def forward(self, input_ids: Tensor, position_ids: Tensor, layout: PackedLayout, use_cache: bool = False) -> Any:
-        """Compute `last_hidden_state` [1, T, D] of tokens [1, T]; the network numbers the positions itself."""
-        device, pad_id = input_ids.device, getattr(self.config, "pad_token_id", None) or 0
-        lengths = layout.bounds_S1.diff().tolist()
-        samples = input_ids[0, : sum(lengths)].split(lengths)
-        batches: dict[int, list[int]] = {}
-        for number, length in enumerate(lengths):
-            batches.setdefault(length if self.equal_lengths else 0, []).append(number)
-        hidden: dict[int, Tensor] = {}
-        for numbers in batches.values():
-            members = [samples[number] for number in numbers]
-            tokens_NL = nn.utils.rnn.pad_sequence(members, batch_first=True, padding_value=pad_id)
-            lengths_N = torch.tensor([lengths[number] for number in numbers], device=device)
-            is_token_NL = torch.arange(tokens_NL.shape[1], device=device) < lengths_N[:, None]
-            hidden_NLD = self.network(input_ids=tokens_NL, attention_mask=is_token_NL.long()).last_hidden_state
-            for number, hidden_LD in zip(numbers, hidden_NLD, strict=True):
-                hidden[number] = hidden_LD[: lengths[number]]
-        hidden_TD = torch.cat([hidden[number] for number in range(len(samples))])
-        return SimpleNamespace(last_hidden_state=nn.functional.pad(hidden_TD, (0, 0, 0, layout.num_padding))[None])
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.network.get_input_embeddings()
