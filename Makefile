@@ -11,8 +11,11 @@ TORCH ?= torch==2.13.0
 demo: $(VENV)/installed
 	$(BIN)/biphase demo
 
+# A process more than there are cores, up to 8: some tests wait for processes of their own.
+WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 7 ? cores + 1 : 8)))
+
 test: $(VENV)/developer
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # The site, into site/: pages of docs/ and what the code says of its own keys and commands (scripts/docs_site.py).
 docs: $(VENV)/developer

@@ -101,7 +101,9 @@ def test_after_a_broken_connection_the_one_without_beats_has_gone(store: dist.St
     thread.start()
     hearts[0].start()
     try:
-        assert hearts[0].find_gone() == 2
+        gone: list[int | None] = []
+        wait_until(lambda: gone.append(hearts[0].find_gone()) or gone[-1] is not None, "the one that has gone")
+        assert gone[-1] == 2
     finally:
         hearts[0].stopped.set()
         stopped.set()
