@@ -1,4 +1,5 @@
-"""Look into folders: the facts of each kind that biphase writes; and check the data of a task."""
+"""Look into folders: the facts of each kind that biphase writes, near copies of documents too; and check the data of a
+task."""
 
 import statistics
 from collections import Counter
