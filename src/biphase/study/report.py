@@ -135,7 +135,7 @@ def read_evidence(folder: Path) -> list[Evidence]:
         raise InputError(f"{folder} is not the folder of a study (it has no study.yaml); give what study run wrote")
     plan = plan_study(load_study(folder / "study.yaml"))
     results = collect_results(plan, read_state(plan, folder).scores).results
-    tasks = {result.dataset for result in results}
+    tasks = dict.fromkeys(result.dataset for result in results)
     scores = {(r.arm.name, r.dataset): r for r in results if r.metric == "standard"}
     tables = {table.name for table in plan.study.curricula}
     by_spot: dict[tuple[str, int], dict[str, Terms]] = {}

@@ -248,7 +248,8 @@ def choose_units(units: Sequence[Unit], only: str, done: Set[str]) -> list[Unit]
 def measure_units(state: StudyState, units: Sequence[Unit]) -> dict[str, tuple[float, float]]:
     """Add up seconds and costs of what is done, by the kind of the units: what tells how long the rest takes, from the
     first unit of a sitting on."""
-    timed = {train_name(name): state.records[name].seconds for name in state.trained if state.records[name].is_timed}
+    records = {train_name(name): record for name, record in state.records.items() if name in state.trained}
+    timed = {name: record.seconds for name, record in records.items() if record.is_timed}
     trained = sum(unit.cost for unit in units if unit.name in timed)
     spent: dict[str, tuple[float, float]] = {TRAINING: (sum(timed.values()), trained)} if trained else {}
     scored = [unit for unit in units if unit.name in state.scored]
