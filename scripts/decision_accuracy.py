@@ -5,7 +5,7 @@ of a study whose curricula are the same at several budgets.
 
 One pretraining seed decides, at a budget; the mean of the others at the largest budget is the truth, so no network and
 no order of the data is on both sides. Decision accuracy is the share of pairs of curricula that the two put in the same
-order (arXiv 2504.11393, section 3). The loss is how many points the curriculum that the seed chose scores less than the
+order (arXiv 2504.11393). The loss is how many points the curriculum that the seed chose scores less than the
 best, by that truth. The line of the largest budget itself says what noise alone leaves.
 """
 
@@ -25,15 +25,19 @@ from biphase.study.spec import load_study
 
 
 def read_scores(folder: Path) -> dict[str, dict[int, dict[str, np.ndarray]]]:
-    """Read test scores in points: task or family → steps → curriculum → the scores by pretraining seed."""
+    """Read test scores in points: task or family → steps → curriculum → the scores by pretraining seed, which all
+    arms must have alike."""
     plan = plan_study(load_study(folder / "study.yaml"))
     results = with_averages(collect_results(plan, read_state(plan, folder).scores))
     scores: dict[str, dict[int, dict[str, np.ndarray]]] = {}
+    seeds = np.unique(results.results[0].pretraining_seeds)
     for name, by_task in results.scores.items():
         arm = plan.of_first_seed.arms.get(name)
         if arm and arm.parent is None:
             for task, result in by_task.items():
                 by_budget = scores.setdefault(task, {}).setdefault(arm.recipe.num_steps, {})
+                if not np.array_equal(np.unique(result.pretraining_seeds), seeds):
+                    raise SystemExit(f"{name} on {task} lacks pretraining seeds that others have: finish the study")
                 by_budget[arm.curriculum] = 100 * result.repeated
     return scores
 
