@@ -156,11 +156,15 @@ def test_points_are_the_scores_with_their_intervals() -> None:
 
 
 def test_bars_are_differences_from_zero() -> None:
-    """On QA with 42k steps, 25 % CLM is at 67.77 ± 0.53 against 62.77 ± 1.86."""
+    """On QA with 42k steps, 25 % CLM is at 67.77 ± 0.53 and CLM alone at 42.09, against 62.77 ± 1.86."""
     reference = read_reference()
     axes = draw(fill_panels("splits", reference)[2])
-    bars = next(c for c in axes.containers if isinstance(c, BarContainer) and c.get_label() == "25 % CLM, then MLM")
+    by_label = {c.get_label(): c for c in axes.containers if isinstance(c, BarContainer)}
+    shares = [f"{percent} % CLM, then MLM" for percent in (25, 50, 75)]
+    assert [*by_label] == [*shares, "CLM alone"]
+    bars = by_label[shares[0]]
     assert [bar.get_height() for bar in bars] == pytest.approx([43.77 - 41.51, 54.43 - 51.44, 67.77 - 62.77])
+    assert by_label["CLM alone"][2].get_height() == pytest.approx(42.09 - 62.77)
     assert {bar.get_y() for bar in bars} == {0}
     ours, theirs = (
         reference.select("QA", AVERAGE, setup="ratio", pretrain_steps=42_000, clm_steps=steps).results[0]

@@ -116,12 +116,12 @@ def choose_masks_after_clm(results: ResultSet) -> list[Arms]:
     return [(arm,) for arm in [*(arm for arm in alone if (arm.size, arm.pretrain_steps) in budgets), *after]]
 
 
-def choose_gaps(results: ResultSet, setup: str, objective: str, steps: str) -> list[Arms]:
-    """Pair the arms of an objective in a comparison, from little CLM to much, with MLM of their size and steps."""
+def choose_gaps(results: ResultSet, setup: str, objectives: Sequence[str], steps: str) -> list[Arms]:
+    """Pair the arms of these objectives in a comparison, from little CLM to much, with MLM of their size and steps."""
     budget_of = attrgetter("size", steps)
     arms = sorted(results.select(setup=setup).arms, key=lambda arm: (clm_percent(arm), num_parameters(arm.size)))
     mlm = {budget_of(arm): arm for arm in arms if arm.objective == "mlm"}
-    return [(arm, mlm[budget_of(arm)]) for arm in arms if arm.objective == objective and budget_of(arm) in mlm]
+    return [(arm, mlm[budget_of(arm)]) for arm in arms if arm.objective in objectives and budget_of(arm) in mlm]
 
 
 def choose_priced(results: ResultSet) -> list[Arms]:
@@ -143,14 +143,18 @@ def name_objective(arm: ReportArm) -> str:
     return {"clm+mlm": "CLM, then MLM"}.get(arm.whole_objective, arm.whole_objective.upper())
 
 
+def name_share(arm: ReportArm) -> str:
+    return f"{clm_percent(arm)} % CLM, then MLM" if arm.mlm_steps else "CLM alone"
+
+
 def name_split(arm: ReportArm) -> str:
     return f"{short_steps(arm.clm_steps)} CLM, then {short_steps(arm.mlm_steps)} MLM" if arm.clm_steps else "MLM"
 
 
 choose_ratios = partial(choose_arms, setup="objective", objective="mlm")
 choose_undecayed, choose_cpt = partial(choose_arms, setup="efficiency"), partial(choose_arms, setup="cpt")
-choose_splits = partial(choose_gaps, setup="ratio", objective="clm+mlm", steps="pretrain_steps")
-choose_continued = partial(choose_gaps, setup="cpt", objective="clm", steps="cpt_steps")
+choose_splits = partial(choose_gaps, setup="ratio", objectives=("clm+mlm", "clm"), steps="pretrain_steps")
+choose_continued = partial(choose_gaps, setup="cpt", objectives=("clm",), steps="cpt_steps")
 
 FIGURES: dict[str, FigureRow] = {
     "objective-by-size": FigureRow(
@@ -161,9 +165,7 @@ FIGURES: dict[str, FigureRow] = {
         choose_undecayed, name_objective, "pretrain_steps", by_size=True, is_logarithmic=True, dodge=-0.04
     ),
     "rate-spread": FigureRow(choose_objectives, name_objective, "size", "points", dodge=0.12),
-    "splits": FigureRow(
-        choose_splits, lambda arm: f"{clm_percent(arm)} % CLM, then MLM", "pretrain_steps", "bars", "", by_size=True
-    ),
+    "splits": FigureRow(choose_splits, name_share, "pretrain_steps", "bars", "", by_size=True),
     "masking-after-clm": FigureRow(choose_masks_after_clm, name_split, "mask_percent", by_size=True, dodge=0.5),
     "continued": FigureRow(choose_continued, lambda arm: f"{arm.size}, from CLM − from MLM", "cpt_steps", "bars", ""),
     "continued-steps": FigureRow(choose_cpt, lambda arm: f"from {arm.objective.upper()}", "cpt_steps", by_size=True),
