@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -164,11 +165,10 @@ def ranks_of(pid: int, folder: Path) -> dict[int, int]:
     """The processes of the run by their ranks, once they train."""
     wait_until(lambda: [path for path in folder.glob("runs/*/metrics.jsonl") if path.stat().st_size], "training")
     found = {}
-    for child in descendants(pid):
-        variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-        found.update({int(each[5:]): child for each in variables if each.startswith(b"RANK=")})
-    assert found.keys() == {0, 1}
-    return found
+    for child in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # over meanwhile
+            found[child.environ().get("RANK")] = child.pid
+    return {0: found["0"], 1: found["1"]}
 
 
 def wait_for_end(pids: Iterable[int]) -> None:
