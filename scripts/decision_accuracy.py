@@ -7,34 +7,29 @@ One pretraining seed decides, at a budget; the mean of the others at the largest
 no order of the data is on both sides. Decision accuracy is the share of pairs of curricula that the two put in the same
 order (arXiv 2504.11393). The loss is how many points the curriculum that the seed chose scores less than the
 best, by that truth. The line of the largest budget itself says what noise alone leaves.
-
-Beside that stands which curriculum is best by the mean of all seeds, and its leads on the others with the intervals of
-the report's test, over seeds and test examples; not corrected for the choice of the best.
 """
 
 import argparse
 import json
-from collections.abc import Iterable
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from biphase.report.contrasts import contrast, with_averages
-from biphase.report.results import Result
+from biphase.report.contrasts import with_averages
 from biphase.study.folder import read_state
 from biphase.study.plan import plan_study
 from biphase.study.report import collect_results
 from biphase.study.spec import load_study
 
 
-def read_scores(folder: Path) -> dict[str, dict[int, dict[str, Result]]]:
-    """Read test scores: task or family → steps → curriculum → its scores, of pretraining seeds that all arms must have
-    alike."""
+def read_scores(folder: Path) -> dict[str, dict[int, dict[str, np.ndarray]]]:
+    """Read test scores in points: task or family → steps → curriculum → the scores by pretraining seed, which all
+    arms must have alike."""
     plan = plan_study(load_study(folder / "study.yaml"))
     results = with_averages(collect_results(plan, read_state(plan, folder).scores))
-    scores: dict[str, dict[int, dict[str, Result]]] = {}
+    scores: dict[str, dict[int, dict[str, np.ndarray]]] = {}
     seeds = np.unique(results.results[0].pretraining_seeds)
     for name, by_task in results.scores.items():
         arm = plan.of_first_seed.arms.get(name)
@@ -43,14 +38,8 @@ def read_scores(folder: Path) -> dict[str, dict[int, dict[str, Result]]]:
                 by_budget = scores.setdefault(task, {}).setdefault(arm.recipe.num_steps, {})
                 if not np.array_equal(np.unique(result.pretraining_seeds), seeds):
                     raise SystemExit(f"{name} on {task} lacks pretraining seeds that others have: finish the study")
-                by_budget[arm.curriculum] = result
+                by_budget[arm.curriculum] = 100 * result.repeated
     return scores
-
-
-def points(terms: Iterable[tuple[float, Result]]) -> list[float]:
-    """A sum of mean scores in points, and its 95 % interval, by the report's test."""
-    tested = contrast(terms).against()
-    return [100 * each for each in (tested.value, tested.low, tested.high)]
 
 
 def judge_decisions(small: np.ndarray, large: np.ndarray) -> dict[str, Any]:
@@ -69,15 +58,6 @@ def judge_decisions(small: np.ndarray, large: np.ndarray) -> dict[str, Any]:
     return {"accuracy": np.mean(accuracies), "by_seed": accuracies, "loss": np.mean(losses), "chosen": chosen}
 
 
-def compare_curricula(here: dict[str, Result], there: dict[str, Result]) -> dict[str, Any]:
-    """Tell the best curriculum at a budget and its leads on the others (points, with their 95 % interval); and, where
-    another one is best at the largest budget, how much of the lead on that one is lost on the way there (`turn`)."""
-    best, last = (max(scores, key=lambda name: scores[name].mean) for scores in (here, there))
-    leads = {name: points([(1, here[best]), (-1, here[name])]) for name in here if name != best}
-    turn = points([(1, here[best]), (-1, here[last]), (-1, there[best]), (1, there[last])]) if best != last else None
-    return {"best": best, "leads": leads, "turn": turn}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="the folder of a study, with two pretraining seeds or more")
@@ -86,18 +66,16 @@ def main() -> None:
     lines = []
     for task, by_budget in read_scores(arguments.folder).items():
         largest = max(budget for budget, by_curriculum in by_budget.items() if len(by_curriculum) > 1)
-        for budget, scores in sorted(by_budget.items()):
-            here = {name: score for name, score in scores.items() if name in by_budget[largest]}
-            if len(here) > 1:
-                there = {name: by_budget[largest][name] for name in here}
-                small, large = (100 * np.stack([each.repeated for each in of.values()]) for of in (here, there))
-                judged = judge_decisions(small, large) | compare_curricula(here, there)
-                judged["chosen"] = [list(here)[index] for index in judged["chosen"]]
-                lines.append({"task": task, "steps": budget, "judged_at": largest, **judged})
+        for budget, small in sorted(by_budget.items()):
+            shared = [name for name in small if name in by_budget[largest]]
+            if len(shared) > 1:
+                judged = judge_decisions(
+                    np.stack([small[name] for name in shared]), np.stack([by_budget[largest][name] for name in shared])
+                )
+                chosen = [shared[index] for index in judged.pop("chosen")]
+                lines.append({"task": task, "steps": budget, "judged_at": largest, "chosen": chosen, **judged})
                 verdict = f"accuracy {judged['accuracy']:4.0%}, loss {judged['loss']:.1f} points"
-                print(f"{task:14} {budget:>6,} steps: {verdict}, chosen {', '.join(judged['chosen'])}")
-                behind = [name for name, (_, low, _) in judged["leads"].items() if low > 0]
-                print(f"{'':28} best on average {judged['best']}, shown to be behind it {', '.join(behind) or 'none'}")
+                print(f"{task:14} {budget:>6,} steps: {verdict}, chosen {', '.join(chosen)}")
     if arguments.out:
         arguments.out.write_text(json.dumps(lines, indent=1, default=float) + "\n")
 
