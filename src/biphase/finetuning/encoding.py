@@ -185,24 +185,10 @@ class EncodedSplit(ABC):
         """The tokens of each training item."""
         return self.texts.lengths_S
 
-    def samples_of(self, items: np.ndarray) -> np.ndarray:
-        """The samples of training items, which stand in one batch."""
-        return items
-
+    @abstractmethod
     def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: "CellContext") -> Tensor:
         """The mean loss over some training items, and its gradient added to that of the parameters, over microbatches
         that fit into memory."""
-        total = torch.zeros((), device=cell.device)
-        for part in split_by_tokens(items, self.lengths_I, cell.config.microbatch_tokens):
-            batch, output = self.texts.compute(model, self.samples_of(part), cell)
-            loss = self.loss(output, batch, items, cell)
-            loss.backward()
-            total += loss.detach()
-        return total
-
-    def loss(self, output: Tensor, batch: "Batch", items: np.ndarray, cell: "CellContext") -> Tensor:
-        """The share that a batch of some of these training items has in the mean loss over all of them."""
-        raise NotImplementedError
 
     def predict(self, model: "BatchModel", cell: "CellContext") -> Any:
         """The predictions for all examples, unless a family has its own the outputs for each sample, [S, C]. Called
@@ -213,6 +199,28 @@ class EncodedSplit(ABC):
     def judge(self, predictions: Any, cell: "CellContext") -> Judgement:
         """Every metric of the family by its name, as a share between 0 and 1; and a row for each example, as it is
         written to `test.jsonl`: its id, what was predicted, and its score."""
+
+
+@dataclass(frozen=True)
+class AdditiveSplit(EncodedSplit):
+    """A split whose loss adds up over its items, so that each microbatch has its share in it."""
+
+    def samples_of(self, items: np.ndarray) -> np.ndarray:
+        """The samples of training items, which stand in one batch."""
+        return items
+
+    def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: "CellContext") -> Tensor:
+        total = torch.zeros((), device=cell.device)
+        for part in split_by_tokens(items, self.lengths_I, cell.config.microbatch_tokens):
+            batch, output = self.texts.compute(model, self.samples_of(part), cell)
+            loss = self.loss(output, batch, items, cell)
+            loss.backward()
+            total += loss.detach()
+        return total
+
+    @abstractmethod
+    def loss(self, output: Tensor, batch: "Batch", items: np.ndarray, cell: "CellContext") -> Tensor:
+        """The share that a batch of some of these training items has in the mean loss over all of them."""
 
 
 EncodedTask = tuple[dict[TaskSplit, Any], int]

@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 
 from biphase import console
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import Batch, BatchModel, CellContext, EncodedSplit, HashedTokenizer, to_bounds
+from biphase.finetuning.encoding import AdditiveSplit, Batch, BatchModel, CellContext, HashedTokenizer, to_bounds
 from biphase.finetuning.metrics import Judgement, Rows, answer_scores, counted_answers, paper_answer_f1, token_f1
 from biphase.tasks.examples import Answer, Question, TaskData
 from biphase.tasks.spec import Task, TaskSplit
@@ -72,7 +72,7 @@ ANSWERS_WITHIN = 0.99
 
 
 @dataclass(frozen=True)
-class QuestionSplit(EncodedSplit):
+class QuestionSplit(AdditiveSplit):
     """Windows as samples, and where the contexts of the questions and their answers lie in them.
 
     Context tokens are numbered through the whole split, each once, however many windows it is in. With question 0 of 5

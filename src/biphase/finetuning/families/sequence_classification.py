@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import Batch, CellContext, EncodedSplit, HashedTokenizer, count_touched, to_bounds
+from biphase.finetuning.encoding import AdditiveSplit, Batch, CellContext, HashedTokenizer, count_touched, to_bounds
 from biphase.finetuning.families.question_answering import segment_logsumexp
 from biphase.finetuning.metrics import Judgement, score_rows
 from biphase.tasks.examples import LabelledText
@@ -29,7 +29,7 @@ from biphase.tasks.spec import METRICS, Task
 
 
 @dataclass(frozen=True)
-class LabelledSplit(EncodedSplit):
+class LabelledSplit(AdditiveSplit):
     labels_S: np.ndarray
     """The number of the class; or a number, fp64; or [S, C] 1 for each class of the set."""
 
@@ -102,7 +102,7 @@ def labelled(probabilities: Mapping[str, float], is_single: bool) -> dict[str, A
 
 
 @dataclass(frozen=True)
-class ChoiceSplit(EncodedSplit):
+class ChoiceSplit(AdditiveSplit):
     bounds_Q1: np.ndarray
     """Where the choices of each question lie in the samples."""
     right_Q: np.ndarray

@@ -17,14 +17,14 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import Batch, BatchModel, CellContext, EncodedSplit, HashedTokenizer, to_bounds
+from biphase.finetuning.encoding import AdditiveSplit, Batch, BatchModel, CellContext, HashedTokenizer, to_bounds
 from biphase.finetuning.metrics import Judgement, Rows, tag_scores
 from biphase.tasks.examples import TaggedWords
 from biphase.tasks.spec import Task
 
 
 @dataclass(frozen=True)
-class TaggedSplit(EncodedSplit):
+class TaggedSplit(AdditiveSplit):
     tags_W: np.ndarray
     """The tag of every word, also of those that were cut off."""
     word_bounds_S1: np.ndarray
