@@ -4,6 +4,7 @@ import gc
 import math
 import os
 import platform
+import pty
 import signal
 import subprocess
 import sys
@@ -112,10 +113,11 @@ def test_signals_are_noted_in_the_main_thread() -> None:
     """A second Ctrl-C ends at once; another thread can be told nothing, and works all the same."""
     before = signal.getsignal(signal.SIGTERM)
     noted: list[int] = []
+    asked = [signal.SIGTERM, signal.SIGTERM, signal.SIGHUP]
     with pytest.raises(KeyboardInterrupt), machine.stop_signals(noted.append):
-        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+        for number in (*asked, signal.SIGINT):
             signal.raise_signal(number)
-    assert noted == [signal.SIGTERM] * 2 and signal.getsignal(signal.SIGTERM) is before
+    assert noted == asked and signal.getsignal(signal.SIGTERM) is before
     worked = []
 
     def work() -> None:
@@ -138,3 +140,65 @@ def test_the_last_search_for_garbage_is_spared_but_for_triton(monkeypatch: pytes
     machine.leave_garbage()
     assert gc.get_freeze_count() > 0
     gc.unfreeze()
+
+
+LEFT = """
+import os, signal, sys
+from biphase.console import err
+from biphase.machine import stop_signals
+noted = []
+with stop_signals(noted.append):
+    print("ready", flush=True)
+    sys.stdin.read(1)
+    err.print("what nobody reads")
+os._exit(128 + noted[0] if noted else 0)
+"""
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_terminal_that_closes_is_a_stop(ignored: bool) -> None:
+    """Lines for it end nothing. Under `nohup` it is no stop."""
+    terminal, end = pty.openpty()
+    handler = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    try:
+        with subprocess.Popen([sys.executable, "-c", LEFT], stdin=-1, stdout=-1, stderr=end) as process:
+            assert process.stdin and process.stdout
+            os.close(end)
+            assert process.stdout.readline() == b"ready\n"
+            if not ignored:
+                os.close(terminal)
+            process.send_signal(signal.SIGHUP)
+            process.communicate(b"x")
+    finally:
+        signal.signal(signal.SIGHUP, handler)
+    assert process.returncode == (0 if ignored else 129)
+
+
+IMPORTS = "import json, resource, yaml"
+CHILDREN = {
+    "a process": ("-c", IMPORTS),
+    "a process of it": ("-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', '{IMPORTS}'], check=True)"),
+    "the launcher and its processes": (
+        *("-m", "biphase.distributed", "--standalone", "--nproc-per-node=1"),
+        *("-m", "biphase", "--version"),
+    ),
+}
+
+
+@pytest.mark.parametrize("child", CHILDREN)
+def test_modules_of_the_current_folder_are_never_run(child: str, tmp_path: Path) -> None:
+    for name in ("json", "resource", "torch", "yaml"):
+        (tmp_path / f"{name}.py").write_text("import os; os.mkdir('RAN')")
+    starting = machine.python_process(*CHILDREN[child])
+    subprocess.run(**starting, cwd=tmp_path, check=True)
+    if child.startswith("the launcher"):  # as people start it
+        del starting["env"]
+        subprocess.run(**starting, cwd=tmp_path, check=True)
+    assert not (tmp_path / "RAN").exists()
+
+
+def test_every_python_process_of_ours_is_made_in_one_place() -> None:
+    """But for what `doctor` says of this one."""
+    source = Path(machine.__file__).parent
+    makers = [path.name for path in source.rglob("*.py") if "sys.executable" in path.read_text(encoding="utf-8")]
+    assert sorted(makers) == ["doctor.py", "machine.py"]

@@ -31,7 +31,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from biphase.console import err, launched_as, silence
 from biphase.device import choose_device, choose_dtype
 from biphase.errors import InputError
-from biphase.machine import GRACE, describe_kill, end_with_parent, grace
+from biphase.machine import GRACE, STOPS, describe_kill, end_with_parent, grace
 from biphase.recipe import ComputeConfig
 
 PARENT = "BIPHASE_PARENT"
@@ -249,6 +249,8 @@ def launch() -> int:
 
     try:
         patience = max(grace() - LAUNCHER_SECONDS, 1.0)
+        if sys.flags.safe_path:  # -P, which holds for its processes too
+            os.environ["PYTHONSAFEPATH"] = "1"
         if PARENT in os.environ:
             end_with_parent(int(os.environ[PARENT]), grace())
         os.environ[PARENT] = str(os.getpid())
@@ -282,24 +284,26 @@ def launch() -> int:
 
 
 def raise_signals() -> list[float]:
-    """Have SIGTERM and Ctrl-C raise torchrun's `SignalException` from here on; the list gets the time of the first.
+    """Have `STOPS` and Ctrl-C raise torchrun's `SignalException` from here on; the list gets the time of the first.
 
     torchrun's own handlers leave processes behind that are still saving when a further signal comes, and Slurm, a study
     and its worker may all send one.
     """
     from torch.distributed.elastic.multiprocessing import SignalException
 
-    os.environ.setdefault("PET_SIGNALS_TO_HANDLE", "SIGHUP,SIGQUIT")
+    os.environ.setdefault("PET_SIGNALS_TO_HANDLE", "SIGQUIT")
     stops: list[float] = []
 
     def end(number: int, _: Any) -> NoReturn:
         stops.append(time.monotonic())
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for asking in STOPS:
+            signal.signal(asking, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         raise SignalException("asked to end", sigval=signal.Signals(number))
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
+    for number in (*STOPS, signal.SIGINT):
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # it is under `nohup`
+            signal.signal(number, end)
     return stops
 
 

@@ -33,7 +33,7 @@ class StoppedError(Exception):
     def __init__(self, message: str = STOPPED, signum: int = signal.SIGTERM) -> None:
         super().__init__(message)
         self.exit_code = 128 + signum
-        """The code that shells use: 130 after Ctrl-C, 143 after SIGTERM."""
+        """The code that shells use: 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP."""
 
 
 def is_raised_here(error: BaseException) -> bool:

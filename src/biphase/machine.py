@@ -29,6 +29,9 @@ BF16_UNITS = {"amx_bf16", "avx512_bf16", "bf16"}
 HEAP_SETTINGS = ("MMAP_THRESHOLD", "TRIM_THRESHOLD", "MMAP_MAX")
 """The settings by which glibc returns freed memory or not, as in MALLOC_MMAP_THRESHOLD_ and in GLIBC_TUNABLES."""
 
+STOPS = (signal.SIGTERM, signal.SIGHUP)
+"""The signals that ask a process to end, beside Ctrl-C: those of schedulers, and of a terminal that closes."""
+
 GRACE = "BIPHASE_GRACE_SECONDS"
 """The environment variable with the seconds from asking a process to end until it is killed."""
 GRACE_SECONDS = 110.0
@@ -108,12 +111,21 @@ def count_gpus(allowed: str | None) -> int:
         return 0
     if "torch" in sys.modules:
         return sys.modules["torch"].cuda.device_count()
-    command = [sys.executable, "-P", "-c", "import torch; print(torch.cuda.device_count())"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    asking = python_process("-c", "import torch; print(torch.cuda.device_count())")
+    answer = subprocess.run(**asking, capture_output=True, text=True, check=False)
     if answer.returncode != 0:
         lines = answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"]
         raise InputError(f"PyTorch does not load, so GPUs cannot be counted: {lines[-1]}; device=cpu does without")
     return int(answer.stdout.split()[-1])
+
+
+def python_process(*words: str, **variables: str) -> dict[str, Any]:
+    """Return the command and the environment of a Python process, for `subprocess`: this Python, with these words
+    behind it and these variables beside ours.
+
+    Neither it nor any Python that it starts imports modules from the folder that the user stands in.
+    """
+    return {"args": [sys.executable, "-P", *words], "env": os.environ | variables | {"PYTHONSAFEPATH": "1"}}
 
 
 def prepare_process() -> None:
@@ -174,11 +186,20 @@ def grace() -> float:
 
 @contextmanager
 def handled(handler: Callable[[int, Any], None], *numbers: int) -> Iterator[None]:
-    """Signals go to `handler` while the block runs. Does nothing outside the main thread."""
+    """Signals go to `handler` while the block runs, but for SIGHUP under `nohup`. Does nothing outside the main
+    thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handlers = {number: signal.signal(number, handler) for number in numbers}
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        numbers = tuple(number for number in numbers if number != signal.SIGHUP)
+
+    def handle(number: int, frame: Any) -> None:
+        if number == signal.SIGHUP:
+            outlive_terminal()
+        handler(number, frame)
+
+    handlers = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield
     finally:
@@ -186,8 +207,18 @@ def handled(handler: Callable[[int, Any], None], *numbers: int) -> Iterator[None
             signal.signal(number, earlier_handler)
 
 
+def outlive_terminal() -> None:
+    """Let lines go nowhere that a terminal was to show which has closed: each of them would be an error."""
+    for stream in (1, 2):
+        try:
+            os.write(stream, b"")
+        except OSError:
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), stream)
+
+
 def stop_signals(note: Callable[[int], None]) -> AbstractContextManager[None]:
-    """Tell `note` of SIGTERM and SIGINT, to end what runs when its state is saved; a second SIGINT ends it at once.
+    """Tell `note` of `STOPS` and SIGINT, to end what runs when its state is saved; a second SIGINT ends it at once.
 
     A second SIGTERM does not: Slurm and torchrun may both send one.
     """
@@ -199,7 +230,7 @@ def stop_signals(note: Callable[[int], None]) -> AbstractContextManager[None]:
         noted.append(signum)
         note(signum)
 
-    return handled(handle, signal.SIGTERM, signal.SIGINT)
+    return handled(handle, *STOPS, signal.SIGINT)
 
 
 def end_with_parent(parent: int, grace_seconds: float) -> None:

@@ -65,6 +65,17 @@ def other_bytes(tree: dict[str, Any]) -> None:
         part["train"]["text_bytes"] += 1
 
 
+def other_words(shards: Path) -> None:
+    """As many tokens in each document, with the right hashes: nothing but the manifest knows that they are others."""
+    folder = one(shards, "shards/train*/train.tokens").parent
+    tokens_T = np.fromfile(folder / "train.tokens", dtype="<u2")
+    tokens_T[:5] = tokens_T[4::-1]
+    tokens_T.tofile(folder / "train.tokens")
+    ends_D = np.fromfile(folder / "train.ends", dtype="<i8")
+    documents = np.split(tokens_T, ends_D[:-1])
+    np.array([xxhash.xxh3_64_intdigest(tokens.data) for tokens in documents], "<u8").tofile(folder / "train.hashes")
+
+
 DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a bit of a token": (
         lambda s: flip(one(s, "shards/train*/train.tokens"), 1001),
@@ -73,7 +84,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "zeros for tokens": (lambda s: zero(one(s, "shards/train*/train.tokens"), 2048, 512), r"train\.tokens is damaged"),
     "a bit of an end": (lambda s: flip(one(s, "shards/train*/train.ends"), 8), r"train\.ends is damaged.*delete"),
     "zeros for ends": (lambda s: zero(one(s, "shards/train*/train.ends"), 16, 8), r"train\.ends is damaged"),
-    "a bit of a hash": (lambda s: flip(one(s, "shards/train*/train.hashes"), 9, 7), r"train\.tokens is damaged"),
+    "a bit of a hash": (lambda s: flip(one(s, "shards/train*/train.hashes"), 9, 7), r"train\.hashes is damaged"),
+    "the words of another set": (other_words, r"train\.hashes is damaged.*delete"),
     "hashes cut short": (
         lambda s: one(s, "shards/train*/train.hashes").write_bytes(b"1"),
         r"train\.hashes has 1 bytes",

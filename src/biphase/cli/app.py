@@ -110,8 +110,8 @@ def run_command(words: Sequence[str]) -> None:
 
 def main() -> NoReturn:
     """Run the `biphase` command and exit: with code 2 and one line for an error that the user can mend, 75 while
-    another process does the same work, 130 after Ctrl-C, 143 after SIGTERM; with 1 and a traceback for a mistake of
-    ours."""
+    another process does the same work, 128 and the number of the signal that stopped it (130 after Ctrl-C, 143 after
+    SIGTERM); with 1 and a traceback for a mistake of ours."""
     prepare_process()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper) and not stream.encoding.lower().startswith("utf"):

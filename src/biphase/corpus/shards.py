@@ -210,7 +210,7 @@ class ShardSet:
         folder = self.folder_of(shard)
         if index not in self.opened:
             tokens = np.memmap(folder / f"{self.split}.tokens", dtype=self.dtype, mode="r")
-            hashes = np.memmap(folder / f"{self.split}.hashes", dtype="<u8", mode="r")
+            hashes = np.memmap(self.checked_file(shard, "hashes"), dtype="<u8", mode="r")
             self.opened[index] = np.asarray(tokens), np.asarray(hashes)
         tokens_T, hashes_D = self.opened[index]
         first, last = np.searchsorted(ends_D, (start, stop - 1), side="right").tolist()

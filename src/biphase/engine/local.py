@@ -285,9 +285,8 @@ class WorkerProcess:
         with worker_end:
             number = worker_end.fileno()
             self.popen = subprocess.Popen(
-                [sys.executable, "-P", "-c", START, str(number), str(os.getpid()), *paths],
+                **machine.python_process("-c", START, str(number), str(os.getpid()), *paths, **variables),
                 stdin=subprocess.DEVNULL,
-                env=os.environ | variables,
                 pass_fds=[number],
                 process_group=0,
             )

@@ -25,7 +25,7 @@ from biphase.console import err, silence
 from biphase.engine.local import Engine, Message, Outcome, WorkerProcess, end_processes
 from biphase.errors import SOURCE, InputError, StoppedError
 from biphase.files import content_hash, file_hash, is_locked, locked
-from biphase.machine import grace
+from biphase.machine import grace, python_process
 
 JOIN_SECONDS = 60.0
 """Until an address that does not answer is given up."""
@@ -83,9 +83,9 @@ def connect_ray(address: str | None) -> None:
         # Join in a process that can be ended first: where something listens but does not answer as a cluster, Ray
         # tries for minutes, in code that no signal interrupts.
         join = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False, logging_level=40, include_dashboard=False)"
-        problem, command = "", [sys.executable, "-P", "-c", join, address]
+        problem, joining = "", python_process("-c", join, address)
         try:
-            subprocess.run(command, capture_output=True, text=True, timeout=JOIN_SECONDS, check=True)
+            subprocess.run(**joining, capture_output=True, text=True, timeout=JOIN_SECONDS, check=True)
         except subprocess.TimeoutExpired:
             problem = f"no answer within {JOIN_SECONDS:.0f} s"
         except subprocess.CalledProcessError as error:

@@ -25,7 +25,7 @@ from biphase.engine.local import Engine, LocalPool, Outcome, Unit, UnitQueue, at
 from biphase.engine.ray import RayPool
 from biphase.errors import InputError, StoppedError
 from biphase.files import content_hash, read_json_as, write_json
-from biphase.machine import grace, handled
+from biphase.machine import STOPS, grace, handled
 
 START_ATTEMPTS = 3
 """Workers in a row that may end before they take a unit (short of memory, say) before the whole run is given up."""
@@ -57,8 +57,8 @@ def run_units(
     A local worker gets its share of the cores as threads, or fewer where OMP_NUM_THREADS says so here, and its GPU by
     CUDA_VISIBLE_DEVICES or AMD's variables, within what they allow here. Workers stand apart from the terminal. When
     the generator is closed, they and what they started get SIGTERM; what is left when a worker is gone, or after
-    `machine.grace`, gets SIGKILL. When this process is killed, they end by themselves. SIGTERM to this process is
-    raised as `StoppedError` while the generator is open.
+    `machine.grace`, gets SIGKILL. When this process is killed, they end by themselves. SIGTERM or SIGHUP to it is raised
+    as `StoppedError` while the generator is open.
 
     On Ray, each worker holds its CPUs, or its part of a GPU, on some node. A node whose workers have other code, do not
     see the current folder of this process, or not what is written into `folder`, ends the run. All else that units
@@ -66,7 +66,7 @@ def run_units(
 
     Raises:
         InputError: no GPU where one is asked for, no Ray, no cluster, or workers that do not start.
-        StoppedError: on SIGTERM.
+        StoppedError: on SIGTERM or SIGHUP.
     """
     queue = UnitQueue(list(units), waits_for_busy)
     grace()  # what cannot be read is told before anything starts
@@ -74,7 +74,7 @@ def run_units(
 
 
 def run_here(queue: UnitQueue, on_progress: Listener) -> Generator[Outcome, None, None]:
-    with handled(stop, signal.SIGTERM):
+    with handled(stop, *STOPS):
         while queue.num_left:
             unit = queue.take(0)
             if unit is None:
@@ -90,7 +90,7 @@ def schedule(
     if not queue.num_left:
         return
     make_pool = partial(RayPool, folder=folder) if engine.kind == "ray" else LocalPool
-    with handled(stop, signal.SIGTERM), closing(make_pool(engine, queue.num_left)) as pool:
+    with handled(stop, *STOPS), closing(make_pool(engine, queue.num_left)) as pool:
         # Each worker, known by its number, is starting, idle or at a unit.
         starting, idle, running = set[int](), set[int](), dict[int, Unit]()
         failed_starts = 0
@@ -142,9 +142,9 @@ def hand_out(queue: UnitQueue, pool: LocalPool | RayPool, idle: set[int], runnin
 
 
 def stop(signum: int, _: Any) -> None:
-    """Raise `StoppedError` on SIGTERM, once, so that workers are ended in order."""
+    """Raise `StoppedError`, once, so that workers are ended in order."""
     signal.signal(signum, signal.SIG_IGN)  # Slurm may say it twice
-    raise StoppedError
+    raise StoppedError(signum=signum)
 
 
 # Units done with a bar, and the record of those that failed

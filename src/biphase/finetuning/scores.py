@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from pydantic import Field
@@ -309,7 +308,8 @@ def read_contributions(path: Path, score: Score, written: str | None) -> tuple[l
     `written`, or an earlier version wrote the predictions alone, it is made of these.
     """
     archive = path.with_suffix(".npz")
-    with suppress(OSError, EOFError, KeyError, ValueError, BadZipFile), np.load(archive, allow_pickle=False) as saved:
+    # One bit of it may raise any of a dozen errors, of zipfile, zlib or NumPy: each means that it cannot be read.
+    with suppress(Exception), np.load(archive, allow_pickle=False) as saved:
         if str(saved["predictions"]) == written:
             values, statistic = saved["values"], metrics.STATISTICS.get(str(saved["statistic"]))
             return saved["ids"].tolist(), (values, statistic), bool(saved["is_degenerate"])

@@ -8,7 +8,6 @@ run or fits a cell; PyTorch is loaded there only.
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -30,7 +29,7 @@ from biphase.files import locked, read_json_as, write_json, write_text
 from biphase.finetuning.cells import identify
 from biphase.finetuning.grid import fit_unit, measure_cells
 from biphase.hub import refuse_missing
-from biphase.machine import grace, stop_signals
+from biphase.machine import STOPS, grace, python_process, stop_signals
 from biphase.recipe import Recipe
 from biphase.run import Run, read_checkpoint_manifest, whole_steps
 from biphase.study.cost import cell_costs, measure_sizes, run_flops
@@ -132,14 +131,14 @@ def train_by_torchrun(recipe: Recipe, runs: Path, processes: int) -> Path:
     runs.mkdir(parents=True, exist_ok=True)
     recipe_file, log = runs / f"{recipe.name}.yaml", runs / f"{recipe.name}.log"
     write_text(recipe_file, yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
-    command = [sys.executable, "-m", "biphase.distributed", "--standalone", f"--nproc-per-node={processes}"]
-    command += ["-m", "biphase", "pretrain", str(recipe_file), "--runs", str(runs)]
+    words = ["-m", "biphase.distributed", "--standalone", f"--nproc-per-node={processes}"]
+    words += ["-m", "biphase", "pretrain", str(recipe_file), "--runs", str(runs)]
     signals: list[int] = []
     with open(log, "ab") as file:
         begin = file.tell()
         # It ends with this process, however that ends: BIPHASE_PARENT.
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "BIPHASE_PARENT": str(os.getpid())}
-        child = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
+        launching = python_process(*words, OMP_NUM_THREADS="1", BIPHASE_PARENT=str(os.getpid()))
+        child = subprocess.Popen(**launching, stdout=file, stderr=subprocess.STDOUT)
 
         def pass_on(number: int) -> None:
             if not signals:
@@ -152,7 +151,7 @@ def train_by_torchrun(recipe: Recipe, runs: Path, processes: int) -> Path:
     lines = log.read_bytes()[begin:].decode(errors="replace").splitlines()
     last_words = next((line for line in reversed(lines) if line.startswith("biphase: ")), (lines or [""])[-1])
     last_words = last_words.removeprefix("biphase: ")
-    if signals or code == 128 + signal.SIGTERM:
+    if signals or code in [128 + number for number in STOPS]:
         raise StoppedError(last_words or STOPPED, *signals[:1])
     if code == EXIT_BUSY:
         raise BusyError(last_words)
