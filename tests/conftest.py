@@ -168,7 +168,7 @@ def write_cell(tmp_path: Path) -> Callable[..., Path]:
         num_examples: dict[str, int] | None = None,
         **settings: Any,
     ) -> Path:
-        from biphase.files import content_hash
+        from biphase.files import content_hash, write_hashed
         from biphase.finetuning.config import PROTOCOL, FinetuneConfig
         from biphase.finetuning.scores import Score
 
@@ -202,7 +202,7 @@ def write_cell(tmp_path: Path) -> Callable[..., Path]:
             peak_memory_bytes=0,
             machine={},
         )
-        (folder / "score.json").write_text(json.dumps(score.model_dump(mode="json")), encoding="utf-8")
+        write_hashed(folder / "score.json", score.model_dump(mode="json"))
         for split, rows in (("test", lines), ("validation", validation_lines)):
             if rows is not None:
                 text = "".join(json.dumps(row) + "\n" for row in rows)

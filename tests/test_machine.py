@@ -177,7 +177,10 @@ def test_a_terminal_that_closes_is_a_stop(ignored: bool) -> None:
 IMPORTS = "import json, resource, yaml"
 CHILDREN = {
     "a process": ("-c", IMPORTS),
-    "a process of it": ("-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', '{IMPORTS}'], check=True)"),
+    "a process of it": (
+        "-c",
+        f"import subprocess, sys; subprocess.run([sys.executable, '-c', '{IMPORTS}'], check=True)",
+    ),
     "the launcher and its processes": (
         *("-m", "biphase.distributed", "--standalone", "--nproc-per-node=1"),
         *("-m", "biphase", "--version"),

@@ -49,7 +49,7 @@ def test_claim_writes_what_the_run_is(tmp_path: Path, tiny_recipe: Callable[...,
     config = recipe.model_dump(mode="json")
     with claim_run(run, config, {"torch": "2"}):
         assert read_recipe(open_run(run.path)) == recipe
-        assert read_json(run.path / "environment.json") == {"torch": "2"}
+        assert read_json(run.path / "environment.json") == {"torch": "2", "run": "name-01234567"}
         with pytest.raises(InputError, match="in use by another process"), claim_run(run, {}, {}):
             pass
     with claim_run(run, config | {"seed": 5}, {}):

@@ -23,6 +23,7 @@ from typing import Any, TextIO, TypeVar
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from biphase.console import err
 from biphase.errors import BusyError, InputError, first_line, told_as
 
 MAX_DEPTH = 100
@@ -158,9 +159,11 @@ def whole_file(path: Path) -> Iterator[TextIO]:
 def open_alone(path: Path, *, wait: bool = True) -> int:
     """Open a file for writing, made where it is not there, once no other process has it so; never through a link.
 
-    Raises `BlockingIOError` where another one has it, and none is waited for.
+    Raises `BlockingIOError` where another one has it, and none is waited for; `OSError` on a file system without locks,
+    where nothing stays.
     """
     while True:
+        is_new = not path.exists()
         number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
             fcntl.flock(number, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -168,9 +171,14 @@ def open_alone(path: Path, *, wait: bool = True) -> int:
                 return number
         except FileNotFoundError:
             pass
-        except OSError:
+        except OSError as error:
             os.close(number)
-            raise
+            if isinstance(error, BlockingIOError):
+                raise
+            if is_new:
+                path.unlink(missing_ok=True)
+            reason = f"no locks on its file system ({error.strerror})"
+            raise OSError(error.errno, reason, str(path)) from error
         os.close(number)  # another process removed it meanwhile, or gave it another name
 
 
@@ -247,10 +255,34 @@ def whole_folder(path: Path, *, is_lasting: bool = False) -> Iterator[Path]:
     `is_lasting` is on the disk, with all that is in it, before it takes its name: it is there after a power cut.
 
     Raises:
+        BusyError: another process is at a folder of this name.
         OSError: the disk is full or the like, also where a library that writes says so in an error of its own.
     """
     path = path.resolve()
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with claimed(path):
+        yield from fill_folder(path, is_lasting)
+
+
+@contextmanager
+def claimed(path: Path, name: str = "lock") -> Iterator[None]:
+    """Hold the place of a folder that is written, against other processes. Nothing stays of that, but where this one is
+    killed: a file that the next holder uses up.
+
+    Args:
+        name: of the lock; another one for work at whose end a `whole_folder` takes the place.
+
+    Raises `BusyError` where another one holds it.
+    """
+    lock = path.with_name(f".{path.name}.{name}.part")
+    with locked(lock, busy=f"another process is writing {path}: wait for it, or give another place"):
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+
+
+def fill_folder(path: Path, is_lasting: bool) -> Iterator[Path]:
+    """Yield the folder that `whole_folder` lets a caller fill, then give it its name."""
     part, old = path.with_name(f".{path.name}.part"), path.with_name(f".{path.name}.old.part")
     for leftover in (part, old):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -315,8 +347,8 @@ def own_folder(path: Path, kind: str) -> Iterator[Path]:
     Raises:
         InputError: there is a file, or a folder with something that we did not write, or that was changed since.
     """
-    refuse_foreign(path, kind)
     with whole_folder(path) as part:
+        refuse_foreign(path, kind)  # as long as nobody else writes there
         yield part
         write_mark(part, kind)
 
@@ -340,11 +372,22 @@ def hash_below(folder: Path) -> dict[str, str]:
 
 
 def refuse_damaged(folder: Path, remedy: str) -> None:
-    """Raise `InputError` where a file of a folder is not as its mark says, but for the card, which people edit. Folders
-    of earlier versions have no mark, and are taken as they are."""
+    """Raise `InputError` where a file of a folder is not as its mark says, but for the card, which people edit. Without
+    a mark a folder is taken as it is; where biphase wrote it, that is said."""
     if (folder / MARK).exists():
         mark = read_json_as(folder / MARK, FolderMark, remedy)
         refuse_changed(folder, {name: mark.files[name] for name in mark.files if name != "README.md"}, remedy)
+    else:
+        tell_unmarked(folder)
+
+
+@lru_cache
+def tell_unmarked(folder: Path) -> None:
+    """Say, once, where a folder that biphase wrote, by the tags of its card or as a search index, has lost its mark."""
+    card = folder / "README.md"
+    head = card.read_bytes()[:2000].partition(b"\n---\n")[0] if card.is_file() else b""
+    if b"\n- biphase\n" in head or (folder / "index.json").exists():
+        err.print(f"{folder} has no mark ({MARK}), by which damage would be seen: nothing in it is checked")
 
 
 def refuse_changed(folder: Path, hashes: Mapping[str, str], remedy: str) -> None:
@@ -353,13 +396,22 @@ def refuse_changed(folder: Path, hashes: Mapping[str, str], remedy: str) -> None
         file = folder / name
         if not file.is_file():
             raise InputError(f"{file} is damaged (it is missing); {remedy}")
-        if hash_stamped(file, file.stat().st_size, file.stat().st_mtime_ns) != digest:
+        if hash_stamped(file, stamp_of(file)) != digest:
             raise InputError(f"{file} is damaged (it is not what was written, by its hash); {remedy}")
 
 
+Stamp = tuple[int, int, int]
+
+
+def stamp_of(path: Path) -> Stamp:
+    """Return what is another once a file was written or replaced: its inode, its size and the time of its change."""
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
 @lru_cache(maxsize=4096)
-def hash_stamped(path: Path, _size: int, _mtime_ns: int) -> str:
-    """Return the hash of a file, once for each size and time of change."""
+def hash_stamped(path: Path, _stamp: Stamp) -> str:
+    """Return the hash of a file, once for each stamp."""
     return file_hash(path)
 
 
@@ -438,6 +490,8 @@ def locked(path: Path, *, wait: bool = False, busy: str = "") -> Iterator[None]:
     `wait`, and otherwise a `BusyError`, which says `busy`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.parent.name.startswith("."):  # a folder that is ours alone
+        refuse_links(path.parent)
     try:
         number = open_alone(path, wait=wait)
     except (BlockingIOError, FileNotFoundError):  # the latter where that process removes the folder at this moment

@@ -35,6 +35,10 @@ class Run:
         return self.path / "metrics.jsonl"
 
     @property
+    def environment(self) -> Path:
+        return self.path / "environment.json"
+
+    @property
     def is_done(self) -> bool:
         return (self.path / "done.json").exists()
 
@@ -80,8 +84,10 @@ def claim_run(run: Run, config: dict[str, Any], environment: dict[str, Any]) -> 
             for folder in (path, run.steps):
                 files.sweep_parts(folder)
             if not run.is_done:  # else only a checkpoint is made once more
+                if read_own_name(run):  # else its first checkpoints name no run
+                    environment = environment | {"run": path.name}
                 files.write_text(path / "config.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
-                files.write_json(path / "environment.json", environment)
+                files.write_json(run.environment, environment)
             yield
         except BaseException:  # whatever ended it, Ctrl-C too: an empty folder would pass for a run; it goes on
             if is_new and not (run.is_done or run.metrics.exists() or whole_steps(run)):
@@ -107,6 +113,14 @@ def read_recipe(run: Run) -> Recipe:
         return load_config(Recipe, run.path / "config.yaml")
     except InputError as error:
         raise InputError(f"{error}; delete it and done.json, and run the run's own command to write it anew") from None
+
+
+def read_own_name(run: Run) -> str:
+    """Read the name that a run was given when it began, whatever its folder is called by now: its recipe's, and the
+    beginning of the hash of all that decides its weights. Its checkpoints have it too. Earlier versions gave none."""
+    if not run.environment.exists():
+        return run.path.name
+    return str(files.read_json_as(run.environment, dict[str, Any], "delete it, and rerun").get("run", ""))
 
 
 def read_done(run: Run) -> dict[str, int] | None:
@@ -142,6 +156,8 @@ class CheckpointManifest:
     places are of an earlier version, which added text to sets; old runs over one set have none."""
     files: dict[str, str] = field(default_factory=dict)
     """SHA-256 of each file."""
+    run: str = ""
+    """The run that it is a step of, as `read_own_name` gives it."""
 
     @property
     def content(self) -> str:
@@ -188,7 +204,8 @@ def name_run(reference: str) -> str:
 def find_checkpoint(reference: str) -> Path:
     """Find the folder behind `RUN` (its last step) or `RUN@STEP`.
 
-    Raises `InputError` where there is none, and where a run is done but its last step is not there.
+    Raises `InputError` where there is none, where a run is done but its last step is not there, and for what is the
+    checkpoint of another run or step.
     """
     path, step = split_reference(reference)
     run = open_run(Path(path))
@@ -201,19 +218,30 @@ def find_checkpoint(reference: str) -> Path:
             reason = f"{path} is done at step {done.get('step')}, whose checkpoint is damaged or was removed"
             remedy = f"say {path}@{steps[-1]} for that, or delete done.json and run the run's own command again"
             raise InputError(f"{reason}; the last whole one is @{steps[-1]}: {remedy}")
-        return run.steps / str(steps[-1])
-    if not step.isdecimal() or int(step) not in steps:
+        step = str(steps[-1])
+    elif not step.isdecimal() or int(step) not in steps:
         raise InputError(f"{path} has no checkpoint '@{step}'; it has {', '.join(f'@{number}' for number in steps)}")
+    read_checkpoint_manifest(run.steps / step, check_files=False)
     return run.steps / step
 
 
 def read_checkpoint_manifest(folder: Path, *, check_files: bool = True) -> CheckpointManifest:
     """Read the manifest of a checkpoint, as it was written, and check that its files are all there and unchanged;
-    without `check_files`, nobody looks at these."""
+    without `check_files`, nobody looks at these.
+
+    Raises `InputError` also for the checkpoint of another run or step than its folder's.
+    """
     remedy = "delete the folder and rerun"
     manifest = files.read_hashed(folder / "manifest.json", CheckpointManifest, remedy)
     if not manifest.files:
         raise InputError(f"{folder} is damaged: manifest.json lists no files; {remedy}")
+    run = Run(folder.parent.parent)
+    if folder.parent == run.steps and (run.path / "config.yaml").exists():  # else it was copied out of its run
+        name = read_own_name(run)
+        if manifest.run != name or str(manifest.step) != folder.name:
+            made = f"step {manifest.step} of {manifest.run or 'a run that it does not name'}"
+            own = f"step {folder.name} of {name or 'this run, which an earlier version began'}"
+            raise InputError(f"{folder} is {made}, not {own}: put its own back, or {remedy}")
     if check_files:
         files.refuse_changed(folder, manifest.files, remedy)
     return manifest

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from biphase.errors import InputError
 from biphase.files import file_hash, write_hashed
 from biphase.finetuning.cells import identify
 from biphase.finetuning.heads import load_encoder
+from biphase.run import CheckpointManifest
 
 from .conftest import fit_cell, make_cell
 
@@ -103,7 +105,8 @@ def test_a_damaged_checkpoint_is_no_model(name: str, model_folder: Path, tmp_pat
     model = tmp_path / "runs" / "run" / "steps" / "10" / "model"
     shutil.copytree(model_folder, model)
     files = {f"model/{path.name}": file_hash(path) for path in model.iterdir()}
-    write_hashed(model.parent / "manifest.json", {"files": files})
+    manifest = CheckpointManifest(10, 10, 0, 0, "", "", "mlm", False, None, [], files=files)
+    write_hashed(model.parent / "manifest.json", asdict(manifest))
     assert identify(str(model)).hash == identify(str(model_folder)).hash
     content = bytearray((model / name).read_bytes())
     content[len(content) // 2] ^= 1

@@ -169,6 +169,32 @@ def test_two_processes_do_not_make_the_same_cell(model_folder: Path, data_dirs: 
     assert fit_quickly(model_folder, "snli", data_dirs, tmp_path).folder == plan.folder(tmp_path)
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_weights_that_are_replaced_under_a_cell_make_none(
+    frozen: bool, model_folder: Path, data_dirs: Dirs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In place, so that what is mapped changes. Nothing that was made of them is used later."""
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    file = folder / "model.safetensors"
+    written, build = file.read_bytes(), fit.build_network
+
+    def replace_weights(*arguments: Any) -> Any:
+        with open(file, "r+b") as opened:
+            opened.seek(len(written) // 2)
+            opened.write(written[: len(written) // 4])
+        return build(*arguments)
+
+    monkeypatch.setattr(fit, "build_network", replace_weights)
+    settings = {"frozen": frozen} if frozen else {}
+    with pytest.raises(InputError, match="were replaced while they were at work"):
+        fit_quickly(folder, "snli", data_dirs, tmp_path / "scores", **settings)
+    assert not [*(tmp_path / "scores").glob("*/score.json")]
+    monkeypatch.undo()
+    file.write_bytes(written)
+    score, clean = (fit_quickly(place, "snli", data_dirs, **settings) for place in (folder, model_folder))
+    assert (score.cell, score.metrics, score.final_loss) == (clean.cell, clean.metrics, clean.final_loss)
+
+
 def name_of(model: str, task: str, data_dirs: Dirs, **settings: object) -> str:
     config = resolve_precision(make_cell(task, **settings).config)
     return plan_cell(identify(model), *find_task_sources(task, data_dirs), config).hash

@@ -69,7 +69,12 @@ def test_contributions_of_other_predictions_are_not_used(write_cell: Callable[..
     fit.write_cell(tmp_path / "other", other, [], {"test": [row | {"score": 0.0} for row in rows]})
     score, path = read_score(tmp_path / "cell"), tmp_path / "cell" / "test.npz"
     written = path.read_bytes()
-    for content in (written, (tmp_path / "other" / "test.npz").read_bytes(), written[:-9], b""):
+    rng = np.random.default_rng(0)
+    spoiled = [np.frombuffer(written, np.uint8).copy() for _ in range(60)]
+    for content_B in spoiled:
+        content_B[rng.integers(len(written))] ^= 1 << rng.integers(8)
+    others = (tmp_path / "other" / "test.npz").read_bytes(), written[:-9], b""
+    for content in (written, *others, *map(np.ndarray.tobytes, spoiled)):
         path.write_bytes(content)
         assert read_examples(score).values_SN.tolist() == [[0, 1, 1, 1]]
         assert read_examples(score, most=2).values_SN.tolist() == [[0, 1]]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from biphase.errors import InputError
-from biphase.files import write_hashed
+from biphase.files import RECORD_HASH, content_hash, write_hashed
 from biphase.finetuning.choosing import choose_for_each_seed, choose_rate, find_scored_model
 from biphase.finetuning.config import PROTOCOL
 from biphase.finetuning.metrics import contributions, count_tags, macro_f1, micro_f1
@@ -18,19 +18,26 @@ from biphase.report.verdicts import summarize
 WriteCell = Callable[..., Path]
 
 
+def edit(path: Path, old: str, new: str) -> None:
+    """Write another text into a score, with the hash of that."""
+    tree = json.loads(path.read_text().replace(old, new))
+    del tree[RECORD_HASH]
+    write_hashed(path, tree)
+
+
 def test_reading_names_what_is_broken_and_goes_on(write_cell: WriteCell, scores_folder: Path) -> None:
     write_cell("m", seed=0)
     write_cell("m", seed=1, test=None)
     cut = write_cell("m", seed=2, name="cut") / "score.json"
     cut.write_text(cut.read_text()[:40])
     nan = write_cell("m", seed=3, test=0.625, name="nan") / "score.json"
-    nan.write_text(nan.read_text().replace("0.625", "NaN"))
+    edit(nan, "0.625", "NaN")
     (write_cell("m", seed=4, name="old") / "score.json").write_text('{"cell": "x"}')
     (write_cell("m", seed=5, name="list") / "score.json").write_text("[]")
     write_cell("m", seed=6, name="nested/deep/cell")
     write_cell("m", seed=7, name="renamed-metric")
     renamed = scores_folder / "renamed-metric" / "score.json"
-    renamed.write_text(renamed.read_text().replace('"metric": "accuracy"', '"metric": "f1"'))
+    edit(renamed, '"metric": "accuracy"', '"metric": "f1"')
     write_cell("m", seed=8, name=".unfinished.part")
     scores = read_scores(scores_folder)
     assert sorted(score.config.seed for score in scores.scores) == [0, 1, 6]
@@ -47,7 +54,6 @@ def test_a_score_that_was_edited_is_none(write_cell: WriteCell, scores_folder: P
     write_cell("m", test=7.0, name="large")
     write_cell("m", test=-0.5, name="negative")
     path = write_cell("m", test=0.625, name="edited") / "score.json"
-    write_hashed(path, json.loads(path.read_text()))
     assert len(read_scores(scores_folder).scores) == 2
     path.write_text(path.read_text().replace("0.625", "0.99"))
     broken = {path.parent.name: reason for path, reason in read_scores(scores_folder).broken.items()}
@@ -56,6 +62,33 @@ def test_a_score_that_was_edited_is_none(write_cell: WriteCell, scores_folder: P
         "negative": "its accuracy on test is -0.5, which is no share from 0 to 1",
         "edited": "is damaged (it is not what was written, by its own hash); delete its folder and rerun",
     }
+
+
+def test_a_score_in_the_folder_of_another_cell_is_none(write_cell: WriteCell, scores_folder: Path) -> None:
+    """A copy of one seed's cell over another's; a folder that a user has named may hold any."""
+    digest = content_hash("cell")
+    edit(write_cell("m", seed=1, name=f"genre-{digest[:16]}") / "score.json", '"cell": "', f'"cell": "{digest} ')
+    write_cell("m", seed=2, name=f"genre-{content_hash('other')[:16]}")
+    write_cell("m", seed=3, name="mine")
+    scores = read_scores(scores_folder)
+    assert sorted(score.config.seed for score in scores.scores) == [1, 3]
+    [reason] = scores.broken.values()
+    assert reason.startswith("is the score of another cell (m aaaa") and "delete its folder" in reason
+
+
+def test_a_score_without_a_hash_is_proved_by_its_predictions(write_cell: WriteCell, scores_folder: Path) -> None:
+    """As those of earlier versions are; one that an older protocol made stands apart anyway."""
+    rows = [{"id": "a", "score": 1.0}, {"id": "b", "score": 0.0}]
+    for name, lines, test in (("right", rows, 0.5), ("other", rows, 0.99), ("alone", None, 0.99)):
+        path = write_cell("m", name=name, lines=lines, test=test) / "score.json"
+        tree = json.loads(path.read_text())
+        del tree[RECORD_HASH]
+        path.write_text(json.dumps(tree))
+    scores = read_scores(scores_folder)
+    assert [score.folder for score in scores.scores] == [scores_folder / "right"]
+    reasons = {path.parent.name: reason for path, reason in scores.broken.items()}
+    assert "no predictions that prove it" in reasons["alone"] and "no per-example predictions" in reasons["alone"]
+    assert "where score.json says 0.9900" in reasons["other"]
 
 
 def test_no_folder_and_no_scores(tmp_path: Path) -> None:
@@ -348,6 +381,5 @@ def test_rates_as_people_write_them() -> None:
 
 def test_scores_of_an_older_protocol_stand_apart(write_cell: WriteCell, scores_folder: Path) -> None:
     for name, protocol in (("old", 3), ("new", PROTOCOL)):
-        path = write_cell("m", name=name) / "score.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "protocol": protocol}))
+        edit(write_cell("m", name=name) / "score.json", f'"protocol": {PROTOCOL}', f'"protocol": {protocol}')
     assert read_scores(scores_folder).models == ("m", "m [protocol=3]")

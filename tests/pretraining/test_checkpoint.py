@@ -12,18 +12,27 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerFast
 
 import biphase.pretraining.checkpoint as checkpoint
+from biphase import inspect
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.distributed import World
 from biphase.encoder.attention import lay_out
 from biphase.encoder.network import TokenIds, make_model
 from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError
-from biphase.files import read_json, remove_folder, write_hashed, write_json
+from biphase.files import RECORD_HASH, read_json, remove_folder, write_hashed, write_json
 from biphase.finetuning.cells import identify
 from biphase.pretraining.checkpoint import load_optimizer, save_checkpoint
 from biphase.pretraining.optimizer import make_optimizers
 from biphase.recipe import Optimizer
-from biphase.run import CheckpointManifest, Run, find_checkpoint, find_model, read_checkpoint_manifest, whole_steps
+from biphase.run import (
+    CheckpointManifest,
+    Run,
+    claim_run,
+    find_checkpoint,
+    find_model,
+    read_checkpoint_manifest,
+    whole_steps,
+)
 
 ALONE = World(0, 1, torch.device("cpu"))
 MANIFEST = CheckpointManifest(
@@ -76,10 +85,51 @@ def run(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Run:
 
 def test_manifest_round_trip(run: Run) -> None:
     manifest = read_checkpoint_manifest(run.steps / "3")
-    assert replace(manifest, files={}) == MANIFEST
+    assert replace(manifest, files={}) == replace(MANIFEST, run="tiny-12345678")
     files = {str(path.relative_to(run.steps / "3")) for path in (run.steps / "3").rglob("*") if path.is_file()}
     assert set(manifest.files) == files - {"manifest.json"}
     assert {"model/model.safetensors", "model/config.json", "model/tokenizer.json", "optimizer.safetensors"} <= files
+
+
+OTHERS = {
+    "another run's": lambda tree: tree | {"run": "tiny-87654321"},
+    "one that names no run": lambda tree: {key: value for key, value in tree.items() if key != "run"},
+    "another step's": lambda tree: tree | {"step": 12},
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_checkpoint_of_another_run_or_step_is_refused(other: str, run: Run, tmp_path: Path) -> None:
+    """Wherever it is asked for; but a run may have any name, and a checkpoint may be copied out of it."""
+    written = read_json(run.steps / "3" / "manifest.json")
+    del written[RECORD_HASH]
+    write_json(run.environment, {"run": "tiny-12345678"})
+    moved = Run(run.path.rename(tmp_path / "mine"))
+    assert identify(f"{moved.path}@3").hash
+    path = moved.steps / "3"
+    write_hashed(path / "manifest.json", OTHERS[other](written))
+    for ask in (find_checkpoint, identify, lambda _: inspect(path), lambda _: identify(str(path / "model"))):
+        with pytest.raises(
+            InputError, match=r"steps/3 is step \d+ of .*, not step 3 of tiny-12345678: put its own back"
+        ):
+            ask(f"{moved.path}@3")
+    copied = shutil.copytree(path, tmp_path / "3")
+    assert read_checkpoint_manifest(copied).files
+
+
+def test_an_earlier_versions_run_has_checkpoints_without_a_name(run: Run) -> None:
+    """Those that are written now have none either, and one that has a name is another run's."""
+    write_json(run.environment, {"torch": "2"})
+    with claim_run(run, {}, {"torch": "3"}):
+        assert read_json(run.environment) == {"torch": "3"}
+    with pytest.raises(
+        InputError, match="is step 3 of tiny-12345678, not step 3 of this run, which an earlier version"
+    ):
+        find_checkpoint(f"{run.path}@3")
+    path = run.steps / "3" / "manifest.json"
+    tree = {key: value for key, value in read_json(path).items() if key not in ("run", RECORD_HASH)}
+    write_hashed(path, tree)
+    assert read_checkpoint_manifest(find_checkpoint(f"{run.path}@3")).run == ""
 
 
 def test_content_names_the_model_alone(run: Run) -> None:

@@ -15,6 +15,7 @@ from training_runs import MakeRecipe, digests, losses, numbers, only, other_shar
 
 import biphase.pretraining.checkpoint as checkpoint
 import biphase.pretraining.job as job
+import biphase.pretraining.loop as loop
 from biphase.errors import InputError, StoppedError
 from biphase.files import read_json
 from biphase.pretraining.loop import train
@@ -119,7 +120,7 @@ def test_two_processes_do_not_share_a_run(tiny_recipe: MakeRecipe, tmp_path: Pat
     with claim_run(run, {}, {}), pytest.raises(InputError, match="is in use by another process"):
         train(recipe, tmp_path)
     assert before  # the loser wrote nothing: what is there now is the winner's
-    assert (run.path / "environment.json").read_text() == "{}\n"
+    assert read_json(run.environment) == {"run": run.path.name}
 
 
 def test_passing_checkpoints_are_dropped(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
@@ -288,3 +289,31 @@ def test_a_branch_goes_on_without_its_parent(finished: Run, tiny_recipe: MakeRec
     assert manifests[0] == manifests[1]
     shutil.rmtree(parent)
     assert train(recipe, tmp_path / "parts").path == run.path
+
+
+@pytest.mark.parametrize("begin", ["with a model", "as a branch", "resumed"])
+def test_weights_that_are_replaced_as_a_run_begins_are_not_trained(
+    begin: str, finished: Run, tiny_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In place, between their hash and the first update, until which they are mapped."""
+    parent = Run(shutil.copytree(finished.path, tmp_path / "parents" / finished.path.name))
+    folder, root = parent.steps / "10" / "model", tmp_path / "runs"
+    origin = {
+        "with a model": ["init={}", f"init.model={folder}"],
+        "as a branch": ["init={}", f"init.checkpoint={parent.path}@10"],
+    }
+    recipe = tiny_recipe(*shorter(*origin.get(begin, [])))
+    if begin == "resumed":
+        folder = train_until(2, recipe, root) / "steps" / "2" / "model"
+    update = loop.update
+
+    def replace_weights(*arguments: Any) -> Any:
+        with open(folder / "model.safetensors", "r+b") as file:
+            file.seek(-999, os.SEEK_END)
+            file.write(bytes(900))
+        return update(*arguments)
+
+    monkeypatch.setattr(loop, "update", replace_weights)
+    with pytest.raises(InputError, match=r"model was replaced while|model\.safetensors is damaged"):
+        train(recipe, root)
+    assert [whole_steps(Run(path)) for path in root.iterdir()] == ([[2]] if begin == "resumed" else [])

@@ -119,6 +119,10 @@ def test_a_model_that_was_tuned_on_two_devices_is_noted(write_cell: Callable[...
         scores[model] = ScoreSet(tuple(score.model_copy(update={"machine": {"device": name}}) for score, name in own))
     (note,) = list_notes(StudyState(make_plan(), tmp_path, scores, {}, set(), set(), {}))
     assert note.startswith("Not all fine-tuned with the same device: cpu (a, b), cuda (a);")
+    kept = {model: ScoreSet(own.scores[:1]) for model, own in scores.items()}
+    lost = kept["b"].scores[0].model_copy(update={"predictions": {"test": "a hash"}})
+    (note,) = list_notes(StudyState(make_plan(), tmp_path, kept | {"b": ScoreSet((lost,))}, {}, set(), set(), {}))
+    assert note.startswith("The predictions of 1 score were deleted (b):")
 
 
 def test_scores_whose_data_are_not_known_go_with_any(fill: Any) -> None:

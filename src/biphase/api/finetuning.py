@@ -24,7 +24,7 @@ from biphase.corpus.text import keep_rows
 from biphase.engine.local import Engine, EngineKind
 from biphase.engine.scheduler import Failure
 from biphase.errors import InputError, told_as
-from biphase.files import refuse_existing, refuse_filled, whole_file
+from biphase.files import claimed, refuse_existing, refuse_filled, whole_file
 from biphase.finetuning.cells import plan_cells
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.grid import PAPER_LEARNING_RATES, PAPER_SEEDS, Grid, plan_missing, resolve_for, run_grid
@@ -83,7 +83,10 @@ def finetune(
     is_old = plan.is_finished(Path(scores))
     from biphase.finetuning.fit import fit_cells
 
-    [score] = fit_cells([plan], Path(scores), keep=None if keep is None else Path(keep))
+    with nullcontext() if keep is None else claimed(Path(keep).resolve(), "keep"):
+        if keep is not None:
+            refuse_filled(Path(keep), "keep")  # another process may have written it meanwhile
+        [score] = fit_cells([plan], Path(scores), keep=None if keep is None else Path(keep))
     console.out.print(score.headline() + (" · finished before" if is_old else ""), markup=False)
     of_model = ""
     if keep is not None:

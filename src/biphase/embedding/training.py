@@ -49,6 +49,7 @@ from biphase.encoder.network import layer_cosines, load_backbone, merge_weights
 from biphase.errors import InputError, StoppedError, first_line, memory_told
 from biphase.finetuning.cells import find_folder, identify
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig
+from biphase.finetuning.heads import refuse_replaced
 from biphase.finetuning.metrics import BM25
 from biphase.finetuning.scores import Score, read_score, write_cell
 from biphase.machine import stop_signals
@@ -507,7 +508,8 @@ def score_embedding(
 
     `trained_on` names the recipe; `config` says the seed, and whether weights are random.
     """
-    model_hash = identify(model).hash
+    identity = identify(model)
+    model_hash = identity.hash
     settings = config.model_dump(mode="json", exclude=PLACEMENT)
     hashes = {name: files.content_hash([PROTOCOL, model_hash, trained_on, name, settings]) for name in paths}
     folders = {name: out / f"{name.replace(':', '-')}-{digest[:16]}" for name, digest in hashes.items()}
@@ -549,5 +551,6 @@ def score_embedding(
                 seconds={part: round(value, 3) for part, value in spent.items()},
                 machine=describe_machine(choose_device(embedding_recipe.device)),
             )
+            refuse_replaced(identity)
             write_cell(folders[name], score, losses, {"test": rows})
     return [read_score(folder) for folder in folders.values()]

@@ -57,8 +57,8 @@ def run_units(
     A local worker gets its share of the cores as threads, or fewer where OMP_NUM_THREADS says so here, and its GPU by
     CUDA_VISIBLE_DEVICES or AMD's variables, within what they allow here. Workers stand apart from the terminal. When
     the generator is closed, they and what they started get SIGTERM; what is left when a worker is gone, or after
-    `machine.grace`, gets SIGKILL. When this process is killed, they end by themselves. SIGTERM or SIGHUP to it is raised
-    as `StoppedError` while the generator is open.
+    `machine.grace`, gets SIGKILL. When this process is killed, they end by themselves. One of `machine.STOPS` to it is
+    raised as `StoppedError` while the generator is open.
 
     On Ray, each worker holds its CPUs, or its part of a GPU, on some node. A node whose workers have other code, do not
     see the current folder of this process, or not what is written into `folder`, ends the run. All else that units
@@ -66,7 +66,7 @@ def run_units(
 
     Raises:
         InputError: no GPU where one is asked for, no Ray, no cluster, or workers that do not start.
-        StoppedError: on SIGTERM or SIGHUP.
+        StoppedError: on one of `machine.STOPS`.
     """
     queue = UnitQueue(list(units), waits_for_busy)
     grace()  # what cannot be read is told before anything starts

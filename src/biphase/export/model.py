@@ -122,6 +122,7 @@ def export_checkpoint(reference: str, folder: Path, merge: float | None = None) 
     if kind is AutoModelForCausalLM:
         set_direction(exported.config, causal)
     with whole_folder(folder) as part:
+        refuse_filled(folder)  # another process may have written it meanwhile
         exported.save_pretrained(part)
         tokenizer = export_tokenizer(source / "model", part, exported.config, causal)
         misread_as = misreading_class(tokenizer, exported.config)

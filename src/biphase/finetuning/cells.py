@@ -8,17 +8,18 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from biphase.corpus.tokenizer import TOKENIZER_FILES
 from biphase.errors import InputError
-from biphase.files import MARK, content_hash, read_hashed, read_json_as, refuse_changed, refuse_damaged
+from biphase.files import MARK, Stamp, content_hash, read_json_as, refuse_changed, refuse_damaged, stamp_of
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
 from biphase.hub import AFTER_PADDING, INDEX, count_positions, fetch_model, load_model_config, refuse_pickles
 from biphase.machine import has_bf16_cores, visible_gpus
-from biphase.run import find_model
+from biphase.run import find_model, read_checkpoint_manifest
 from biphase.tasks.sources import TaskSource, dir_of, find_source, hash_part, training_source
 from biphase.tasks.spec import Task, find_task
 
@@ -48,6 +49,8 @@ class Encoder:
     """The network without a head; None before it is loaded."""
     tokenizer: Any = field(default=None, compare=False, repr=False)
     """Its `encoding.HashedTokenizer`; None before it is loaded."""
+    stamps: Mapping[Path, Stamp] = field(default_factory=dict, compare=False, repr=False)
+    """The stamps of the files behind its hash, before they were hashed."""
 
 
 def identify(name: str) -> Encoder:
@@ -64,7 +67,8 @@ def identify(name: str) -> Encoder:
         config: Any = SimpleNamespace(**{"model_type": None, "pad_token_id": None} | content)
     else:
         config = load_model_config(folder)
-    return Encoder(name, hash_model(folder), count_positions(config), folder)
+    stamps = stamp_model(folder)
+    return Encoder(name, hash_model(folder), count_positions(config), folder, stamps=stamps)
 
 
 def find_folder(name: str) -> Path:
@@ -75,7 +79,8 @@ def find_folder(name: str) -> Path:
     """
     address = find_model(name)
     folder = Path(address)
-    if not folder.is_dir():
+    is_here = folder.is_dir()
+    if not is_here:
         if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?(@.*)?", address):  # `./x` as it is: a path is never an id
             raise InputError(f"{name} is neither a run, nor a folder, nor a hub id")
         folder = fetch_once(address)
@@ -84,18 +89,24 @@ def find_folder(name: str) -> Path:
     refuse_pickles(folder)
     if not any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
         raise InputError(f"{name} has no tokenizer files (tokenizer.json or the like); save its tokenizer beside it")
-    refuse_damaged(folder, f"make it again, or delete {MARK} where you changed it yourself")
+    if is_here:  # the hub has no marks, and hashes of its own
+        refuse_damaged(folder, f"make it again, or delete {MARK} where you changed it yourself")
     return folder
+
+
+def stamp_model(folder: Path) -> dict[Path, Stamp]:
+    """Return the stamps of all files that decide what an encoder does, in order."""
+    return {path: stamp_of(path) for path in sorted({*chain(*map(folder.glob, IDENTIFYING_FILES))})}
 
 
 def hash_model(folder: Path) -> str:
     """Make one hash of all files that decide what an encoder does. Raises `InputError` where one of a checkpoint of
     ours is not as it was written."""
-    files = sorted({path for pattern in IDENTIFYING_FILES for path in folder.glob(pattern)})
+    files = stamp_model(folder)
     checkpoint = folder.parent
     if folder.name == "model" and (checkpoint / "manifest.json").exists():
         remedy = f"delete {checkpoint} and rerun its run"
-        written = read_hashed(checkpoint / "manifest.json", dict[str, Any], remedy).get("files") or {}
+        written = read_checkpoint_manifest(checkpoint, check_files=False).files
         names = [f"model/{path.name}" for path in files]
         refuse_changed(checkpoint, {name: written.get(name, "") for name in names}, remedy)
     return content_hash([[path.name, hash_part(path)] for path in files])

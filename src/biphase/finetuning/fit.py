@@ -28,7 +28,7 @@ from biphase.finetuning.cells import CellPlan
 from biphase.finetuning.config import PROTOCOL, FinetuneConfig
 from biphase.finetuning.encoding import CellContext, EncodedSplit, EncodedTask
 from biphase.finetuning.encoding_cache import load_encoded
-from biphase.finetuning.heads import build_network, check_keepable, open_encoder, to_transformers
+from biphase.finetuning.heads import build_network, check_keepable, open_encoder, refuse_replaced, to_transformers
 from biphase.finetuning.kept import keep_network
 from biphase.finetuning.metrics import Rows
 from biphase.finetuning.scores import Score, read_score, write_cell
@@ -252,8 +252,10 @@ def run_cells(plans: Sequence[CellPlan], out: Path | None, keep: Path | None) ->
         if config.keep_texts and predictions:
             assert config.judged_only is not None, "the configuration is settled"
             add_inputs(predictions, load_examples(plan.evaluation, config.judged_only, config.max_eval_examples))
+        refuse_replaced(plan.model)
         if out is not None:
             write_cell(plan.folder(out), score, losses, predictions)
         if keep is not None and not score.diverged:
             model = to_transformers(network, encoder, cell)
+            refuse_replaced(plan.model)
             keep_network(model, encoder, cell, keep, score, encoded[0]["test"])

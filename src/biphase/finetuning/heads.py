@@ -33,7 +33,7 @@ from biphase.encoder.packed import packed_hidden
 from biphase.encoder.proofs import telling_tokens
 from biphase.errors import InputError
 from biphase.export.model import as_llama, set_direction
-from biphase.finetuning.cells import Encoder, identify
+from biphase.finetuning.cells import Encoder, identify, stamp_model
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import Batch, CellContext, EncodedSplit, HashedTokenizer, TokenizedTexts, pack
 from biphase.hub import AFTER_PADDING
@@ -65,6 +65,17 @@ def open_encoder(model: Encoder) -> Encoder:
     # The positions of a type that numbers them from behind its padding are counted so already.
     first_position = 0 if config.model_type in AFTER_PADDING else getattr(backbone, "first_position", 0)
     return replace(model, backbone=backbone, tokenizer=tokenizer, max_length=model.max_length - first_position)
+
+
+def refuse_replaced(model: Encoder) -> None:
+    """Raise `InputError` where a file of a model was written since it was identified, and forget what was made of it:
+    weights are read from their file as they are needed, and would go by the name of others."""
+    if stamp_model(model.folder) != model.stamps:
+        open_encoder.cache_clear()
+        features.clear()
+        backbones.clear()
+        reason = f"files of {model.name} were replaced while they were at work, so what came of it has no name"
+        raise InputError(f"{reason}: nothing is kept of that, run the same command again")
 
 
 class UsedEmbedding(nn.Embedding):

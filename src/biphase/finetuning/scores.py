@@ -8,6 +8,7 @@ Letters: N examples, S scores, L labels, C columns of counts, E entities, U word
 
 import hashlib
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -122,7 +123,11 @@ def write_cell(folder: Path, score: Score, losses: Sequence[float], predictions:
 
 
 def read_score(folder: Path) -> Score:
-    """Read the score of a finished cell. Raises `InputError` naming the file when it is not one."""
+    """Read the score of a finished cell. Raises `InputError` naming the file when it is none, or that of another cell
+    than its folder's name says.
+
+    Earlier versions wrote no hash of what a score says: it is taken where the predictions beside it prove it.
+    """
     path, remedy = folder / "score.json", "delete its folder and rerun"
     with files.reading(path):
         text = path.read_bytes()
@@ -132,9 +137,23 @@ def read_score(folder: Path) -> Score:
         raise InputError(f"{path} is not valid JSON ({first_line(error)}); {remedy}") from None
     content = content if isinstance(content, dict) else {}
     written = content.pop(files.RECORD_HASH, None)
-    if written is not None and written != files.content_hash(content):  # earlier versions wrote none
+    if written is not None and written != files.content_hash(content):
         raise InputError(f"{path} is damaged (it is not what was written, by its own hash); {remedy}")
-    return files.validate_record(path, content | {"folder": folder}, Score, remedy)
+    score = files.validate_record(path, content | {"folder": folder}, Score, remedy)
+    named = CELL_FOLDER.search(folder.name)
+    if named and not score.cell.startswith(named[1]):
+        raise InputError(f"{path} is the score of another cell ({score.cell[:16]}); {remedy}")
+    if written is None and score.protocol == PROTOCOL and not score.diverged:
+        try:
+            read_examples(score)
+        except InputError as error:
+            lack = f"{path} has no hash of its own, and no predictions that prove it"
+            raise InputError(f"{lack} ({error}); {remedy}") from None
+    return score
+
+
+CELL_FOLDER = re.compile(r"-([0-9a-f]{16})$")
+"""The end of the name of a cell's folder: the beginning of its hash."""
 
 
 @dataclass(frozen=True)
@@ -325,6 +344,12 @@ def read_contributions(path: Path, score: Score, written: str | None) -> tuple[l
         raise InputError(
             f"{path} does not say what each example contributes to {score.metric} ({first_line(error)}); rerun its cell"
         ) from None
+
+
+def has_lost_predictions(score: Score) -> bool:
+    """Tell whether what was predicted for the test examples was kept, and is gone, with what each contributes."""
+    kept = score.folder is not None and any((score.folder / f"test.{kind}").exists() for kind in ("npz", "jsonl"))
+    return "test" in score.predictions and not kept
 
 
 def read_examples(score: Score, split: EvaluatedSplit = "test", most: int | None = None) -> ExampleTable:

@@ -38,6 +38,7 @@ from biphase.run import (
     claim_run,
     find_checkpoint,
     read_checkpoint_manifest,
+    read_own_name,
     read_recipe,
     split_reference,
     whole_steps,
@@ -98,7 +99,10 @@ def open_job(
     if init.checkpoint is not None:
         elsewhere = f"{init.checkpoint} cannot be taken over; the first process says why"
         origin = world.decide(lambda: find_branch(recipe, text, root, run_from), elsewhere)
-    return Job(recipe, run_from(origin), world, text, origin)
+    run = run_from(origin)
+    if (name := read_own_name(run)) not in ("", run.path.name):
+        raise InputError(f"{run.path} holds the run {name}: give that its own name back, or delete it")
+    return Job(recipe, run, world, text, origin)
 
 
 def begin_with_model(recipe: Recipe, shards: ShardSet, folder: Path | None = None) -> tuple[Recipe, Start]:
@@ -277,6 +281,21 @@ def load_state(job: Job, run_step: int) -> State:
     if start.optimizer_folder is not None:
         load_optimizer(start.optimizer_folder, optimizer.unwrap(model), optimizers, world)
     return State(model, optimizers, start.tokens_seen, run_step, num_tokens, flops, compiling)
+
+
+def refuse_replaced(job: Job, run_step: int) -> None:
+    """Raise `InputError` where the weights after `run_step` updates are other ones by now than those that were named.
+
+    They are read from their file as they are needed, for the last time by the first update.
+    """
+    source, start = job.recipe.init.model, job.origin
+    if run_step:
+        read_checkpoint_manifest(job.run.steps / str(start.step + run_step))
+    elif start.model_folder is not None:
+        folder = Path(start.model_folder)
+        content = model_fingerprint(source, folder) if source else read_checkpoint_manifest(folder.parent).content
+        if content != start.parent:
+            raise InputError(f"{folder} was replaced while {job.run.path} began with it: run the same command again")
 
 
 def save_state(job: Job, state: State, done: int, mixture: Phase) -> None:

@@ -15,7 +15,14 @@ from biphase.corpus.shards import read_shard_manifest
 from biphase.errors import InputError, first_of
 from biphase.files import read_json_as
 from biphase.finetuning.metrics import BM25
-from biphase.finetuning.scores import TASK_SETTINGS, UNKNOWN_DATA, Score, ScoreSet, measure_trainings
+from biphase.finetuning.scores import (
+    TASK_SETTINGS,
+    UNKNOWN_DATA,
+    Score,
+    ScoreSet,
+    has_lost_predictions,
+    measure_trainings,
+)
 from biphase.recipe import join_phases
 from biphase.report.claims import Claim, Finding, Verdicts, judge_claims
 from biphase.report.contrasts import Terms, contrast, seed_interval, with_averages
@@ -266,7 +273,7 @@ MOST_NAMES = 3
 
 
 def list_notes(state: StudyState) -> Iterator[str]:
-    """Write a sentence for each thing that was not the same for all arms."""
+    """Write a sentence for each thing that was not the same for all arms, and one on predictions that are gone."""
     if state.plan.has_one_order:
         yield "All pretraining seeds saw the data in one order: what they show holds for that order of the data."
     trained = []
@@ -287,6 +294,11 @@ def list_notes(state: StudyState) -> Iterator[str]:
             values = ", ".join(f"{value} ({first_of(names, MOST_NAMES)})" for value, names in sorted(names_of.items()))
             notes[f"Not all {how} with the same {key}: {values}; differences between these may come from it."] = None
     yield from notes
+    scores = chain.from_iterable(scores.scores for scores in state.scores.values())
+    if lost := [score for score in scores if has_lost_predictions(score)]:
+        models = first_of(sorted({score.model for score in lost}), MOST_NAMES)
+        unknown = "how much of their differences is chance of the test examples is not known"
+        yield f"The predictions of {show_count(len(lost), 'score')} were deleted ({models}): {unknown}."
 
 
 CELL_COLUMNS = ("model", "task", "learning_rate", "seed", "metric", "steps", "seconds")

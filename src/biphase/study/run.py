@@ -6,7 +6,6 @@ run or fits a cell; PyTorch is loaded there only.
 """
 
 import os
-import signal
 import subprocess
 import threading
 import time

@@ -24,7 +24,7 @@ from biphase.corpus.rows import (
     saved_tables,
 )
 from biphase.errors import InputError, nearest
-from biphase.files import content_hash, hash_stamped
+from biphase.files import content_hash, hash_stamped, stamp_of
 from biphase.hub import pin_commit
 from biphase.tasks import spec
 
@@ -152,7 +152,7 @@ def hash_part(path: Path) -> str:
     """Hash a file's bytes, or all data files in a saved folder."""
     if path.is_dir():
         return content_hash([hash_part(file) for file in sorted(path.glob("*.arrow"))])
-    return hash_stamped(path, path.stat().st_size, path.stat().st_mtime_ns)
+    return hash_stamped(path, stamp_of(path))
 
 
 def find_files(folder: Path, name: str) -> tuple[Path, ...]:
