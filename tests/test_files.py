@@ -24,6 +24,7 @@ from biphase.files import (
     read_json,
     read_json_as,
     reading,
+    refuse_damaged,
     remove_folder,
     sweep_parts,
     whole_folder,
@@ -63,6 +64,18 @@ def test_a_folder_appears_when_it_is_whole(tmp_path: Path) -> None:
     with whole_folder(tmp_path / "a" / "b") as folder:
         (folder / "y").write_text("3")
     assert names(tmp_path / "a" / "b") == ["y"]
+
+
+def test_two_at_one_place_do_not_mix(tmp_path: Path) -> None:
+    """The second is told, whatever it writes; a killed one holds nothing."""
+    (tmp_path / ".a.lock.part").touch()
+    with whole_folder(tmp_path / "a") as part:
+        (part / "x").touch()
+        for writing in (whole_folder(tmp_path / "a"), own_folder(tmp_path / "a", "report")):
+            with pytest.raises(BusyError, match="another process is writing .*/a: wait for it, or give"), writing:
+                pytest.fail("it is taken")
+        assert names(part) == ["x"]
+    assert names(tmp_path) == ["a"]
 
 
 def test_what_a_killed_process_left_is_cleared(tmp_path: Path) -> None:
@@ -113,6 +126,11 @@ def test_a_lock_is_held_by_one_and_never_written_through_a_link(tmp_path: Path) 
     (tmp_path / "link").symlink_to(tmp_path / "theirs")
     with pytest.raises(OSError, match="link"), locked(tmp_path / "link"):
         pass
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / ".locks").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match=r"\.locks is a link"), locked(tmp_path / ".locks" / "cell"):
+        pass
+    assert names(tmp_path / "elsewhere") == []
     (tmp_path / ".made.part").symlink_to(tmp_path, target_is_directory=True)
     with pytest.raises(OSError, match="File exists"), whole_folder(tmp_path / "made"):
         pass
@@ -135,8 +153,10 @@ def test_a_lock_whose_folder_is_removed_at_this_moment_is_busy(tmp_path: Path, m
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(files.fcntl, "flock", refuse)
-    with pytest.raises(OSError, match="No locks"), locked(tmp_path / "lock"):
-        pass
+    for write in (lambda: locked(tmp_path / "lock").__enter__(), lambda: write_json(tmp_path / "a.json", 1)):
+        with pytest.raises(OSError, match=r"no locks on its file system \(No locks available\)") as caught:
+            write()
+        assert str(caught.value.filename).startswith(str(tmp_path)) and names(tmp_path) == []
     for number in opened:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(number)
@@ -238,6 +258,18 @@ def test_a_text_whose_writer_was_killed_leaves_nothing_behind(tmp_path: Path) ->
     (tmp_path / ".a.json.part").write_text("half of a long text that somebody was writing")
     write_text(tmp_path / "a.json", "1")
     assert (names(tmp_path), (tmp_path / "a.json").read_text()) == (["a.json"], "1")
+
+
+@pytest.mark.parametrize("record", ["README.md", "index.json", "config.json"])
+def test_a_folder_of_ours_without_its_mark_is_told_once(
+    record: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Others' folders have none, and nothing is said of them."""
+    (tmp_path / record).write_text("---\ntags:\n- bert\n- biphase\nlicense: mit\n---\n# A model\n")
+    for _ in range(2):
+        refuse_damaged(tmp_path, "make it again")
+    told = f"{tmp_path} has no mark (.biphase.json), by which damage would be seen: nothing in it is checked\n"
+    assert capsys.readouterr().err == (told if record != "config.json" else "")
 
 
 def test_many_write_one_text(tmp_path: Path) -> None:

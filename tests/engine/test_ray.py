@@ -92,8 +92,8 @@ def test_a_version_mismatch_is_told_whole(monkeypatch: pytest.MonkeyPatch) -> No
     pytest.importorskip("ray", reason="Ray is not installed")
     told = "Traceback:\nValueError: first\nCaused:\nRuntimeError: Version mismatch: it has\n    Ray: 1\n    Python: 3\n"
 
-    def fail(command: list[str], **_: object) -> None:
-        raise subprocess.CalledProcessError(1, command, stderr=told)
+    def fail(args: list[str], **_: object) -> None:
+        raise subprocess.CalledProcessError(1, args, stderr=told)
 
     monkeypatch.setattr(cluster_module.subprocess, "run", fail)
     with pytest.raises(InputError, match="'auto': RuntimeError: Version mismatch: it has Ray: 1 Python: 3; has it"):
@@ -188,6 +188,22 @@ def test_the_head_is_looked_after(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         head.look()
     assert not head.is_there
+
+
+def test_a_lost_head_is_told_where_a_call_of_ray_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """By a thread, which ends nothing where the main one has ended the run."""
+    codes: list[int] = []
+    monkeypatch.setattr(cluster_module.os, "_exit", codes.append)
+    monkeypatch.setattr(cluster_module, "LAST_SECONDS", 0.0)
+    monkeypatch.setattr(cluster_module, "HEAD_SECONDS", 0.0)
+    Head("127.0.0.1:1", answered=-100.0).watch()
+    assert codes == [2] and capsys.readouterr().err.startswith("biphase: the head of the Ray cluster at 127.0.0.1:1 is")
+    over = Head("127.0.0.1:1", answered=-100.0)
+    over.is_over.set()
+    over.watch()
+    assert codes == [2]
 
 
 def test_what_goes_wrong_through_a_client_means_that_the_cluster_is_gone() -> None:

@@ -828,11 +828,13 @@ def test_a_cluster_that_is_started_here_is_nobody_elses(tmp_path: Path) -> None:
         "assert 'RAY_AUTH_TOKEN' not in os.environ"
     )
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
-    command = [sys.executable, "-c", code]
-    with subprocess.Popen(command, env=environment, stdin=-1, stdout=-1, stderr=-1, text=True) as process:
+    (tmp_path / "yaml.py").write_text("import os; os.mkdir('RAN')")  # nor does it run what lies in the current folder
+    starting = machine.python_process("-c", code) | {"env": environment, "cwd": tmp_path}
+    with subprocess.Popen(**starting, stdin=-1, stdout=-1, stderr=-1, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "token\n"
         addresses = listening(process.pid)
         _, told = process.communicate("x")
     assert process.returncode == 0, told
     assert addresses and addresses <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
+    assert not (tmp_path / "RAN").exists()

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, chdir, contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,7 +30,9 @@ from biphase.machine import grace, python_process
 JOIN_SECONDS = 60.0
 """Until an address that does not answer is given up."""
 HEAD_SECONDS = 30.0
-"""How long the head of a cluster may be gone: a minute later, Ray itself would end this process."""
+"""How long the head of a cluster may be gone: after a minute, Ray itself would end this process."""
+LAST_SECONDS = 15.0
+"""How long after that the main thread may need to say so: calls of Ray may wait for the head."""
 
 
 @contextmanager
@@ -97,7 +99,10 @@ def connect_ray(address: str | None) -> None:
             raise InputError(f"no Ray cluster at '{address}': {reason}? Where it wants a token, {token}")
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
+        with chdir(os.sep):  # Ray has its processes import modules from the folder in which it is begun
+            ray.init(
+                address=address or "local", log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False
+            )
     except (ConnectionError, RuntimeError, ValueError, ImportError) as error:
         problem = " ".join(str(error).split())
         raise InputError(f"no Ray cluster at '{address}': {problem}" if address else f"Ray: {problem}") from None
@@ -139,6 +144,18 @@ class Head:
     """The HOST:PORT where it listens; through `ray://`, where nothing else knows, the empty string."""
     is_there: bool = True
     answered: float = field(default_factory=time.monotonic)
+    is_over: threading.Event = field(default_factory=threading.Event)
+    """Set when nobody needs it any more."""
+
+    def watch(self) -> None:
+        """End this process with a line, from a thread, where the head is gone and the main thread does not say so."""
+        try:
+            while not self.is_over.wait(1.0):
+                self.look()
+        except InputError as error:
+            if not self.is_over.wait(LAST_SECONDS):
+                err.print(f"biphase: {error}")
+                os._exit(2)
 
     def look(self) -> None:
         """Raises `InputError` when it has been gone for too long."""
@@ -278,6 +295,7 @@ class RayPool:
             mark = None if folder is None else held.enter_context(visible_file(folder.resolve()))
             is_client = ray.util.client.ray.is_connected()  # through `ray://`
             self.head = Head("" if is_client else ray.get_runtime_context().gcs_address)
+            threading.Thread(target=self.head.watch, daemon=True).start()
             self.cleared = held.pop_all()
         self.arguments = self.cpus, "" if engine.device == "cpu" else None, os.getcwd(), hash_code(), mark
         options = {"num_cpus": self.cpus, "num_gpus": self.gpus, "max_restarts": 0, "max_concurrency": 2}
@@ -353,6 +371,7 @@ class RayPool:
             self.end(list(self.actors))
         finally:
             self.cleared.close()
+            self.head.is_over.set()
 
 
 def describe_loss(error: Exception, address: "Future[str] | None") -> str:
