@@ -13,7 +13,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import chain
@@ -167,10 +167,6 @@ def open_alone(path: Path, *, wait: bool = True) -> int:
         number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
             fcntl.flock(number, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            if os.path.samestat(os.fstat(number), os.lstat(path)):
-                return number
-        except FileNotFoundError:
-            pass
         except OSError as error:
             os.close(number)
             if isinstance(error, BlockingIOError):
@@ -179,7 +175,16 @@ def open_alone(path: Path, *, wait: bool = True) -> int:
                 path.unlink(missing_ok=True)
             reason = f"no locks on its file system ({error.strerror})"
             raise OSError(error.errno, reason, str(path)) from error
+        if is_at(number, path):
+            return number
         os.close(number)  # another process removed it meanwhile, or gave it another name
+
+
+def is_at(number: int, path: Path) -> bool:
+    """Tell whether what is open under a number has this name still."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(number), os.lstat(path))
+    return False
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -259,55 +264,69 @@ def whole_folder(path: Path, *, is_lasting: bool = False) -> Iterator[Path]:
         OSError: the disk is full or the like, also where a library that writes says so in an error of its own.
     """
     path = path.resolve()
-    with claimed(path):
-        yield from fill_folder(path, is_lasting)
+    old = path.with_name(f".{path.name}.old.part")
+    with claimed(path) as part:
+        shutil.rmtree(old, ignore_errors=True)
+        try:
+            yield part
+            for file in files_below(part):
+                if not file.is_symlink():  # safetensors leaves its files to their owner alone, whatever the umask says
+                    file.chmod(part.stat().st_mode & 0o666)
+            if is_lasting:
+                for inside in (*files_below(part), *filter(Path.is_dir, part.rglob("*")), part):
+                    sync(inside)
+            if path.exists():
+                os.replace(path, old)
+            os.replace(part, path)
+            if is_lasting:
+                sync(path.parent)
+        except Exception as error:  # `tokenizers` raises bare Exception where the disk is full; any other error goes on
+            number = RUST_SYSTEM_ERROR.search(str(error))
+            if isinstance(error, OSError | InputError) or number is None:
+                raise
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+        finally:
+            shutil.rmtree(old, ignore_errors=True)
 
 
 @contextmanager
-def claimed(path: Path, name: str = "lock") -> Iterator[None]:
-    """Hold the place of a folder that is written, against other processes. Nothing stays of that, but where this one is
-    killed: a file that the next holder uses up.
+def claimed(path: Path, ending: str = "part") -> Iterator[Path]:
+    """Hold the place of a folder to come, by an empty and locked folder beside it, which goes in the end unless it got
+    another name. What a killed process left in it is cleared. NFS locks no folders: there nobody is held off.
 
     Args:
-        name: of the lock; another one for work at whose end a `whole_folder` takes the place.
+        ending: of that folder's name; another one for work at whose end a `whole_folder` takes the place.
 
-    Raises `BusyError` where another one holds it.
+    Raises `BusyError` where another process holds it.
     """
-    lock = path.with_name(f".{path.name}.{name}.part")
-    with locked(lock, busy=f"another process is writing {path}: wait for it, or give another place"):
+    part = path.with_name(f".{path.name}.{ending}")
+    part.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        part.mkdir()
+    busy = BusyError(f"another process is writing {path}: wait for it, or give another place")
+    with ExitStack() as held:
         try:
-            yield
+            number = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            held.callback(os.close, number)
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, FileNotFoundError):  # the latter where that process ends at this moment
+            raise busy from None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+        if not is_at(number, part):
+            raise busy
+        for leftover in part.iterdir():
+            shutil.rmtree(leftover) if leftover.is_dir() and not leftover.is_symlink() else leftover.unlink()
+        try:
+            yield part
         finally:
-            lock.unlink(missing_ok=True)
+            if is_at(number, part):
+                shutil.rmtree(part, ignore_errors=True)
 
 
-def fill_folder(path: Path, is_lasting: bool) -> Iterator[Path]:
-    """Yield the folder that `whole_folder` lets a caller fill, then give it its name."""
-    part, old = path.with_name(f".{path.name}.part"), path.with_name(f".{path.name}.old.part")
-    for leftover in (part, old):
-        shutil.rmtree(leftover, ignore_errors=True)
-    part.mkdir()
-    try:
-        yield part
-        for file in files_below(part):
-            if not file.is_symlink():  # safetensors leaves its files to their owner alone, whatever the umask says
-                file.chmod(part.stat().st_mode & 0o666)
-        if is_lasting:
-            for inside in (*files_below(part), *filter(Path.is_dir, part.rglob("*")), part):
-                sync(inside)
-        if path.exists():
-            os.replace(path, old)
-        os.replace(part, path)
-        if is_lasting:
-            sync(path.parent)
-    except Exception as error:  # `tokenizers` raises bare Exception where the disk is full; any other error goes on
-        number = RUST_SYSTEM_ERROR.search(str(error))
-        if isinstance(error, OSError | InputError) or number is None:
-            raise
-        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
-    finally:
-        for leftover in (part, old):
-            shutil.rmtree(leftover, ignore_errors=True)
+NO_LOCKS = (errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""Errors of file systems that do not lock folders; the first is that of NFS."""
 
 
 RUST_SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")

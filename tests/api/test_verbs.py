@@ -20,7 +20,8 @@ from biphase.api.finetuning import is_folder
 from biphase.api.own_task import describe_data, list_changes, write_task
 from biphase.cli.app import run_command
 from biphase.corpus.text import are_names
-from biphase.errors import InputError
+from biphase.errors import BusyError, InputError
+from biphase.files import claimed
 from biphase.tasks.examples import load_examples
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import TASK_SPLITS, find_task
@@ -421,3 +422,5 @@ def test_a_training_that_diverged_keeps_nothing(
     said = capsys.readouterr()
     assert said.err == f"{tmp_path}/snli-0: scores and predictions; it diverged, and no model is kept\n"
     assert said.out == "snli · finished before\n"
+    with claimed(tmp_path / "kept", "keep.part"), pytest.raises(BusyError, match="another process is writing"):
+        biphase.finetune("encoder", "snli", keep=tmp_path / "kept")

@@ -499,7 +499,7 @@ def test_a_worker_has_a_thread_where_there_are_more_workers_than_cores(
     share: int, given: str, threads: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = []
-    monkeypatch.setattr(local.subprocess, "Popen", lambda command, env, **_: started.append(env["OMP_NUM_THREADS"]))
+    monkeypatch.setattr(local.subprocess, "Popen", lambda env, **_: started.append(env["OMP_NUM_THREADS"]))
     monkeypatch.setenv("OMP_NUM_THREADS", given)
     WorkerProcess(share, None)
     assert started == [threads]
@@ -644,6 +644,12 @@ def test_a_stopped_unit_is_an_outcome_and_its_worker_is_replaced(deeds: ModuleTy
     assert named["after"].value not in {pid, None}
 
 
+def heed_signals() -> None:
+    """A shell's background jobs ignore the one, and what runs under `nohup` the other."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_no_orphans_when_the_parent_is_ended(number: int, deeds: ModuleType, tmp_path: Path) -> None:
     code = (
@@ -658,7 +664,7 @@ def test_no_orphans_when_the_parent_is_ended(number: int, deeds: ModuleType, tmp
         [sys.executable, "-c", code, str(tmp_path)],
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+        preexec_fn=heed_signals,
     )
     pids = bred(tmp_path, 4)
     assert all(is_alive(pid) for pid in pids)

@@ -188,6 +188,23 @@ def test_a_preset_reloads_as_the_last_objective_left_it(
         export_checkpoint(run, tmp_path / "model")
 
 
+def test_a_place_that_another_process_fills_meanwhile_is_its(
+    tiny_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, theirs = train(tiny_recipe(*MLM), tmp_path / "runs"), tmp_path / "model" / "theirs"
+
+    def fill(source: Path) -> PreTrainedModel:
+        theirs.parent.mkdir()
+        theirs.touch()
+        return load_model(source)
+
+    monkeypatch.setattr("biphase.export.model.load_model", fill)
+    with pytest.raises(InputError, match="not an empty folder"):
+        export_checkpoint(str(run.path), tmp_path / "model")
+    assert [*theirs.parent.iterdir()] == [theirs]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "runs"]
+
+
 TEXTS = ["Glinda sat in her palace.", "", "Tip, who was a strong and sturdy lad, " * 12, "Ozma of Oz"]
 
 

@@ -83,7 +83,7 @@ def finetune(
     is_old = plan.is_finished(Path(scores))
     from biphase.finetuning.fit import fit_cells
 
-    with nullcontext() if keep is None else claimed(Path(keep).resolve(), "keep"):
+    with nullcontext() if keep is None else claimed(Path(keep).resolve(), "keep.part"):
         if keep is not None:
             refuse_filled(Path(keep), "keep")  # another process may have written it meanwhile
         [score] = fit_cells([plan], Path(scores), keep=None if keep is None else Path(keep))

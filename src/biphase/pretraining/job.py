@@ -283,7 +283,7 @@ def load_state(job: Job, run_step: int) -> State:
     return State(model, optimizers, start.tokens_seen, run_step, num_tokens, flops, compiling)
 
 
-def refuse_replaced(job: Job, run_step: int) -> None:
+def refuse_other_weights(job: Job, run_step: int) -> None:
     """Raise `InputError` where the weights after `run_step` updates are other ones by now than those that were named.
 
     They are read from their file as they are needed, for the last time by the first update.

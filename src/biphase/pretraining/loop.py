@@ -33,7 +33,7 @@ from biphase.encoder.proofs import prove_causality
 from biphase.errors import InputError, StoppedError, first_of
 from biphase.flops import FlopCount, SampleLengths, flops_between
 from biphase.machine import stop_signals
-from biphase.pretraining.job import Job, State, hold_run, load_state, open_job, refuse_replaced, save_state
+from biphase.pretraining.job import Job, State, hold_run, load_state, open_job, refuse_other_weights, save_state
 from biphase.pretraining.objectives import Microbatch, make_microbatches, prefetch
 from biphase.pretraining.optimizer import autocast, set_rate, unwrap
 from biphase.recipe import Phase, Recipe
@@ -122,7 +122,7 @@ def train_steps(job: Job, begin: int, stop: int, *, is_logged: bool) -> int:
             )
             if step == begin:
                 world.decide(
-                    partial(refuse_replaced, job, begin), "the weights were replaced; the first process says more"
+                    partial(refuse_other_weights, job, begin), "the weights were replaced; the first process says more"
                 )
             state.tokens_seen += numbers["tokens"]
             seconds = time.perf_counter() - since
