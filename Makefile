@@ -59,12 +59,13 @@ SEED ?= 0
 fuzz: $(VENV)/developer
 	$(BIN)/python tests/campaigns/fuzzing.py --count $(COUNT) --seed $(SEED)
 
-# Kills, full disks, hostile models and lost processes too; figures for docs/LOG.md.
+# Kills, full disks, hostile models, lost processes and exchanged files too; figures for docs/LOG.md.
 campaigns: fuzz
 	$(BIN)/python tests/campaigns/killing.py --count 100 --seed $(SEED)
 	$(BIN)/python tests/campaigns/full_disk.py --count 10 --seed $(SEED)
 	$(BIN)/python tests/campaigns/hostile.py
 	$(BIN)/python tests/campaigns/distributed.py --count 30 --seed $(SEED)
+	$(BIN)/python tests/campaigns/exchanging.py --count 20 --seed $(SEED)
 
 # Every model type of transformers against plain transformers; writes docs/families.md and the README's claim.
 families: $(VENV)/developer

@@ -73,7 +73,7 @@ def test_two_at_one_place_do_not_mix(tmp_path: Path) -> None:
         assert names(part) == []
         (part / "x").touch()
         for writing in (whole_folder(tmp_path / "a"), own_folder(tmp_path / "a", "report")):
-            with pytest.raises(BusyError, match="another process is writing .*/a: wait for it, or give"), writing:
+            with pytest.raises(BusyError, match=r"another process is writing .*/a: wait for it, or give"), writing:
                 pytest.fail("it is taken")
         assert names(part) == ["x"]
     assert names(tmp_path) == ["a"]

@@ -3,7 +3,7 @@
 They live and end together: each ends with the process that started it, and none waits for one that has died, was
 stopped or is cut off: every process beats once a second, and one whose heart is silent is named.
 
-`python -m biphase.distributed` is torchrun that says in one line which process was killed, and ends as its processes
+`python -P -m biphase.distributed` is torchrun that says in one line which process was killed, and ends as its processes
 did: torchrun's own exit code is 1 whatever happened, and whoever started it must tell a run that another process is at
 (75) from one that cannot be trained.
 """

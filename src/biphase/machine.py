@@ -253,5 +253,5 @@ def end_with_parent(parent: int, grace_seconds: float) -> None:
 def describe_kill(number: int) -> str:
     """`was killed (signal 9, SIGKILL; out of memory?)`."""
     names = {member.value: f", {member.name}" for member in signal.Signals}
-    causes = {signal.SIGKILL: "; out of memory?", signal.SIGBUS: "; was a file cut short that it read from?"}
+    causes = {int(signal.SIGKILL): "; out of memory?", int(signal.SIGBUS): "; was a file that it reads cut short?"}
     return f"was killed (signal {number}{names.get(number, '')}{causes.get(number, '')})"

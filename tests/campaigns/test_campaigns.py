@@ -33,12 +33,13 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 sys.path.append(sys.argv[1])
-import distributed, full_disk, hostile, killing
+import distributed, exchanging, full_disk, hostile, killing
 slices = (
     (killing, Namespace(count=2, seed=0, only=None)),
     (full_disk, Namespace(count=1, seed=0)),
     (hostile, Namespace(every=29)),
     (distributed, Namespace(count=2, seed=0)),
+    (exchanging, Namespace(count=1, seed=0)),
 )
 for module, given in slices:
     tried = list(module.campaign(given, Path(sys.argv[2])))
@@ -47,11 +48,11 @@ for module, given in slices:
 
 
 @pytest.mark.slow
-def test_slices_of_kills_full_disks_hostile_models_and_lost_processes(folder: Path) -> None:
+def test_slices_of_kills_full_disks_hostile_models_lost_processes_and_exchanged_files(folder: Path) -> None:
     """Killed: nothing of pretraining, shards, cells and studies is lost, redone or left lying. A full disk: one
     line, and the same command ends as if it had never been full. Hostile: no code of theirs runs, and nothing behind a
-    link is touched. One of two processes killed: one line, and the run goes on. In a process of their own: they fork,
-    and set what a process has once."""
+    link is touched. One of two processes killed: one line, and the run goes on. A file that is exchanged for another's:
+    one line. In a process of their own: they fork, and set what a process has once."""
     command = [sys.executable, "-c", SLICES, str(Path(__file__).parent), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -294,8 +294,7 @@ def list_notes(state: StudyState) -> Iterator[str]:
             values = ", ".join(f"{value} ({first_of(names, MOST_NAMES)})" for value, names in sorted(names_of.items()))
             notes[f"Not all {how} with the same {key}: {values}; differences between these may come from it."] = None
     yield from notes
-    scores = chain.from_iterable(scores.scores for scores in state.scores.values())
-    if lost := [score for score in scores if has_lost_predictions(score)]:
+    if lost := [score for own in state.scores.values() for score in own.scores if has_lost_predictions(score)]:
         models = first_of(sorted({score.model for score in lost}), MOST_NAMES)
         unknown = "how much of their differences is chance of the test examples is not known"
         yield f"The predictions of {show_count(len(lost), 'score')} were deleted ({models}): {unknown}."
