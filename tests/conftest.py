@@ -6,7 +6,7 @@ The text is the beginning of L. Frank Baum's "The Marvelous Land of Oz" (1904), 
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -142,6 +142,17 @@ def tiny_recipe(corpus: Corpus) -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def update_golden(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--update-golden"))
+
+
+def write_manifest(folder: Path) -> None:
+    """Write the manifest of a checkpoint of which nothing else is there, RUN/steps/STEP."""
+    from biphase.files import write_hashed
+    from biphase.run import CheckpointManifest
+
+    step, files = int(folder.name), {"model/config.json": ""}
+    run = folder.parent.parent.name
+    manifest = CheckpointManifest(step, step, 0, 0, "", "", "mlm", False, None, [], files=files, run=run)
+    write_hashed(folder / "manifest.json", asdict(manifest))
 
 
 # Finished cells as they lie on disk, with the scores and predictions that a test wants

@@ -47,7 +47,8 @@ def test_locks_that_are_given_twice_and_locks_that_do_not_work(tmp_path: Path, m
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr(files.fcntl, "flock", refuse)
-    assert describe_locks(tmp_path, "lustre", set()).startswith("! flock does not work here (Function not implemented)")
+    said = describe_locks(tmp_path, "lustre", set())
+    assert said.startswith("! flock does not work here (no locks on its file system (Function not implemented))")
 
 
 def test_the_hub_by_what_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,8 @@ from biphase.tasks.examples import input_of, load_examples
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import METRICS, find_task
 
+from ..conftest import write_manifest
+
 
 @pytest.fixture(autouse=True)
 def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +65,7 @@ def test_embedding_recipes_take_no_shards() -> None:
 def test_a_branch_starts_where_a_checkpoint_is() -> None:
     Path("runs/a-12345678/steps/400").mkdir(parents=True)
     Path("runs/a-12345678/config.yaml").touch()
-    Path("runs/a-12345678/steps/400/manifest.json").touch()
+    write_manifest(Path("runs/a-12345678/steps/400"))
     for name, model in (
         ("branch", "runs/b@400"),
         (None, "runs/b@400"),

@@ -12,6 +12,8 @@ import yaml
 from biphase.corpus.prepare import prepare
 from biphase.corpus.tokenizer import save_tokenizer, train_tokenizer
 
+from ..conftest import write_manifest
+
 COMMANDS = """
 pretrian tiny                                     | pretrian
 pretrain                                          | RECIPE
@@ -83,7 +85,7 @@ def fill_folder(folder: Path) -> None:
     (folder / "full" / "mine").touch()
     (folder / "run" / "steps" / "5").mkdir(parents=True)
     (folder / "run" / "config.yaml").touch()
-    (folder / "run" / "steps" / "5" / "manifest.json").touch()
+    write_manifest(folder / "run" / "steps" / "5")
     task = {"name": "mine", "family": "sequence_classification", "metric": "accuracy", "template": "{text}"}
     record = {"task": task | {"classes": ["a", "b"]}, "config": {}}
     for name, kind in (("encoder", "EuroBertForMaskedLM"), ("kept", "EuroBertForSequenceClassification")):
