@@ -220,10 +220,14 @@ def read_json_as(path: Path, kind: type[Stored], remedy: str = ANEW) -> Stored:
     return validate_record(path, read_json(path), kind, remedy)
 
 
+make_adapter: Callable[[Any], TypeAdapter[Any]] = lru_cache(TypeAdapter)
+"""Cached, for to make one takes longer than to read a record."""
+
+
 def validate_record(path: Path, record: Any, kind: type[Stored], remedy: str) -> Stored:
     """Return a record that was read from a file, as `kind`; raises as `read_json_as` does."""
     try:
-        return TypeAdapter(kind).validate_python(record)
+        return make_adapter(kind).validate_python(record)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
