@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,24 @@ def count_gpus(allowed: str | None) -> int:
         lines = answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"]
         raise InputError(f"PyTorch does not load, so GPUs cannot be counted: {lines[-1]}; device=cpu does without")
     return int(answer.stdout.split()[-1])
+
+
+def refuse_versions(extra: str = "") -> None:
+    """Raise `InputError` for a package in a version that biphase, or this extra of it, is not made for. What is not
+    installed at all is told where it is imported."""
+    from packaging.requirements import Requirement
+    from packaging.version import Version
+
+    with suppress(PackageNotFoundError):  # of the package, or of biphase: a checkout need not be installed
+        for needed in map(Requirement, requires("biphase") or ()):
+            if needed.marker is not None and not needed.marker.evaluate({"extra": extra}):
+                continue
+            installed = version(needed.name)
+            if Version(installed).base_version not in needed.specifier:  # NVIDIA's PyTorch 2.11 is a 2.11.0a0
+                wanted = f"{needed.name}{needed.specifier}"
+                raise InputError(
+                    f"{needed.name} {installed} is installed, biphase needs another: pip install '{wanted}'"
+                )
 
 
 def prepare_process() -> None:

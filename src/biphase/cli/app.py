@@ -19,7 +19,7 @@ from cyclopts import App, CycloptsError, Group, Parameter
 from biphase import __version__
 from biphase.console import announce_loading, describe_copies, err, is_one_of_several, launched_as, silence, take_turn
 from biphase.errors import EXIT_BUSY, STOPPED, BusyError, InputError, StoppedError, clipped, memory_told
-from biphase.machine import prepare_process
+from biphase.machine import prepare_process, refuse_versions
 
 PATH = {
     "Begin": ("demo", "init", "doctor"),
@@ -103,6 +103,7 @@ def run_command(words: Sequence[str]) -> None:
     *_, last = app.parse_commands(words)[1]
     if command is last.default_command:
         OPTIONS.update((argument.field_info.name, argument.name) for argument in last.assemble_argument_collection())
+    refuse_versions()
     command(*bound.args, **bound.kwargs)
     if command.__name__ == "help_print" and not {"-h", "--help"}.intersection(words):
         sys.exit(2)
