@@ -70,7 +70,7 @@ def list_targets(run: str) -> list[Target]:
     pretrain = ["pretrain", "recipe.yaml", "--runs", "new"]
     export = ["export", run, "out"]
     prepare = ["--tokenizer", "tokenizer", "--out", "out", "--workers", "1"]
-    texts = ("plain.txt", "train.jsonl", "packed.jsonl.gz", "packed.jsonl.zst", "table.parquet")
+    texts = ("plain.txt", "train.jsonl", "packed.jsonl.gz", "packed.jsonl.zst", "table.parquet", "table.arrow")
     study = [["study", verb, "study.yaml"] for verb in ("plan", "status", "report")]
     again = ["study", "run", "study.yaml", "--workers", "0"]
     branch = [*pretrain, f"init={{checkpoint: {run}@5}}"]
@@ -78,6 +78,7 @@ def list_targets(run: str) -> list[Target]:
     checks = (["inspect", "shards", "--verify"], pretrain)
     train_tokenizer = ["tokenizer", "train", "text/train.jsonl", "--out", "out"]
     take_tokenizer = ["tokenizer", "from", "tokenizer", "--out", "out"]
+    tables = ["text/table.parquet", "text/table.arrow"]
     cell, verify = finetune("mood", "new"), ["inspect", run, "--verify"]
     of_run = ["finetune", run, *cell[2:]]
     compare = ["evaluate", "--out", "scores", "--compare", "encoder", run]
@@ -91,6 +92,7 @@ def list_targets(run: str) -> list[Target]:
             for name, form in tasks
         ),
         *(Target(f"text {name}", f"text/{name}", (["prepare", f"text/{name}", *prepare],)) for name in texts),
+        *(Target(f"task of {path}", path, (["init", "task", path, "--out", "new.yaml"],)) for path in tables),
         Target("text for a tokenizer", "text/train.jsonl", (train_tokenizer,)),
         Target("tokenizer", "tokenizer/*.json", (["prepare", "text/train.jsonl", *prepare], take_tokenizer)),
         Target("tokenizer mark", "tokenizer/.biphase.json", (["tokenizer", "from", "encoder", "--out", "tokenizer"],)),

@@ -253,7 +253,10 @@ def write_sources(folder: Path) -> None:
     import pyarrow.parquet as pq
 
     (folder / "text" / "packed.jsonl.zst").write_bytes(pa.Codec("zstd").compress(packed, asbytes=True))
-    pq.write_table(pa.table({"text": paragraphs[:20]}), folder / "text" / "table.parquet")
+    table = pa.table({"text": paragraphs[:20], "label": [number % 2 for number in range(20)]})
+    pq.write_table(table, folder / "text" / "table.parquet")
+    with pa.ipc.new_file(folder / "text" / "table.arrow", table.schema) as file:
+        file.write_table(table)
     for name, content in (("recipe", RECIPE), ("study", STUDY)):
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     for name, task in TASKS.items():
