@@ -37,20 +37,18 @@ class StoppedError(Exception):
         """The code that shells use: 130 after Ctrl-C, 143 after SIGTERM."""
 
 
-def is_raised_here(error: BaseException) -> bool:
-    """Tell whether an error was raised by a line of biphase itself, and not by a library that it called.
+def is_raised_in_rust(error: BaseException) -> bool:
+    """Tell whether an error is of a library in Rust (`tokenizers`, `safetensors`): it leaves no line of its own, and is
+    known by a bare `Exception`, or where the library gave up, by a class that is none."""
+    return type(error) is Exception or type(error).__name__ == "PanicException"
 
-    Libraries written in Rust leave no line of theirs: they are known by a class of their own, or by a bare `Exception`.
-    """
-    if type(error) is Exception or not type(error).__module__.startswith(("builtins", "biphase")):
+
+def is_raised_here(error: BaseException) -> bool:
+    """Tell whether an error was raised by a line of biphase itself, and not by a library that it called."""
+    if is_raised_in_rust(error) or not type(error).__module__.startswith(("builtins", "biphase")):
         return False
     *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
     return SOURCE in Path(innermost.f_code.co_filename).parents
-
-
-def is_panic(error: BaseException) -> bool:
-    """Tell whether a library in Rust gave up. Each of them has a class of its own for it, which is no `Exception`."""
-    return type(error).__name__ == "PanicException"
 
 
 @contextmanager
@@ -66,7 +64,7 @@ def told_as(problem: str, remedy: str = "") -> Iterator[None]:
     except InputError:
         raise
     except BaseException as error:  # libraries raise errors of their own kinds over what others wrote
-        if not isinstance(error, Exception) and not is_panic(error):
+        if not isinstance(error, Exception) and not is_raised_in_rust(error):
             raise
         if is_raised_here(error) and not isinstance(error, OSError | UnicodeError | MemoryError):
             raise

@@ -96,7 +96,9 @@ def parse_yaml(text: str) -> Any:
         raise yaml.YAMLError(DEEP) from None
     except yaml.YAMLError:
         raise
-    except Exception as error:  # of any kind, as in `!!bool x` or a date that is none; a key or a text that JSON has not
+    except (
+        Exception
+    ) as error:  # of any kind, as in `!!bool x` or a date that is none; a key or a text that JSON has not
         raise yaml.YAMLError(f"a value that cannot be read: {first_line(error)}") from None
     return value
 

@@ -241,6 +241,7 @@ def finetune(task: str, scores: str = "single") -> list[str]:
 def write_sources(folder: Path) -> None:
     """What a user writes: text, recipe, tasks and their data, a study."""
     paragraphs = PROSE.read_text(encoding="utf-8").split("\n\n")[:60]
+    paragraphs[12] = f"{'a' * 40}! {paragraphs[12]}"  # what some patterns take for ever on
     for name in ("text", "tasks", "data"):
         (folder / name).mkdir()
     for name, part in (("train", paragraphs[8:]), ("validation", paragraphs[:8])):

@@ -175,10 +175,17 @@ def load_pretrained_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
 
 
 def with_all_roles(tokenizer: "PreTrainedTokenizerFast", name: str) -> "PreTrainedTokenizerFast":
-    """Return a tokenizer that has end-of-text, mask and pad too; its ids for text are unchanged."""
+    """Return a tokenizer that has end-of-text, mask and pad too; its ids for text are unchanged.
+
+    Raises `InputError` for ids that `tokenizers` takes, and fails on later.
+    """
     from tokenizers import AddedToken, Tokenizer
 
     backend = tokenizer.backend_tokenizer
+    numbers = backend.get_vocab(with_added_tokens=False).values()
+    if not numbers or len({*numbers}) < len(numbers) or max(numbers) >= MAX_VOCAB_SIZE:
+        needed = f"it needs tokens, and for each an id of its own below {MAX_VOCAB_SIZE:,}"
+        raise InputError(f"tokenizer {name} is damaged ({needed}); take it from where it is whole")
     backend.no_padding()
     backend.no_truncation()
     roles = {role: str(getattr(tokenizer, role)) for role in ROLES if getattr(tokenizer, role, None)}

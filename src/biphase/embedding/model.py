@@ -398,13 +398,13 @@ def load_embedder(name: str) -> SentenceTransformer:
         return make_embedder(name, None, "mean")
     for pickled in sorted(folder.glob("[0-9]*/pytorch_model*.bin")):  # of modules such as `2_Dense`
         refuse_pickles(pickled.parent)
+    texts = ["a", "What a text of some more words says."]
     with told_as(f"{name} is no embedding model that can be loaded"):
         plain = SentenceTransformer(str(folder), trust_remote_code=False, model_kwargs={"dtype": torch.float32})
+        expected_ND = probe_embeddings(plain, texts)
     first: Any = plain[0]
     if type(first) is not Transformer or first.do_lower_case or not (folder / "config.json").exists():
         return plain
-    texts = ["a", "What a text of some more words says."]
-    expected_ND = probe_embeddings(plain, texts)
     plain[0] = PackedTransformer(load_backbone(folder), first.tokenizer, first.max_seq_length).to(plain.device)
     if np.abs(probe_embeddings(plain, texts) - expected_ND).max() >= TOLERANCE:
         console.err.print(f"{name}: embedded by sentence-transformers alone, as packed it would differ", markup=False)
