@@ -139,8 +139,7 @@ def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerFast":
         from tokenizers import Tokenizer
 
         with told_as(f"{path} is neither a tokenizer.json nor a Llama 3 tokenizer.model (base64 and a rank a line)"):
-            backend = Tokenizer.from_file(str(path))
-        return with_all_roles(wrap_backend(backend, {}), str(path))
+            return with_all_roles(wrap_backend(Tokenizer.from_file(str(path)), {}), str(path))
     tokenizer = find_tokenizer(fetch_model(os.path.expanduser(source), kind="tokenizer"), str(source))  # `./x` as it is
     if tokenizer is None:
         raise InputError(f"tokenizer {source} has no tokenizer files (tokenizer.json or the like)")
