@@ -8,12 +8,15 @@ import pty
 import signal
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from threading import Thread
 
 import pytest
 
 from biphase import machine
+from biphase.api.networks import needs_embeddings
+from biphase.cli.app import run_command
 from biphase.errors import InputError
 
 CODE = """
@@ -205,3 +208,36 @@ def test_every_python_process_of_ours_is_made_in_one_place() -> None:
     source = Path(machine.__file__).parent
     makers = [path.name for path in source.rglob("*.py") if "sys.executable" in path.read_text(encoding="utf-8")]
     assert sorted(makers) == ["doctor.py", "machine.py"]
+
+
+def test_a_package_of_another_version_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From every command, doctor too, before transformers raises what it thinks of it; of an extra, where it is used.
+    What is not installed is told elsewhere."""
+    needed = [
+        "torch<3,>=2",
+        "tokenizers>=0.23.3",
+        'sentence-transformers<7,>=6.2; extra == "embeddings"',
+        "not-there>9",
+    ]
+    here = {"torch": "2.13.0a0+nv26", "tokenizers": "0.23.3", "sentence-transformers": "6.0.1"}
+
+    def version(name: str) -> str:
+        if name not in here:
+            raise PackageNotFoundError
+        return here[name]
+
+    monkeypatch.setattr(machine, "requires", lambda _: needed)
+    monkeypatch.setattr(machine, "version", version)
+    machine.refuse_versions()
+    with pytest.raises(
+        InputError, match=r"sentence-transformers 6.0.1 is installed, .*: pip install 'sentence-tr.*6.2'"
+    ):
+        machine.refuse_versions("embeddings")
+    with pytest.raises(InputError, match="sentence-transformers 6.0.1"), needs_embeddings("biphase embed"):
+        pass
+    here["tokenizers"] = "0.23.2"
+    for words in (["doctor"], ["inspect", "nowhere"]):
+        with pytest.raises(InputError, match="tokenizers 0.23.2 is installed"):
+            run_command(words)
+    monkeypatch.setattr(machine, "requires", requires)
+    machine.refuse_versions("embeddings")

@@ -3,7 +3,8 @@
 
 import signal
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -36,12 +37,15 @@ class StoppedError(Exception):
         """The code that shells use: 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP."""
 
 
-def is_raised_here(error: BaseException) -> bool:
-    """Tell whether an error was raised by a line of biphase itself, and not by a library that it called.
+def is_raised_in_rust(error: BaseException) -> bool:
+    """Tell whether an error is of a library in Rust (`tokenizers`, `safetensors`): it leaves no line of its own, and is
+    known by a bare `Exception`, or where the library gave up, by a class that is none."""
+    return type(error) is Exception or type(error).__name__ == "PanicException"
 
-    Libraries written in Rust leave no line of theirs: they are known by a class of their own, or by a bare `Exception`.
-    """
-    if type(error) is Exception or not type(error).__module__.startswith(("builtins", "biphase")):
+
+def is_raised_here(error: BaseException) -> bool:
+    """Tell whether an error was raised by a line of biphase itself, and not by a library that it called."""
+    if is_raised_in_rust(error) or not type(error).__module__.startswith(("builtins", "biphase")):
         return False
     *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
     return SOURCE in Path(innermost.f_code.co_filename).parents
@@ -59,18 +63,23 @@ def told_as(problem: str, remedy: str = "") -> Iterator[None]:
         yield
     except InputError:
         raise
-    except Exception as error:  # libraries raise errors of their own kinds over what others wrote; ours pass on below
+    except BaseException as error:  # libraries raise errors of their own kinds over what others wrote
+        if not isinstance(error, Exception) and not is_raised_in_rust(error):
+            raise
         if is_raised_here(error) and not isinstance(error, OSError | UnicodeError | MemoryError):
             raise
         reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
         raise InputError(f"{problem} ({reason}){remedy and f'; {remedy}'}") from error
 
 
+NO_MEMORY = ("out of memory", "DefaultCPUAllocator", "Cannot allocate memory", "failed to map segment")
+"""The words of PyTorch on a GPU and on a CPU, of the system, and of its loader of libraries, where memory lacks."""
+
+
 def lacks_memory(error: BaseException) -> bool:
-    """Tell whether a GPU or this machine had no memory left: Python and NumPy, PyTorch on a GPU, and PyTorch on a CPU
-    say so in ways of their own."""
-    says_so = any(words in str(error) for words in ("out of memory", "DefaultCPUAllocator"))
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and says_so)
+    """Tell whether a GPU or this machine had no memory left."""
+    says_so = any(words in str(error) for words in NO_MEMORY)
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError | ImportError | OSError) and says_so)
 
 
 @contextmanager
@@ -78,7 +87,7 @@ def memory_told(remedy: str) -> Iterator[None]:
     """Turn a lack of memory in the block into an `InputError`: what was wanted, and the remedy."""
     try:
         yield
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, RuntimeError, ImportError, OSError) as error:
         if not lacks_memory(error):
             raise
         message = first_line(error).rpartition("DefaultCPUAllocator: ")[2]
@@ -106,10 +115,10 @@ def first_of(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + more
 
 
-def refuse_doubles(kind: str, values: Sequence[object]) -> None:
+def refuse_doubles(kind: str, values: Sequence[Hashable]) -> None:
     """Raises `InputError` when a value occurs twice."""
-    for number, value in enumerate(values):
-        if value in values[:number]:
+    for value, count in Counter(values).items():
+        if count > 1:
             raise InputError(f"{kind} {value} is named twice; drop or rename one of the two")
 
 

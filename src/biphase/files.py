@@ -95,8 +95,12 @@ def parse_yaml(text: str) -> Any:
             raise RecursionError
     except RecursionError:
         raise yaml.YAMLError(DEEP) from None
-    except (TypeError, ValueError, OverflowError) as error:  # a date that is none, a key or a text that JSON has not
-        raise yaml.YAMLError(first_line(error)) from None
+    except yaml.YAMLError:
+        raise
+    except (
+        Exception
+    ) as error:  # of any kind, as in `!!bool x` or a date that is none; a key or a text that JSON has not
+        raise yaml.YAMLError(f"a value that cannot be read: {first_line(error)}") from None
     return value
 
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,24 @@ def python_process(*words: str, **variables: str) -> dict[str, Any]:
     Neither it nor any Python that it starts imports modules from the folder that the user stands in.
     """
     return {"args": [sys.executable, "-P", *words], "env": os.environ | variables | {"PYTHONSAFEPATH": "1"}}
+
+
+def refuse_versions(extra: str = "") -> None:
+    """Raise `InputError` for a package in a version that biphase, or this extra of it, is not made for. What is not
+    installed at all is told where it is imported."""
+    from packaging.requirements import Requirement
+    from packaging.version import Version
+
+    with suppress(PackageNotFoundError):  # of the package, or of biphase: a checkout need not be installed
+        for needed in map(Requirement, requires("biphase") or ()):
+            if needed.marker is not None and not needed.marker.evaluate({"extra": extra}):
+                continue
+            installed = version(needed.name)
+            if Version(installed).base_version not in needed.specifier:  # NVIDIA's PyTorch 2.11 is a 2.11.0a0
+                wanted = f"{needed.name}{needed.specifier}"
+                raise InputError(
+                    f"{needed.name} {installed} is installed, biphase needs another: pip install '{wanted}'"
+                )
 
 
 def prepare_process() -> None:

@@ -78,6 +78,15 @@ def change_yaml(rng: random.Random, data: bytes) -> tuple[bytes, str]:
     return yaml.safe_dump(tree, sort_keys=False).encode(), what
 
 
+OTHER_SHAPES = [b"null", b"5", b'"text"', b"[]", b"[5]", b"{}", b'{"a": 1}', b"[{}]", b'[{"a": null}]', b"true"]
+
+
+def other_shape(rng: random.Random, data: bytes) -> tuple[bytes, str]:
+    """Valid JSON, and YAML, of another shape than the record has."""
+    shape = rng.choice(OTHER_SHAPES)
+    return shape + b"\n", shape.decode()
+
+
 def rewrite_json(rng: random.Random, data: bytes) -> tuple[bytes, str]:
     """What json.dumps does not write: surrogates, thousands of digits, depth, keys twice, bare constants."""
     kind, text = rng.choice(
@@ -110,6 +119,10 @@ def double_key(rng: random.Random, data: bytes) -> tuple[bytes, str]:
     ), f"line {at + 1} twice"
 
 
+YAML_TAGS = ["bool x", "int ''", "float ''", "float x", "timestamp x", "binary é", "null x", "set [1]", "omap {a: 1}"]
+YAML_TAGS += ["pairs [1]", "map x", "seq x", "str [1]", "python/name:os.system"]
+
+
 def rewrite_yaml(rng: random.Random, data: bytes) -> tuple[bytes, str]:
     bomb = b"a0: &a0 [x, x, x, x, x, x, x, x, x]\n"
     bomb += b"".join(b"a%d: &a%d [%s]\n" % (n, n, b", ".join([b"*a%d" % (n - 1)] * 9)) for n in range(1, 10))
@@ -125,6 +138,7 @@ def rewrite_yaml(rng: random.Random, data: bytes) -> tuple[bytes, str]:
             ("surrogate", b'surprise: "\\ud800"\n'),
             ("merge", b"<<: [1, 2]\n"),
             ("tag", b"surprise: !x 1\n"),
+            *((f"tag {tag}", f"surprise: !!{tag}\n".encode()) for tag in YAML_TAGS),
             ("sixty", b"surprise: 1:99999999999999999999:1\n"),
             ("documents", b"---\na: 1\n"),
             ("list for a key", b"? [1, 2]\n: 1\n"),
@@ -187,14 +201,73 @@ def change_header(rng: random.Random, data: bytes) -> tuple[bytes, str]:
     return len(header).to_bytes(8, "little") + header + data[8 + size :], f"header: {what}"
 
 
+PATHOLOGICAL = ["(a+)+$", "(a|aa)+$", "(", "\\p{Nope}", ".*.*.*.*x", "", "\\1"]
+
+
+def change_tokenizer(rng: random.Random, data: bytes) -> tuple[bytes, str]:
+    """A tokenizer of another shape: ids twice, out of reach or missing, no vocabulary, parts that end badly."""
+    tree = json.loads(data)
+    vocab, added = tree["model"]["vocab"], tree["added_tokens"]
+    kind, name = rng.randrange(8), rng.choice(sorted(vocab))
+    pattern = {"Regex": rng.choice(PATHOLOGICAL)}
+    if kind == 0:
+        vocab[name] = rng.choice([0, 1, 299, 300, 70_000, 9_999_999, 10_000_000, 4_000_000_000, 2**32 - 1])
+    elif kind == 1:
+        rng.choice(added)["id"] = rng.choice([0, 7, 70_000, 4_000_000_000])
+    elif kind == 2:
+        tree["model"] |= {"vocab": {}, "merges": []}
+        tree["added_tokens"] = rng.choice([[], added])
+    elif kind == 3:
+        split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+        tree["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, tree["pre_tokenizer"]]}
+    elif kind == 4:
+        tree["normalizer"] = {"type": "Replace", "pattern": pattern, "content": "aaaa"}
+    elif kind == 5:
+        tree["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": rng.choice(["AAAA", "", "/////w=="])}
+    elif kind == 6:
+        tree["model"] = {"type": rng.choice(["WordPiece", "Unigram", "WordLevel"]), "vocab": {"a": 0}, "unk_token": "b"}
+    else:
+        tree["post_processor"] = {"type": "TemplateProcessing", "single": [], "pair": [], "special_tokens": {}}
+    return json.dumps(tree).encode(), f"tokenizer {kind}: {json.dumps(tree.get('normalizer'))[:80]}"
+
+
+FOREIGN = ["null", "5", "[]", "{", '{"info": null}', '{"info": []}', '{"info": {"features": 5}}', "\x00", "é" * 99]
+CLASSES = ["null", "5", '"x"', "{}", "[]", "[null]", '{"0": "x"}', '["x", 5]']
+FOREIGN += [
+    f'{{"info": {{"features": {{"text": {feature}}}}}}}' for feature in ("null", "5", "[]", "[5]", '"ClassLabel"')
+]
+FOREIGN += [
+    f'{{"info": {{"features": {{"label": {{"_type": "ClassLabel", "names": {names}}}}}}}}}' for names in CLASSES
+]
+
+
+def foreign_metadata(rng: random.Random, data: bytes) -> tuple[bytes, str]:
+    """A table in which something else stands where `datasets` describes its columns."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    said, sink = rng.choice(FOREIGN), pa.BufferOutputStream()
+    is_parquet = data.startswith(b"PAR1")
+    table = pq.read_table(pa.BufferReader(data)) if is_parquet else pa.ipc.open_file(data).read_all()
+    table = table.replace_schema_metadata({b"huggingface": said.encode()})
+    if is_parquet:
+        pq.write_table(table, sink)
+    else:
+        with pa.ipc.new_file(sink, table.schema) as file:
+            file.write_table(table)
+    return sink.getvalue().to_pybytes(), said
+
+
 Mutation = Callable[[random.Random, bytes], tuple[bytes, str]]
 ANY: list[Mutation] = [flip_bit, flip_bit, cut, zero, insert, drop, empty, noise]
 BY_ENDING: dict[str, list[Mutation]] = {
-    ".json": [change_json, change_json, change_json, rewrite_json, rewrite_json],
+    ".json": [change_json, change_json, change_json, rewrite_json, rewrite_json, other_shape],
     ".jsonl": [change_json_line, change_json_line, rewrite_json, repeat_line],
-    ".yaml": [change_yaml, change_yaml, change_yaml, rewrite_yaml, rewrite_yaml, double_key],
+    ".yaml": [change_yaml, change_yaml, change_yaml, rewrite_yaml, rewrite_yaml, double_key, other_shape],
     ".safetensors": [header_size, change_header, change_header],
     ".tsv": [repeat_line],
+    ".parquet": [foreign_metadata],
+    ".arrow": [foreign_metadata],
     ".conll": [repeat_line],
 }
 
@@ -204,7 +277,7 @@ def damage(rng: random.Random, path: Path) -> str:
     if rng.random() < 0.06:
         return replace_file(rng, path)
     data = path.read_bytes()
-    own = BY_ENDING.get(path.suffix, [])
+    own = BY_ENDING.get(path.suffix, []) + (4 * [change_tokenizer] if path.name == "tokenizer.json" else [])
     mutation = rng.choice(own) if own and rng.random() < 0.65 else rng.choice(ANY)
     if not data:
         mutation = noise
@@ -306,6 +379,7 @@ def strange_words(rng: random.Random, run: str) -> list[str]:
             [*["evaluate", "encoder", *evaluation()], "--seeds", huge],
             [*["evaluate", "encoder", *evaluation()], "--learning-rates", huge],
             [*["evaluate", "encoder", *evaluation()], "--part", huge],
+            [*["evaluate", "encoder", *evaluation()], "--tasks", odd],
             ["study", "plan", "study.yaml", f"{study_key}={huge}"],
             ["study", "plan", "study.yaml", f"arms.0.curricula.0={curriculum}"],
             ["study", "plan", "study.yaml", "--device", odd],

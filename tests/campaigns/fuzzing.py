@@ -70,7 +70,8 @@ def list_targets(run: str) -> list[Target]:
     pretrain = ["pretrain", "recipe.yaml", "--runs", "new"]
     export = ["export", run, "out"]
     prepare = ["--tokenizer", "tokenizer", "--out", "out", "--workers", "1"]
-    texts = ("plain.txt", "train.jsonl", "packed.jsonl.gz", "packed.jsonl.zst", "table.parquet")
+    prepare_by = ["prepare", "text/train.jsonl", "--tokenizer", "encoder", "--out", "out", "--workers", "1"]
+    texts = ("plain.txt", "train.jsonl", "packed.jsonl.gz", "packed.jsonl.zst", "table.parquet", "table.arrow")
     study = [["study", verb, "study.yaml"] for verb in ("plan", "status", "report")]
     again = ["study", "run", "study.yaml", "--workers", "0"]
     branch = [*pretrain, f"init={{checkpoint: {run}@5}}"]
@@ -78,6 +79,8 @@ def list_targets(run: str) -> list[Target]:
     checks = (["inspect", "shards", "--verify"], pretrain)
     train_tokenizer = ["tokenizer", "train", "text/train.jsonl", "--out", "out"]
     take_tokenizer = ["tokenizer", "from", "tokenizer", "--out", "out"]
+    unmarked = ("encoder/.biphase.json",)
+    tables = ["text/table.parquet", "text/table.arrow"]
     cell, verify = finetune("mood", "new"), ["inspect", run, "--verify"]
     of_run = ["finetune", run, *cell[2:]]
     compare = ["evaluate", "--out", "scores", "--compare", "encoder", run]
@@ -91,15 +94,17 @@ def list_targets(run: str) -> list[Target]:
             for name, form in tasks
         ),
         *(Target(f"text {name}", f"text/{name}", (["prepare", f"text/{name}", *prepare],)) for name in texts),
+        *(Target(f"task of {path}", path, (["init", "task", path, "--out", "new.yaml"],)) for path in tables),
         Target("text for a tokenizer", "text/train.jsonl", (train_tokenizer,)),
         Target("tokenizer", "tokenizer/*.json", (["prepare", "text/train.jsonl", *prepare], take_tokenizer)),
         Target("tokenizer mark", "tokenizer/.biphase.json", (["tokenizer", "from", "encoder", "--out", "tokenizer"],)),
         Target("shards", f"{shards}/*", checks, is_hashed=True),
         Target("shard manifest", "shards/manifest.json", checks, is_hashed=True),
         Target("shard bytes", "shards/token_bytes.npy", checks, is_hashed=True),
-        Target("model configuration", "encoder/config.json", (cell, adapt)),
-        Target("model tokenizer", "encoder/token*.json", (cell,), drops=("cache",)),
-        Target("model weights", "encoder/model.safetensors", (cell, adapt)),
+        Target("model configuration", "encoder/config.json", (cell, adapt), drops=unmarked),
+        Target("model tokenizer", "encoder/token*.json", (cell, prepare_by), drops=("cache", *unmarked)),
+        Target("model weights", "encoder/model.safetensors", (cell, adapt), drops=unmarked),
+        Target("model mark", "encoder/.biphase.json", (cell,)),
         Target("checkpoint", f"{run}/steps/6/model/*", (export, of_run), is_hashed=True),
         Target("parent", f"{run}/steps/5/**/*", (branch,), is_hashed=True),
         Target("checkpoint manifest", f"{run}/steps/*/manifest.json", (export, branch, verify), is_hashed=True),
@@ -151,6 +156,12 @@ def judge(result: Result) -> tuple[str, str]:
     return "told", last[0][:300]
 
 
+def drop(place: Path, names: tuple[str, ...]) -> None:
+    """Remove folders, and files: by its mark a changed model would be refused unread."""
+    for path in map(place.joinpath, names):
+        path.unlink() if path.is_file() else shutil.rmtree(path, ignore_errors=True)
+
+
 def attempt(number: int, seed: int, world: Path, place: Path, only: str | None = None) -> Attempt:
     """Make attempt `number` of a seed in `place`, a folder that is made and removed."""
     rng = random.Random(f"{seed}-{number}")
@@ -159,8 +170,7 @@ def attempt(number: int, seed: int, world: Path, place: Path, only: str | None =
     target = targets[number % len(targets)]
     shutil.rmtree(place, ignore_errors=True)
     shutil.copytree(world, place, symlinks=True)
-    for name in target.drops:
-        shutil.rmtree(place / name, ignore_errors=True)
+    drop(place, target.drops)
     if target.name == "words":
         (place / "loop").symlink_to("loop")
         command, file, mutation = strange_words(rng, run), "", "words"
@@ -193,8 +203,7 @@ def whole_results(command: tuple[str, ...], world: Path, place: Path, drops: tup
         twin = place.with_name(f"{place.name}-twin")
         shutil.rmtree(twin, ignore_errors=True)
         shutil.copytree(world, twin, symlinks=True)
-        for name in drops:
-            shutil.rmtree(twin / name, ignore_errors=True)
+        drop(twin, drops)
         with standing_in(twin):
             before = set(Path().rglob("*"))
             result = call(list(command), HANG_SECONDS)

@@ -241,6 +241,7 @@ def finetune(task: str, scores: str = "single") -> list[str]:
 def write_sources(folder: Path) -> None:
     """What a user writes: text, recipe, tasks and their data, a study."""
     paragraphs = PROSE.read_text(encoding="utf-8").split("\n\n")[:60]
+    paragraphs[12] = f"{'a' * 40}! {paragraphs[12]}"  # what some patterns take for ever on
     for name in ("text", "tasks", "data"):
         (folder / name).mkdir()
     for name, part in (("train", paragraphs[8:]), ("validation", paragraphs[:8])):
@@ -253,7 +254,10 @@ def write_sources(folder: Path) -> None:
     import pyarrow.parquet as pq
 
     (folder / "text" / "packed.jsonl.zst").write_bytes(pa.Codec("zstd").compress(packed, asbytes=True))
-    pq.write_table(pa.table({"text": paragraphs[:20]}), folder / "text" / "table.parquet")
+    table = pa.table({"text": paragraphs[:20], "label": [number % 2 for number in range(20)]})
+    pq.write_table(table, folder / "text" / "table.parquet")
+    with pa.ipc.new_file(folder / "text" / "table.arrow", table.schema) as file:
+        file.write_table(table)
     for name, content in (("recipe", RECIPE), ("study", STUDY)):
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     for name, task in TASKS.items():

@@ -146,10 +146,17 @@ def test_what_a_library_says_is_not_cut_at_a_colon() -> None:
         (BusyError("runs/a is in use by another process"), 75, "biphase: runs/a is in use"),
         (StoppedError("stopped at step 5 of 20; run the same"), 143, "biphase: stopped at step 5 of 20; run the same"),
         (StoppedError(signum=signal.SIGINT), 130, "biphase: stopped; run the same command to go on"),
+        (Exception("missing"), 2, "biphase: a tokenizer or a model is damaged (missing); take its files"),
+        (type("PanicException", (BaseException,), {})("a key"), 2, "biphase: a tokenizer or a model is damaged (a k"),
+        (
+            ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+            2,
+            "biphase: no memory is left (libtorch_cpu.so: failed to map segment from shared object): end what",
+        ),
         (MemoryError("Unable to allocate 7 PiB"), 2, "biphase: no memory is left (Unable to allocate 7 PiB): end what"),
     ],
 )
-def test_exit_codes(error: Exception, code: int, line: str, run_main: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exit_codes(error: BaseException, code: int, line: str, run_main: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(words: list[str]) -> None:
         raise error
 
@@ -166,6 +173,11 @@ def test_a_link_to_itself_is_told(run_main: Any, tmp_path: Path) -> None:
     assert "loop" in told and "; mend this, or give another place" in told
 
 
+def test_a_word_that_is_not_utf_8_is_told(run_main: Any) -> None:
+    """Such a folder could be made, but not all libraries write into it."""
+    assert "is not UTF-8" in refused(run_main("export", "runs/x", os.fsdecode(b"b\xff")))
+
+
 def test_parameters_of_verbs_are_options_here(run_main: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An error names what the user typed."""
     assert "--limit-mb is 0 and" in refused(run_main("tokenizer", "train", "x", "--limit-mb", 0, "--out", tmp_path))
@@ -179,7 +191,13 @@ def test_parameters_of_verbs_are_options_here(run_main: Any, monkeypatch: pytest
 
 
 def test_our_own_mistakes_keep_their_traceback(run_main: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for error in (AssertionError("ours"), KeyError("ours"), OSError("without a number"), RuntimeError("ours")):
+    for error in (
+        AssertionError("ours"),
+        ImportError("ours"),
+        KeyError("ours"),
+        OSError("without a number"),
+        RuntimeError("ours"),
+    ):
 
         def fail(words: list[str], error: Exception = error) -> None:
             raise error

@@ -217,6 +217,16 @@ def test_what_cannot_be_loaded(tmp_path: Path) -> None:
         assert name in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("vocab", [{}, {"a": 3}, {"a": 4_000_000_000}])
+def test_ids_that_tokenizers_takes_and_fails_on_later(trained, tmp_path: Path, vocab: dict[str, int]) -> None:
+    """An empty vocabulary, an id twice, one for which there is no room."""
+    tree = json.loads(trained.backend_tokenizer.to_str())
+    tree["model"] |= {"vocab": tree["model"]["vocab"] | vocab} if vocab else {"vocab": {}, "merges": []}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tree))
+    with pytest.raises(InputError, match=r"is damaged .*an id of its own below 10,000,000|out of vocabulary"):
+        load_tokenizer(tmp_path / "tokenizer.json")
+
+
 def test_code_of_a_repository_is_not_run(tmp_path: Path) -> None:
     config = {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Evil", None]}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))

@@ -198,10 +198,34 @@ def test_what_others_saved_is_embedded_as_they_embed_it(
     assert ("as packed it would differ" in capsys.readouterr().err) == (kind != "shortened")
 
 
-def test_a_pickle_among_the_modules_is_refused(wide_teacher: Path) -> None:
-    (wide_teacher / "2_Dense" / "model.safetensors").rename(wide_teacher / "2_Dense" / "pytorch_model.bin")
-    with pytest.raises(InputError, match=r"2_Dense has no weights .*, and pickles are never opened"):
+def place_dense(model: Path, place: str) -> Path:
+    """Move the folder of the linear map, and say so in modules.json."""
+    (model / place).parent.mkdir(parents=True, exist_ok=True)
+    (model / "2_Dense").rename(model / place)
+    modules = (model / "modules.json").read_text()
+    (model / "modules.json").write_text(modules.replace("2_Dense", place))
+    return model / place
+
+
+@pytest.mark.parametrize("place", ["2_Dense", "dense", "further/dense"])
+def test_a_pickle_among_the_modules_is_refused(wide_teacher: Path, place: str) -> None:
+    dense = place_dense(wide_teacher, place)
+    (dense / "model.safetensors").rename(dense / "pytorch_model.bin")
+    with pytest.raises(InputError, match=f"{place} has no weights .*, and pickles are never opened"):
         load_embedder(str(wide_teacher))
+
+
+def test_a_module_elsewhere_and_modules_of_another_form_are_refused(wide_teacher: Path) -> None:
+    (wide_teacher / "linked").symlink_to(place_dense(wide_teacher, "../dense"))
+    for text in ((wide_teacher / "modules.json").read_text(), '[{"path": "linked", "type": "x"}]'):
+        (wide_teacher / "modules.json").write_text(text)
+        for read in (load_embedder, hash_embedder):
+            with pytest.raises(InputError, match=r"its module '(../dense|linked)' is not in the folder"):
+                read(str(wide_teacher))
+    for text in ("null", "[5]", '[{"path": 5}]'):
+        (wide_teacher / "modules.json").write_text(text)
+        with pytest.raises(InputError, match=r"modules\.json is damaged"):
+            load_embedder(str(wide_teacher))
 
 
 def test_a_killed_training_goes_on_as_if_it_had_not_been(
@@ -448,6 +472,18 @@ def test_a_teacher_is_followed_through_a_kill(
     go_on(make(*distil), tmp_path / "b", whole)
 
 
+def test_a_checkpoint_without_a_mark_was_not_finished(
+    make: Make, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The stage begins anew: nobody knows what is in there."""
+    kill_at_third_step(make(), tmp_path / "b", monkeypatch)
+    [last] = tmp_path.glob("b/*/stages/pairs/trainer/checkpoint-2")
+    (last / MARK).unlink()
+    (last / "model.safetensors").write_bytes(b"half")
+    go_on(make(), tmp_path / "b", whole)
+    assert "stage pairs: begins anew, its checkpoint was not finished" in capsys.readouterr().err
+
+
 def test_a_teacher_reads_with_its_own_prompts(wide_teacher: Path, tmp_path: Path) -> None:
     teacher = load_embedder(str(wide_teacher))
     table = Dataset.from_dict({"anchor": ["who?", "where?"], "positive": ["Tip", "in Oz"]})
@@ -472,9 +508,10 @@ def test_what_is_left_out_of_an_embedding_model_is_told(
     assert not capsys.readouterr().err
 
 
-def test_a_teacher_that_has_changed_is_another(wide_teacher: Path) -> None:
+@pytest.mark.parametrize("name", ["2_Dense", "dense"])
+def test_a_teacher_that_has_changed_is_another(wide_teacher: Path, name: str) -> None:
+    place = place_dense(wide_teacher, name) / "model.safetensors"
     before = hash_embedder(str(wide_teacher))
-    place = wide_teacher / "2_Dense" / "model.safetensors"
     save_file({name: 2 * weight for name, weight in load_file(place).items()}, place)
     assert hash_embedder(str(wide_teacher)) != before
 

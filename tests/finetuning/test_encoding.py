@@ -1,8 +1,11 @@
 import copy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from tokenizers import Regex, Tokenizer, models, normalizers
 
+from biphase.errors import InputError
 from biphase.finetuning.encoding import HashedTokenizer, cut_longest
 from biphase.finetuning.heads import Encoder
 from biphase.tasks.examples import fill_row
@@ -94,3 +97,18 @@ def test_caps_of_columns() -> None:
     kept = cut_longest(spans, [(0, 9), (9, 11), (11, 17)], 12)
     assert kept.tolist() == [0, 1, 2, 3, 4, 9, 10, 11, 12, 13, 14, 15]
     assert len(cut_longest(spans, [(0, 2), (3, 5)], 7)) == 7  # more text around the columns than there is room
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (models.WordLevel({"a": 0}, unk_token="b"), "Missing .UNK. token"),  # a bare `Exception`
+        (models.BPE({"a": 0}, [], unk_token="b"), "no entry found|retry-limit"),  # a panic, which is none
+    ],
+)
+def test_a_tokenizer_that_fails_on_a_text_is_told(model: models.Model, reason: str) -> None:
+    backend = Tokenizer(model)
+    if isinstance(model, models.BPE):
+        backend.normalizer = normalizers.Replace(Regex("(a+)+$"), "x")
+    with pytest.raises(InputError, match=rf"the tokenizer cannot read a text \(.*({reason})"):
+        list(HashedTokenizer(SimpleNamespace(backend_tokenizer=backend)).tokenize(["a" * 40 + "!"]))

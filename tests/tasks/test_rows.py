@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -204,6 +205,32 @@ def test_parquet_and_saved_data_sets(tmp_path: Path) -> None:
     (tmp_path / "t.parquet").write_bytes(b"PAR1 not really")
     with pytest.raises(InputError, match=r"t\.parquet cannot be read \("):
         rows_of(tmp_path / "t.parquet")
+
+
+NAMED = '{"info": {"features": {"label": {"_type": "ClassLabel", "names": %s}}}}'
+
+
+@pytest.mark.parametrize("said", ["null", "5", "[]", '{"info": null}', '{"info": {"features": 5}}', NAMED % '{"0": 1}'])
+def test_what_others_say_of_a_table_is_passed_over(tmp_path: Path, said: str) -> None:
+    """Under the key by which `datasets` describes its columns; but for what is no JSON."""
+    table = pa.table({"label": [0, 1]}).replace_schema_metadata({"huggingface": said})
+    pq.write_table(table, tmp_path / "t.parquet")
+    assert rows_of(tmp_path / "t.parquet") == [{"label": 0}, {"label": 1}]
+    pq.write_table(table.replace_schema_metadata({"huggingface": "{"}), tmp_path / "t.parquet")
+    with pytest.raises(InputError, match=r"t\.parquet cannot be read \(Expecting property name"):
+        rows_of(tmp_path / "t.parquet")
+
+
+def test_flipped_bits_of_an_arrow_file_do_not_end_the_process(tmp_path: Path) -> None:
+    """Arrow would follow an offset of its texts to any place in memory."""
+    with pa.ipc.new_file(tmp_path / "t.arrow", pa.schema({"text": pa.string()})) as file:
+        file.write_table(pa.table({"text": [f"text {n}" for n in range(100)]}))
+    data = bytearray((tmp_path / "t.arrow").read_bytes())
+    offset = data.index(np.arange(0, 18, 6, dtype=np.int32).tobytes()) + 4 * 50  # of the 51st text
+    data[offset + 3] ^= 1 << 6
+    (tmp_path / "t.arrow").write_bytes(data)
+    with pytest.raises(InputError, match=r"t\.arrow cannot be read \(.*[Oo]ffset"):
+        rows_of(tmp_path / "t.arrow")
 
 
 @pytest.mark.parametrize("place", ["t.parquet", "saved"])

@@ -17,6 +17,7 @@ from biphase.files import read_json, refuse_filled, refuse_foreign, write_json
 from biphase.finetuning.cells import find_folder
 from biphase.flops import find_preset
 from biphase.hub import fetch_model
+from biphase.machine import refuse_versions
 from biphase.recipe import Recipe
 from biphase.run import find_checkpoint, name_run
 
@@ -165,7 +166,8 @@ ZeroShot = dict[str, dict[str, dict[str, float]]]
 
 @contextmanager
 def needs_embeddings(feature: str) -> Iterator[None]:
-    """Turn a package that is missing in imports into an `InputError` with the extra that brings it."""
+    """Turn a package that is missing in imports, or too old, into an `InputError` with what brings it."""
+    refuse_versions("embeddings")
     try:
         yield
     except ModuleNotFoundError as error:

@@ -18,8 +18,19 @@ from cyclopts import App, CycloptsError, Group, Parameter
 
 from biphase import __version__
 from biphase.console import announce_loading, describe_copies, err, is_one_of_several, launched_as, silence, take_turn
-from biphase.errors import EXIT_BUSY, STOPPED, BusyError, InputError, StoppedError, clipped, memory_told
-from biphase.machine import prepare_process
+from biphase.errors import (
+    EXIT_BUSY,
+    STOPPED,
+    BusyError,
+    InputError,
+    StoppedError,
+    clipped,
+    first_line,
+    is_raised_in_rust,
+    memory_told,
+    told_as,
+)
+from biphase.machine import prepare_process, refuse_versions
 
 PATH = {
     "Begin": ("demo", "init", "doctor"),
@@ -96,6 +107,9 @@ app = make_app()
 
 def run_command(words: Sequence[str]) -> None:
     """Run the command that the words after `biphase` name. Raises `InputError` for words that no command takes."""
+    for word in words:
+        with told_as(f"'{word}' is not UTF-8, the only form of names that all libraries take", "give another name"):
+            word.encode()
     try:
         command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
     except CycloptsError as error:
@@ -103,6 +117,7 @@ def run_command(words: Sequence[str]) -> None:
     *_, last = app.parse_commands(words)[1]
     if command is last.default_command:
         OPTIONS.update((argument.field_info.name, argument.name) for argument in last.assemble_argument_collection())
+    refuse_versions()
     command(*bound.args, **bound.kwargs)
     if command.__name__ == "help_print" and not {"-h", "--help"}.intersection(words):
         sys.exit(2)
@@ -134,6 +149,10 @@ def main() -> NoReturn:
         complain(str(error), error.exit_code)
     except (OSError, RuntimeError) as error:
         complain(explain_system_error(error))
+    except BaseException as error:
+        if not is_raised_in_rust(error):
+            raise
+        complain(f"a tokenizer or a model is damaged ({first_line(error)}); take its files from where they are whole")
 
 
 def explain_system_error(error: OSError | RuntimeError) -> str:

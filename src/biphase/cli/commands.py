@@ -51,8 +51,11 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def in_one_word(read: Callable[[str], Any], description: str) -> Parameter:
-    """Make an option whose values stand in one word, separated by commas."""
-    return Parameter(converter=lambda _, tokens: read(tokens[0].value), n_tokens=1, help=description)
+    """Make an option whose values stand in one word, separated by commas; one that is repeated has the values of all
+    its words."""
+    return Parameter(
+        converter=lambda _, tokens: read(",".join(token.value for token in tokens)), n_tokens=1, help=description
+    )
 
 
 Form = Annotated[

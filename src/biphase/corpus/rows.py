@@ -252,14 +252,12 @@ def read_table(path: Path, names: Sequence[str] = ()) -> Iterator[tuple[int, Row
     """
     number = before = 0
     with reading(path, DAMAGED):
-        try:
-            for batch, features, num_bytes in read_pieces(path, names):
-                for at, row in enumerate(name_classes(batch.to_pylist(), features), start=1):
-                    number += 1
-                    yield number, row, before + (num_bytes - before) * at // len(batch)
-                before = num_bytes
-        except UnicodeDecodeError:
-            raise InputError(f"{path}: a text after row {number} is not UTF-8") from None
+        for batch, features, num_bytes in read_pieces(path, names):
+            batch.validate(full=True)  # Arrow follows a wrong offset out of its memory; UTF-8 too is checked here
+            for at, row in enumerate(name_classes(batch.to_pylist(), features), start=1):
+                number += 1
+                yield number, row, before + (num_bytes - before) * at // len(batch)
+            before = num_bytes
 
 
 def read_pieces(path: Path, names: Sequence[str]) -> Iterator[tuple[Any, dict[str, Any], int]]:
@@ -294,8 +292,9 @@ def choose_columns(path: Path, schema: Any, names: Sequence[str]) -> tuple[list[
     is_all = not outer or outer[0] not in schema.names
     columns = [name for name in schema.names if is_all or name in outer]
     refuse_doubles(f"{path}: the column", columns)
-    written = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-    return columns, written.get("info", {}).get("features") or {}
+    written = {"huggingface": json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))}
+    features = find_field(written, "huggingface.info.features")
+    return columns, features if isinstance(features, dict) else {}
 
 
 def name_classes(rows: Iterable[Row], features: dict[str, Any]) -> Iterator[Row]:
@@ -310,15 +309,18 @@ def name_classes(rows: Iterable[Row], features: dict[str, Any]) -> Iterator[Row]
 
 
 def with_names(value: Any, feature: Any) -> Any:
-    """Return a value with names of classes in place of numbers, by its feature, which may be of a list or an object."""
-    if isinstance(feature, list):  # an older form of lists
+    """Return a value with names of classes in place of numbers, by its feature, which may be of a list or an object;
+    as it is by a feature that `datasets` does not write."""
+    if isinstance(feature, list) and feature:  # an older form of lists
         feature = {"feature": feature[0]}
+    if not isinstance(feature, dict):
+        return value
     if isinstance(value, list):
-        return [with_names(item, feature.get("feature") or {}) for item in value]
+        return [with_names(item, feature.get("feature")) for item in value]
     if isinstance(value, dict):
-        return {name: with_names(inner, feature.get(name) or {}) for name, inner in value.items()}
+        return {name: with_names(inner, feature.get(name)) for name, inner in value.items()}
     names = feature.get("names") if feature.get("_type") == "ClassLabel" else None
-    return names[value] if names and isinstance(value, int) and 0 <= value < len(names) else value
+    return names[value] if isinstance(names, list) and isinstance(value, int) and 0 <= value < len(names) else value
 
 
 def read_dataset(table: Any) -> Iterator[Row]:

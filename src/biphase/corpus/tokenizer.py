@@ -139,8 +139,7 @@ def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerFast":
         from tokenizers import Tokenizer
 
         with told_as(f"{path} is neither a tokenizer.json nor a Llama 3 tokenizer.model (base64 and a rank a line)"):
-            backend = Tokenizer.from_file(str(path))
-        return with_all_roles(wrap_backend(backend, {}), str(path))
+            return with_all_roles(wrap_backend(Tokenizer.from_file(str(path)), {}), str(path))
     tokenizer = find_tokenizer(fetch_model(os.path.expanduser(source), kind="tokenizer"), str(source))  # `./x` as it is
     if tokenizer is None:
         raise InputError(f"tokenizer {source} has no tokenizer files (tokenizer.json or the like)")
@@ -175,10 +174,17 @@ def load_pretrained_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
 
 
 def with_all_roles(tokenizer: "PreTrainedTokenizerFast", name: str) -> "PreTrainedTokenizerFast":
-    """Return a tokenizer that has end-of-text, mask and pad too; its ids for text are unchanged."""
+    """Return a tokenizer that has end-of-text, mask and pad too; its ids for text are unchanged.
+
+    Raises `InputError` for ids that `tokenizers` takes, and fails on later.
+    """
     from tokenizers import AddedToken, Tokenizer
 
     backend = tokenizer.backend_tokenizer
+    numbers = backend.get_vocab(with_added_tokens=False).values()
+    if not numbers or len({*numbers}) < len(numbers) or max(numbers) >= MAX_VOCAB_SIZE:
+        needed = f"it needs tokens, and for each an id of its own below {MAX_VOCAB_SIZE:,}"
+        raise InputError(f"tokenizer {name} is damaged ({needed}); take it from where it is whole")
     backend.no_padding()
     backend.no_truncation()
     roles = {role: str(getattr(tokenizer, role)) for role in ROLES if getattr(tokenizer, role, None)}

@@ -9,6 +9,7 @@ Letters: T packed tokens, S samples, N texts, A anchors, B rows of a piece, C co
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,16 @@ from biphase.encoder.packed import packed_hidden
 from biphase.errors import InputError, told_as
 from biphase.export.card import render_card
 from biphase.export.model import close_texts, save_encoder, write_sentence_transformer
-from biphase.files import content_hash, file_hash, make_once, own_folder, write_json, write_text
+from biphase.files import (
+    content_hash,
+    file_hash,
+    files_below,
+    make_once,
+    own_folder,
+    read_json_as,
+    write_json,
+    write_text,
+)
 from biphase.finetuning.cells import find_folder, hash_model
 from biphase.finetuning.families.retrieval import find_nearest, in_pieces
 from biphase.finetuning.heads import copy_backbone, load_encoder
@@ -384,6 +394,37 @@ def write_embedder(
         write_text(part / "README.md", render_card(template, head, name=out.name, model=model, recipe=recipe, **facts))
 
 
+@dataclass(frozen=True)
+class ModuleEntry:
+    """An entry of modules.json, by which sentence-transformers finds a module of an embedding model."""
+
+    path: str
+    type: str
+
+
+def read_modules(folder: Path) -> list[ModuleEntry]:
+    """Read which modules an embedding model has; a folder without modules.json has none. Raises `InputError` for one
+    that is not in the folder."""
+    if not (folder / "modules.json").exists():
+        return []
+    modules = read_json_as(folder / "modules.json", list[ModuleEntry], "save the model anew")
+    for module in modules:
+        if not (folder / module.path).resolve().is_relative_to(folder.resolve()):
+            raise InputError(f"{folder}: its module '{module.path}' is not in the folder; save the model anew")
+    return modules
+
+
+def list_module_files(folder: Path) -> list[Path]:
+    """List the files of an embedding model's modules that have folders of their own, in order. Raises `InputError` for
+    weights that are a pickle."""
+    places = {folder / module.path for module in read_modules(folder)} - {folder}
+    listed = sorted({path for place in places for path in files_below(place)})
+    for path in listed:
+        if path.match("pytorch_model*.bin"):
+            refuse_pickles(path.parent)
+    return listed
+
+
 def load_embedder(name: str) -> SentenceTransformer:
     """Load the embedding model behind a name, packed where its first module is a plain network of transformers.
 
@@ -396,15 +437,14 @@ def load_embedder(name: str) -> SentenceTransformer:
     folder = find_folder(name)
     if not (folder / "modules.json").exists():
         return make_embedder(name, None, "mean")
-    for pickled in sorted(folder.glob("[0-9]*/pytorch_model*.bin")):  # of modules such as `2_Dense`
-        refuse_pickles(pickled.parent)
+    list_module_files(folder)
+    texts = ["a", "What a text of some more words says."]
     with told_as(f"{name} is no embedding model that can be loaded"):
         plain = SentenceTransformer(str(folder), trust_remote_code=False, model_kwargs={"dtype": torch.float32})
+        expected_ND = probe_embeddings(plain, texts)
     first: Any = plain[0]
     if type(first) is not Transformer or first.do_lower_case or not (folder / "config.json").exists():
         return plain
-    texts = ["a", "What a text of some more words says."]
-    expected_ND = probe_embeddings(plain, texts)
     plain[0] = PackedTransformer(load_backbone(folder), first.tokenizer, first.max_seq_length).to(plain.device)
     if np.abs(probe_embeddings(plain, texts) - expected_ND).max() >= TOLERANCE:
         console.err.print(f"{name}: embedded by sentence-transformers alone, as packed it would differ", markup=False)
@@ -420,6 +460,6 @@ def probe_embeddings(model: SentenceTransformer, texts: Sequence[str]) -> np.nda
 def hash_embedder(name: str) -> str:
     """Hash what an embedding model computes with: network, tokenizer, further modules and prompts."""
     folder = find_folder(name)
-    patterns = ("*/config.json", "modules.json", "*sentence*.json", "[0-9]*/*.safetensors")
-    further = sorted(path for pattern in patterns for path in folder.glob(pattern))
+    settings = [*folder.glob("modules.json"), *folder.glob("*sentence*.json")]
+    further = sorted([*settings, *list_module_files(folder)])
     return content_hash([hash_model(folder), *(file_hash(path) for path in further)])

@@ -146,10 +146,10 @@ def tell_unused_modules(recipe: EmbeddingRecipe) -> None:
     """Tell what an embedding model has beside its network, which alone is trained."""
     folder = find_folder(recipe.model)
     left_out = []
-    for module in files.read_json(folder / "modules.json") if (folder / "modules.json").exists() else ():
-        kind = module["type"].rpartition(".")[2]
+    for module in embedders.read_modules(folder):
+        kind = module.type.rpartition(".")[2]
         if kind == "Pooling":
-            mode = Pooling.load(str(folder), subfolder=module["path"]).pooling_mode
+            mode = Pooling.load(str(folder), subfolder=module.path).pooling_mode
             left_out += [f"its pooling {mode} (pooling is {recipe.pooling})"] if mode != recipe.pooling else []
         elif kind not in ("Transformer", "Normalize"):
             left_out.append(f"its {kind}")
@@ -199,10 +199,9 @@ def steps_done(stage_runs: Sequence["StageRun"]) -> int:
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """Return the newest `checkpoint-STEP` of a trainer that is whole: with its mark, which is written last; with its
-    state, where an earlier version wrote it without a mark."""
-    whole = [*folder.glob(f"checkpoint-*/{files.MARK}")] or [*folder.glob("checkpoint-*/trainer_state.json")]
-    return max((path.parent for path in whole), key=lambda path: int(path.name.partition("-")[2]), default=None)
+    """Return the newest `checkpoint-STEP` of a trainer that is whole: with its mark, which is written last."""
+    whole = [path.parent for path in folder.glob(f"checkpoint-*/{files.MARK}")]
+    return max(whole, key=lambda path: int(path.name.partition("-")[2]), default=None)
 
 
 def run_stages(stage_runs: Sequence["StageRun"], send: console.Send) -> list[dict[str, Any]]:
@@ -466,6 +465,8 @@ def train_stage(run: StageRun, tables: Tables) -> dict[str, Any]:
     learnt = nn.ModuleDict(loss_modules).named_parameters()
     run.loss_weights = {name: weight for name, weight in learnt if id(weight) not in of_model}
     last = last_checkpoint(run.folder / "trainer")
+    if last is None and any((run.folder / "trainer").glob("checkpoint-*")):
+        console.err.print(f"stage {stage.name}: begins anew, its checkpoint was not finished", markup=False)
     if last is not None:
         files.refuse_damaged(last, f"delete {last} and rerun")
         console.err.print(f"stage {stage.name}: goes on from {last.name}", markup=False)

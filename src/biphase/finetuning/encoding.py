@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from biphase.corpus.tokenizer import tokenizer_hash
 from biphase.device import to_device
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, PackedLayout, lay_out
+from biphase.errors import told_as
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.metrics import Judgement
 from biphase.tasks.examples import FilledText
@@ -69,7 +70,9 @@ class HashedTokenizer:
         backend.encode_special_tokens = True
         encode = backend.encode_batch if with_spans else backend.encode_batch_fast
         for begin in range(0, len(texts), TEXTS_PER_CALL):
-            for encoding in encode(texts[begin : begin + TEXTS_PER_CALL], add_special_tokens=False):
+            with told_as("the tokenizer cannot read a text", "take its tokenizer.json from where it is whole"):
+                encodings = encode(texts[begin : begin + TEXTS_PER_CALL], add_special_tokens=False)
+            for encoding in encodings:
                 spans_T2 = np.array(encoding.offsets if with_spans else [], dtype=np.int32).reshape(-1, 2)
                 yield np.array(encoding.ids, dtype=np.int32), spans_T2
 

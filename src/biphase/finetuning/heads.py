@@ -56,7 +56,8 @@ def open_encoder(model: Encoder) -> Encoder:
     assert pretrained is not None, "a model that was found has a tokenizer"
     tokenizer = HashedTokenizer(pretrained)
     config: Any = backbone.config
-    highest = max(number for token, number in pretrained.get_vocab().items() if token not in NEW_NAMES.values())
+    ids = [number for token, number in pretrained.get_vocab().items() if token not in NEW_NAMES.values()]
+    highest = max(ids, default=0)
     sizes = f"{model.name}: its tokenizer has {highest + 1:,} tokens, its network {config.vocab_size:,}"
     if max(highest, tokenizer.closing, *tokenizer.opening) >= config.vocab_size:
         raise InputError(f"{sizes}; they do not belong together")

@@ -7,6 +7,7 @@ Files are read by their form (`corpus.rows`). Rows stand under the task's names 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from glob import glob
 from pathlib import Path
 from typing import Any, Literal
 
@@ -160,7 +161,8 @@ def find_files(folder: Path, name: str) -> tuple[Path, ...]:
     none."""
     by_name: dict[str, Path] = {}
     for ending in ("", *CODECS):
-        for path in folder.glob(name + ending) if "*" in name else [folder / (name + ending)]:
+        names = glob(name + ending, root_dir=folder, include_hidden=True) if "*" in name else [name + ending]
+        for path in map(folder.joinpath, names):
             if path.is_file() or saved_tables(path):
                 by_name.setdefault(str(path).removesuffix(ending), path)
     return tuple(path for _, path in sorted(by_name.items()))
