@@ -31,7 +31,7 @@ from biphase.report.formats import format_bytes, show_count, show_estimate, show
 from biphase.report.tables import PLAIN
 from biphase.study.advise import LEAST_TOKENS, Advice
 from biphase.study.cost import Estimate, Machine, task_size
-from biphase.study.folder import hash_hypotheses
+from biphase.study.declarations import hash_hypotheses
 from biphase.study.plan import Plan, PlannedRun, history
 from biphase.study.spec import EMBED, Evaluation, trainings, write_steps
 from biphase.style import LOOKS
