@@ -274,8 +274,8 @@ def list_notes(state: StudyState) -> Iterator[str]:
     if state.plan.has_one_order:
         yield "All pretraining seeds saw the data in one order: what they show holds for that order of the data."
     if earlier := [name for name, record in state.records.items() if record.placeless_key is None]:
-        count, names = show_count(len(earlier), "record"), first_of(earlier, MOST_NAMES)
-        yield f"{count} of trained runs ({names}) without a hash, as earlier versions wrote them: no change would show."
+        names = first_of(earlier, MOST_NAMES)
+        yield f"The records of runs that an earlier version wrote have no hash, so no change in them shows: {names}."
     trained = []
     for name, record in state.records.items():
         run = Run(state.folder / "runs" / record.folder)
