@@ -13,6 +13,7 @@ from biphase.config import BUNDLED, parse_config
 from biphase.errors import InputError
 from biphase.flops import SHAPE_KEYS, Shape, shape_of
 from biphase.recipe import Data, Init
+from biphase.run import Run
 from biphase.study import cost
 from biphase.study.cost import (
     TYPICAL_SIZES,
@@ -134,8 +135,9 @@ def test_a_run_measures_its_device(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="too few steps to measure a device by"):
         find_machine(str(tmp_path))
     speeds = [1e9, 5e12, 3e12, 4e12]
-    lines = [f'{{"kind": "train", "step": {i}, "flops_per_second": {speed}}}\n' for i, speed in enumerate(speeds)]
-    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    for step, speed in enumerate(speeds):
+        record = {"kind": "train", "step": step, "objective": "clm", "loss": 2.5, "tokens_seen": 9}
+        Run(tmp_path).log(record | {"flops_per_second": speed})
     machine = find_machine(str(tmp_path), devices=2)
     assert (machine.name, machine.devices, machine.peak_flops) == ("NVIDIA X", 2, 1e12)
     assert machine.device_hours(3.6e15) == 1
