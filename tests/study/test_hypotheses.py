@@ -263,14 +263,13 @@ def test_what_was_declared_is_recorded(tmp_path: Path) -> None:
     declare(before, tmp_path)
     fill(tmp_path, 1, 0)
     declare(before, tmp_path)  # the same command goes on: nothing new is declared
-    first, caveat = sentences_on(before, tmp_path)
+    (first,) = sentences_on(before, tmp_path)
     assert first.endswith("before anything was trained; unchanged since, in words, arms, budgets and tasks.")
-    assert "plain text" in caveat and "posted elsewhere" in caveat
     assert "not declared" in sentences_on(after, tmp_path)[0]
     # Of another plan, which has done nothing yet.
     fill(tmp_path, 2, 12)
     declare(after, tmp_path)
-    first, replaced, _ = sentences_on(after, tmp_path)
+    first, replaced = sentences_on(after, tmp_path)
     assert "changed once since the first declaration; the current ones were declared" in first
     assert first.endswith("with 2 runs and 12 scores in the folder.")
     says = before.study.hypotheses[0].says
@@ -278,7 +277,7 @@ def test_what_was_declared_is_recorded(tmp_path: Path) -> None:
     assert replaced.endswith(f"before anything was trained: h0: “{says}” (stack - mlm40 > 0).")
     # Back again: what was declared first was declared then, and what was tried meanwhile is told.
     declare(before, tmp_path)
-    first, replaced, _ = sentences_on(before, tmp_path)
+    first, replaced = sentences_on(before, tmp_path)
     assert "changed twice since" in first and first.endswith("before anything was trained.")
     assert "(stack - mlm40 > 1 point)" in replaced
 

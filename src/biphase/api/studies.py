@@ -138,7 +138,7 @@ class OpenStudy:
     def declare(self) -> dict[str, Any]:
         """Record the hypotheses in the study's folder, as `run` does when it begins. Returns their words, the hash of
         these and of the arms, budgets and tasks that they are about, and sentences on when they were declared."""
-        from biphase.study.declarations import declare, list_words, tell_declaration
+        from biphase.study.declarations import DECLARED, declare, list_words, tell_declaration
         from biphase.study.folder import claim_study_folder
 
         planned = self.planned
@@ -147,6 +147,8 @@ class OpenStudy:
         declare(planned, claim_study_folder(self.folder, planned.study))
         digest, told = tell_declaration(planned, self.folder)
         words = list_words(planned.study.hypotheses)
+        remedy = "post words and hash where they get a date, before anything is trained"
+        console.err.print(f"{self.folder / DECLARED} is plain text, and proves nothing against its author: {remedy}")
         return {"study": planned.study.name, "hash": digest, "hypotheses": words, "declared": told}
 
     def progress(self) -> dict[str, Any]:

@@ -129,8 +129,8 @@ def declare(plan: Plan, folder: Path) -> None:
 
 
 def tell_declaration(plan: Plan, folder: Path) -> tuple[str, list[str]]:
-    """Return the hash of the hypotheses, and sentences: whether they stood before the results did, what they replaced,
-    word for word, and what this record is worth."""
+    """Return the hash of the hypotheses, and sentences: whether they stood before the results did, and what they
+    replaced, word for word."""
     hashes, declared = hash_hypotheses(plan), read_declared(folder)
     current, own = hashes[0], [entry for entry in declared if entry.is_of(hashes)]
     replaced = {entry.hash: entry for entry in reversed(declared) if entry not in own}
@@ -149,10 +149,4 @@ def tell_declaration(plan: Plan, folder: Path) -> tuple[str, list[str]]:
     for entry in reversed(replaced.values()):
         told = " · ".join(f"{name}: {text}" for name, text in words.get(entry.hash, {}).items())
         sentences.append(f"Replaced: {entry.hash}, {entry.standing}: {told or 'its words were not recorded'}.")
-    return current, [*sentences, CAVEAT] if declared else sentences
-
-
-CAVEAT = (
-    "The record of this is plain text (hypotheses.json in the study's folder): it shows what changed, but proves "
-    "nothing against its author. Words and hash that were posted elsewhere before the training do."
-)
+    return current, sentences
