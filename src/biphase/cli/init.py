@@ -57,7 +57,7 @@ def init_recipe(
     tree = parse_yaml(text)
     changes: dict[str, Any] = {"name": out.stem}
     kind: type[Recipe | EmbeddingRecipe] = Recipe
-    verb, comments = "pretrain", []
+    verb, comments = "pretrain", list[str]()
     if "stages" in tree:
         kind, verb = EmbeddingRecipe, "embed"
         if shards:

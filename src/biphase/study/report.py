@@ -274,8 +274,8 @@ def list_notes(state: StudyState) -> Iterator[str]:
     if state.plan.has_one_order:
         yield "All pretraining seeds saw the data in one order: what they show holds for that order of the data."
     if earlier := [name for name, record in state.records.items() if record.placeless_key is None]:
-        names = first_of(earlier, MOST_NAMES)
-        yield f"The records of runs that an earlier version wrote have no hash, so no change in them shows: {names}."
+        runs = first_of(earlier, MOST_NAMES)
+        yield f"The records of runs that an earlier version wrote have no hash, so no change in them shows: {runs}."
     trained = []
     for name, record in state.records.items():
         run = Run(state.folder / "runs" / record.folder)
@@ -292,8 +292,8 @@ def list_notes(state: StudyState) -> Iterator[str]:
         for key, names_of in list_unlike(group):
             for value, names in names_of.items():
                 unlike.setdefault((how, key), {}).setdefault(value, {}).update(dict.fromkeys(names))
-    for (how, key), names_of in unlike.items():
-        values = ", ".join(f"{value} ({first_of([*names], MOST_NAMES)})" for value, names in sorted(names_of.items()))
+    for (how, key), merged in unlike.items():
+        values = ", ".join(f"{value} ({first_of([*names], MOST_NAMES)})" for value, names in sorted(merged.items()))
         yield f"Not all {how} with the same {key}: {values}; differences between these may come from it."
 
 
