@@ -215,7 +215,7 @@ TYPICAL_SIZES: dict[Family, TaskSize] = {
 """The sizes that are assumed of tasks that do not say theirs, until a cell shows how long it takes."""
 
 
-MOST_COUNTED_BYTES = 20_000_000
+MOST_COUNTED_BYTES = 10_000_000
 """Larger files of a task are not read for a plan."""
 CHARACTERS_PER_TOKEN = 4
 
