@@ -325,7 +325,7 @@ def test_a_record_of_declarations_that_is_none_is_named(text: str, told: str, tm
     plan, path = make_plan("stack - mlm40 > 0"), tmp_path / "hypotheses.json"
     path.write_text(text)
     for read in (tell_declaration, declare):
-        with pytest.raises(InputError, match=f"^{path} is damaged .*{told}.*; put back the file as it was"):
+        with pytest.raises(InputError, match=f"^{path} is damaged .*{told}.*; put it back as it was"):
             read(plan, tmp_path)
 
 

@@ -25,7 +25,7 @@ from biphase.study.plan import Plan
 from biphase.study.spec import Hypothesis
 
 DECLARED = "hypotheses.json"
-REMEDY = "put back the file as it was; without it nothing shows what was declared when"
+REMEDY = "put it back as it was; without it, hypotheses count as declared when the study runs next"
 
 
 def hash_hypotheses(plan: Plan) -> tuple[str, str]:
