@@ -1,8 +1,10 @@
 """A run folder: one process at a time, and a log that survives a kill."""
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
@@ -12,14 +14,18 @@ from biphase.files import read_json
 from biphase.recipe import Recipe
 from biphase.run import Run, claim_run, name_run, open_run, read_done, read_metrics, read_recipe
 
+KINDS: tuple[Literal["train", "validation"], ...] = ("train", "validation")
+TRAINED = {"kind": "train", "objective": "mlm", "loss": 2.5, "tokens_seen": 9, "flops_per_second": 3}
+VALIDATED = {"kind": "validation", "objective": "mlm", "loss": 2.5, "accuracy": 0.1, "bits_per_byte": 1.5}
+
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     """Killed while it wrote the line of step 3."""
     made = Run(tmp_path)
     for step in (1, 2):
-        made.log({"kind": "train", "step": step})
-        made.log({"kind": "validation", "step": step})
+        made.log(TRAINED | {"step": step})
+        made.log(VALIDATED | {"step": step})
     with open(made.metrics, "a") as file:
         file.write('{"kind": "train", "st')
     return made
@@ -31,9 +37,9 @@ def test_a_line_cut_short_does_not_count(run: Run) -> None:
 
 def test_what_is_logged_again_is_forgotten(run: Run) -> None:
     run.forget_after(1)
-    run.log({"kind": "train", "step": 2, "again": True})
-    assert read_metrics(run, "train") == [{"kind": "train", "step": 1}, {"kind": "train", "step": 2, "again": True}]
-    assert read_metrics(run, "validation") == [{"kind": "validation", "step": 1}]
+    run.log(TRAINED | {"step": 2, "again": True})
+    assert read_metrics(run, "train") == [TRAINED | {"step": 1}, TRAINED | {"step": 2, "again": True}]
+    assert read_metrics(run, "validation") == [VALIDATED | {"step": 1}]
 
 
 @pytest.mark.parametrize("line", ["[3]", "3", '{"kind": "train"}', '{"kind": "train", "step": "3"}'])
@@ -42,6 +48,34 @@ def test_a_line_that_is_no_record_does_not_count(line: str, run: Run) -> None:
     assert [row["step"] for row in read_metrics(run, "train")] == [1, 2]
     run.forget_after(1)
     assert [row["step"] for row in read_metrics(run, "train")] == [1]
+
+
+@pytest.mark.parametrize(
+    ("record", "changes", "told"),
+    [
+        ("train", {"objective": None}, "the train record of step 3 is left out (objective: Field required)"),
+        ("train", {"objective": "sop"}, "(objective: Input should be 'clm', 'mlm' or 'mntp')"),
+        ("train", {"tokens_seen": None}, "(tokens_seen: Field required)"),
+        ("train", {"loss": "1.5"}, "(loss: Input should be a valid number)"),
+        ("train", {"flops_per_second": None}, "(flops_per_second: Field required)"),
+        ("validation", {"accuracy": None}, "the validation record of step 3 is left out (accuracy: Field required)"),
+        ("validation", {"bits_per_byte": [1]}, "(bits_per_byte: Input should be a valid number)"),
+    ],
+)
+def test_a_spoiled_record_is_left_out_and_told_once(
+    record: Literal["train", "validation"],
+    changes: dict[str, Any],
+    told: str,
+    run: Run,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    whole = (TRAINED if record == "train" else VALIDATED) | {"step": 3} | changes
+    with open(run.metrics, "a") as file:
+        file.write("\n" + json.dumps({key: value for key, value in whole.items() if value is not None}) + "\n")
+    for _ in range(2):
+        assert [row["step"] for kind in KINDS for row in read_metrics(run, kind)] == [1, 2, 1, 2]
+    printed = " ".join(capsys.readouterr().err.split())
+    assert printed.startswith(f"{run.metrics}: ") and printed.endswith(told) and printed.count("left out") == 1
 
 
 def test_claim_writes_what_the_run_is(tmp_path: Path, tiny_recipe: Callable[..., Recipe]) -> None:

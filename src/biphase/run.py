@@ -10,13 +10,15 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
+from pydantic import BaseModel, FiniteFloat, ValidationError
 
 from biphase import files
-from biphase.config import load_config
+from biphase.config import Count, load_config
 from biphase.console import err
 from biphase.errors import InputError
 from biphase.recipe import Recipe
@@ -102,9 +104,45 @@ def open_run(path: Path) -> Run:
     return Run(path)
 
 
-def read_metrics(run: Run, kind: str) -> list[dict[str, Any]]:
-    """Read the records of one kind (`train`, `validation`) of metrics.jsonl, in order."""
-    return [record for record in read_records(run.metrics) if record.get("kind") == kind]
+class TrainingRow(BaseModel):
+    """What every record of an update in metrics.jsonl has, beside other numbers."""
+
+    step: Count
+    objective: Literal["clm", "mlm", "mntp"]
+    loss: FiniteFloat
+    tokens_seen: Count
+    flops_per_second: FiniteFloat
+
+
+class ValidationRow(BaseModel):
+    """What every record of a validation in metrics.jsonl has."""
+
+    step: Count
+    objective: Literal["clm", "mlm", "mntp"]
+    loss: FiniteFloat
+    accuracy: FiniteFloat
+    bits_per_byte: FiniteFloat
+
+
+def read_metrics(run: Run, kind: Literal["train", "validation"]) -> list[dict[str, Any]]:
+    """Read the records of one kind of metrics.jsonl, in order. One that lacks a number, or has a text for it, is left
+    out, and that is told."""
+    rows, form = [], TrainingRow if kind == "train" else ValidationRow
+    for record in read_records(run.metrics):
+        if record.get("kind") == kind:
+            try:
+                form.model_validate(record, strict=True)
+                rows.append(record)
+            except ValidationError as error:
+                key, reason = error.errors()[0]["loc"][0], error.errors()[0]["msg"]
+                tell_once(f"{run.metrics}: the {kind} record of step {record['step']} is left out ({key}: {reason})")
+    return rows
+
+
+@cache
+def tell_once(line: str) -> None:
+    """Print a line, the first time that it is to be told."""
+    err.print(line)
 
 
 def read_recipe(run: Run) -> Recipe:

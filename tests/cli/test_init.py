@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas
@@ -43,6 +44,30 @@ def test_a_recipe_says_where_it_starts() -> None:
     assert load_config(Recipe, Path("a.yaml")).init.preset == "11m"
     init_recipe(shards="s", model="Qwen/Qwen3-0.6B-Base", out=Path("b.yaml"))
     assert load_config(Recipe, Path("b.yaml")).curriculum[0].objective == "mntp"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "times", "batch", "phases"),
+    [
+        (850_000, "40 times; to read it more often would gain nothing.", 16_384, [2076]),
+        (10_000, "40 times; to read it more often would gain nothing.", 8192, [49]),
+        (100_000_000, "1.3 times.", 131_072, [1000]),
+    ],
+)
+def test_a_recipe_reads_its_text_as_often_as_it_gains(
+    tokens: int, times: str, batch: int, phases: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps, batch and all that goes by steps, as advice has it; the file says how often that is."""
+    Path("s").mkdir()
+    Path("s/manifest.json").touch()
+    split = SimpleNamespace(splits={"train": SimpleNamespace(tokens=tokens)})
+    monkeypatch.setattr("biphase.corpus.shards.read_shard_manifest", lambda path: split)
+    init_recipe(shards="s", model="enc/coder", out=Path("a.yaml"))
+    recipe, text = load_config(Recipe, Path("a.yaml")), Path("a.yaml").read_text()
+    assert f"# It reads the {tokens:,} tokens of the text {times}\n" in text
+    assert (recipe.batch_tokens, [phase.steps for phase in recipe.curriculum]) == (batch, phases)
+    warmup, decay = recipe.schedule.warmup_steps, recipe.schedule.decay_steps
+    assert (warmup, decay) == (phases[0] * 100 // 1000, phases[0] * 300 // 1000)
 
 
 def test_a_model_of_the_hub_may_have_a_revision() -> None:

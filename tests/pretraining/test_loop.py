@@ -384,3 +384,13 @@ def test_what_makes_no_network_leaves_no_run_folder(tiny_recipe: MakeRecipe, tmp
         with pytest.raises(InputError, match=r"init\.architecture"):
             train(tiny_recipe(f"init.architecture.{change}"), tmp_path)
     assert not any(tmp_path.iterdir())
+
+
+def test_epochs_are_told_as_people_write_them(tiny_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "explain_computing", lambda *_: "")
+    job, batches = loader_of(tiny_recipe())
+    network: Any = torch.nn.Linear(1, 1)
+    network.base_model = None
+    tokens, model = 150 * batches.num_tokens, SimpleNamespace(network=network)
+    state: Any = SimpleNamespace(model=model, num_tokens=tokens, compiling="not compiled")
+    assert f" tokens, 150 epochs of {batches.num_samples:,} samples" in loop.describe_start(job, state, batches)

@@ -87,7 +87,7 @@ def test_a_study_without_hypotheses_answers_with_the_findings() -> None:
     results = with_averages(ResultSet([Result(arm, "SC", "a", "standard", [0.2, 0.21, 0.19]) for arm in arms]))
     verdicts = judge_paper(measure_findings(results))
     assert list(tell_answer(results, [], PageText("", "", verdicts)))[-1] == verdicts[1]
-    assert list(tell_answer(results, [], PageText("", "", verdicts, hypotheses=((), ""))))[-1] != verdicts[1]
+    assert list(tell_answer(results, [], PageText("", "", verdicts, hypotheses=((), ()))))[-1] != verdicts[1]
 
 
 def test_the_terminal_has_the_table_and_the_answer(capsys: pytest.CaptureFixture[str]) -> None:

@@ -271,7 +271,7 @@ def test_an_estimate_has_two_digits() -> None:
 def test_hypotheses_are_shown_as_verdicts_are(part: ResultSet, tmp_path: Path) -> None:
     """Each with its p-value and what would decide it, so that nobody has to guess why it is undecided."""
     findings = judge_claims(measure_findings(read_reference()))
-    page_text = PageText("plain", "", hypotheses=(findings, "declared today"))
+    page_text = PageText("plain", "", hypotheses=(findings, ["declared today", "Replaced: others"]))
     page = parse(write_report(part, tmp_path / "report", page_text)[0])
     text = " ".join(page.words)
     inequalities = [one for finding in findings for one in finding.inequalities]
@@ -279,6 +279,7 @@ def test_hypotheses_are_shown_as_verdicts_are(part: ResultSet, tmp_path: Path) -
     for one in inequalities:
         assert one.label in text and show_p_value(one.adjusted) in page.words
     assert all(line in text for finding in findings for line in finding.needs)
+    assert "declared today" in text and "Replaced: others" in text and "and proves nothing against" in text
     assert page.words.count("How verdicts are made") == 1
 
 

@@ -13,6 +13,7 @@ from biphase.config import BUNDLED, parse_config
 from biphase.errors import InputError
 from biphase.flops import SHAPE_KEYS, Shape, shape_of
 from biphase.recipe import Data, Init
+from biphase.run import Run
 from biphase.study import cost
 from biphase.study.cost import (
     TYPICAL_SIZES,
@@ -23,8 +24,9 @@ from biphase.study.cost import (
     measure_sizes,
     model_shape,
     study_machine,
+    task_size,
 )
-from biphase.study.describe import cost_lines
+from biphase.study.describe import cost_lines, describe_power
 from biphase.study.plan import Plan, StudyCell, plan_study
 from biphase.study.spec import Planning, Study, finetune_config, load_study
 from biphase.tasks.spec import task_table
@@ -133,8 +135,9 @@ def test_a_run_measures_its_device(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="too few steps to measure a device by"):
         find_machine(str(tmp_path))
     speeds = [1e9, 5e12, 3e12, 4e12]
-    lines = [f'{{"kind": "train", "step": {i}, "flops_per_second": {speed}}}\n' for i, speed in enumerate(speeds)]
-    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    for step, speed in enumerate(speeds):
+        record = {"kind": "train", "step": step, "objective": "clm", "loss": 2.5, "tokens_seen": 9}
+        Run(tmp_path).log(record | {"flops_per_second": speed})
     machine = find_machine(str(tmp_path), devices=2)
     assert (machine.name, machine.devices, machine.peak_flops) == ("NVIDIA X", 2, 1e12)
     assert machine.device_hours(3.6e15) == 1
@@ -240,7 +243,7 @@ def test_every_task_has_a_size(paper: Plan) -> None:
 
 
 def cost_of(shape: Shape, cell: StudyCell, context: int) -> tuple[int, float, float]:
-    return cell_cost(shape, cell, context)
+    return cell_cost(shape, cell, context, {})
 
 
 def test_a_cell_costs_its_steps_and_its_evaluation(paper: Plan) -> None:
@@ -331,14 +334,28 @@ def test_a_plan_for_a_cpu_says_what_memory_it_needs(here: int, is_told: bool, mo
     assert all(("more than the 1.0 GiB of this machine" in line) == is_told for line in lines)
 
 
-def test_a_task_of_ones_own_is_as_large_as_is_typical(tmp_path: Path) -> None:
-    """The estimate says so."""
-    task = tmp_path / "mine.yaml"
-    shape = "classes: [a, b], template: '{text}', metric: accuracy"
+def test_a_task_of_ones_own_is_as_large_as_its_files_or_as_is_typical(tmp_path: Path) -> None:
+    """The estimate says which; files that are not here or do not hold together are refused when the study runs."""
+    task, shape = tmp_path / "mine.yaml", "classes: [a, b], template: '{text}', metric: accuracy"
     task.write_text(f"{{name: mine, family: sequence_classification, {shape}, files: [{{train: t.jsonl}}]}}")
-    study = load_study(STUDIES / "mini.yaml", [f"evaluation.tasks=[genre, '{task}']", "evaluation.per_task={}"])
-    told = [line for line in estimate(plan_study(study)).assumptions if line.startswith("fine-tuning")]
-    assert "published data of genre; typical sizes, guessed, of mine" in told[0]
+    changes = [f"evaluation.tasks=[genre, '{task}']", "evaluation.per_task={}"]
+
+    def tell(*more: str) -> tuple[str, str]:
+        plan = plan_study(load_study(STUDIES / "mini.yaml", [*changes, *more]))
+        (told,) = (line for line in estimate(plan).assumptions if line.startswith("fine-tuning"))
+        assert plan.study.evaluation is not None and "published data of genre" in told
+        return told, next(describe_power(plan, plan.study.evaluation))
+
+    told, power = tell()
+    assert "typical sizes, guessed, of mine" in told and "on mine (12,000 examples, a guess)" in power
+    told, _ = tell(f"evaluation.data_dirs={{mine: '{tmp_path}'}}")
+    assert "typical sizes, guessed, of mine" in told, "no t.jsonl"
+    rows = [json.dumps({"text": "four" * 10, "label": "ab"[number % 2]}) for number in range(400)]
+    (tmp_path / "t.jsonl").write_text("\n".join(rows))
+    told, power = tell(f"evaluation.data_dirs={{mine: '{tmp_path}'}}")
+    assert "the counted examples of mine" in told and "on mine (40 examples) and" in power
+    counted = task_size(str(task), {"mine": str(tmp_path)})
+    assert (counted.train_examples, counted.example_tokens, counted.evaluated_tokens) == (342, 10, 580)
 
 
 def test_a_plan_says_what_does_not_fit_and_what_would_help() -> None:

@@ -15,7 +15,7 @@ import yaml
 from biphase.config import parse_config
 from biphase.console import duration
 from biphase.errors import BusyError, InputError, StoppedError
-from biphase.files import locked, read_json
+from biphase.files import locked, read_json, write_hashed, write_json
 from biphase.finetuning.config import settle_config
 from biphase.finetuning.scores import ScoreSet, read_score
 from biphase.report.contrasts import difference
@@ -100,7 +100,7 @@ def test_what_was_not_the_same_for_all_arms_is_noted(fill: Any, tmp_path: Path) 
         run.mkdir(parents=True)
         (run / "config.yaml").write_text(yaml.safe_dump(plan.runs[name].recipe.model_dump(mode="json")))
         (run / "environment.json").write_text(f'{{"device": "cpu", "precision": "{precision}"}}')
-        state.records[name] = TrainedRecord(name, "", 1.0)
+        state.records[name] = TrainedRecord(name, "", 1.0, "")
     trained, tuned = list_notes(state)
     mlm, clm_mlm = plan.runs
     assert trained.startswith(f"Not all trained with the same precision: bfloat16 ({mlm}), float32 ({clm_mlm});")
@@ -108,6 +108,17 @@ def test_what_was_not_the_same_for_all_arms_is_noted(fill: Any, tmp_path: Path) 
     (mixed,) = (found for name, found in state.scores.items() if name == mlm)
     alone = replace(state, scores={mlm: mixed}, records={mlm: state.records[mlm]})
     assert list(list_notes(alone)) == []
+
+
+def test_arms_of_other_versions_and_processors_are_noted_once(write_cell: Callable[..., Path], tmp_path: Path) -> None:
+    """A sentence for the software and one for the processors, though several tasks differ."""
+    scores, same = {}, {"device": "cpu", "biphase": "1", "torch": "2.9", "transformers": "5"}
+    for model, changes in (("a", {"torch": "2.8", "processor": "Xeon"}), ("b", {"processor": "EPYC"})):
+        made = [read_score(write_cell(model, task, seed=seed)) for task in ("genre", "wnut17") for seed in range(2)]
+        scores[model] = ScoreSet(tuple(score.model_copy(update={"machine": same | changes}) for score in made))
+    software, processor = sorted(list_notes(StudyState(make_plan(), tmp_path, scores, {}, set(), set(), {})))[::-1]
+    assert "software: biphase 1 torch 2.8 transformers 5 (a), biphase 1 torch 2.9 transformers 5 (b);" in software
+    assert processor.startswith("Not all fine-tuned with the same processor: EPYC (b), Xeon (a);")
 
 
 def test_a_model_that_was_tuned_on_two_devices_is_noted(write_cell: Callable[..., Path], tmp_path: Path) -> None:
@@ -271,6 +282,64 @@ def test_a_study_that_was_trained_on_other_text_does_not_go_on(tmp_path: Path, m
         check(text)
     with pytest.raises(InputError, match=rf"^run {name} was trained on other text \(cccccccc\) than .* now \(bbbbbbbb"):
         check("c")
+
+
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., TrainedRecord | None]:
+    """Find the record of a run that was trained on the shards `here`, as a plan with the shards at a place wants it."""
+    for name in ("here", "copied", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").touch()
+    monkeypatch.setattr(
+        folder,
+        "read_shard_manifest",
+        lambda path: SimpleNamespace(fingerprint="b" if path.name == "other" else "a"),
+    )
+
+    def find(place: str, **changes: Any) -> TrainedRecord | None:
+        recipe = TREE["recipe"] | {"data": {"shards": str(tmp_path / place)}}
+        run = make_plan(recipe=recipe).runs["1m-mlm40-400"]
+        (tmp_path / "runs" / "made").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "runs" / "made" / "done.json").touch()
+        path, keys = tmp_path / "trained" / f"{run.name}.json", {"key": run.key, "placeless_key": run.placeless_key}
+        path.parent.mkdir(exist_ok=True)
+        if place == "here":
+            made = {"folder": "made", "seconds": 1.0, "text": ["a"], **keys} | changes
+            made = {key: value for key, value in made.items() if value is not None}
+            write_json(path, made) if "placeless_key" in changes else write_hashed(path, made)
+        return find_record(tmp_path, run)
+
+    return find
+
+
+def test_a_run_is_found_by_what_its_shards_hold(record: Callable[..., TrainedRecord | None]) -> None:
+    """Shards that were moved are the same text; other ones there are not, nor are those that nobody can read."""
+    assert record("here") == record("copied") and record("here") is not None
+    assert record("other") is None and record("gone") is None
+
+
+def test_a_record_of_a_trained_run_has_its_hash(record: Callable[..., TrainedRecord | None], tmp_path: Path) -> None:
+    """One of an earlier version has none, which is told; one of this version is refused without it, or changed."""
+    plan, path = make_plan(), tmp_path / "trained" / "1m-mlm40-400.json"
+    earlier = record("here", placeless_key=None)
+    assert earlier is not None and earlier.placeless_key is None
+    assert record("copied") is None, "the same command finds it again"
+    (tmp_path / "runs" / "made" / "config.yaml").write_text(
+        yaml.safe_dump(plan.runs["1m-mlm40-400"].recipe.model_dump(mode="json"))
+    )
+    (tmp_path / "runs" / "made" / "environment.json").write_text("{}")
+    (note,) = list_notes(StudyState(plan, tmp_path, {}, {"1m-mlm40-400": earlier}, set(), set(), {}))
+    assert note.startswith("The records of runs that an earlier version wrote") and note.endswith(": 1m-mlm40-400.")
+    record("here")
+    path.write_text(path.read_text().replace('"seconds": 1.0', '"seconds": 1e300'))
+    with pytest.raises(
+        InputError, match=f"^{path} is damaged .*own hash.*; delete it, and the study's own command finds"
+    ):
+        record("copied")
+    with pytest.raises(InputError, match="own hash"):
+        record("here", placeless_key="f" * 64)
+    with pytest.raises(InputError, match=r"damaged .seconds: "):
+        record("here", placeless_key=None, seconds=1e300)
 
 
 def test_tokens_of_a_continued_arm_are_those_of_both_batches() -> None:

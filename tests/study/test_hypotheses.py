@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from biphase.api.studies import OpenStudy
 from biphase.config import parse_config
 from biphase.errors import InputError
 from biphase.finetuning.scores import ScoreSet
@@ -16,7 +17,7 @@ from biphase.report.claims import Finding, judge_claims
 from biphase.report.contrasts import with_averages
 from biphase.report.paper import measure_findings, read_findings, read_reference
 from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet
-from biphase.study.folder import declare, hash_hypotheses, tell_declaration
+from biphase.study.declarations import declare, hash_hypotheses, tell_declaration
 from biphase.study.plan import Plan, bind_hypotheses, list_ladders, plan_study
 from biphase.study.report import collect_results, hypotheses_json, judge_results
 from biphase.study.spec import Study, load_study
@@ -99,7 +100,7 @@ def test_hypotheses_are_judged_together() -> None:
     assert [round(one.estimate, 2) for one in second.inequalities] == [0.14, 0.1], "that it lies below, turned around"
     assert next(second.inequalities).label == "−(1m-25-75 - mlm40 on TC 1m, 100 steps)"
     assert third.claims[0].untested, "random weights have no score yet"
-    tree = json.loads(hypotheses_json(plan, "1a2b3c4d", "not declared", (first, second, third)))
+    tree = json.loads(hypotheses_json(plan, "1a2b3c4d", ["not declared"], (first, second, third)))
     assert [one["verdict"] for one in tree["hypotheses"]] == ["supported", "supported", "undecided"]
     assert (tree["hash"], tree["declared"]) == ("1a2b3c4d", "not declared")
 
@@ -240,23 +241,45 @@ def test_hypotheses_stand_in_a_file_of_their_own(tmp_path: Path, wanted: str) ->
         load_study(path, ["hypotheses=nothing.yaml"])
 
 
-def sentence_on(plan: Plan, folder: Path) -> str:
-    """The sentence on when hypotheses were declared; the hash that stands beside it is theirs."""
-    digest, sentence = tell_declaration(plan, folder)
-    assert digest == hash_hypotheses(plan)[0] and sentence.startswith(f"Hypotheses {digest}: ")
-    return sentence
+def sentences_on(plan: Plan, folder: Path) -> list[str]:
+    """The sentences on when hypotheses were declared; the hash that stands in the first is that of `study plan`."""
+    digest, sentences = tell_declaration(plan, folder)
+    assert digest == hash_hypotheses(plan)[0] and sentences[0].startswith(f"Hypotheses {digest}: ")
+    return sentences
+
+
+def fill(folder: Path, runs: int, scores: int) -> None:
+    """Put runs and scores into a study's folder, of whatever plan; unfinished cells do not count."""
+    places = [f"runs/run-{number}/config.yaml" for number in range(runs)]
+    places += [f"scores/model/{name}/score.json" for name in (*map(str, range(scores)), ".cell.part")]
+    for place in places:
+        (folder / place).parent.mkdir(parents=True, exist_ok=True)
+        (folder / place).touch()
 
 
 def test_what_was_declared_is_recorded(tmp_path: Path) -> None:
     before, after = make_plan("stack - mlm40 > 0"), make_plan("stack - mlm40 > 1 point")
-    assert "not declared" in sentence_on(before, tmp_path)
-    declare(before, tmp_path, 0)
-    declare(before, tmp_path, 12)  # the same command goes on: nothing new is declared
-    assert "before anything was trained; unchanged since" in sentence_on(before, tmp_path)
-    assert "about changed since the study last ran" in sentence_on(after, tmp_path)
-    declare(after, tmp_path, 12)
-    assert "changed 1 times since the first run; these were declared" in sentence_on(after, tmp_path)
-    assert "when 12 units were done" in sentence_on(after, tmp_path)
+    assert sentences_on(before, tmp_path)[0].endswith("not declared, for the study has not run with them.")
+    declare(before, tmp_path)
+    fill(tmp_path, 1, 0)
+    declare(before, tmp_path)  # the same command goes on: nothing new is declared
+    (first,) = sentences_on(before, tmp_path)
+    assert first.endswith("before anything was trained; unchanged since, in words, arms, budgets and tasks.")
+    assert "not declared" in sentences_on(after, tmp_path)[0]
+    # Of another plan, which has done nothing yet.
+    fill(tmp_path, 2, 12)
+    declare(after, tmp_path)
+    first, replaced = sentences_on(after, tmp_path)
+    assert "changed once since the first declaration; the current ones were declared" in first
+    assert first.endswith("with 2 runs and 12 scores in the folder.")
+    says = before.study.hypotheses[0].says
+    assert replaced.startswith(f"Replaced: {hash_hypotheses(before)[0]}, declared ")
+    assert replaced.endswith(f"before anything was trained: h0: “{says}” (stack - mlm40 > 0).")
+    # Back again: what was declared first was declared then, and what was tried meanwhile is told.
+    declare(before, tmp_path)
+    first, replaced = sentences_on(before, tmp_path)
+    assert "changed twice since" in first and first.endswith("before anything was trained.")
+    assert "(stack - mlm40 > 1 point)" in replaced
 
 
 def test_a_rung_that_is_added_is_a_change(tmp_path: Path) -> None:
@@ -269,15 +292,58 @@ def test_a_rung_that_is_added_is_a_change(tmp_path: Path) -> None:
         return plan_study(parse_config(Study, tree | {"arms": [*tree["arms"], *more]}, origin="grown.yaml"))
 
     before, other = grow(), {"group": "other", "models": ["1m"], "curricula": ["mlm30"], "budgets": [800]}
-    declare(before, tmp_path, 0)
-    assert "unchanged since" in sentence_on(grow(other), tmp_path)
+    declare(before, tmp_path)
+    assert "unchanged since" in sentences_on(grow(other), tmp_path)[0]
     rung = grow({"group": "rung", "models": ["1m"], "curricula": ["mlm40", "25/75"], "budgets": [800]})
-    assert "are about changed since the study last ran" in sentence_on(rung, tmp_path)
-    # A folder of an earlier version has the hash of the words alone.
+    assert "not declared" in sentences_on(rung, tmp_path)[0]
+    # A folder of an earlier version has the hash of the words alone, and counts units of its own plan.
     _, words = hash_hypotheses(before)
-    (tmp_path / "hypotheses.json").write_text(json.dumps([{"hash": words, "when": "long ago", "units_done": 0}]))
-    told = sentence_on(rung, tmp_path)
-    assert "the same words were declared long ago" in told and "is not recorded" in told
-    declare(rung, tmp_path, 7)
-    told = sentence_on(rung, tmp_path)
-    assert "when 7 units were done; the same words stood there since long ago" in told and "changed" not in told
+    entry = {"hash": words, "when": "long ago", "units_done": 7}
+    (tmp_path / "hypotheses.json").write_text(json.dumps([entry]))
+    told = sentences_on(rung, tmp_path)[0]
+    assert "declared long ago, with 7 units of its plan done (nothing else was counted)" in told
+    assert told.endswith("; unchanged since, in words; what they are about is not recorded.")
+    declare(rung, tmp_path)
+    assert sentences_on(rung, tmp_path)[0] == told
+    (tmp_path / "hypotheses.json").write_text(json.dumps([entry | {"hash": "1a2b3c4d", "text": "00000000"}]))
+    assert sentences_on(rung, tmp_path)[1].endswith("(nothing else was counted): its words were not recorded.")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("null", "Input should be a valid dictionary"),
+        ("[5]", "0: "),
+        ('{"a": 1}', "not what was written, by its own hash"),
+        ("[{}]", "0.hash: Field required"),
+        ('[{"hash": "1a2b3c4d", "when": "2001-01-01"}]', "entries of this version and no hash"),
+        ('[{"hash": "1a2b3c4d", "when": "2001-01-01", "units_done": "x"}]', "0.units_done: "),
+    ],
+)
+def test_a_record_of_declarations_that_is_none_is_named(text: str, told: str, tmp_path: Path) -> None:
+    """By whoever reads it or would add to it."""
+    plan, path = make_plan("stack - mlm40 > 0"), tmp_path / "hypotheses.json"
+    path.write_text(text)
+    for read in (tell_declaration, declare):
+        with pytest.raises(InputError, match=f"^{path} is damaged .*{told}.*; put it back as it was"):
+            read(plan, tmp_path)
+
+
+def test_a_declaration_whose_date_was_edited_is_refused(tmp_path: Path) -> None:
+    plan, path = make_plan("stack - mlm40 > 0"), tmp_path / "hypotheses.json"
+    declare(plan, tmp_path)
+    path.write_text(path.read_text().replace('"when": "2', '"when": "1'))
+    with pytest.raises(InputError, match="not what was written, by its own hash"):
+        tell_declaration(plan, tmp_path)
+
+
+def test_hypotheses_are_declared_before_the_study_runs(tmp_path: Path) -> None:
+    """Their hash is that of the plan, and the words stand beside it."""
+    plan = make_plan("stack - mlm40 > 0")
+    opened = OpenStudy(plan, tmp_path, ())
+    facts = opened.declare()
+    assert facts["hash"] == hash_hypotheses(plan)[0] and [*facts["hypotheses"]] == ["h0"]
+    assert facts["declared"] == opened.declare()["declared"] == tell_declaration(plan, tmp_path)[1]
+    assert (tmp_path / "study.yaml").exists() and "before anything was trained" in facts["declared"][0]
+    with pytest.raises(InputError, match="has no hypotheses to declare"):
+        OpenStudy(make_plan(), tmp_path, ()).declare()

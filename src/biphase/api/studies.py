@@ -135,6 +135,22 @@ class OpenStudy:
         console.out.print(message if unit is None else f"{unit}: done")
         return self.folder
 
+    def declare(self) -> dict[str, Any]:
+        """Record the hypotheses in the study's folder, as `run` does when it begins. Returns their words, the hash of
+        these and of the arms, budgets and tasks that they are about, and sentences on when they were declared."""
+        from biphase.study.declarations import DECLARED, declare, list_words, tell_declaration
+        from biphase.study.folder import claim_study_folder
+
+        planned = self.planned
+        if not planned.study.hypotheses:
+            raise InputError(f"the study '{planned.study.name}' has no hypotheses to declare")
+        declare(planned, claim_study_folder(self.folder, planned.study))
+        digest, told = tell_declaration(planned, self.folder)
+        words = list_words(planned.study.hypotheses)
+        remedy = "post words and hash where they get a date, before anything is trained"
+        console.err.print(f"{self.folder / DECLARED} is plain text, and proves nothing against its author: {remedy}")
+        return {"study": planned.study.name, "hash": digest, "hypotheses": words, "declared": told}
+
     def progress(self) -> dict[str, Any]:
         """Return how far the study is: `lines` of the training runs, then of the cells of each task; how far each of
         several seeds of pretraining is; `notes` on guesses; what `failed`; `num_waiting`, how many units need one that
@@ -164,6 +180,8 @@ class OpenStudy:
         report_folder = self.folder / "report" if out is None else Path(out)
         page, written, results, table = report_study(self.planned, self.folder, report_folder, commands)
         print_results(results, table)
+        for line in written.notes:
+            console.out.prose(f"note: {line}")
         for line in tell_findings(*written.hypotheses) if written.hypotheses else ():
             console.out.prose(line)
         console.out.print(str(page))

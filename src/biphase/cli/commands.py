@@ -413,6 +413,15 @@ def study_plan(
     return to_json(plan_json(study.planned, estimate)) if form == "json" else describe_plan(study.planned, estimate)
 
 
+@like(studies.study, arguments="file changes", hidden="data", shows=show.print_facts)
+def study_declare(file: str, changes: Changes, folder: OutFolder) -> dict[str, Any]:
+    """Record what a study expects before it runs, and print the words with their hash, to post elsewhere.
+
+    Example: `biphase study declare mini`
+    """
+    return studies.study(file, changes, folder).declare()
+
+
 @like(studies.study, OpenStudy.run, arguments="file changes", hidden="data")
 def study_run(file: str, changes: Changes, folder: OutFolder, **options: Any) -> None:
     """Train and evaluate whatever is missing. Killed? The same command goes on; several of them share the work.

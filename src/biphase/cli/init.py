@@ -1,5 +1,6 @@
 """`biphase init`: a recipe, a study or a task to start from, filled in: the text of one that comes with biphase."""
 
+import math
 import re
 import sys
 from collections.abc import Mapping
@@ -56,7 +57,7 @@ def init_recipe(
     tree = parse_yaml(text)
     changes: dict[str, Any] = {"name": out.stem}
     kind: type[Recipe | EmbeddingRecipe] = Recipe
-    verb = "pretrain"
+    verb, comments = "pretrain", list[str]()
     if "stages" in tree:
         kind, verb = EmbeddingRecipe, "embed"
         if shards:
@@ -65,9 +66,38 @@ def init_recipe(
     else:
         changes |= {"init": origin} if origin else {}
         changes["data.shards"] = ask_user(shards, SHARDS_QUESTION, tree["data"]["shards"])
+        fitting, comments = fit_to_text(parse_config(Recipe, tree, origin=name), Path(changes["data.shards"] or ""))
+        changes |= fitting
     text = with_values(text, changes)
     parse_config(kind, parse_yaml(text), origin=str(out))
-    write_start(out, f"recipes/{name}.yaml", text, f"biphase {verb} {out}")
+    write_start(out, f"recipes/{name}.yaml", "".join([*comments, text]), f"biphase {verb} {out}")
+
+
+def fit_to_text(recipe: Recipe, shards: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return the changes with which a recipe reads the text in `shards` no more often than `biphase study advise` would
+    have it read, and a comment on how often that is; nothing where the shards are not here."""
+    from biphase.corpus.shards import read_shard_manifest
+    from biphase.study.advise import MOST_EPOCHS, choose_steps
+
+    if not (shards / "manifest.json").exists():
+        return {}, []
+    text_tokens, tokens = read_shard_manifest(shards).splits["train"].tokens, recipe.tokens_before(recipe.num_steps)
+    changes, most, hint = dict[str, Any](), MOST_EPOCHS * text_tokens, ""
+    if tokens > most and isinstance(recipe.batch_tokens, int):
+        batch = min(recipe.batch_tokens, choose_steps(most, recipe.data.max_sample_tokens)[1])
+        share = most / batch / recipe.num_steps
+        steps = [math.ceil(share * phase.steps) for phase in recipe.curriculum]
+        changes = {f"curriculum.{number}.steps": count for number, count in enumerate(steps)} | {"batch_tokens": batch}
+        counts = {
+            "schedule.warmup_steps": recipe.schedule.warmup_steps,
+            "schedule.decay_steps": recipe.schedule.decay_steps,
+            "validation.every_steps": recipe.validation.every_steps,
+            "checkpoints.every_steps": recipe.checkpoints.every_steps,
+        }
+        changes |= {key: math.floor(share * count) for key, count in counts.items()}
+        tokens, hint = batch * sum(steps), "; to read it more often would gain nothing"
+    times = console.plain_number(tokens / text_tokens)
+    return changes, [f"# It reads the {text_tokens:,} tokens of the text {times} times{hint}.\n"]
 
 
 def init_study(

@@ -184,8 +184,8 @@ class PageText:
     title: str
     question: str
     verdicts: Verdicts | None = None
-    hypotheses: tuple[Sequence[Finding], str] | None = None
-    """What the study declared before it ran, judged, and a sentence on when it was declared."""
+    hypotheses: tuple[Sequence[Finding], Sequence[str]] | None = None
+    """What the study declared, judged, and sentences on when it was declared and what it replaced."""
     declared: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Arms whose compute-equivalent the study declared → the arms of the baseline."""
     notes: Sequence[str] = ()

@@ -6,9 +6,10 @@ What devices compute in an hour and hold in memory, and how large networks, samp
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
-from itertools import product
+from functools import cache, lru_cache
+from itertools import chain, product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -38,8 +39,11 @@ from biphase.recipe import Data, Init, Recipe
 from biphase.report.formats import show_estimate, show_list
 from biphase.run import open_run, read_metrics
 from biphase.study.plan import Plan, PlannedRun, StudyCell
-from biphase.study.spec import EMBED, EmbedEvaluation, Planning, Study, trainings
-from biphase.tasks.spec import Family, TaskSize, find_task
+from biphase.study.spec import EMBED, EmbedEvaluation, Planning, Study, find_data_dirs, trainings
+from biphase.tasks.examples import count_characters, load_examples
+from biphase.tasks.sources import HUB, TaskSource, dir_of, find_source
+from biphase.tasks.spec import Family, TaskSize, find_task, name_tests
+from biphase.tasks.splits import TaskData
 
 EFFICIENCY = {"CPU": 0.6}
 """The share of the peak that our own runs reach (docs/LOG.md)."""
@@ -211,10 +215,37 @@ TYPICAL_SIZES: dict[Family, TaskSize] = {
 """The sizes that are assumed of tasks that do not say theirs, until a cell shows how long it takes."""
 
 
-def task_size(name: str) -> TaskSize:
-    """A task is as large as it says, or as is typical of its family."""
-    task = find_task(name)
+MOST_COUNTED_BYTES = 10_000_000
+"""Larger files of a task are not read for a plan."""
+CHARACTERS_PER_TOKEN = 4
+
+
+def task_size(name: str, folders: Mapping[str, str]) -> TaskSize:
+    """Return the size that a task says; else that of its files in one of the `folders` with data by task, where these
+    are small and hold together; else what is typical of its family."""
+    task = find_task(name_tests(name)[0])
+    folder = dir_of(task, folders)
+    if task.size is None and task.family != "retrieval" and folder not in (None, str(HUB)):
+        with suppress(InputError):  # told in full before the study runs
+            source = find_source(task, folder)
+            paths = chain.from_iterable(source.files.values())
+            if sum(path.stat().st_size if path.is_file() else math.inf for path in paths) <= MOST_COUNTED_BYTES:
+                return count_examples(source)
     return task.size or TYPICAL_SIZES[task.family]
+
+
+@lru_cache
+def count_examples(source: TaskSource) -> TaskSize:
+    """Count the examples of each split of a task, and guess tokens from characters."""
+    data = load_examples(source, judged_only=True)
+    assert isinstance(data, TaskData)
+    tokens = {name: sum(map(count_characters, split)) // CHARACTERS_PER_TOKEN for name, split in data.splits.items()}
+    return TaskSize(
+        train_examples=len(data.train),
+        example_tokens=math.ceil(tokens["train"] / len(data.train)),
+        evaluated_tokens=tokens["validation"] + tokens["test"],
+        test_examples=len(data.test),
+    )
 
 
 def list_assumptions(plan: Plan, sizes: Mapping[str, RunSize], machine: Machine | None) -> Iterator[str]:
@@ -225,11 +256,13 @@ def list_assumptions(plan: Plan, sizes: Mapping[str, RunSize], machine: Machine 
     evaluation = plan.study.evaluation
     if evaluation is not None:
         names = {name for trained, tests in trainings(evaluation).items() for name in (trained, *tests)}
-        tasks, sources = [find_task(name) for name in sorted(names)], []
-        if published := [task.name for task in tasks if task.size]:
-            sources.append(f"rounded sizes of the published data of {show_list(published)}")
-        if typical := [task.name for task in tasks if not task.size]:
-            sources.append(f"typical sizes, guessed, of {show_list(typical)}")
+        folders = find_data_dirs(evaluation)
+        sized: dict[str, list[str]] = defaultdict(list)
+        for name in sorted(names):
+            task, size = find_task(name), task_size(name, folders)
+            own = "typical sizes, guessed," if size.test_examples is None else "the counted examples"
+            sized["rounded sizes of the published data" if task.size else own].append(task.name)
+        sources = [f"{kind} of {show_list(tasks)}" for kind, tasks in sized.items()]
         yield f"fine-tuning: {'; '.join(sources) or 'the sizes of typical data'}, at the same efficiency"
         if evaluation.embed is not None and count_embedded(evaluation.embed) is None:
             yield "embedding: 1,000 updates a stage, for want of its max_steps, or limit of its sources"
@@ -388,6 +421,7 @@ def cell_costs(plan: Plan, sizes: Mapping[str, RunSize]) -> Iterator[tuple[int, 
     costs = dict[Any, tuple[int, float, float]]()
     embed = None if plan.study.evaluation is None else plan.study.evaluation.embed
     embedded = None if embed is None else count_embedded(embed)
+    folders = {} if plan.study.evaluation is None else find_data_dirs(plan.study.evaluation)
     for cell in plan.cells:
         run = runs[cell.model]
         (shape, _), context = sizes[run.name], run.recipe.data.max_sample_tokens
@@ -400,7 +434,7 @@ def cell_costs(plan: Plan, sizes: Mapping[str, RunSize]) -> Iterator[tuple[int, 
             # Its loss embeds everything twice.
             costs[key] = steps, tokens, per_token * (4 * tokens + len(cell.evaluates) * size.evaluated_tokens) / 3
         elif key not in costs:
-            costs[key] = cell_cost(shape, cell, context)
+            costs[key] = cell_cost(shape, cell, context, folders)
         yield costs[key]
 
 
@@ -417,12 +451,14 @@ def count_embedded(embed: EmbedEvaluation) -> tuple[int, float] | None:
     return updates, trained
 
 
-def cell_cost(shape: Shape | None, cell: StudyCell, context: int) -> tuple[int, float, float]:
+def cell_cost(
+    shape: Shape | None, cell: StudyCell, context: int, folders: Mapping[str, str]
+) -> tuple[int, float, float]:
     """Updates, tokens trained on, and FLOPs of one fine-tuning, evaluation included.
 
     A forward pass is a third of training: that is what evaluation costs, and training where the encoder is `frozen`.
     """
-    config, trained, size = cell.config, find_task(cell.task), task_size(cell.task)
+    config, trained, size = cell.config, find_task(cell.task), task_size(cell.task, folders)
     examples = min(size.train_examples, config.max_train_examples or size.train_examples)
     if config.shots is not None:
         has_strata = trained.family == "sequence_classification" and trained.problem_type is None
@@ -433,7 +469,7 @@ def cell_cost(shape: Shape | None, cell: StudyCell, context: int) -> tuple[int, 
     tokens = steps * examples / max(epoch_steps, 1) * min(size.example_tokens, context, config.max_length)
     evaluated = 0.0
     for test in cell.evaluates:
-        tested = task_size(test)
+        tested = task_size(test, folders)
         # Few queries of a retrieval leave all its documents to be encoded.
         if config.max_eval_examples and find_task(test).family != "retrieval":
             evaluated += min(2 * config.max_eval_examples * tested.example_tokens, tested.evaluated_tokens)

@@ -31,9 +31,9 @@ from biphase.report.formats import format_bytes, show_count, show_estimate, show
 from biphase.report.tables import PLAIN
 from biphase.study.advise import LEAST_TOKENS, Advice
 from biphase.study.cost import Estimate, Machine, task_size
-from biphase.study.folder import hash_hypotheses
+from biphase.study.declarations import hash_hypotheses
 from biphase.study.plan import Plan, PlannedRun, history
-from biphase.study.spec import EMBED, Evaluation, trainings, write_steps
+from biphase.study.spec import EMBED, Evaluation, find_data_dirs, trainings, write_steps
 from biphase.style import LOOKS
 from biphase.tasks.spec import find_task
 
@@ -180,12 +180,13 @@ def describe_power(plan: Plan, evaluation: Evaluation) -> Iterator[str]:
     if max(seeds) < 2:
         yield "one seed each: no difference will be told from noise"
         return
-    tests = []
+    tests, folders = [], find_data_dirs(evaluation)
     for name in sorted(evaluation.tasks):
-        task, size = find_task(name), task_size(name)
+        task, size = find_task(name), task_size(name, folders)
         if task.family != "retrieval":  # whose tokens are those of documents
-            num = max(int(float(f"{size.evaluated_tokens / 2 / max(size.example_tokens, 1):.2g}")), 1)
-            tests.append((num, task.name, f"{num:,} examples" + ("" if task.size else ", a guess")))
+            guess = max(int(float(f"{size.evaluated_tokens / 2 / max(size.example_tokens, 1):.2g}")), 1)
+            is_guess, num = not (task.size or size.test_examples), size.test_examples or guess
+            tests.append((num, task.name, f"{num:,} examples" + ", a guess" * is_guess))
     tests.sort(key=lambda test: test[0])
     ends = tests[:: max(len(tests) - 1, 1)]  # the first and the last
     for who, noise in USUAL_NOISE.items() if ends else ():

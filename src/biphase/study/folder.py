@@ -1,7 +1,6 @@
-"""The folder of a study: what of its plan is trained and scored there, what failed, what it took, what it declared.
+"""The folder of a study: what of its plan is trained and scored there, what failed, what it took.
 
 OUT/  study.yaml  runs/NAME-HASH8/  trained/NAME.json  scores/MODEL/TASK-HASH16/  failed/UNIT.json
-     hypotheses.json
 
 A trained run has a record in `trained`; beside it the process that trains it holds `.NAME.lock`, and `.NAME.clock` is a
 record of what training has taken so far. A scored cell its folder in `scores`. Both count only while they are what the
@@ -11,23 +10,29 @@ checkpoints of models whose cells are all scored may be deleted: nothing is trai
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
+from pydantic import Field
 
 from biphase.config import read_yaml
 from biphase.corpus.shards import read_shard_manifest
 from biphase.engine.scheduler import Failure, read_failures
 from biphase.errors import BusyError, InputError
-from biphase.files import content_hash, is_locked, read_json, read_json_as, remove_folder, write_json, write_text
+from biphase.files import (
+    RECORD_HASH,
+    is_locked,
+    read_hashed,
+    read_json_as,
+    remove_folder,
+    validate_record,
+    write_text,
+)
 from biphase.finetuning.cells import identify
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
 from biphase.finetuning.scores import Score, ScoreSet, read_scores
-from biphase.report.grammar import AskedInequality
-from biphase.report.results import MEAN_OF_FAMILIES
 from biphase.run import Run, open_run, read_metrics, whole_steps
 from biphase.study.plan import Plan, PlannedRun, StudyCell, train_name
 from biphase.study.spec import EMBED, PretrainingSeeds, Study, scored_as
@@ -44,7 +49,10 @@ class TrainedRecord:
     folder: str
     """Its name below runs/."""
     key: str
-    seconds: float
+    """The `key` of the run in the plan that it was trained for."""
+    seconds: Annotated[float, Field(ge=0, le=1e10)]
+    placeless_key: str | None = None
+    """The `placeless_key`; None in a record of an earlier version, which has no hash of its own either."""
     text: tuple[str, ...] | None = None
     """The fingerprints of its shard sets when it was trained; None where that was not recorded."""
     untimed: tuple[str, ...] = ()
@@ -58,11 +66,33 @@ class TrainedRecord:
         return self.folder not in self.untimed
 
 
+def read_record(path: Path) -> TrainedRecord:
+    """Read the record of a run, or its clock. One of an earlier version has no hash. Raises `InputError` for any other
+    that is not as it was written."""
+    remedy = "delete it, and the study's own command finds the run again, or trains it again"
+    tree = read_json_as(path, dict[str, Any], remedy)
+    if RECORD_HASH not in tree and "placeless_key" not in tree:
+        return validate_record(path, tree, TrainedRecord, remedy)
+    return read_hashed(path, TrainedRecord, remedy)
+
+
 def find_record(folder: Path, run: PlannedRun) -> TrainedRecord | None:
-    """Read the record of a run, if it was trained as the plan wants it and is still there."""
+    """Read the record of a run, if it was trained as the plan wants it and is still there: by the places of its shard
+    sets, or by what they hold."""
     path = folder / "trained" / f"{run.name}.json"
-    record = read_json_as(path, TrainedRecord) if path.exists() else None
-    return record if record and record.key == run.key and Run(folder / "runs" / record.folder).is_done else None
+    record = read_record(path) if path.exists() else None
+    if record is None or not Run(folder / "runs" / record.folder).is_done:
+        return None
+    if record.key == run.key:
+        return record
+    is_moved = record.placeless_key == run.placeless_key and record.text == tuple(map(find_text, run.recipe.data.sets))
+    return record if is_moved else None
+
+
+def find_text(shards: str) -> str | None:
+    """Find the fingerprint of a shard set; None where it is not here."""
+    is_here = (Path(shards) / "manifest.json").exists()
+    return read_shard_manifest(Path(shards)).fingerprint if is_here else None
 
 
 def reach_step(folder: Path, run: PlannedRun, step: int) -> str:
@@ -258,81 +288,11 @@ def keys_of_cell(trained_on: str, evaluates: Sequence[str], config: FinetuneConf
 
 def refuse_other_text(state: StudyState) -> None:
     """Raises `InputError` where a run was trained on other text than its shards hold; they may be gone."""
-    fingerprints: dict[str, str] = {}
+    text_of = cache(find_text)
     for name, record in state.records.items():
         for path, content in zip(state.plan.runs[name].recipe.data.sets, record.text or (), strict=False):
-            if path not in fingerprints and (Path(path) / "manifest.json").exists():
-                fingerprints[path] = read_shard_manifest(Path(path)).fingerprint
-            if content != fingerprints.get(path, content):
+            if content != (held := text_of(path) or content):
                 raise InputError(
                     f"run {name} was trained on other text ({content[:8]}) than {path} holds now "
-                    f"({fingerprints[path][:8]}): put that text back, or choose another folder for the study"
+                    f"({held[:8]}): put that text back, or choose another folder for the study"
                 )
-
-
-# What was declared, and when
-
-
-def hash_hypotheses(plan: Plan) -> tuple[str, str]:
-    """Return two hashes of eight digits. The first is of what hypotheses say and of what that is about in this plan:
-    which arms, at which budgets, on which tasks; a line of the paper is about all of them. The second is of what they
-    say alone, which a folder of an earlier version recorded."""
-    everything, about = [list(plan.of_first_seed.arms), list(plan.families)], list[list[Any]]()
-    for lines in plan.hypotheses:
-        about.append([everything if isinstance(line, str) else list_subjects(plan, line) for line in lines])
-    words = content_hash([hypothesis.model_dump(mode="json") for hypothesis in plan.study.hypotheses])[:8]
-    return content_hash([words, about])[:8], words
-
-
-def list_subjects(plan: Plan, line: Sequence[Sequence[AskedInequality]]) -> list[Any]:
-    """List what a line is about: of each first inequality the label, the arms and tasks of its terms, the baseline, and
-    the same of its rivals."""
-    subjects = []
-    for first, *rivals in line:
-        terms = []
-        for term in first.operands:
-            tasks = [name for name, family in plan.families.items() if term.task in (name, family, MEAN_OF_FAMILIES)]
-            terms.append((term.arms, tasks))
-        subjects.append([first.label, terms, first.ladder, list_subjects(plan, [[rival] for rival in rivals])])
-    return subjects
-
-
-def declare(plan: Plan, folder: Path, units_done: int) -> None:
-    """Record in a study's folder what it declares, as it is about to run; a line for each change."""
-    current, words = hash_hypotheses(plan)
-    declared = read_declared(folder)
-    if not declared or declared[-1]["hash"] != current:
-        when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-        entry = {"hash": current, "text": words, "when": when, "units_done": units_done}
-        write_json(folder / "hypotheses.json", [*declared, entry])
-
-
-def read_declared(folder: Path) -> list[dict[str, Any]]:
-    """Read what was declared, each time with its `hash` and that of its `text` alone; earlier versions wrote the latter
-    as `hash`."""
-    path = folder / "hypotheses.json"
-    return read_json(path) if path.exists() else []
-
-
-def tell_declaration(plan: Plan, folder: Path) -> tuple[str, str]:
-    """Return the hash of the hypotheses, and a sentence that tells whether they stood before the results did."""
-    current, words = hash_hypotheses(plan)
-    declared = read_declared(folder)
-    if not declared:
-        return current, f"Hypotheses {current}: not declared, for the study has not run with them."
-    last, is_later = declared[-1], declared[-1]["units_done"]
-    when = f"declared {last['when']}"
-    when += f", when {is_later} units were done" if is_later else ", before anything was trained"
-    worded = [entry for entry in declared if "text" not in entry]
-    if last["hash"] not in (current, words):
-        history = f"what they said or are about changed since the study last ran; it ran with {last['hash']}"
-    elif last in worded:
-        history = f"the same words were {when}; which arms and tasks they were about is not recorded"
-    elif worded and {entry.get("text", entry["hash"]) for entry in declared} == {last["text"]}:
-        since = f"the same words stood there since {worded[0]['when']}"
-        history = f"{when}; {since}, about arms and tasks that were not recorded"
-    elif len(declared) > 1:
-        history = f"changed {len(declared) - 1} times since the first run; these were {when}"
-    else:
-        history = f"{when}; unchanged since, in words, arms, budgets and tasks"
-    return current, f"Hypotheses {current}: {history}."

@@ -59,6 +59,8 @@ class PlannedRun:
     """The recipe that is trained; its `init.checkpoint` is PARENT@STEP, where the unit that trains puts a folder."""
     key: str
     """A hash of everything that decides its weights: its recipe, and the keys of the runs behind it."""
+    placeless_key: str
+    """The same without the places of its shard sets: with what these hold, it names the run wherever they lie."""
 
     @property
     def steps(self) -> int:
@@ -402,8 +404,11 @@ def make_runs(arms: Mapping[str, Arm], models: Iterable[EvaluatedModel]) -> dict
         curriculum = phases_between(recipe.curriculum, first - arm.origin, last - arm.origin)
         changes = {"init": init, "schedule": schedule, "curriculum": curriculum, "checkpoints": checkpoints}
         trained_recipe = Recipe.model_validate(recipe.model_copy(update=changes).model_dump())
-        key = content_hash([trained_recipe.weights_tree, runs[arm.trunk].key if arm.trunk else None])
-        runs[name] = PlannedRun(name, arm.group, arm.model, arm.trunk, first, last, steps, trained_recipe, key)
+        tree, trunk = trained_recipe.weights_tree, runs[arm.trunk] if arm.trunk else None
+        key = content_hash([tree, trunk and trunk.key])
+        tree["data"] = recipe.data.order | {"shares": [str(share) for share in recipe.data.shares]}
+        keys = key, content_hash([tree, trunk and trunk.placeless_key])
+        runs[name] = PlannedRun(name, arm.group, arm.model, arm.trunk, first, last, steps, trained_recipe, *keys)
     return runs
 
 

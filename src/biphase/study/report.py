@@ -36,7 +36,8 @@ from biphase.report.tables import Table
 from biphase.run import Run, read_metrics, read_recipe
 from biphase.study.advise import Evidence
 from biphase.study.cost import RunSize, measure_sizes, run_flops
-from biphase.study.folder import TRAINING, StudyState, read_state, tell_declaration
+from biphase.study.declarations import tell_declaration
+from biphase.study.folder import TRAINING, StudyState, find_text, read_state
 from biphase.study.plan import EvaluatedModel, Plan, history, plan_study
 from biphase.study.spec import load_study
 
@@ -241,16 +242,16 @@ def list_equivalents(plan: Plan) -> dict[str, tuple[str, ...]]:
     return {inequality.operands[0].arms[0]: inequality.ladder for inequality in inequalities}
 
 
-def tell_findings(findings: Sequence[Finding], declared: str) -> Iterator[str]:
+def tell_findings(findings: Sequence[Finding], declared: Sequence[str]) -> Iterator[str]:
     """Tell the verdicts on a study's hypotheses, a line each, and whether these stood before the results did."""
     for finding in findings:
         verdicts = [inequality.verdict for inequality in finding.inequalities]
         count = f"{verdicts.count('supported')} of {show_count(len(verdicts), 'inequality', 'inequalities')}"
         yield f"{finding.verdict}: {finding.key}: {finding.statement} ({count})"
-    yield declared
+    yield from declared
 
 
-def hypotheses_json(plan: Plan, digest: str, declared: str, findings: Sequence[Finding]) -> str:
+def hypotheses_json(plan: Plan, digest: str, declared: Sequence[str], findings: Sequence[Finding]) -> str:
     """Write the hypotheses with their verdicts; `digest` is the hash of them, and `declared` tells whether they stood
     before the results did (`tell_declaration`)."""
     records = []
@@ -264,7 +265,7 @@ def hypotheses_json(plan: Plan, digest: str, declared: str, findings: Sequence[F
             inequalities.append({"label": claim.label, **finite, "verdict": claim.verdict})
         record = hypothesis.model_dump(mode="json") | {"verdict": finding.verdict, "inequalities": inequalities}
         records.append(record | {"needs": finding.needs})
-    tree = {"hash": digest, "declared": declared, "hypotheses": records}
+    tree = {"hash": digest, "declared": " ".join(declared), "hypotheses": records}
     return json.dumps(tree, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -272,32 +273,45 @@ DTYPES = {"bf16": "bfloat16", "fp32": "float32", "auto": ""}
 MOST_NAMES = 3
 
 
+SOFTWARE = ("biphase", "torch", "transformers")
+
+
 def list_notes(state: StudyState) -> Iterator[str]:
-    """Write a sentence for each thing that was not the same for all arms, and one on predictions that are gone."""
+    """Write a sentence for each thing that was not the same for all arms, or cannot be checked."""
     if state.plan.has_one_order:
         yield "All pretraining seeds saw the data in one order: what they show holds for that order of the data."
+    if earlier := [name for name, record in state.records.items() if record.placeless_key is None]:
+        runs = first_of(earlier, MOST_NAMES)
+        yield f"The records of runs that an earlier version wrote have no hash, so no change in them shows: {runs}."
     trained = []
     for name, record in state.records.items():
         run = Run(state.folder / "runs" / record.folder)
         environment = read_json_as(run.path / "environment.json", dict[str, Any])
         precision = environment.get("precision", DTYPES[read_recipe(run).compute.precision])
-        trained.append((name, {"precision": precision, "device": environment.get("device", "")}))
+        trained.append((name, {"precision": precision, **describe_place(environment)}))
     by_task: dict[str, list[tuple[str, dict[str, str]]]] = defaultdict(list)
     for model, scores in state.scores.items():
         for score in scores.scores:
             facts = {key: value for key, value in score.settings.items() if key not in (*TASK_SETTINGS, "weights")}
-            facts["device"] = str(score.machine.get("device", ""))
-            by_task[score.task].append((model, facts))
-    notes: dict[str, None] = {}  # a sentence that holds for several tasks is written once
+            by_task[score.task].append((model, facts | describe_place(score.machine)))
+    unlike: dict[tuple[str, str], dict[str, dict[str, None]]] = {}  # of several tasks, in one sentence
     for how, group in [("trained", trained), *(("fine-tuned", tuned) for tuned in by_task.values())]:
         for key, names_of in list_unlike(group):
-            values = ", ".join(f"{value} ({first_of(names, MOST_NAMES)})" for value, names in sorted(names_of.items()))
-            notes[f"Not all {how} with the same {key}: {values}; differences between these may come from it."] = None
-    yield from notes
+            for value, names in names_of.items():
+                unlike.setdefault((how, key), {}).setdefault(value, {}).update(dict.fromkeys(names))
+    for (how, key), merged in unlike.items():
+        values = ", ".join(f"{value} ({first_of([*names], MOST_NAMES)})" for value, names in sorted(merged.items()))
+        yield f"Not all {how} with the same {key}: {values}; differences between these may come from it."
     if lost := [score for own in state.scores.values() for score in own.scores if has_lost_predictions(score)]:
         models = first_of(sorted({score.model for score in lost}), MOST_NAMES)
         unknown = "how much of their differences is chance of the test examples is not known"
         yield f"The predictions of {show_count(len(lost), 'score')} were deleted ({models}): {unknown}."
+
+
+def describe_place(machine: Mapping[str, Any]) -> dict[str, str]:
+    """Name what computed: device, processor and the versions of software, as far as a record of a machine says them."""
+    software = " ".join(f"{name} {machine[name]}" for name in SOFTWARE if name in machine)
+    return {key: str(machine.get(key, "")) for key in ("device", "processor")} | {"software": software}
 
 
 CELL_COLUMNS = ("model", "task", "learning_rate", "seed", "metric", "steps", "seconds")
@@ -316,7 +330,7 @@ def report_study(
         state = read_state(plan, folder)
         results = with_averages(collect_results(plan, state.scores))
         findings, verdicts = judge_results(plan, results)
-        digest, declared = tell_declaration(plan, folder) if findings else ("", "")
+        digest, declared = tell_declaration(plan, folder) if findings else ("", [])
         files = {"hypotheses.json": hypotheses_json(plan, digest, declared, findings)} if findings else {}
         files["scores.csv"] = cells_csv(state.scores)
         tests = [(s.task, s.metrics.get("test", {})) for scores in state.scores.values() for s in scores.scores]
@@ -346,7 +360,7 @@ def tell_texts(state: StudyState) -> Iterator[str]:
         texts |= dict.fromkeys(zip(state.plan.runs[name].recipe.data.sets, record.text or (), strict=False))
     for path, content in texts:
         size = ""
-        if (Path(path) / "manifest.json").exists():
+        if find_text(path) == content:
             text = read_shard_manifest(Path(path)).splits["train"]
             size = f"{show_count(text.documents, 'document')}, {show_count(text.tokens, 'token')}, "
         yield f"# trained on {path}: {size}fingerprint {content[:8]}"

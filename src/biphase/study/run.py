@@ -12,19 +12,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic_core import to_jsonable_python
 
 from biphase.console import duration, err
 from biphase.corpus.shards import read_shard_manifest
 from biphase.engine.local import Engine, Unit
 from biphase.engine.scheduler import Failure, Forecast, run_batch
 from biphase.errors import EXIT_BUSY, STOPPED, BusyError, InputError, StoppedError
-from biphase.files import locked, read_json_as, write_json, write_text
+from biphase.files import locked, write_hashed, write_text
 from biphase.finetuning.cells import identify
 from biphase.finetuning.grid import fit_unit, measure_cells
 from biphase.hub import refuse_missing
@@ -32,13 +33,14 @@ from biphase.machine import STOPS, grace, python_process, stop_signals
 from biphase.recipe import Recipe
 from biphase.run import Run, read_checkpoint_manifest, whole_steps
 from biphase.study.cost import cell_costs, measure_sizes, run_flops
+from biphase.study.declarations import declare
 from biphase.study.folder import (
     TRAINING,
     StudyState,
     TrainedRecord,
-    declare,
     drop_checkpoints,
     reach_step,
+    read_record,
     read_runs,
     read_state,
     refuse_other_text,
@@ -75,9 +77,10 @@ def train_unit(plan: Plan, run: str, folder: Path, processes: int) -> list[str]:
         # What training has taken before: by its clock, else by its record. A folder that has neither is untimed, and
         # what a clock says of a run whose folder was removed counts no more.
         begun = tuple(sorted(path.name for path in runs.glob(f"{run}-????????")))
-        before = read_json_as(clock, TrainedRecord) if clock.exists() and begun else None
+        before = read_record(clock) if clock.exists() and begun else None
         if before is None or before.key != planned.key:
             before = state.records.get(run) or TrainedRecord("", planned.key, 0.0, untimed=begun)
+        before = replace(before, key=planned.key, placeless_key=planned.placeless_key)
         with keep_time(clock, before) as so_far:
             path = train(recipe, runs).path if processes == 1 else train_by_torchrun(recipe, runs, processes)
         timed = so_far()
@@ -91,7 +94,7 @@ def train_unit(plan: Plan, run: str, folder: Path, processes: int) -> list[str]:
                 identity = identify(f"{path}@{model.step}")
                 models[model.step] = identity.hash, identity.max_length
         record = replace(timed, folder=path.name, text=text, models=models)
-        write_json(clock, asdict(record))
+        write_hashed(clock, to_jsonable_python(record))
         clock.replace(trained / f"{run}.json")
     last = f", {duration(record.seconds - before.seconds)} of it since it went on" if before.seconds else ""
     return [f"{name}: {recipe.num_steps:,} steps in {duration(record.seconds)}{last}"]
@@ -112,7 +115,7 @@ def keep_time(clock: Path, before: TrainedRecord) -> Iterator[Callable[[], Train
         while not is_last:
             is_last = over.is_set()
             with suppress(OSError):  # a full disk ends the training itself, and its error is to be seen
-                write_json(clock, asdict(so_far()))
+                write_hashed(clock, to_jsonable_python(so_far()))
             over.wait(TICK_SECONDS)
 
     thread = threading.Thread(target=tick, daemon=True)
@@ -193,7 +196,7 @@ def run_study(plan: Plan, folder: Path, engine: Engine, processes: int = 1, only
     state = read_state(plan, folder)
     units, done = study_units(state, processes), state.done
     if plan.study.hypotheses:
-        declare(plan, folder, len(done))
+        declare(plan, folder)
     refuse_other_text(state)
     # 2. Before hours of training: is the data of all tasks here, and is there what is asked for?
     if only != TRAINING and len(units) > len(done):

@@ -323,6 +323,12 @@ def input_of(example: AnyExample) -> Any:
             return example.question, example.context
 
 
+def count_characters(example: AnyExample) -> int:
+    """Count the characters of all that a network sees of an example."""
+    text = " ".join(example.words) if isinstance(example, TaggedWords) else input_of(example)
+    return len(text) if isinstance(text, str) else sum(map(len, text))
+
+
 def why_left_out(task: spec.Task, origin: str, row: Row) -> Literal["answer", "label", "text"] | None:
     """Name what an example cannot be made without, and the row lacks: an answer that anybody knows, a label, a text.
     None where it has all. Rows of biphase's own tasks are taken as they were published."""

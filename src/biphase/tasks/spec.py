@@ -124,7 +124,9 @@ class Hub(Strict):
 
 
 class TaskSize(Strict):
-    """How large a task is, rounded: it only serves to say in advance what a study costs."""
+    """How large a task is, rounded: it only serves to say in advance what a study costs and finds."""
+
+    later: ClassVar[frozenset[str]] = frozenset({"test_examples"})
 
     train_examples: Count
     """Published counts; 0 for a task that is trained on another one."""
@@ -132,6 +134,8 @@ class TaskSize(Strict):
     """Tokens of a training example, guessed from the mean length in words: both texts of a retrieval pair."""
     evaluated_tokens: Count
     """Tokens of validation and test together."""
+    test_examples: Count | None = None
+    """Guessed from these tokens unless given."""
 
 
 class Task(Strict):
