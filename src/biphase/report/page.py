@@ -158,7 +158,7 @@ def compare_in_words(best: Result, rival: Result, where: str, num_models: int) -
     `best` is the best of so many models: its p-value is multiplied by how many it could have been beside `rival`
     (Bonferroni), for the best of many equally good ones is ahead of any of them.
     """
-    if all(part.num_degenerate == part.num for part in (*best.parts, *rival.parts)):
+    if best.is_degenerate and rival.is_degenerate:
         reason = "both predict one and the same for all examples, as networks do that were trained too little"
         return f"{best.arm.name} cannot be told from {rival.arm.name} {where}: {reason}."
     gap = contrasts.difference(best, rival)
@@ -280,7 +280,6 @@ def render(svgs: Mapping[str, str], plan_svg: str, **parts: Any) -> str:
         styles=styles,
         style=Markup((templates / "page.css").read_text("utf-8")),
         script=Markup((templates / "page.js").read_text("utf-8")),
-        objectives=tables.OBJECTIVE_NAMES,
         families=FAMILY_NAMES,
         significance=f"{100 * SIGNIFICANCE:g}",
         version=__version__,

@@ -5,7 +5,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,11 +20,11 @@ from biphase.recipe import join_phases
 from biphase.report.claims import Claim, Finding, Verdicts, judge_claims
 from biphase.report.contrasts import Terms, contrast, seed_interval, with_averages
 from biphase.report.figures import figure_pool
-from biphase.report.formats import csv_text, show_count
+from biphase.report.formats import csv_text, show_count, show_list
 from biphase.report.hypotheses import make_line
 from biphase.report.page import PageText, write_report
 from biphase.report.paper import judge_paper, measure_findings, place_arms
-from biphase.report.results import ReportArm, Result, ResultSet, pool, select_rate
+from biphase.report.results import OBJECTIVE_NAMES, ReportArm, Result, ResultSet, pool, select_rate
 from biphase.report.tables import Table
 from biphase.run import Run, read_metrics, read_recipe
 from biphase.study.advise import Evidence
@@ -175,7 +175,11 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Mapping[str, RunSize]
     # Mixed batches count by their shares; what is no CLM is MLM to the paper.
     steps, parts = sum(phase.steps for phase in pretraining), [part for phase in pretraining for part in phase.parts]
     clm = round(sum(part.steps * share for part, share in parts if part.objective == "clm"))
-    masks = [phase.mask_at(1) for phase in phases if phase.objective != "clm"]
+    predicted = [words for words, _ in groupby(phase.predicted for phase in phases)]
+    curriculum = " → ".join(predicted) if len(predicted) < 4 else f"{show_list(sorted({*predicted}))} in turns"
+    masked = [phase for phase in rest or phases if not phase.is_causal]
+    masks = dict.fromkeys(phase.masked for phase in masked)
+    has_one_mask = len(masks) == 1 and not masked[0].is_ramped
     # The paper has CLM, MLM, or CLM and then MLM; and MLM that continues one of these.
     kinds, later_kinds = [part.objective for part, _ in parts], [part.objective for p in rest for part, _ in p.parts]
     is_constant = all(not phase.is_ramped and phase.mask_passes == 1 for phase in phases)
@@ -197,7 +201,7 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Mapping[str, RunSize]
         setup="efficiency" if is_intermediate else "objective" if is_of_the_paper else "other",
         size=arm.model,
         objective="clm" if clm == steps else "clm+mlm" if clm else "mlm",
-        mask_percent=round(100 * masks[-1]) if masks else None,
+        mask_percent=round(100 * masked[0].mask_at(1)) if has_one_mask else None,
         pretrain_steps=steps,
         clm_steps=clm,
         mlm_steps=steps - clm,
@@ -206,6 +210,8 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Mapping[str, RunSize]
         is_plain=is_of_the_paper and has_usual_recipe,
         flops=None if math.isnan(flops) else flops,
         tokens=tokens,
+        curriculum="" if curriculum in OBJECTIVE_NAMES.values() else curriculum,
+        masks="" if has_one_mask else ", ".join(masks),
     )
 
 
