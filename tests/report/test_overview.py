@@ -33,7 +33,7 @@ def test_the_best_of_many_is_not_ahead_for_having_been_chosen() -> None:
         scores = [Result(arm, "SC", "a", "standard", rng.normal(0.7, 0.02, 5).tolist()) for arm in arms]
         results = with_averages(ResultSet(scores))
         told = list(answer_sentences(results))
-        assert len(told) == 2 and "corrected for choosing the best of 12" in told[1]
+        assert len(told) == 2 and "corrected for picking the best of 12 models" in told[1]
         hits += ["is ahead of" in sentence for sentence in told]
     assert (hits <= stats.binom.isf(1e-3, 250, 0.05)).all()
 
@@ -71,14 +71,14 @@ def test_models_that_predict_one_class_are_told_in_words() -> None:
         assert said in told and "–" not in told
 
 
-def test_a_corrected_p_value_is_told_where_the_interval_speaks_otherwise() -> None:
+def test_a_p_value_that_is_corrected_is_told() -> None:
     """0.0095 over three seeds is no answer where the best of seven was chosen: `+9.57 points [+5.19, +13.96]`."""
     arms = [ReportArm(f"mlm-{at}", "objective", "1m", "mlm", 40, 100, 0, 100) for at in range(7)]
     ahead = [0.327407, 0.297125, 0.322671]
     cells = [(arm, ahead if arm is arms[0] else [0.2, 0.21, 0.19]) for arm in arms] + [(CONTROL, [0.22, 0.22, 0.22])]
     results = with_averages(ResultSet([Result(arm, "SC", "a", "standard", scores) for arm, scores in cells]))
     *_, told = answer_sentences(results)
-    assert "cannot be told" in told and "p 0.0" in told and "corrected for choosing the best of 7" in told
+    assert "cannot be told" in told and "; p = 0.06" in told and ", corrected for picking the best of 7 models." in told
 
 
 def test_a_study_without_hypotheses_answers_with_the_findings() -> None:
@@ -98,7 +98,7 @@ def test_the_terminal_has_the_table_and_the_answer(capsys: pytest.CaptureFixture
         for task in ("a", "b")
     ]
     results = with_averages(ResultSet(scores))
-    print_results(results, wide_table(results, results.primary_metric))
+    print_results(wide_table(results, results.primary_metric), answer_sentences(results))
     told = capsys.readouterr().out
     assert told.count("80.33 ± ") == told.count("50.33 ± ") == 3, "the mean and both tasks"
     assert "clm is ahead of 1m-random on average over 2 tasks" in told.replace("\n", " ")

@@ -158,14 +158,12 @@ class OpenStudy:
             out: the folder to write; report/ in the study's unless given.
         """
         from biphase.report.page import print_results
-        from biphase.study.report import report_study, tell_findings
+        from biphase.study.report import report_study
 
         commands = [self.command(verb) for verb in ("run", "report")]
         report_folder = self.folder / "report" if out is None else Path(out)
-        page, written, results, table = report_study(self.planned, self.folder, report_folder, commands)
-        print_results(results, table)
-        for line in tell_findings(*written.hypotheses) if written.hypotheses else ():
-            console.out.prose(line)
+        page, written, _, table, sentences = report_study(self.planned, self.folder, report_folder, commands)
+        print_results(table, [*sentences, written.hypotheses[1]] if written.hypotheses else sentences)
         console.out.print(str(page))
         return page
 

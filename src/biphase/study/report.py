@@ -240,15 +240,6 @@ def list_equivalents(plan: Plan) -> dict[str, tuple[str, ...]]:
     return {inequality.operands[0].arms[0]: inequality.ladder for inequality in inequalities}
 
 
-def tell_findings(findings: Sequence[Finding], declared: str) -> Iterator[str]:
-    """Tell the verdicts on a study's hypotheses, a line each, and whether these stood before the results did."""
-    for finding in findings:
-        verdicts = [inequality.verdict for inequality in finding.inequalities]
-        count = f"{verdicts.count('supported')} of {show_count(len(verdicts), 'inequality', 'inequalities')}"
-        yield f"{finding.verdict}: {finding.key}: {finding.statement} ({count})"
-    yield declared
-
-
 def hypotheses_json(plan: Plan, digest: str, declared: str, findings: Sequence[Finding]) -> str:
     """Write the hypotheses with their verdicts; `digest` is the hash of them, and `declared` tells whether they stood
     before the results did (`tell_declaration`)."""
@@ -300,9 +291,9 @@ CELL_COLUMNS = ("model", "task", "learning_rate", "seed", "metric", "steps", "se
 
 def report_study(
     plan: Plan, folder: Path, out: Path, commands: Sequence[str]
-) -> tuple[Path, PageText, ResultSet, Table]:
+) -> tuple[Path, PageText, ResultSet, Table, list[str]]:
     """Write tables, figures, verdicts and the page of what is finished into the folder `out`; returns the page, what it
-    tells, the results, and the table of all models and tasks.
+    tells, the results, the table of all models and tasks, and the answer in sentences.
 
     `commands` make the results again, in their order.
     """
@@ -321,7 +312,7 @@ def report_study(
             verdicts=verdicts,
             hypotheses=(findings, declared) if findings else None,
             declared=list_equivalents(plan),
-            notes=list(list_notes(state)),
+            notes=[*plan.study.notes, *list_notes(state)],
             commands=[*tell_texts(state), *commands],
             bm25={task: values[BM25] for task, values in tests if BM25 in values},
             plan_svg=picture.result(),
@@ -330,8 +321,8 @@ def report_study(
             missing=list(list_missing(state)),
             costs=list_costs(state),
         )
-        page, table = write_report(results, out, page_text, pool)
-    return page, page_text, results, table
+        page, table, sentences = write_report(results, out, page_text, pool)
+    return page, page_text, results, table, sentences
 
 
 def tell_texts(state: StudyState) -> Iterator[str]:
