@@ -1,6 +1,7 @@
 """What a report says first, held against models that are known to be equally good."""
 
 import re
+from dataclasses import replace
 from importlib.resources import files
 
 import numpy as np
@@ -8,7 +9,9 @@ import pytest
 from scipy import stats
 
 from biphase.finetuning.scores import ExampleTable, KeptExamples
+from biphase.report.claims import Finding, judge_claims
 from biphase.report.contrasts import with_averages
+from biphase.report.hypotheses import Ladder, bind, make_line
 from biphase.report.page import PageText, answer_sentences, print_results, tell_answer
 from biphase.report.paper import judge_paper, measure_findings, place_arms
 from biphase.report.results import ReportArm, Result, ResultSet
@@ -53,6 +56,35 @@ def test_every_bundled_study_has_an_answer(name: str) -> None:
     assert bool(rest) == any(result.arm.objective == "none" for result in results)
     told = list(answer_sentences(ResultSet(results)))
     assert told == ["No answer yet: no model that was trained has a score on every task."]
+
+
+def test_what_was_declared_is_answered_first_and_once_and_a_mean_says_what_carries_it() -> None:
+    """40/60 is 15 points ahead of MLM on a and level on b. The lead over MLM is the hypothesis; that over random
+    weights is not, and stands behind it."""
+    rng, means = np.random.default_rng(0), {"mlm": (0.2, 0.7), "40-60": (0.35, 0.7), "random": (0.1, 0.5)}
+    arms = {
+        "mlm": ReportArm("mlm", "ratio", "1m", "mlm", 40, 100, 0, 100),
+        "40-60": ReportArm("40-60", "ratio", "1m", "clm+mlm", 40, 100, 40, 60),
+        "random": replace(CONTROL, name="random"),
+    }
+    scores = []
+    for name, by_task in means.items():
+        for (task, family), mean in zip((("a", "TC"), ("b", "SC")), by_task, strict=True):
+            values = (mean + rng.permutation([-0.005, -0.002, 0, 0.002, 0.005])).tolist()
+            scores.append(Result(arms[name], family, task, "standard", values))  # type: ignore[arg-type]
+    results = with_averages(ResultSet(scores))
+    ladders: dict[str, Ladder] = {name: {("1m", 100): {name: name}} for name in means}
+    claim = make_line(bind("40-60 - mlm > 0 on average", ladders, {"a": "TC", "b": "SC"}), results)
+    declared = judge_claims([Finding("order", "CLM first beats MLM", "", (claim,))])
+    first, *rest = tell_answer(results, ["PRICE."], PageText("", "", hypotheses=(declared, "declared today")))
+    start = "Supported for these checkpoints: CLM first beats MLM: +7.50 points [+"
+    assert first.startswith(start) and "]. a carries this: +15.00 points [+" in first
+    assert re.search(r" Not shown on 1 of 2 tasks alone: b 0\.00 points \[−0\.\d\d, \+0\.\d\d\]\.$", first)
+    price, lead = rest
+    assert price == "PRICE." and lead.startswith("40-60 is ahead of random on average over 2 tasks")
+    assert "; p < 0.001, corrected for picking the better of two models. This is" in lead
+    leads = [sentence for sentence in tell_answer(results, [], PageText("", "")) if " is ahead of " in sentence]
+    assert len(leads) == 2 and "a carries this: +15.00" in leads[0], "without hypotheses"
 
 
 def test_models_that_predict_one_class_are_told_in_words() -> None:

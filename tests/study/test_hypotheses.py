@@ -255,7 +255,7 @@ def test_what_was_declared_is_recorded(tmp_path: Path) -> None:
     assert "before anything was trained; unchanged since" in sentence_on(before, tmp_path)
     assert "about changed since the study last ran" in sentence_on(after, tmp_path)
     declare(after, tmp_path, 12)
-    assert "changed 1 times since the first run; these were declared" in sentence_on(after, tmp_path)
+    assert "changed once since the first run; the current ones were declared" in sentence_on(after, tmp_path)
     assert "when 12 units were done" in sentence_on(after, tmp_path)
 
 

@@ -322,8 +322,7 @@ def select_rate(
     survivors = [score for score in [*cells.values(), *peers] if not score.diverged]
     scores_at = {rate: [score for score in survivors if score.config.learning_rate == rate] for rate in rivals}
     grid_rates, grid_seeds = scores.grids[task]
-    kept = KeptExamples(tuple(chosen))
-    is_own = metric == chosen[0].metric  # what examples contribute is known of the task's own metric alone
+    kept, is_own = KeptExamples(tuple(chosen)), metric == chosen[0].metric
     return Result(
         ReportArm(model),
         "",
@@ -332,7 +331,7 @@ def select_rate(
         samples=tuple(score.metrics["test"][metric] for score in chosen),
         by_rate={rate: tuple(test.get((rate, seed), math.nan) for seed in grid_seeds) for rate in grid_rates},
         seeds=tuple(score.config.seed for score in chosen),
-        examples=kept if is_own else None,
+        examples=kept if is_own else None,  # what they contribute is known of the task's own metric alone
         predicted=None if is_own else kept,
         choice=choosing.RateChoice(scores_at, metric) if is_own else None,
         measure=metric,

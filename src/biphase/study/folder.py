@@ -332,7 +332,8 @@ def tell_declaration(plan: Plan, folder: Path) -> tuple[str, str]:
         since = f"the same words stood there since {worded[0]['when']}"
         history = f"{when}; {since}, about arms and tasks that were not recorded"
     elif len(declared) > 1:
-        history = f"changed {len(declared) - 1} times since the first run; these were {when}"
+        times = "once" if len(declared) == 2 else f"{len(declared) - 1} times"
+        history = f"changed {times} since the first run; the current ones were {when}"
     else:
         history = f"{when}; unchanged since, in words, arms, budgets and tasks"
     return current, f"Hypotheses {current}: {history}."
