@@ -83,6 +83,8 @@ def test_what_was_declared_is_answered_first_and_once_and_a_mean_says_what_carri
     price, lead = rest
     assert price == "PRICE." and lead.startswith("40-60 is ahead of random on average over 2 tasks")
     assert "; p < 0.001, corrected for picking the better of two models. This is" in lead
+    priced = PageText("", "", hypotheses=(declared, ""), declared={"40-60": ["mlm"]})
+    assert next(tell_answer(results, ["PRICE."], priced)) == "PRICE.", "a share that was declared is the answer"
     leads = [sentence for sentence in tell_answer(results, [], PageText("", "")) if " is ahead of " in sentence]
     assert len(leads) == 2 and "a carries this: +15.00" in leads[0], "without hypotheses"
 

@@ -256,15 +256,16 @@ def write_report(
 
 
 def tell_answer(results: ResultSet, price_sentences: Iterable[str], page_text: PageText) -> Iterator[str]:
-    """Answer a study's question in sentences, if it has no answer already: the verdicts on what it declared and the
-    prices, then the best models; where nothing was declared, the best models first, and the paper's findings last."""
+    """Answer a study's question in sentences, if it has no answer already: declared prices, the verdicts on hypotheses,
+    other prices, then the best models; without hypotheses, the best models first, and the paper's findings last."""
     if page_text.answer:
         yield page_text.answer
         return
     declared, _ = page_text.hypotheses or ((), "")
     leads = answer_sentences(results, declared)
     if page_text.hypotheses:
-        yield from chain(map(tell_finding, declared), price_sentences, leads)
+        told = map(tell_finding, declared)
+        yield from chain(*((price_sentences, told) if page_text.declared else (told, price_sentences)), leads)
         return
     yield from chain(leads, price_sentences)
     if page_text.verdicts and count_tested(page_text.verdicts[0]):

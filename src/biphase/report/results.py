@@ -299,8 +299,7 @@ def select_rate(
     cells = scores.cells.get((model, task))
     if cells is None:
         raise InputError(f"no scores of {model} on task '{task}'")
-    metric = metric or next(iter(cells.values())).metric
-    cells = dict(sorted(cells.items()))
+    cells, metric = dict(sorted(cells.items())), metric or next(iter(cells.values())).metric
     by_rate: dict[float, dict[int, float | None]] = defaultdict(dict)  # validation, by seed
     for (rate, seed), score in cells.items():
         by_rate[rate][seed] = choosing.validation_of(score, metric)

@@ -382,7 +382,7 @@ def advise(
 
 
 def explain_usual(chosen: Candidate) -> Choice:
-    """Give the reason for the usual curriculum, and say where its size and tokens are not those that it was measured at."""
+    """Give the reason for the usual curriculum, and say where size or tokens are not those that it was measured at."""
     is_near = chosen.name == MEASURED_PRESET and 0.5 <= chosen.tokens / MEASURED_TOKENS <= 2
     reach = "" if is_near else read_rules()["reach"].format(chosen=chosen)
     return apply_rule("curriculum", chosen.kind, curriculum=chosen.curriculum, reach=reach)
