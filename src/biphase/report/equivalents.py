@@ -340,7 +340,7 @@ def tell_kinds(price_list: PriceList, alone: str) -> str:
     """Say what the declared arms pay by kind of task, and beside them, as controls, the other arms of as many steps:
     `A has the score of MLM alone (40 % masked) at these shares of its FLOPs: on token classification 0.62 [0.55, 0.69],
     where B has 1.09 [0.96, 1.31]; on …`"""
-    first, declared = price_list.declared[0], {mean.score.arm: None for mean in price_list.declared}
+    first, declared = price_list.declared[0], [mean.score.arm for mean in price_list.declared]
     prices = {price["mean"][0].score.arm: price for price in price_list.prices}
     steps = {arm.pretrain_steps for arm in declared}
     controls = [arm for arm in prices if arm not in declared and arm.pretrain_steps in steps]
