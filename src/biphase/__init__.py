@@ -1,4 +1,4 @@
-"""biphase: text (or a decoder) and a compute budget in, the best text encoder that the budget can buy out.
+"""biphase: text (or a decoder) and a compute budget in, a text encoder out.
 
 What the command line does, Python does by the same functions, which are loaded when they are asked for:
 `biphase.prepare`, `pretrain`, `export`, `push`, `load`, `encode`, `finetune`, `predict`, `evaluate`, `compare`,

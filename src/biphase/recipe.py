@@ -167,20 +167,26 @@ class Phase(Strict):
         if self.objective == "clm":
             return "clm"
         mixed = f"+clm{100 * self.clm_share:g}" if self.clm_share else ""
-        ramp = self.mask_probability
-        ends = [ramp.start, ramp.to] if isinstance(ramp, MaskRamp) else [ramp]
         passes = f"x{self.mask_passes}" if self.mask_passes > 1 else ""
-        return f"{self.objective}{'-'.join(f'{100 * share:g}' for share in ends)}{passes}{mixed}"
+        return f"{self.objective}{self.masked.replace('–', '-')}{passes}{mixed}"
 
     @property
     def words(self) -> str:
         """`CLM`, `MLM 40 %`, `MLM 40–15 % with 25 % CLM`: the label as a person reads it."""
-        if self.objective == "clm":
-            return "CLM"
-        masked, _, clm = self.label.removeprefix(self.objective).partition("+clm")
-        ratio, _, passes = masked.replace("-", "–").partition("x")
-        in_passes, mixed = passes and f" in {passes} passes", clm and f" with {clm} % CLM"
-        return f"{self.objective.upper()} {ratio} %{in_passes}{mixed}"
+        objective, blank, mixed = self.predicted.partition(" ")
+        passes = f" in {self.mask_passes} passes" if self.mask_passes > 1 else ""
+        return f"{objective} {self.masked} %{passes}{blank}{mixed}" if self.masked else objective
+
+    @property
+    def predicted(self) -> str:
+        """What is predicted: `CLM`, `MLM`, `MLM with 25 % CLM`."""
+        return self.objective.upper() + (f" with {100 * self.clm_share:g} % CLM" if self.clm_share else "")
+
+    @property
+    def masked(self) -> str:
+        """The masked percentage, `40` or `40–15`; empty for CLM."""
+        ends = (self.mask_at(0), self.mask_at(1)) if self.is_ramped else (self.mask_at(0),)
+        return "" if self.is_causal else "–".join(f"{100 * share:g}" for share in ends)
 
     @property
     def is_causal(self) -> bool:

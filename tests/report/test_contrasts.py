@@ -13,6 +13,7 @@ from scipy import stats
 
 from biphase.finetuning.scores import ExampleTable
 from biphase.report.contrasts import (
+    Contrast,
     contrast,
     difference,
     interaction,
@@ -20,6 +21,7 @@ from biphase.report.contrasts import (
     judge_difference,
     mix_degrees,
     seed_interval,
+    tell_carriers,
     with_averages,
 )
 from biphase.report.paper import read_reference
@@ -359,3 +361,25 @@ def test_equal_models_are_rarely_called_different(independent: float, noise: flo
 def test_equal_recipes_are_rarely_called_different() -> None:
     world = World(300, 0.5, 0.5, num_seeds=2, num_pretrainings=3, pretraining_noise=0.5, redrawn=0.1)
     assert 300 * share_called_different(world, trials=300)["both"] <= stats.binom.isf(1e-3, 300, 0.06)
+
+
+@pytest.mark.parametrize(
+    ("estimates", "told"),
+    [
+        ({"a": 0.05}, ""),
+        ({"a": 0.05, "b": 0.04}, ""),
+        (
+            {"a": 0.05, "b": 0.01},
+            "a carries this: +5.00 points [+3.04, +6.96]. Not shown on 1 of 2 tasks alone: b +1.00",
+        ),
+        ({"a": 0.05, "b": 0.04, "c": -0.03}, "Not shown on 1 of 3 tasks alone: c −3.00 points [−4.96, −1.04]."),
+        ({"a": 0.01, "b": 0.0, "c": 0.012, "d": 0.011}, "Not shown on 4 of 4 tasks alone: b 0.00 points"),
+    ],
+)
+def test_a_mean_says_which_tasks_do_not_carry_it(estimates: dict[str, float], told: str) -> None:
+    """The most contrary first, and at most three by name."""
+    by_task = {task: Contrast(estimate, 0.01, 1e6, 1.0, "paired t", 5) for task, estimate in estimates.items()}
+    said = tell_carriers(by_task)
+    assert said.startswith(told) and bool(said) == bool(told)
+    assert said.endswith(" and 1 more.") == (len(estimates) == 4)
+    assert not tell_carriers(by_task, -0.1), "each is above another bound"

@@ -1,6 +1,7 @@
 """What a report says first, held against models that are known to be equally good."""
 
 import re
+from dataclasses import replace
 from importlib.resources import files
 
 import numpy as np
@@ -8,7 +9,9 @@ import pytest
 from scipy import stats
 
 from biphase.finetuning.scores import ExampleTable, KeptExamples
+from biphase.report.claims import Finding, judge_claims
 from biphase.report.contrasts import with_averages
+from biphase.report.hypotheses import Ladder, bind, make_line
 from biphase.report.page import PageText, answer_sentences, print_results, tell_answer
 from biphase.report.paper import judge_paper, measure_findings, place_arms
 from biphase.report.results import ReportArm, Result, ResultSet
@@ -33,7 +36,7 @@ def test_the_best_of_many_is_not_ahead_for_having_been_chosen() -> None:
         scores = [Result(arm, "SC", "a", "standard", rng.normal(0.7, 0.02, 5).tolist()) for arm in arms]
         results = with_averages(ResultSet(scores))
         told = list(answer_sentences(results))
-        assert len(told) == 2 and "corrected for choosing the best of 12" in told[1]
+        assert len(told) == 2 and "corrected for picking the best of 12 models" in told[1]
         hits += ["is ahead of" in sentence for sentence in told]
     assert (hits <= stats.binom.isf(1e-3, 250, 0.05)).all()
 
@@ -55,6 +58,37 @@ def test_every_bundled_study_has_an_answer(name: str) -> None:
     assert told == ["No answer yet: no model that was trained has a score on every task."]
 
 
+def test_what_was_declared_is_answered_first_and_once_and_a_mean_says_what_carries_it() -> None:
+    """40/60 is 15 points ahead of MLM on a and level on b. The lead over MLM is the hypothesis; that over random
+    weights is not, and stands behind it."""
+    rng, means = np.random.default_rng(0), {"mlm": (0.2, 0.7), "40-60": (0.35, 0.7), "random": (0.1, 0.5)}
+    arms = {
+        "mlm": ReportArm("mlm", "ratio", "1m", "mlm", 40, 100, 0, 100),
+        "40-60": ReportArm("40-60", "ratio", "1m", "clm+mlm", 40, 100, 40, 60),
+        "random": replace(CONTROL, name="random"),
+    }
+    scores = []
+    for name, by_task in means.items():
+        for (task, family), mean in zip((("a", "TC"), ("b", "SC")), by_task, strict=True):
+            values = (mean + rng.permutation([-0.005, -0.002, 0, 0.002, 0.005])).tolist()
+            scores.append(Result(arms[name], family, task, "standard", values))  # type: ignore[arg-type]
+    results = with_averages(ResultSet(scores))
+    ladders: dict[str, Ladder] = {name: {("1m", 100): {name: name}} for name in means}
+    claim = make_line(bind("40-60 - mlm > 0 on average", ladders, {"a": "TC", "b": "SC"}), results)
+    declared = judge_claims([Finding("order", "CLM first beats MLM", "", (claim,))])
+    first, *rest = tell_answer(results, ["PRICE."], PageText("", "", hypotheses=(declared, "declared today")))
+    start = "Supported for these checkpoints: CLM first beats MLM: +7.50 points [+"
+    assert first.startswith(start) and "]. a carries this: +15.00 points [+" in first
+    assert re.search(r" Not shown on 1 of 2 tasks alone: b 0\.00 points \[−0\.\d\d, \+0\.\d\d\]\.$", first)
+    price, lead = rest
+    assert price == "PRICE." and lead.startswith("40-60 is ahead of random on average over 2 tasks")
+    assert "; p < 0.001, corrected for picking the better of two models. This is" in lead
+    priced = PageText("", "", hypotheses=(declared, ""), declared={"40-60": ["mlm"]})
+    assert next(tell_answer(results, ["PRICE."], priced)) == "PRICE.", "a share that was declared is the answer"
+    leads = [sentence for sentence in tell_answer(results, [], PageText("", "")) if " is ahead of " in sentence]
+    assert len(leads) == 2 and "a carries this: +15.00" in leads[0], "without hypotheses"
+
+
 def test_models_that_predict_one_class_are_told_in_words() -> None:
     """Not as a difference of `−0.00 points [–, –]`; and one seed has no interval, in words too."""
     kept = KeptExamples(())
@@ -71,14 +105,14 @@ def test_models_that_predict_one_class_are_told_in_words() -> None:
         assert said in told and "–" not in told
 
 
-def test_a_corrected_p_value_is_told_where_the_interval_speaks_otherwise() -> None:
+def test_a_p_value_that_is_corrected_is_told() -> None:
     """0.0095 over three seeds is no answer where the best of seven was chosen: `+9.57 points [+5.19, +13.96]`."""
     arms = [ReportArm(f"mlm-{at}", "objective", "1m", "mlm", 40, 100, 0, 100) for at in range(7)]
     ahead = [0.327407, 0.297125, 0.322671]
     cells = [(arm, ahead if arm is arms[0] else [0.2, 0.21, 0.19]) for arm in arms] + [(CONTROL, [0.22, 0.22, 0.22])]
     results = with_averages(ResultSet([Result(arm, "SC", "a", "standard", scores) for arm, scores in cells]))
     *_, told = answer_sentences(results)
-    assert "cannot be told" in told and "p 0.0" in told and "corrected for choosing the best of 7" in told
+    assert "cannot be told" in told and "; p = 0.06" in told and ", corrected for picking the best of 7 models." in told
 
 
 def test_a_study_without_hypotheses_answers_with_the_findings() -> None:
@@ -98,7 +132,7 @@ def test_the_terminal_has_the_table_and_the_answer(capsys: pytest.CaptureFixture
         for task in ("a", "b")
     ]
     results = with_averages(ResultSet(scores))
-    print_results(results, wide_table(results, results.primary_metric))
+    print_results(wide_table(results, results.primary_metric), answer_sentences(results))
     told = capsys.readouterr().out
     assert told.count("80.33 ± ") == told.count("50.33 ± ") == 3, "the mean and both tasks"
     assert "clm is ahead of 1m-random on average over 2 tasks" in told.replace("\n", " ")

@@ -192,7 +192,7 @@ def test_what_is_given_is_escaped_and_shown(part: ResultSet, tmp_path: Path) -> 
         plan_svg='<?xml version="1.0"?><svg width="9pt" viewBox="0 0 9 9"><g id="tree"><use href="#tree"/></g></svg>',
         missing=[hostile],
     )
-    file, _ = write_report(part, tmp_path / "report", told)
+    file, *_ = write_report(part, tmp_path / "report", told)
     page = parse(file)
     assert len(page.all("script")) == 1
     assert "".join(page.words).count("alert('x')") == 6  # as title (twice), question, cost, command, and missing line
@@ -202,7 +202,7 @@ def test_what_is_given_is_escaped_and_shown(part: ResultSet, tmp_path: Path) -> 
 
 def test_an_earlier_report_is_replaced_and_nothing_else(part: ResultSet, tmp_path: Path) -> None:
     out = tmp_path / "report"
-    page, _ = write_report(part, out, PageText("one", ""))
+    page, *_ = write_report(part, out, PageText("one", ""))
     assert write_report(part, out, PageText("two", ""))[0] == page
     assert "<h1>two</h1>" in page.read_text()
     (out / "tables" / "notes.csv").write_text("mine")

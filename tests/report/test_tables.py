@@ -4,8 +4,10 @@ import csv
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from biphase.finetuning.scores import ExampleTable, KeptExamples
 from biphase.report.contrasts import with_averages
 from biphase.report.figures import fill_panels
 from biphase.report.paper import read_reference
@@ -176,6 +178,25 @@ def test_each_score_of_a_csv_has_a_place_of_its_own() -> None:
     assert [place[1:] for place in places if place[0] == CLM.name] == [
         *(("", "all tasks"), ("SC", "SC mean"), ("SC", "a"), ("SC", "b"), ("TC", "c"))
     ]
+
+
+def test_mixed_batches_and_falling_masks_are_labelled_as_such() -> None:
+    arm = replace(MLM, setup="other", objective="clm+mlm", curriculum="MLM with 25 % CLM", masks="40–15")
+    table = wide_table(ResultSet((Result(arm, "SC", "a", "standard", (0.5, 0.6)),)), "standard")
+    assert "| MLM with 25 % CLM | 40–15 % |" in to_markdown(table)
+    assert r"MLM with 25 \% CLM & 40--15 \%" in to_latex(table)
+    (row,) = csv.DictReader(to_csv(table).splitlines())
+    assert (row["objective"], row["mask_percent"]) == ("MLM with 25 % CLM", "40–15")
+
+
+def test_one_and_the_same_for_all_is_marked_by_every_metric_and_is_never_the_best() -> None:
+    """A tagger that says O everywhere has 0 by entities and 66.87 by the paper's metric, which keeps no examples."""
+    kept = KeptExamples(())
+    kept.__dict__["found"] = ExampleTable("a", np.zeros((2, 4)), num_degenerate=2)
+    for metric, score, known in (("standard", 0.0, "examples"), ("paper", 0.6687, "predicted")):
+        scores = [Result(arm, "TC", "a", metric, (score, score), **{known: kept}) for arm in (CLM, MLM)]  # type: ignore[arg-type]
+        cells = [cell for row in wide_table(ResultSet(scores), metric).rows for cell in row.cells]
+        assert [(cell.text, cell.mark) for cell in cells] == [(f"{100 * score:.2f}†", "")] * 2
 
 
 def test_names_cannot_break_a_table() -> None:

@@ -22,7 +22,8 @@ from biphase.config import load_config
 from biphase.errors import InputError
 from biphase.flops import PRESETS
 from biphase.recipe import Recipe
-from biphase.report.contrasts import Terms
+from biphase.report.contrasts import Terms, with_averages
+from biphase.report.paper import judge_paper, measure_findings, read_reference
 from biphase.report.results import ReportArm, Result
 from biphase.study.advise import (
     MOST_EPOCHS,
@@ -123,7 +124,12 @@ USES: list[tuple[TextAmount | None, dict[str, Any], str, str]] = [
     (CODE, {"flops": 1e18}, "EuroBERT/EuroBERT-210m", "program code"),
     (replace(GERMAN, language="unknown"), {"flops": 1e18}, "jhu-clsp/mmBERT-base", "is not recognised"),
     (None, {"flops": 1e18}, "jhu-clsp/mmBERT-base", "No text is given"),
-    (GERMAN, {"flops": 1e14}, "1m", "Use jhu-clsp/mmBERT-base as it is"),
+    (
+        GERMAN,
+        {"flops": 1e14},
+        "1m",
+        "as it is: this budget and text cover only 89,000 tokens, one for each 34,000,000 that it was",
+    ),
     (ENGLISH, {"flops": 1e18, "from_scratch": True}, "11m", "leave --from-scratch out"),
     (ENGLISH, {"flops": 1e18, "evidence": [Evidence("25/75", 60.0, 1.5)]}, "11m", "leave --study out"),
     (None, {"flops": 1e23}, "1b", "from random weights: with this budget and text it gets 27 times"),
@@ -183,7 +189,7 @@ def test_where_the_law_says_nothing_the_smallest_is_taken() -> None:
     """Of 1m with 4,096 words and 1b with 128,256, none is better for knowing fewer words."""
     advice = advise(TextAmount(tokens=1e5, vocab_size=4096), flops=1e19, from_scratch=True)
     assert advice.chosen.name == list(PRESETS)[-1] and advice.chosen.is_guess
-    assert "too small for the law" in next(c.reason for c in advice.choices if c.what == "size")
+    assert "predicts no gain from a larger one" in next(c.reason for c in advice.choices if c.what == "size")
     assert "loss by the law" not in printed(advice), "no choice among losses of networks that learned nothing"
 
 
@@ -268,15 +274,43 @@ def test_what_is_said_of_small_networks_is_in_our_scores() -> None:
         head, _, *rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines if line.startswith("|")]
         return {row[0]: dict(zip(head, row, strict=True)) for row in rows if row[0].startswith("1m")}
 
-    reason = apply_rule("curriculum", "small network", curriculum="50/50").reason
-    shares = read_rows("compute-equivalents-1m-by-task.md")["1m-50-50-900"]
-    assert f"{shares['TC mean']} of its FLOPs on tagging" in reason and f"{shares['genre']} on genre" in reason
+    reason = apply_rule("curriculum", "small network", curriculum="50/50", reach="").reason
+    shares = read_rows("compute-equivalents-1m-by-task.md")
+    ours, control = (shares[f"1m-{name}-900"]["TC mean"] for name in ("50-50", "twice"))
+    assert f"need {ours} of the FLOPs that MLM needs, and" in reason and f"the control, {control}" in reason
+    assert shares["1m-50-50-900"]["genre"] not in reason, "the control has as much there"
     scores = read_rows("all-standard.md")
     split, more = (
         {task: float(re.sub(r"[^\d.].*", "", cell.strip("*"))) for task, cell in scores[name].items() if "±" in cell}
         for name in ("1m-50-50-900", "1m-mostly-clm-900")
     )
     assert more["pos_ewt"] < split["pos_ewt"] and all(more[kind] >= split[kind] for kind in ("TC mean", "genre"))
+
+
+@pytest.mark.parametrize(
+    ("flops", "told"), [(2e13, ""), (1e18, "; for 36m and 3.4e+09 tokens that is an extrapolation")]
+)
+def test_what_small_networks_showed_is_no_reason_for_larger_ones(flops: float, told: str) -> None:
+    advice = advise(flops=flops, from_scratch=True)
+    reason = next(choice.reason for choice in advice.choices if choice.what == "curriculum")
+    assert reason.startswith("measured at preset 1m with 1.8M tokens") and reason.endswith(f"parts of speech{told}")
+
+
+def test_findings_are_cited_as_our_page_judges_them() -> None:
+    """Each `F6` in the rules and how-tos says its verdict, and what the paper's scores cannot test is called that."""
+    findings = judge_paper(measure_findings(with_averages(read_reference())))[0]
+    verdicts = {finding.key: finding.verdict if finding.is_tested else "not tested" for finding in findings}
+    root = Path(__file__).parents[2]
+    files = [root / "README.md", root / "src/biphase/study/rules.yaml", *(root / "docs/how_to").glob("*.md")]
+    cited = [
+        found for file in files for found in re.findall(r"(?<!–)\b(F[1-8])\b(?!–)(.{12})", file.read_text("utf-8"))
+    ]
+    assert len(cited) >= 6
+    for key, rest in cited:
+        assert rest.startswith(f", {verdicts[key]}"[:12]), f"{key}{rest}"
+    gains = [line.estimate for finding in findings if finding.key == "F6" for line in finding.inequalities][:5:2]
+    told = apply_rule("curriculum", "the paper's size", curriculum="25/75").reason
+    assert "by {:+.2f}, {:+.2f} and {:+.2f} points".format(*(100 * gain for gain in gains)) in told
 
 
 def mean_by_curriculum(path: Path) -> dict[float, float]:

@@ -181,6 +181,31 @@ def test_a_recipe_of_its_own_is_no_part_of_a_baseline() -> None:
     assert unlike == {f"1m-{name}{seed}" for name in ("mlm40-400-hot", "twice-200") for seed in ("", "-seed1")}
 
 
+@pytest.mark.parametrize(
+    ("curriculum", "objective", "masked"),
+    [
+        ("25/75", "CLM → MLM", "40"),
+        ("mlm40-15", "MLM", "40–15"),
+        ("50% mlm + 50% mlm20", "MLM", "40, 20"),
+        ("40% mlm + 20% clm + 40% mlm", "MLM → CLM → MLM", "40"),
+        ("mntp20", "MNTP", "20"),
+        ("mixed", "MLM with 25 % CLM", "40"),
+        ("in turns", "CLM and MLM in turns", "40"),
+    ],
+)
+def test_a_report_says_what_an_arm_was_trained_on(curriculum: str, objective: str, masked: str) -> None:
+    """Batches that mix objectives are not one after the other, and a ratio that falls is not its last one."""
+    turns = [{"objective": "clm", "share": 0.5}, {"objective": "mlm", "share": 0.5}]
+    named = [
+        {"name": "mixed", "phases": [{"objective": "mlm", "share": 1, "clm_share": 0.25}]},
+        {"name": "in turns", "phases": turns, "repeat": 4},
+    ]
+    plan = make_plan(arms=[TREE["arms"][0] | {"curricula": [curriculum]}], curricula=named)
+    arm = arm_of_model(plan, plan.models[0], measure_sizes(plan))
+    assert (arm.told_objective, arm.told_masks) == (objective, masked)
+    assert arm.mask_percent == (int(masked) if masked.isdigit() else None), "only one ratio has a place on an axis"
+
+
 def test_seeds_that_were_begun_keep_their_order_of_the_data(tmp_path: Path) -> None:
     """A folder of a version whose seeds had one order, and a file that says how many seeds alone: the runs that are
     there are the runs that it asks for."""

@@ -13,7 +13,7 @@ from biphase.api.studies import OpenStudy
 from biphase.config import parse_config
 from biphase.errors import InputError
 from biphase.finetuning.scores import ScoreSet
-from biphase.report.claims import Finding, judge_claims
+from biphase.report.claims import Finding, judge_claims, tell_finding
 from biphase.report.contrasts import with_averages
 from biphase.report.paper import measure_findings, read_findings, read_reference
 from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet
@@ -123,6 +123,9 @@ def test_a_bound_on_the_compute_equivalent() -> None:
     # At 1.5e12 FLOPs, 1 / 0.6 of the arm's, the baseline is at 0.529, by the logarithm of compute.
     (one,) = less.inequalities
     assert one.estimate == pytest.approx(0.051, abs=0.002) and less.verdict == "supported"
+    by_task = {task: part.estimate for task, part in one.by_task.items()}
+    assert by_task == pytest.approx(dict.fromkeys(("wnut17", "genre"), one.estimate), abs=0.002) and not one.carriers
+    assert " beside the baseline with 1.7 times the arm’s FLOPs." in tell_finding(less)
     assert (
         more.verdict == "contradicted" and "the baseline’s score minus the arm’s" in next(iter(more.inequalities)).label
     )

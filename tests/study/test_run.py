@@ -194,6 +194,7 @@ def test_results_in_the_papers_terms(plan: Plan, finished: Path) -> None:
     assert {(result.family, result.metric) for result in results} == {("TC", "standard"), ("TC", "paper")}
     assert all(one.num_runs == planned[one.arm.name, one.dataset] == 4 and not one.num_diverged for one in results)
     assert {result.measure for result in results} == {"f1", "paper_f1"}
+    assert {one.metric for one in results if one.num_degenerate} == {"standard", "paper"}, "O everywhere, by both"
 
 
 def test_report(plan: Plan, finished: Path, tmp_path: Path) -> None:
@@ -204,8 +205,9 @@ def test_report(plan: Plan, finished: Path, tmp_path: Path) -> None:
     assert list((tmp_path / "report" / "tables").iterdir()) and list((tmp_path / "report" / "figures").iterdir())
     cells = (tmp_path / "report" / "scores.csv").read_text().splitlines()
     assert len(cells) == 1 + 20 and "test paper_f1" in cells[0]
-    again, told, *_ = report_study(plan, finished, tmp_path / "report", [])
-    assert (again, told.hypotheses) == (page, None)
+    noted = changed(plan, "notes=['CLM alone is left out.']")
+    again, told, *_ = report_study(noted, finished, tmp_path / "report", [])
+    assert (again, told.hypotheses) == (page, None) and "CLM alone is left out." in page.read_text(encoding="utf-8")
 
 
 def test_a_study_is_evidence_for_advice(plan: Plan, finished: Path, tmp_path: Path) -> None:

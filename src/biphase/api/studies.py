@@ -174,16 +174,14 @@ class OpenStudy:
             out: the folder to write; report/ in the study's unless given.
         """
         from biphase.report.page import print_results
-        from biphase.study.report import report_study, tell_findings
+        from biphase.study.report import report_study
 
         commands = [self.command(verb) for verb in ("run", "report")]
         report_folder = self.folder / "report" if out is None else Path(out)
-        page, written, results, table = report_study(self.planned, self.folder, report_folder, commands)
-        print_results(results, table)
-        for line in written.notes:
-            console.out.prose(f"note: {line}")
-        for line in tell_findings(*written.hypotheses) if written.hypotheses else ():
-            console.out.prose(line)
+        page, written, _, table, sentences = report_study(self.planned, self.folder, report_folder, commands)
+        notes = [f"note: {note}" for note in written.notes]
+        declared = written.hypotheses[1] if written.hypotheses else ()
+        print_results(table, [*notes, *sentences, *declared])
         console.out.print(str(page))
         return page
 

@@ -62,7 +62,7 @@ def make_app() -> App:
     """Make the app with all commands, by names and descriptions in the source of `MODULES`, without loading one."""
     app = App(
         name="biphase",
-        help="From text, or a decoder, and a compute budget to the best text encoder that the budget can buy.",
+        help="From text, or a decoder, and a compute budget to a text encoder, with numbers on how good it is.",
         help_epilogue="Examples: `biphase demo` · `biphase init recipe --out my.yaml` · `biphase pretrain -h`",
         help_format="plaintext",
         version=f"biphase {__version__}",

@@ -8,15 +8,15 @@ Which claims there are is no matter of this module: they are lines in the gramma
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from typing import Literal, get_args
 
 import numpy as np
 
-from biphase.report.contrasts import Contrast, Noise, holm, is_significant, what_decides
-from biphase.report.formats import show_list, show_noise
+from biphase.report.contrasts import Contrast, Noise, holm, is_significant, tell_carriers, what_decides
+from biphase.report.formats import show_difference, show_list, show_noise, show_points
 from biphase.report.statistics import SIGNIFICANCE, Interval
 
 ClaimVerdict = Literal["supported", "contradicted", "undecided"]
@@ -45,6 +45,12 @@ class Inequality:
     verdict: ClaimVerdict = "undecided"
     needs: str = ""
     """What would decide it, if it is undecided."""
+    by_task: Mapping[str, Contrast] = field(default_factory=dict, repr=False, compare=False)
+    """Where it is about a mean over tasks: the same on each of them alone."""
+    arms: frozenset[str] = frozenset()
+    """The arms whose scores are in it."""
+    beside: str = ""
+    """What a score is set against, where the label is too long to say it: a baseline at a multiple of its FLOPs."""
 
     @property
     def estimate(self) -> float:
@@ -54,6 +60,11 @@ class Inequality:
     def interval(self) -> Interval:
         """The 95 % interval of the estimate, not corrected, and the test of "the estimate equals the bound"."""
         return self.contrast.against(self.bound)
+
+    @property
+    def carriers(self) -> str:
+        """Which tasks carry it, where it is supported and not each does."""
+        return tell_carriers(self.by_task, self.bound) if self.verdict == "supported" else ""
 
     @property
     def p_value(self) -> float:
@@ -234,6 +245,20 @@ def tell_verdict(verdict: ClaimVerdict, inequalities: Iterable[Inequality]) -> s
     """Say `supported`, or `supported for these checkpoints` where a test is of models that were pretrained once."""
     is_of_checkpoints = verdict != "undecided" and any(line.contrast.num_pretrainings < 2 for line in inequalities)
     return f"{verdict} for these checkpoints" if is_of_checkpoints else verdict
+
+
+def tell_finding(finding: Finding) -> str:
+    """Tell a verdict with the difference that is least above its bound, and which tasks carry it:
+    `Supported for these checkpoints: CLM first and MLM after it beats MLM alone: +8.69 points [+4.72, +12.66].`"""
+    told = f"{tell_verdict(finding.verdict, finding.inequalities).capitalize()}: {finding.statement}"
+    lines = [line for line in finding.inequalities if not math.isnan(line.estimate)]
+    if not lines:
+        return f"{told}."
+    least = min(lines, key=lambda line: line.estimate - line.bound)
+    bound = f" against {show_points(least.bound)}" if least.bound else ""
+    beside = f" beside {least.beside}" if least.beside else ""
+    of_several = f", the least of {len(lines)} differences" if len(lines) > 1 else ""
+    return f"{told}: {show_difference(least.interval)}{bound}{beside}{of_several}. {least.carriers}".rstrip()
 
 
 def strongest(rivals: Sequence[Inequality]) -> Inequality:

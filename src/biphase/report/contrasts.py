@@ -11,7 +11,7 @@ Letters: R independent repetitions (pretraining seeds where there are several, e
 import bisect
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from biphase.report.formats import show_points, show_share
+from biphase.errors import first_of
+from biphase.report.formats import show_difference, show_points, show_share
 from biphase.report.results import ALL_TASKS, AVERAGE, NORMAL_QUANTILE, Family, Metric, ReportArm, Result, ResultSet
 from biphase.report.statistics import ROUNDING, SIGNIFICANCE, TAILS, Interval, repetitions
 
@@ -325,9 +326,29 @@ def say_difference(
     """
     (name, score), (rival, rival_score) = first, second
     verb = "is ahead of" if is_ahead else "cannot be told from"
-    ends = "" if math.isnan(gap.low) else f" [{show_points(gap.low)}, {show_points(gap.high)}]"
     scores = f"{show_share(score)} % against {show_share(rival_score)} %"
-    return f"{name} {verb} {rival}{where and f' {where}'}: {scores}, {show_points(gap.value)} points{ends}"
+    return f"{name} {verb} {rival}{where and f' {where}'}: {scores}, {show_difference(gap)}"
+
+
+MOST_TASKS = 3
+"""A sentence names as many tasks."""
+
+
+def tell_carriers(by_task: Mapping[str, Contrast], bound: float = 0.0) -> str:
+    """Say which tasks do not carry a mean that is shown to lie above a bound, and which one does, if it is the only
+    one; nothing where each carries it. A task carries it if the same test puts the task alone above the bound.
+
+    `a carries this: +15.63 points [+9.40, +21.86]. Not shown on 1 of 2 tasks alone: b +1.75 points [−0.55, +4.05].`
+    """
+    tested = {task: part.against(bound) for task, part in by_task.items()}
+    told = {task: f"{task} {show_difference(interval)}" for task, interval in tested.items()}
+    sides = {task: judge_difference(gap.value - bound, gap.p_value) for task, gap in tested.items()}
+    carriers = [task for task, side in sides.items() if side == "above"]
+    others = [told[task] for task in sorted(sides, key=lambda task: tested[task].value) if task not in carriers]
+    if not others or len(sides) == 1:
+        return ""
+    one = f"{carriers[0]} carries this: {show_difference(tested[carriers[0]])}. " if len(carriers) == 1 else ""
+    return f"{one}Not shown on {len(others)} of {len(sides)} tasks alone: {first_of(others, MOST_TASKS)}."
 
 
 def with_averages(results: ResultSet) -> ResultSet:

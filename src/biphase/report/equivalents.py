@@ -17,11 +17,11 @@ from typing import Literal
 import numpy as np
 from scipy import optimize
 
-from biphase.errors import InputError
+from biphase.errors import InputError, first_of
 from biphase.report.contrasts import Contrast, Noise, average, contrast
 from biphase.report.figures import MARKER_SIZE, Panel, round_ticks
-from biphase.report.formats import MISSING, short_steps, show_noise
-from biphase.report.results import ReportArm, Result, ResultSet, read_words, reference_mask
+from biphase.report.formats import MISSING, short_steps, show_list, show_noise
+from biphase.report.results import FAMILY_NAMES, ReportArm, Result, ResultSet, read_words, reference_mask
 from biphase.report.tables import Cell, Row, Table, interval_cell
 from biphase.style import LOOKS, SERIES
 
@@ -215,6 +215,9 @@ def show_ends(equivalent: Equivalent) -> str:
 LEAST_RUNGS = 3
 """So many budgets of MLM alone make a ladder worth reading shares off."""
 
+MOST_CONTROLS = 3
+"""A sentence names as many."""
+
 LEAST_SAVING = 0.05
 """A share whose logarithm is nearer to zero saves or costs nothing that a task could carry."""
 
@@ -333,12 +336,32 @@ def price_arms(results: ResultSet, baseline: Sequence[ReportArm], priced: Sequen
     return sorted(prices, key=rank)
 
 
+def tell_kinds(price_list: PriceList, alone: str) -> str:
+    """Say what the declared arms pay by kind of task, and beside them, as controls, the other arms of as many steps:
+    `A has the score of MLM alone (40 % masked) at these shares of its FLOPs: on token classification 0.62 [0.55, 0.69],
+    where B has 1.09 [0.96, 1.31]; on …`"""
+    first, declared = price_list.declared[0], [mean.score.arm for mean in price_list.declared]
+    prices = {price["mean"][0].score.arm: price for price in price_list.prices}
+    steps = {arm.pretrain_steps for arm in declared}
+    controls = [arm for arm in prices if arm not in declared and arm.pretrain_steps in steps]
+    datasets = {cell.family: cell.dataset for cell in first.score.cells}
+    kinds = []
+    for family, dataset in datasets.items():
+        part = f"{family} mean" if f"{family} mean" in price_list.prices[0] else dataset
+        shares = {arm: show_multiple(price[part][0]) for arm, price in prices.items()}
+        beside = first_of([f"{arm.name} has {shares[arm]}" for arm in controls], MOST_CONTROLS)
+        told = show_list([shares[arm] for arm in declared])
+        kinds.append(f"on {FAMILY_NAMES[family]} {told}{beside and f', where {beside}'}")
+    names, verb = show_list([arm.name for arm in declared]), "have" if len(declared) > 1 else "has"
+    return f"{names} {verb} the score of {alone} at these shares of its {AXES[first.axis]}: {'; '.join(kinds)}"
+
+
 def price_sentence(price_list: PriceList) -> str:
     """Say: `A reaches the score of MLM alone (40 % masked) at 0.71 [0.62, 0.83] of its FLOPs, on average over 3 tasks.`
 
     Of several arms none is chosen by its share, which would flatter it: the sentence has the range. Behind it stands
     the share of the first without the task that it rests on most, and whether more than half of it (by its logarithm)
-    goes with that: ` Without genre, A has 0.93.`
+    goes with that: ` Without genre, A has 0.93.` Declared arms are told by kind of task, where there are several.
     """
     chosen = price_list.declared or price_list.compared
     alone = f"MLM alone ({price_list.baseline[0].mask_percent} % masked)"
@@ -350,6 +373,8 @@ def price_sentence(price_list: PriceList) -> str:
     notes.append(f"interval over {show_noise(first.noise)}" if first.noise else "no interval: one seed")
     if "pretraining seeds" not in first.noise:
         notes.append("each model was pretrained once")
+    if price_list.declared and len({cell.family for cell in cells}) > 1:
+        return f"{tell_kinds(price_list, alone)} ({'; '.join(notes)})."
     if len(chosen) > 1:
         reach = f"{name} {show_multiple(first)} to {last.score.arm.name} {show_multiple(last)}"
         sentence = f"{len(chosen)} models reach the score of {alone} at different shares {unit}: from {reach}"

@@ -140,7 +140,7 @@ def clm_percent(arm: ReportArm) -> int:
 
 
 def name_objective(arm: ReportArm) -> str:
-    return {"clm+mlm": "CLM, then MLM"}.get(arm.whole_objective, arm.whole_objective.upper())
+    return arm.curriculum or {"clm+mlm": "CLM, then MLM"}.get(arm.whole_objective, arm.whole_objective.upper())
 
 
 def name_share(arm: ReportArm) -> str:

@@ -23,6 +23,12 @@ def show_points(value: float) -> str:
     return MISSING if math.isnan(value) else points[1:] if float(points) == 0 else points.replace("-", "−")
 
 
+def show_difference(gap: Interval) -> str:
+    """Show `+1.20 points [+0.40, +2.00]`, or without an interval `+1.20 points`."""
+    ends = "" if math.isnan(gap.low) else f" [{show_points(gap.low)}, {show_points(gap.high)}]"
+    return f"{show_points(gap.value)} points{ends}"
+
+
 def show_estimate(value: float) -> str:
     """Round an estimate to the two digits that it knows: `0.021`, `1.5`, `12`, `81,000`."""
     digits = 1 - math.floor(math.log10(value)) if value > 0 else 0
@@ -37,6 +43,11 @@ def show_p_value(p_value: float) -> str:
         return "< 0.001"
     forms = (f"{p_value:.{digits}f}" for digits in range(3, 18))
     return next(digits for digits in forms if (float(digits) < SIGNIFICANCE) == (p_value < SIGNIFICANCE))
+
+
+def tell_p_value(p_value: float) -> str:
+    """Say `p = 0.031`, or `p < 0.001`."""
+    return f"p = {show_p_value(p_value)}".replace("= <", "<")
 
 
 def show_spread(spread: Interval | None) -> str:

@@ -345,15 +345,21 @@ def measure(line: AskedInequality, results: ResultSet) -> Inequality:
     """Measure the sum that is to lie above the bound. Raises `InputError` that says which scores are lacking."""
     refuse_lacking(line, results)
     first, sign, arms = line.operands[0], line.sign, {arm.name: arm for arm in results.arms}
-    label = line.label if sign > 0 else f"−({line.label})"
+    label, beside = line.label if sign > 0 else f"−({line.label})", ""
     gap: Contrast | None = None
+    datasets = list_datasets(first.task, results)
+
+    def contrast_ladder(names: Sequence[str]) -> Contrast:
+        at_share = contrast_at_share(results, arms[first.arms[0]], ladder, line.bound, names)
+        return replace(at_share, estimate=-sign * at_share.estimate)
+
     if line.is_equivalent:
-        arm, ladder, share = arms[first.arms[0]], [arms[name] for name in line.ladder], line.bound
-        gap = contrast_at_share(results, arm, ladder, share, list_datasets(first.task, results))
-        gap = replace(gap, estimate=-sign * gap.estimate)
-        sides = [(-sign, arm, first.task), *((sign, rung, first.task) for rung in ladder)]
+        ladder = [arms[name] for name in line.ladder]
+        gap = contrast_ladder(datasets)
+        sides = [(-sign, arms[first.arms[0]], first.task), *((sign, rung, first.task) for rung in ladder)]
         owners = ("the arm’s", "the baseline’s")[:: -int(sign)]
-        label = f"{line.label}: {' score minus '.join(owners)}, the baseline with {1 / share:.2g} times the arm’s FLOPs"
+        beside = f"the baseline with {1 / line.bound:.2g} times the arm’s FLOPs"
+        label = f"{line.label}: {' score minus '.join(owners)}, {beside}"
     elif first.function == "spread":
         gap, values = contrast_spreads(line.operands, arms, results)
         gap = replace(gap, estimate=sign * gap.estimate)
@@ -367,7 +373,14 @@ def measure(line: AskedInequality, results: ResultSet) -> Inequality:
         parts = list_parts(task, results)
         weighted += [(weight / len(parts), results.scores[arm.name][part]) for part in parts]
     bound = 0.0 if line.is_equivalent or not line.bound else sign * line.bound
-    return Inequality(label, gap or contrast(weighted), bound, *find_lacks(weighted, results.planned_runs))
+    by_task: dict[str, Contrast] = {}
+    if first.function != "spread" and len({task for *_, task in sides}) == 1:  # it is about one mean over tasks
+        for name in datasets:
+            on_task = [(weight, results.scores[arm.name][name]) for weight, arm, _ in sides]
+            by_task[name] = contrast_ladder([name]) if line.is_equivalent else contrast(on_task)
+    lacks = find_lacks(weighted, results.planned_runs)
+    compared = frozenset(arm.name for _, arm, _ in sides)
+    return Inequality(label, gap or contrast(weighted), bound, *lacks, by_task=by_task, arms=compared, beside=beside)
 
 
 def refuse_lacking(line: AskedInequality, results: ResultSet) -> None:

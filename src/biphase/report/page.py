@@ -25,10 +25,10 @@ from biphase.console import out as terminal
 from biphase.errors import SOURCE, InputError
 from biphase.files import own_folder
 from biphase.report import contrasts, formats, tables
-from biphase.report.claims import Claim, Finding, Verdicts, count_tested, group_verdicts, tell_verdict
+from biphase.report.claims import Claim, Finding, Verdicts, count_tested, tell_finding, tell_verdict
 from biphase.report.equivalents import ladder_panel, list_prices, price_sentence, price_tables
 from biphase.report.figures import figure_pool, list_figures, plot_panel, save_figure
-from biphase.report.formats import show_count, show_p_value, show_share
+from biphase.report.formats import show_count, show_share, tell_p_value
 from biphase.report.results import ALL_TASKS, FAMILY_NAMES, Result, ResultSet, check_averages, list_gaps, read_words
 from biphase.report.statistics import SIGNIFICANCE
 from biphase.style import GRID, INK
@@ -121,9 +121,9 @@ def dissolve_groups(node: Element) -> None:
     node[:] = [inner for child in node for inner in (child if child.tag == "g" and not child.attrib else [child])]
 
 
-def answer_sentences(results: ResultSet) -> Iterator[str]:
+def answer_sentences(results: ResultSet, hypotheses: Sequence[Finding] = ()) -> Iterator[str]:
     """Compare the best model with the best of any other objective (else the runner-up), and with random weights; or say
-    why there is none."""
+    why there is none. A pair that one of the hypotheses compares over all tasks is not compared again."""
     means = [scores[ALL_TASKS] for scores in results.scores.values() if ALL_TASKS in scores]
     groups: dict[object, list[Result]] = {}
     for result in means:
@@ -148,17 +148,23 @@ def answer_sentences(results: ResultSet) -> Iterator[str]:
     if not rivals:
         yield f"{best.arm.name} reaches {show_share(best.mean)} % {where}."
     control = [result for result in means if result.arm.objective == "none" and result.arm.size == best.arm.size]
+    asked = [line.arms for finding in hypotheses for line in finding.inequalities if line.by_task.keys() >= {*names}]
     for rival in (*rivals, *control[:1]):
-        yield compare_in_words(best, rival, where, len(group))
+        scores, rival_scores = (results.scores[result.arm.name] for result in (best, rival))
+        by_task = {name: contrasts.difference(scores[name], rival_scores[name]) for name in names}
+        if {best.arm.name, rival.arm.name} not in asked:
+            yield compare_in_words(best, rival, where, len(group), by_task)
 
 
-def compare_in_words(best: Result, rival: Result, where: str, num_models: int) -> str:
+def compare_in_words(
+    best: Result, rival: Result, where: str, num_models: int, by_task: Mapping[str, contrasts.Contrast]
+) -> str:
     """Say: `A is ahead of B on average over 4 tasks: 71.2 % against 70.0 %, +1.2 points [0.4, 2.0].`
 
     `best` is the best of so many models: its p-value is multiplied by how many it could have been beside `rival`
-    (Bonferroni), for the best of many equally good ones is ahead of any of them.
+    (Bonferroni), for the best of many equally good ones is ahead of any of them. `by_task`: their difference on each.
     """
-    if all(part.num_degenerate == part.num for part in (*best.parts, *rival.parts)):
+    if best.is_degenerate and rival.is_degenerate:
         reason = "both predict one and the same for all examples, as networks do that were trained too little"
         return f"{best.arm.name} cannot be told from {rival.arm.name} {where}: {reason}."
     gap = contrasts.difference(best, rival)
@@ -166,15 +172,16 @@ def compare_in_words(best: Result, rival: Result, where: str, num_models: int) -
     num_asked = num_models if rival.arm.objective == "none" else num_models - 1
     p_value = min(tested.p_value * num_asked, 1.0)
     sides = [(result.arm.name, result.mean) for result in (best, rival)]
-    sentence = contrasts.say_difference(tested, *sides, is_ahead=contrasts.is_significant(p_value), where=where)
+    is_ahead = contrasts.is_significant(p_value)
+    sentence = contrasts.say_difference(tested, *sides, is_ahead=is_ahead, where=where)
     if math.isnan(tested.low):
         sentence += "; with one seed, or seeds that differ by the same, there is no interval"
-    elif num_asked > 1:  # the number is told where the interval, which is not corrected, speaks otherwise
-        is_otherwise = contrasts.is_significant(tested.p_value) != contrasts.is_significant(p_value)
-        number = f" {show_p_value(p_value)}" if is_otherwise else ""
-        sentence += f", p{number} corrected for choosing the best of {num_models}"
+    elif num_asked > 1:  # the interval is not corrected
+        picked = "the better of two" if num_models == 2 else f"the best of {num_models}"
+        sentence += f"; {tell_p_value(p_value)}, corrected for picking {picked} models"
+    carriers = f" {contrasts.tell_carriers(by_task)}" if is_ahead else ""
     scope = "" if gap.num_pretrainings > 1 else " This is about these checkpoints: each was pretrained once."
-    return f"{sentence}.{scope}"
+    return f"{sentence}.{carriers.rstrip()}{scope}"
 
 
 @dataclass(frozen=True)
@@ -208,10 +215,10 @@ class PageText:
 
 def write_report(
     results: ResultSet, out: Path, page_text: PageText, pool: Executor | None = None
-) -> tuple[Path, tables.Table]:
+) -> tuple[Path, tables.Table, list[str]]:
     """Write `tables/`, `figures/` and `index.html` on one study into the folder `out`, whole or not at all; returns the
-    page and its table of all models and tasks. `InputError` for a folder that is no unchanged report, and without a
-    score.
+    page, its table of all models and tasks, and its answer in sentences. `InputError` for a folder that is no unchanged
+    report, and without a score.
 
     `pool` is where figures are drawn, if there is one already (`figure_pool`); it is shut down.
     """
@@ -230,9 +237,10 @@ def write_report(
         texts = {**page_text.files, **tables.table_files([*wide, *printed, *chain(*priced)])}
         checks = check_averages(results)
         lacks = [*list_gaps(results), *(f"No figure: {line}" for line in lacking)]
+        sentences = list(tell_answer(results, price_sentences, page_text))
         html = render(
             facts=describe_results(results),
-            sentences=list(tell_answer(results, price_sentences, page_text)),
+            sentences=sentences,
             checks=checks,
             wide=wide,
             prices=[*zip(price_sentences, priced, strict=True)],
@@ -244,23 +252,23 @@ def write_report(
         for name, text in {**texts, "index.html": html}.items():
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8")
-    return out / "index.html", wide[0]
+    return out / "index.html", wide[0], sentences
 
 
 def tell_answer(results: ResultSet, price_sentences: Iterable[str], page_text: PageText) -> Iterator[str]:
-    """Answer a study's question in sentences, if it has no answer already: the best models, prices, and the verdicts on
-    its hypotheses, or else on the paper's findings."""
+    """Answer a study's question in sentences, if it has no answer already: declared prices, the verdicts on hypotheses,
+    other prices, then the best models; without hypotheses, the best models first, and the paper's findings last."""
     if page_text.answer:
         yield page_text.answer
         return
-    yield from answer_sentences(results)
-    yield from price_sentences
+    declared, _ = page_text.hypotheses or ((), "")
+    leads = answer_sentences(results, declared)
     if page_text.hypotheses:
-        declared, _ = page_text.hypotheses
-        words = {line.key: f"“{line.key if line.verdict == 'undecided' else line.statement}”" for line in declared}
-        groups = group_verdicts(declared, words)
-        yield f"Of {show_count(len(declared), 'hypothesis', 'hypotheses')} of this study, {groups}."
-    elif page_text.verdicts and count_tested(page_text.verdicts[0]):
+        told = map(tell_finding, declared)
+        yield from chain(*((price_sentences, told) if page_text.declared else (told, price_sentences)), leads)
+        return
+    yield from chain(leads, price_sentences)
+    if page_text.verdicts and count_tested(page_text.verdicts[0]):
         yield page_text.verdicts[1]
 
 
@@ -280,7 +288,6 @@ def render(svgs: Mapping[str, str], plan_svg: str, **parts: Any) -> str:
         styles=styles,
         style=Markup((templates / "page.css").read_text("utf-8")),
         script=Markup((templates / "page.js").read_text("utf-8")),
-        objectives=tables.OBJECTIVE_NAMES,
         families=FAMILY_NAMES,
         significance=f"{100 * SIGNIFICANCE:g}",
         version=__version__,
@@ -329,8 +336,8 @@ def locate(value: float, ends: Sequence[float], width: float) -> float | None:
     return None if math.isnan(pixels) else round(pixels, 1)
 
 
-def print_results(results: ResultSet, table: tables.Table) -> None:
-    """Print the table of all models and tasks and the answer to the study's question, as on its page."""
+def print_results(table: tables.Table, sentences: Iterable[str]) -> None:
+    """Print the table of all models and tasks and sentences, as on the page."""
     tables.print_table(replace(table, title="Test scores in %, mean over seeds ± half of the 95 % interval"))
-    for sentence in answer_sentences(results):
-        terminal.print(sentence, markup=False)
+    for sentence in sentences:
+        terminal.prose(sentence)

@@ -203,5 +203,5 @@ def report_paper(out: Path) -> Path:
     verdicts = judge_paper(measure_findings(results))
     title_and_question = read_findings()["report"]
     page_text = PageText(**title_and_question, verdicts=verdicts, commands=COMMANDS, answer=verdicts[1])
-    page, _ = write_report(results, out, page_text)
+    page, *_ = write_report(results, out, page_text)
     return page

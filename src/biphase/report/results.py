@@ -46,6 +46,8 @@ AVERAGE = "Average"
 """The name that stands for the mean over the datasets of a family."""
 ALL_TASKS = "all tasks"
 """The name that stands for the mean over all datasets of all families."""
+OBJECTIVE_NAMES = {"clm": "CLM", "mlm": "MLM", "clm+mlm": "CLM → MLM", "none": "random"}
+
 MEAN_OF_FAMILIES = "average"
 """The word of hypotheses for the mean over families."""
 
@@ -66,7 +68,7 @@ class ReportArm:
     objective: Literal["clm", "mlm", "clm+mlm", "none"] = "none"
     """The objective of the pretraining from scratch; what continues from it is MLM. `none`: random weights."""
     mask_percent: int | None = None
-    """None without MLM. With `cpt_steps` above 0: of the continued pretraining."""
+    """None without MLM, or with several ratios. With `cpt_steps` above 0: of the continued pretraining."""
     pretrain_steps: int = 0
     clm_steps: int = 0
     mlm_steps: int = 0
@@ -79,11 +81,25 @@ class ReportArm:
     """Tokens of all its training, likewise."""
     is_plain: bool = True
     """Whether it is CLM, MLM or one after the other, continued or not, without ramps or a recipe of its own."""
+    curriculum: str = ""
+    """Its objectives in words, where `whole_objective` does not say them: `MLM with 25 % CLM`."""
+    masks: str = ""
+    """Its masking ratios in percent, where there is not one: `40–15`."""
 
     @property
     def whole_objective(self) -> Literal["clm", "mlm", "clm+mlm", "none"]:
         """The objective of all its training: what continues CLM with MLM has both."""
         return "clm+mlm" if self.objective == "clm" and self.cpt_steps else self.objective
+
+    @property
+    def told_objective(self) -> str:
+        """All its training in words: `CLM → MLM`, `MLM with 25 % CLM`."""
+        return self.curriculum or OBJECTIVE_NAMES[self.whole_objective]
+
+    @property
+    def told_masks(self) -> str:
+        """The percentage that is masked, `40` or `40–15`; empty without MLM."""
+        return self.masks or str(self.mask_percent or "")
 
     @property
     def clm_share(self) -> float:
@@ -116,6 +132,8 @@ class Result:
     paper's 1.96·s/√num, averages whose datasets lack different seeds have an interval over these (`average`)."""
     examples: KeptExamples | None = field(default=None, repr=False, compare=False)
     """What the test examples contribute to each of `samples`, read when first needed; None where it is not known."""
+    predicted: KeptExamples | None = field(default=None, repr=False, compare=False)
+    """The predictions behind `samples`, where `examples` is None for another metric than the task's own."""
     choice: choosing.RateChoice | None = field(default=None, repr=False, compare=False)
     """The rates among which validation chose; None where that is not known, or each pretraining seed chose its own."""
     measure: str = ""
@@ -163,7 +181,13 @@ class Result:
     @property
     def num_degenerate(self) -> int:
         """Number of seeds with which the same is predicted for all examples, as far as predictions were kept."""
-        return self.examples.table.num_degenerate if self.examples and self.examples.table else 0
+        kept = self.examples or self.predicted
+        return kept.table.num_degenerate if kept and kept.table else 0
+
+    @property
+    def is_degenerate(self) -> bool:
+        """Whether the same is predicted for all examples with every seed, on every dataset."""
+        return all(part.num_degenerate == part.num for part in self.parts)
 
     @property
     def std(self) -> float:
@@ -275,8 +299,7 @@ def select_rate(
     cells = scores.cells.get((model, task))
     if cells is None:
         raise InputError(f"no scores of {model} on task '{task}'")
-    metric = metric or next(iter(cells.values())).metric
-    cells = dict(sorted(cells.items()))
+    cells, metric = dict(sorted(cells.items())), metric or next(iter(cells.values())).metric
     by_rate: dict[float, dict[int, float | None]] = defaultdict(dict)  # validation, by seed
     for (rate, seed), score in cells.items():
         by_rate[rate][seed] = choosing.validation_of(score, metric)
@@ -298,7 +321,7 @@ def select_rate(
     survivors = [score for score in [*cells.values(), *peers] if not score.diverged]
     scores_at = {rate: [score for score in survivors if score.config.learning_rate == rate] for rate in rivals}
     grid_rates, grid_seeds = scores.grids[task]
-    is_own = metric == chosen[0].metric  # what examples contribute is known of the task's own metric alone
+    kept, is_own = KeptExamples(tuple(chosen)), metric == chosen[0].metric
     return Result(
         ReportArm(model),
         "",
@@ -307,7 +330,8 @@ def select_rate(
         samples=tuple(score.metrics["test"][metric] for score in chosen),
         by_rate={rate: tuple(test.get((rate, seed), math.nan) for seed in grid_seeds) for rate in grid_rates},
         seeds=tuple(score.config.seed for score in chosen),
-        examples=KeptExamples(tuple(chosen)) if is_own else None,
+        examples=kept if is_own else None,  # what they contribute is known of the task's own metric alone
+        predicted=None if is_own else kept,
         choice=choosing.RateChoice(scores_at, metric) if is_own else None,
         measure=metric,
         num_runs=len(cells),
@@ -330,14 +354,14 @@ def pool(results: Sequence[Result]) -> Result:
     by_rate = {}
     if all(table.keys() == tables[0].keys() for table in tables):
         by_rate = {rate: tuple(chain(*(table[rate] for table in tables))) for rate in tables[0]}
-    examples = [result.examples for result in results if result.examples]
-    scores = tuple(chain(*(predictions.scores for predictions in examples)))
+    for name in ("examples", "predicted"):
+        kept = [getattr(result, name) for result in results]
+        joined[name] = KeptExamples(tuple(chain(*(examples.scores for examples in kept)))) if all(kept) else None
     return replace(
         first,
         **joined,
         by_rate=by_rate,
         rate=None,
-        examples=KeptExamples(scores) if len(examples) == len(results) else None,
         num_runs=sum(result.num_runs or 0 for result in results) or None,
         num_diverged=sum(result.num_diverged for result in results),
         # Where each pretraining seed has one fine-tuning seed they chose together, and the choice of all is one.

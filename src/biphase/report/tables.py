@@ -19,10 +19,17 @@ from biphase.console import out, printable
 from biphase.errors import SOURCE
 from biphase.report.contrasts import difference, measure_signal
 from biphase.report.formats import MISSING, csv_text, short_steps, show_share, tell_measures
-from biphase.report.results import ALL_TASKS, AVERAGE, FAMILY_NAMES, ReportArm, Result, ResultSet, read_words
+from biphase.report.results import (
+    ALL_TASKS,
+    AVERAGE,
+    FAMILY_NAMES,
+    OBJECTIVE_NAMES,
+    ReportArm,
+    Result,
+    ResultSet,
+    read_words,
+)
 from biphase.report.statistics import Interval
-
-OBJECTIVE_NAMES = {"clm": "CLM", "mlm": "MLM", "clm+mlm": "CLM → MLM", "none": "random"}
 
 
 @dataclass(frozen=True)
@@ -73,8 +80,8 @@ class Table:
 
 STUBS: dict[str, Callable[[ReportArm], str]] = {
     "size": lambda arm: arm.size,
-    "objective": lambda arm: OBJECTIVE_NAMES[arm.objective],
-    "masked": lambda arm: MISSING if arm.mask_percent is None else f"{arm.mask_percent} %",
+    "objective": lambda arm: arm.told_objective,
+    "masked": lambda arm: f"{arm.told_masks} %" if arm.told_masks else MISSING,
     "steps": lambda arm: f"{arm.pretrain_steps:,}",
     "CLM steps": lambda arm: f"{arm.clm_steps:,}",
     "MLM steps": lambda arm: f"{arm.mlm_steps:,}",
@@ -88,7 +95,7 @@ WIDE_STUBS: dict[str, Callable[[ReportArm], str]] = {
     "model": lambda arm: arm.name,
     "network": lambda arm: arm.size,
     "steps": lambda arm: short_steps(arm.pretrain_steps + arm.cpt_steps),
-    "objective": lambda arm: OBJECTIVE_NAMES[arm.whole_objective],
+    "objective": STUBS["objective"],
     "masked": STUBS["masked"],
 }
 """What stands before them in the table of all models."""
@@ -151,8 +158,8 @@ def wide_table(results: ResultSet, metric: str) -> Table:
 
 
 def mark_column(scores: Sequence[Result | None]) -> list[Cell]:
-    """Mark the best of the scores, and those that are not shown to differ from it; a score alone is neither. `†` stands
-    at a score with a seed that predicts the same for all examples."""
+    """Mark the best of the scores, and those that are not shown to differ from it: not a score alone, and none where
+    the best predicts the same for all examples with every seed. `†` stands at a score with such a seed."""
     measured = [score for score in scores if score is not None]
     best = max(measured, key=lambda score: score.mean, default=None)
     cells = []
@@ -161,7 +168,7 @@ def mark_column(scores: Sequence[Result | None]) -> list[Cell]:
             cells.append(Cell(MISSING))
             continue
         mark: Literal["best", "tied", ""] = ""
-        if len(measured) > 1:
+        if len(measured) > 1 and not best.is_degenerate:
             mark = "best" if score is best else "" if difference(best, score).side == "above" else "tied"
         sign = "†" if any(part.num_degenerate for part in score.parts) else ""
         cells.append(Cell(show_share(score.mean) + sign, show_share(score.interval.half_width), mark, score))
@@ -214,6 +221,7 @@ def make_score_table(
                 missing.append(f"{row.arm.name}: {column}")
                 continue
             facts = [getattr(row.arm, field) for field in CSV_COLUMNS[2:10]]
+            facts[2:4] = row.arm.curriculum or row.arm.objective, row.arm.told_masks
             labels = (cell.score.family, cell.score.metric, column)
             half_width = cell.reach.replace(MISSING, "")
             numbers = (show_share(cell.score.mean), half_width, cell.score.num, cell.mark)

@@ -17,7 +17,7 @@ from biphase.errors import InputError
 from biphase.finetuning.choosing import find_scored_model
 from biphase.finetuning.scores import TASK_SETTINGS, GridPoint, ScoreSet, base_name, differing, short_name, show_rate
 from biphase.report import contrasts
-from biphase.report.formats import MISSING, show_count, show_noise, show_p_value, show_share, show_spread
+from biphase.report.formats import MISSING, show_count, show_noise, show_p_value, show_share, show_spread, tell_p_value
 from biphase.report.results import ReportArm, Result, read_words, select_rate
 from biphase.report.statistics import STABILITY_RATES, Interval, is_stability_rate, mean_interval, rate_spread
 from biphase.report.tables import Cell, Row, Table, interval_cell, print_table, show_signal
@@ -303,7 +303,7 @@ def describe_comparison(pair: TaskComparison, names: Mapping[str, str]) -> str:
         over = [f"{show_count(pair.a.num, 'pair')} of seeds" if is_paired else f"{pair.a.num} and {pair.b.num} seeds"]
         over += [show_count(pair.contrast.num_examples, "example")] if pair.contrast.num_examples else []
         over += ["the choice of rates"] if "the choice of rates" in pair.contrast.noise else []
-        test = f"p = {show_p_value(pair.p_value)} over {show_noise(over)}".replace("= <", "<")
+        test = f"{tell_p_value(pair.p_value)} over {show_noise(over)}"
         test = f" ({test}{f'; adjusted over {pair.num_tasks} tasks' if pair.num_tasks > 1 else ''})"
     sentence = contrasts.say_difference(gap, *sides, is_ahead=pair.verdict in ("A better", "B better"))
     within = ", within noise" if pair.verdict == "within noise" else ""

@@ -161,9 +161,9 @@ def measure_text(text: Any, text_field: str = "text") -> TextAmount:
 
 
 LEAST_TOKENS = 100_000
-"""With fewer tokens of training a network learns nothing worth having."""
+"""With fewer tokens of training no network is advised: a rule of ours."""
 LEAST_CONTINUED = 1_000_000
-"""Fewer tokens of a text change nothing in a public encoder."""
+"""With fewer tokens of a text no public encoder is continued: a rule of ours."""
 
 
 @dataclass(frozen=True)
@@ -268,6 +268,8 @@ def mean_token_flops(shape: Shape, phases: Sequence[Phase], context: int) -> flo
 DEMO_TOKENS, DEMO_BATCH_TOKENS = 1.2e6, 2048
 PAPER_TOKENS, PAPER_BATCH_TOKENS = 99.1e9, 2_359_296
 """Tokens of training, and of a batch, that worked: at our demo's budget and at the paper's."""
+MEASURED_PRESET, MEASURED_TOKENS = "1m", 900 * 2048
+"""The network and the tokens of training at which our study price compares curricula."""
 PAPER_LEAST_TOKENS = 12_000 * PAPER_BATCH_TOKENS
 """The paper's smallest budget is 12,000 of its steps."""
 CONTINUED_RATE = 1e-4
@@ -362,22 +364,28 @@ def advise(
     facts = {"chosen": chosen, "encoder": encoder, "machine": machine, "least": LEAST_CONTINUED}
     facts |= {"option": "--study" if evidence else "--from-scratch", "language": sentence.format(code=language)}
     facts["times"] = show_estimate(times) if times < 1000 else "over 1,000"
-    facts["tokens"] = show_estimate(continued.tokens)
+    facts |= {"tokens": show_estimate(continued.tokens), "part": show_estimate(encoder["tokens"] / continued.tokens)}
     tokens = recipe.tokens_before(recipe.num_steps)
     spent = tokens * mean_token_flops(chosen.shape, recipe.curriculum, chosen.context)
-    by_size = apply_rule("curriculum", chosen.kind, curriculum=chosen.curriculum)
     return Advice(
         best_use=rules["best_use"][case].format(**facts),
         recipe=recipe,
         vocab_size=chosen.shape.vocab_size,
         flops=spent,
         machine=machine,
-        choices=tuple(explain_choices(chosen, candidates, recipe, evident or by_size, text)),
+        choices=tuple(explain_choices(chosen, candidates, recipe, evident or explain_usual(chosen), text)),
         candidates=candidates,
         chosen=chosen,
         caveats=tuple(list_caveats(chosen, budget, spent, text, evidence if evident else (), unfit, machine)),
         text=text,
     )
+
+
+def explain_usual(chosen: Candidate) -> Choice:
+    """Give the reason for the usual curriculum, and say where size or tokens are not those that it was measured at."""
+    is_near = chosen.name == MEASURED_PRESET and 0.5 <= chosen.tokens / MEASURED_TOKENS <= 2
+    reach = "" if is_near else read_rules()["reach"].format(chosen=chosen)
+    return apply_rule("curriculum", chosen.kind, curriculum=chosen.curriculum, reach=reach)
 
 
 def list_caveats(

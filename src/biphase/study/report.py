@@ -5,7 +5,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,11 +27,11 @@ from biphase.recipe import join_phases
 from biphase.report.claims import Claim, Finding, Verdicts, judge_claims
 from biphase.report.contrasts import Terms, contrast, seed_interval, with_averages
 from biphase.report.figures import figure_pool
-from biphase.report.formats import csv_text, show_count
+from biphase.report.formats import csv_text, show_count, show_list
 from biphase.report.hypotheses import make_line
 from biphase.report.page import PageText, write_report
 from biphase.report.paper import judge_paper, measure_findings, place_arms
-from biphase.report.results import ReportArm, Result, ResultSet, pool, select_rate
+from biphase.report.results import OBJECTIVE_NAMES, ReportArm, Result, ResultSet, pool, select_rate
 from biphase.report.tables import Table
 from biphase.run import Run, read_metrics, read_recipe
 from biphase.study.advise import Evidence
@@ -183,7 +183,11 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Mapping[str, RunSize]
     # Mixed batches count by their shares; what is no CLM is MLM to the paper.
     steps, parts = sum(phase.steps for phase in pretraining), [part for phase in pretraining for part in phase.parts]
     clm = round(sum(part.steps * share for part, share in parts if part.objective == "clm"))
-    masks = [phase.mask_at(1) for phase in phases if phase.objective != "clm"]
+    predicted = [words for words, _ in groupby(phase.predicted for phase in phases)]
+    curriculum = " → ".join(predicted) if len(predicted) < 4 else f"{show_list(sorted({*predicted}))} in turns"
+    masked = [phase for phase in rest or phases if not phase.is_causal]
+    masks = dict.fromkeys(phase.masked for phase in masked)
+    has_one_mask = len(masks) == 1 and not masked[0].is_ramped
     # The paper has CLM, MLM, or CLM and then MLM; and MLM that continues one of these.
     kinds, later_kinds = [part.objective for part, _ in parts], [part.objective for p in rest for part, _ in p.parts]
     is_constant = all(not phase.is_ramped and phase.mask_passes == 1 for phase in phases)
@@ -205,7 +209,7 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Mapping[str, RunSize]
         setup="efficiency" if is_intermediate else "objective" if is_of_the_paper else "other",
         size=arm.model,
         objective="clm" if clm == steps else "clm+mlm" if clm else "mlm",
-        mask_percent=round(100 * masks[-1]) if masks else None,
+        mask_percent=round(100 * masked[0].mask_at(1)) if has_one_mask else None,
         pretrain_steps=steps,
         clm_steps=clm,
         mlm_steps=steps - clm,
@@ -214,6 +218,8 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Mapping[str, RunSize]
         is_plain=is_of_the_paper and has_usual_recipe,
         flops=None if math.isnan(flops) else flops,
         tokens=tokens,
+        curriculum="" if curriculum in OBJECTIVE_NAMES.values() else curriculum,
+        masks="" if has_one_mask else ", ".join(masks),
     )
 
 
@@ -240,15 +246,6 @@ def list_equivalents(plan: Plan) -> dict[str, tuple[str, ...]]:
     lines = [line for line in chain(*plan.hypotheses) if not isinstance(line, str)]
     inequalities = [inequality for line in lines for inequality in chain(*line) if inequality.ladder]
     return {inequality.operands[0].arms[0]: inequality.ladder for inequality in inequalities}
-
-
-def tell_findings(findings: Sequence[Finding], declared: Sequence[str]) -> Iterator[str]:
-    """Tell the verdicts on a study's hypotheses, a line each, and whether these stood before the results did."""
-    for finding in findings:
-        verdicts = [inequality.verdict for inequality in finding.inequalities]
-        count = f"{verdicts.count('supported')} of {show_count(len(verdicts), 'inequality', 'inequalities')}"
-        yield f"{finding.verdict}: {finding.key}: {finding.statement} ({count})"
-    yield from declared
 
 
 def hypotheses_json(plan: Plan, digest: str, declared: Sequence[str], findings: Sequence[Finding]) -> str:
@@ -319,9 +316,9 @@ CELL_COLUMNS = ("model", "task", "learning_rate", "seed", "metric", "steps", "se
 
 def report_study(
     plan: Plan, folder: Path, out: Path, commands: Sequence[str]
-) -> tuple[Path, PageText, ResultSet, Table]:
+) -> tuple[Path, PageText, ResultSet, Table, list[str]]:
     """Write tables, figures, verdicts and the page of what is finished into the folder `out`; returns the page, what it
-    tells, the results, and the table of all models and tasks.
+    tells, the results, the table of all models and tasks, and the answer in sentences.
 
     `commands` make the results again, in their order.
     """
@@ -340,7 +337,7 @@ def report_study(
             verdicts=verdicts,
             hypotheses=(findings, declared) if findings else None,
             declared=list_equivalents(plan),
-            notes=list(list_notes(state)),
+            notes=[*plan.study.notes, *list_notes(state)],
             commands=[*tell_texts(state), *commands],
             bm25={task: values[BM25] for task, values in tests if BM25 in values},
             plan_svg=picture.result(),
@@ -349,8 +346,8 @@ def report_study(
             missing=list(list_missing(state)),
             costs=list_costs(state),
         )
-        page, table = write_report(results, out, page_text, pool)
-    return page, page_text, results, table
+        page, table, sentences = write_report(results, out, page_text, pool)
+    return page, page_text, results, table, sentences
 
 
 def tell_texts(state: StudyState) -> Iterator[str]:

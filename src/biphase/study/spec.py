@@ -355,6 +355,8 @@ class Study(config.Strict):
     title: Line = ""
     question: Line = ""
     """What the study is to answer; the plan and the report begin with it."""
+    notes: tuple[Line, ...] = ()
+    """What a reader of the report must know beside its results, in sentences: what was left out, and why."""
     recipe: dict[str, Any]
     """A recipe without name, init and curriculum: what all arms have in common."""
     pretraining_seeds: SeededTraining = PretrainingSeeds()
