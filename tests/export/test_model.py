@@ -181,6 +181,7 @@ def test_a_preset_reloads_as_the_last_objective_left_it(
     # What generates is no sentence transformer: a prompt must stay open.
     assert (tmp_path / "model" / "modules.json").exists() == ("SentenceTransformer" in card) == (not causal)
     assert (tokenizer.eos_token_id in tokenizer("Ozma").input_ids) == (not causal)
+    assert len(tokenizer("Ozma " * 100, truncation=True).input_ids) == tokenizer.model_max_length == 64
     assert (tmp_path / "model" / "curves.png").stat().st_size > 0
     assert inspect(tmp_path / "model")["architectures"] == [name]
     assert inspect(run, verify=True)["state"] == "done"
@@ -228,6 +229,20 @@ def test_a_tokenizer_with_a_classification_token_opens_and_closes_texts(corpus: 
     close_texts(tokenizer)
     ids = tokenizer("Ozma").input_ids
     assert (ids[0], ids[-1], len(ids) > 2) == (2, 1, True)
+
+
+@pytest.mark.parametrize("token", ["<|end_of_text|>", "\n</s>\n", "<eos> x", "a:1", "$A"])
+def test_the_closing_token_has_its_own_name_in_the_template(corpus: Any, token: str) -> None:
+    """transformers.js looks it up by that name, which a template cannot have where a colon or a dollar is in it."""
+    tokenizer = load_tokenizer(corpus.tokenizer)
+    tokenizer.add_special_tokens({"eos_token": token})
+    close_texts(tokenizer)
+    one, other, end = (tokenizer(text, add_special_tokens=False).input_ids for text in ("Ozma", "Tip", token))
+    assert end == [tokenizer.eos_token_id]
+    assert tokenizer("Ozma").input_ids == one + end
+    assert tokenizer("Ozma", "Tip").input_ids == one + end + other + end
+    template = json.loads(tokenizer.backend_tokenizer.to_str())["post_processor"]
+    assert list(template["special_tokens"]) == ["EOS" if set(token) & {":", "$"} else token]
 
 
 def test_a_batch_is_continued_as_each_text_alone(tiny_recipe: Callable[..., Recipe], tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def export_checkpoint(reference: str, folder: Path, merge: float | None = None) 
     source = find_checkpoint(reference)
     manifest = read_checkpoint_manifest(source)
     run = Run(source.parent.parent)
-    network = load_model(source / "model")
+    recipe, network = read_recipe(run), load_model(source / "model")
     merged = "" if merge is None else merge_with_parent(network, run, manifest, merge)
     causal = manifest.objective == "clm"
     exported = network
@@ -123,10 +123,11 @@ def export_checkpoint(reference: str, folder: Path, merge: float | None = None) 
         set_direction(exported.config, causal)
     with whole_folder(folder) as part:
         exported.save_pretrained(part)
-        tokenizer = export_tokenizer(source / "model", part, exported.config, causal)
+        longest = position_limit(exported) or recipe.data.max_sample_tokens
+        tokenizer = export_tokenizer(source / "model", part, exported.config, causal, longest)
         misread_as = misreading_class(tokenizer, exported.config)
         if not causal and not misread_as:  # sentence-transformers takes what AutoTokenizer takes
-            write_sentence_transformer(part, exported, position_limit(exported))
+            write_sentence_transformer(part, exported, longest)
         check_export(part, kind, network, causal)
         draw_curves(run, manifest.run_step, part / "curves.png")
         card = describe_export(run, manifest, folder.name, exported, tokenizer.eos_token, merged, misread_as)
@@ -134,7 +135,7 @@ def export_checkpoint(reference: str, folder: Path, merge: float | None = None) 
         write_mark(part, "encoder")
     looks = "causal" if causal else "bidirectional"
     remarks = f"\n{merged}" if merged else ""
-    if manifest.run_step < (planned := read_recipe(run).num_steps):
+    if manifest.run_step < (planned := recipe.num_steps):
         remarks += f"\n{reference} is at step {manifest.run_step:,} of {planned:,}, before the end of the decay"
     if misread_as:
         remarks += f"\n{MISREAD.format(chosen=misread_as, type=exported.config.model_type)}"
@@ -203,9 +204,11 @@ def check_export(folder: Path, kind: Any, network: PreTrainedModel, causal: bool
         raise FailedProofError(f"{type(reloaded).__name__} of plain transformers is not {direction}")
 
 
-def export_tokenizer(source: Path, folder: Path, config: Any, causal: bool) -> Any:
-    """Write a checkpoint's tokenizer as the exported network of this configuration needs it, and return it."""
+def export_tokenizer(source: Path, folder: Path, config: Any, causal: bool, longest: int) -> Any:
+    """Write a checkpoint's tokenizer as the exported network of this configuration needs it, which reads texts of up to
+    `longest` tokens, and return it."""
     tokenizer = load_tokenizer(source)
+    tokenizer.model_max_length = longest
     if causal:
         tokenizer.padding_side = "left"  # `generate` goes on from the end of a row
     else:
@@ -237,16 +240,21 @@ def close_texts(tokenizer: Any) -> None:
         if len(closed) > 2 and (closed[0], closed[-1]) == (tokenizer.cls_token_id, tokenizer.sep_token_id):
             return
         marks, single, pair = {"CLS": tokenizer.cls_token, "EOS": tokenizer.sep_token}, f"CLS {single}", f"CLS {pair}"
+    # In the template a token has its own name, which transformers.js looks up; one with a colon or a dollar sign would
+    # be read as something else there, and keeps its alias.
+    names = {alias: alias if re.search("[:$]", mark) else mark for alias, mark in marks.items()}
     special = [
-        {"id": id, "ids": [tokenizer.convert_tokens_to_ids(mark)], "tokens": [mark]} for id, mark in marks.items()
+        {"id": names[alias], "ids": [tokenizer.convert_tokens_to_ids(mark)], "tokens": [mark]}
+        for alias, mark in marks.items()
     ]
+    single, pair = ([names.get(piece, piece) for piece in template.split()] for template in (single, pair))
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=single, pair=pair, special_tokens=special)
 
 
 def write_sentence_transformer(
     folder: Path,
     network: PreTrainedModel,
-    max_length: int | None,
+    max_length: int,
     *,
     pooling: str = "mean",
     further: Sequence[str] = (),
@@ -255,7 +263,7 @@ def write_sentence_transformer(
     """Write the files that make a model folder one of sentence-transformers: the network, the pooling of its tokens,
     and the classes of `further` modules. The modules' own folders, such as `2_Dense`, are not written.
 
-    Texts are cut at `max_length` tokens, where one is given.
+    Texts are cut at `max_length` tokens.
     """
     files = SENTENCE_TRANSFORMERS_FILES
     modules = [
