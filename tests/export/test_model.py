@@ -25,6 +25,8 @@ from transformers import (
     MistralForCausalLM,
     ModernBertConfig,
     ModernBertForMaskedLM,
+    OPTConfig,
+    OPTForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -35,7 +37,7 @@ from transformers import (
 )
 
 from biphase.api.folders import inspect
-from biphase.api.networks import load
+from biphase.api.networks import encode, load
 from biphase.corpus.shards import read_shard_manifest
 from biphase.corpus.tokenizer import load_tokenizer, tokenizer_hash
 from biphase.encoder.attention import lay_out
@@ -78,6 +80,7 @@ FAMILIES: dict[str, Callable[..., PreTrainedModel]] = {
         MistralConfig(**SIZES, **tokens, num_key_value_heads=2, sliding_window=8)
     ),
     "qwen2": lambda **tokens: Qwen2ForCausalLM(Qwen2Config(**SIZES, **tokens, num_key_value_heads=2)),
+    "opt-narrow": lambda **tokens: OPTForCausalLM(OPTConfig(**SIZES, **tokens, ffn_dim=48, word_embed_proj_dim=24)),
     "bert": lambda **tokens: BertForMaskedLM(BertConfig(**SIZES, **tokens)),
     "roberta": lambda **tokens: RobertaForMaskedLM(RobertaConfig(**SIZES, **tokens)),
     "modernbert": lambda **tokens: ModernBertForMaskedLM(
@@ -201,7 +204,7 @@ def embeddings_by_us(run: str) -> torch.Tensor:
         return TaskNetwork(encoder.backbone, cell)(pack(texts, np.arange(len(TEXTS)), cell))
 
 
-@pytest.mark.parametrize("family", ["preset", "llama-tied", "roberta"])
+@pytest.mark.parametrize("family", ["preset", "llama-tied", "roberta", "opt-narrow"])
 def test_sentence_transformers_gives_our_embeddings(
     tiny_recipe: Callable[..., Recipe], tmp_path: Path, family: str
 ) -> None:
@@ -212,6 +215,8 @@ def test_sentence_transformers_gives_our_embeddings(
     export_checkpoint(run, tmp_path / "model")
     loaded = library.SentenceTransformer(str(tmp_path / "model"), device="cpu")
     theirs = torch.from_numpy(loaded.encode(TEXTS))
+    assert loaded.get_embedding_dimension() == theirs.shape[1] == (24 if family == "opt-narrow" else 32)
+    np.testing.assert_allclose(encode(tmp_path / "model", TEXTS, device="cpu"), theirs, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(theirs, embeddings_by_us(run), rtol=1e-4, atol=1e-5)
     assert loaded.max_seq_length == load_encoder(run).max_length
     assert loaded.similarity_fn_name == "cosine"

@@ -25,7 +25,7 @@ from biphase.encoder.proofs import FailedProofError
 from biphase.errors import InputError
 from biphase.export.card import FLOOR, MISREAD, describe_export, draw_curves
 from biphase.files import read_json_as, refuse_filled, whole_folder, write_json, write_mark, write_text
-from biphase.hub import fetch_model, model_fingerprint, position_limit
+from biphase.hub import fetch_model, model_fingerprint, output_width, position_limit
 from biphase.run import CheckpointManifest, Run, find_checkpoint, read_checkpoint_manifest, read_recipe
 
 
@@ -277,4 +277,4 @@ def write_sentence_transformer(
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False})
     (folder / "1_Pooling").mkdir()
     modes = {f"pooling_mode_{key}": pooling == re.sub("_tokens?$", "", key) for key in POOLING_KEYS}
-    write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": network.config.hidden_size, **modes})
+    write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": output_width(network.config), **modes})
