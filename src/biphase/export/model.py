@@ -277,4 +277,6 @@ def write_sentence_transformer(
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False})
     (folder / "1_Pooling").mkdir()
     modes = {f"pooling_mode_{key}": pooling == re.sub("_tokens?$", "", key) for key in POOLING_KEYS}
-    write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": output_width(network.config), **modes})
+    write_json(
+        folder / "1_Pooling" / "config.json", {"word_embedding_dimension": output_width(network.config), **modes}
+    )
