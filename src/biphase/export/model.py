@@ -26,6 +26,7 @@ from biphase.errors import InputError
 from biphase.export.card import FLOOR, MISREAD, describe_export, draw_curves
 from biphase.files import read_json_as, refuse_filled, whole_folder, write_json, write_mark, write_text
 from biphase.hub import fetch_model, model_fingerprint, output_width, position_limit
+from biphase.recipe import Recipe
 from biphase.run import CheckpointManifest, Run, find_checkpoint, read_checkpoint_manifest, read_recipe
 
 
@@ -41,24 +42,25 @@ def merge_with_parent(network: PreTrainedModel, run: Run, manifest: CheckpointMa
         raise InputError(f"merge {share:g} is no share of the parent: give one above 0 and below 1, such as 0.5")
     if manifest.objective == "clm":
         raise InputError(f"{run.path} ended with CLM: merge is for an encoder that came from a decoder")
-    name, folder, seed = find_decoder(run, manifest)
+    name, folder, recipe = find_decoder(run, manifest)
     embedding: Any = network.get_input_embeddings()
-    parent = load_model(folder, vocab_size=embedding.weight.shape[0], seed=seed)
+    vocab_size, new_head = embedding.weight.shape[0], recipe.init.new_head
+    parent = load_model(folder, vocab_size=vocab_size, seed=recipe.seed, new_head=new_head)
     cosines = ", ".join(f"{layer} {cosine:.4f}" for layer, cosine in layer_cosines(network, parent, name).items())
     merge_weights(network, parent, share)
     return f"{share:.0%} of it is {name}; cosine between the weights of the two, by layer: {cosines}"
 
 
-def find_decoder(run: Run, manifest: CheckpointManifest) -> tuple[str, Path, int]:
+def find_decoder(run: Run, manifest: CheckpointManifest) -> tuple[str, Path, Recipe]:
     """Find the nearest ancestor that looked back only, or the model of others at the beginning: its name, its model
-    folder and the seed of the run that started from it."""
+    folder and the recipe of the run that started from it."""
     recipe = read_recipe(run)
     init = recipe.init
     if init.model is not None:
         folder = fetch_model(init.model, init.revision)
         if model_fingerprint(init.model, folder) != manifest.parent:
             raise InputError(f"{init.model} is not what {run.path} started from: its files have changed since")
-        return Path(init.model).name if Path(init.model).is_dir() else init.model, folder, recipe.seed
+        return Path(init.model).name if Path(init.model).is_dir() else init.model, folder, recipe
     if init.checkpoint is None:
         raise InputError(f"{run.path} began with random weights, not with a decoder to merge with; leave out merge")
     folder = find_checkpoint(init.checkpoint)
@@ -68,7 +70,7 @@ def find_decoder(run: Run, manifest: CheckpointManifest) -> tuple[str, Path, int
     parent_run = Run(folder.parent.parent)
     if parent.objective != "clm":
         return find_decoder(parent_run, parent)
-    return f"{parent_run.path.name}@{parent.step}", folder / "model", recipe.seed
+    return f"{parent_run.path.name}@{parent.step}", folder / "model", recipe
 
 
 DIRECTION_KEY = "use_bidirectional_attention"
