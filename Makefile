@@ -57,9 +57,9 @@ bench: $(VENV)/developer
 	$(BIN)/python benchmarks/pretraining.py
 	$(BIN)/python benchmarks/grid.py
 
-# What only a GPU can show: its tests, speed beside peers, cells that share it; one JSON. A call takes at most 9
-# minutes, the next one goes on; some parts: make gpu ONLY='tests 1b'. It takes the Python that is there, whose PyTorch
-# knows the GPU: make gpu GPU_PYTHON=.venv/bin/python
+# What only a GPU can show: its tests, cells that share it, speed beside peers; one JSON. A call takes at most 9 minutes
+# and begins with the most valuable parts; another one goes on; some parts: make gpu ONLY='tests 1b'. It takes the Python
+# that is there, whose PyTorch knows the GPU: make gpu GPU_PYTHON=.venv/bin/python
 GPU_PYTHON ?= python3
 
 gpu:
