@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # For a PyTorch without CUDA: make demo TORCH='torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu'
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test docs lint check format bench gpu families fuzz campaigns clean
+.PHONY: demo test newest docs lint check format bench gpu families fuzz campaigns clean
 
 demo: $(VENV)/installed
 	$(BIN)/biphase demo
@@ -16,6 +16,20 @@ WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 7 ? cor
 
 test: $(VENV)/developer
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+# The tests that need no PyTorch, which is gigabytes, on the newest Python that pyproject.toml claims.
+NEWEST ?= python3.13
+NEEDED := import tomllib; needed = tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"]
+NEEDED += ; print("\n".join(name for name in needed if not name.startswith("torch")))
+
+newest:
+	$(NEWEST) -m venv $(VENV)-newest
+	$(VENV)-newest/bin/python -c '$(NEEDED)' > $(VENV)-newest/needed.txt
+	$(VENV)-newest/bin/python -m pip install --quiet --disable-pip-version-check \
+		-r $(VENV)-newest/needed.txt pytest pytest-xdist
+	PYTHONPATH=src $(VENV)-newest/bin/python -m pytest -n 2 --dist worksteal -m "not slow" -p no:cacheprovider \
+		tests/report tests/paper tests/tasks tests/corpus $(addprefix --ignore=tests/, \
+		tasks/test_rows.py corpus/test_damage.py corpus/test_mixture.py)
 
 # The site, into site/: pages of docs/ and what the code says of its own keys and commands (scripts/docs_site.py).
 docs: $(VENV)/developer
@@ -43,9 +57,9 @@ bench: $(VENV)/developer
 	$(BIN)/python benchmarks/pretraining.py
 	$(BIN)/python benchmarks/grid.py
 
-# What only a GPU can show: its tests, speed beside peers, cells that share it; one JSON. A call takes at most 9
-# minutes, the next one goes on; some parts: make gpu ONLY='tests 1b'. It takes the Python that is there, whose PyTorch
-# knows the GPU: make gpu GPU_PYTHON=.venv/bin/python
+# What only a GPU can show: its tests, cells that share it, speed beside peers; one JSON. A call takes at most 9 minutes
+# and begins with the most valuable parts; another one goes on; some parts: make gpu ONLY='tests 1b'. It takes the Python
+# that is there, whose PyTorch knows the GPU: make gpu GPU_PYTHON=.venv/bin/python
 GPU_PYTHON ?= python3
 
 gpu:
@@ -72,7 +86,7 @@ families: $(VENV)/developer
 	$(BIN)/python -m pytest tests/encoder/test_families.py --update-golden
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache biphase-demo site
+	rm -rf $(VENV) $(VENV)-newest .pytest_cache .ruff_cache .mypy_cache biphase-demo site
 
 # PyTorch by exact version first: a range would fetch gigabytes of CUDA libraries where a CPU build would do.
 $(VENV)/torch:

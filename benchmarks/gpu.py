@@ -1,7 +1,7 @@
-"""All that a GPU's first day needs, in minutes: its tests, three sizes beside Trainer, kernels, cells that share it.
+"""What a GPU is lent for minutes for: its tests, cells that share it, three sizes beside Trainer, kernels.
 
-    make gpu                                           # the parts that are not done yet, at most 9 minutes, one JSON
-    make gpu                                           # again: goes on
+    make gpu                                           # the most valuable parts, at most 9 minutes, one JSON
+    make gpu                                           # again, where there is time: the parts that are left
     python benchmarks/gpu.py --only 610m 1b            # some parts, also those that are done
     python benchmarks/gpu.py --out FOLDER/gpu.json     # where the JSON goes
     python benchmarks/gpu.py --out FOLDER/gpu.json --earlier first.json   # goes on from JSONs that were moved away
@@ -42,6 +42,8 @@ RUN = [sys.executable, str(HERE / "pretraining.py"), "--device", "cuda", "--no-b
 RUN += ["--rounds", "1", "--warmup-steps", "5", "--steps", "10"]
 CELLS = [sys.executable, str(HERE / "grid.py"), "--rounds", "1", "--workers-per-gpu", "8"]
 CELLS += ["--seeds", "0", "1", "--steps", "100"]
+SAME = ("device", "torch", "transformers")
+"""What two calls must have in common for their parts to stand in one JSON."""
 TOLD_LINES = 80
 """How many of the last lines of a part that failed are kept: nobody may be able to run it once more."""
 
@@ -69,21 +71,21 @@ def pretrain_padded(preset: str, samples: int, seconds: int, arm: str = "trainer
 PARTS = {
     "tests": Part("GPU tests", TESTS, 200),
     "210m": pretrain("210m", 32_768, 120),
-    "1b": pretrain("1b", 16_384, 120),
-    "610m": pretrain("610m", 32_768, 120),
-    "kernels": Part("attention and head alone", [sys.executable, str(HERE / "kernels.py")], 120),
-    "210m-trainer": pretrain_padded("210m", 16, 90),
     "cells": Part("8 cells that share the GPU", [*CELLS, "--arms", "biphase"], 90),
+    "610m": pretrain("610m", 32_768, 120),
+    "210m-trainer": pretrain_padded("210m", 16, 90),
+    "kernels": Part("attention and head alone", [sys.executable, str(HERE / "kernels.py")], 120),
+    "1b": pretrain("1b", 16_384, 120),
     "610m-trainer": pretrain_padded("610m", 8, 90),
     "1b-trainer": pretrain_padded("1b", 8, 90),
     "cells-trainer": Part("the same cells by Trainer, one after the other", [*CELLS, "--arms", "trainer-loop"], 150),
-    "210m-large": pretrain("210m", 131_072, 90, accumulate=1),
-    "1b-large": pretrain("1b", 32_768, 120, accumulate=2),
+    "210m-large": pretrain("210m", 65_536, 90, accumulate=2),
     "210m-small": pretrain("210m", 8192, 60, accumulate=16),
     "210m-eager": pretrain("210m", 32_768, 60, arm="biphase-eager"),
     "210m-trainer-compile": pretrain_padded("210m", 16, 240, "trainer-heap-compile"),
 }
-"""The most important first, about 128 documents an update: what does not fit into the time is for the next call."""
+"""The most important first, about 128 documents an update, all within 80 GB: what does not fit into the time is for the
+next call, if there is one."""
 
 
 def run_part(name: str, part: Part, seconds: float, answer: Path) -> Found:
@@ -161,12 +163,14 @@ def find_missing() -> list[str]:
 
 
 def read_earlier(answers: list[Path], machine: dict[str, Any]) -> dict[str, Found]:
-    """The parts that earlier calls have measured on such a machine."""
+    """The parts that earlier calls have measured on such a machine. A JSON of another one is told and left out."""
     parts: dict[str, Found] = {}
     for answer in answers:
         earlier = json.loads(answer.read_text())
-        if any(earlier["machine"][key] != machine[key] for key in ("device", "torch", "transformers")):
-            sys.exit(f"{answer} is of another machine; give another --out, or leave it out")
+        told = [", ".join(str(where[key]) for key in SAME) for where in (earlier["machine"], machine)]
+        if told[0] != told[1]:
+            say(f"{answer} is of {told[0]}, and this is {told[1]}: its parts are left out")
+            continue
         parts |= {name: found for name, found in earlier["parts"].items() if "error" not in found or name not in parts}
     return parts
 
@@ -189,6 +193,8 @@ def main() -> None:
     machine = describe_setup("auto", os.cpu_count() or 1)
     out = options.out or result_path("gpu", machine["device"], 1)
     out.parent.mkdir(parents=True, exist_ok=True)
+    if out.exists() and any(json.loads(out.read_text())["machine"][key] != machine[key] for key in SAME):
+        sys.exit(f"{out} is of another machine, and would be written over; give another --out")
     parts = read_earlier([*map(Path, options.earlier), *([out] if out.exists() else [])], machine)
     left_over = [name for name in PARTS if "error" in parts.get(name, {"error": ""})]
     for name in options.only or sorted(left_over, key=lambda name: name in parts):  # failed ones once more, at last

@@ -197,7 +197,8 @@ def measure_head(options: argparse.Namespace) -> Found:
     hidden = torch.randn(num, WIDTH, device=options.device).to(dtype)
     weight = torch.randn(options.vocab, WIDTH, device=options.device).to(dtype) / WIDTH**0.5
     arms: dict[str, Callable[..., Any]] = {
-        "biphase": lambda h, w: language_model_loss(h, w, None, targets)[0] / num,
+        "biphase": lambda h, w: language_model_loss(h, w, None, targets, compiles=options.device == "cuda")[0] / num,
+        "biphase, not compiled": lambda h, w: language_model_loss(h, w, None, targets)[0] / num,
         "linear_cross_entropy": lambda h, w: torch.nn.functional.linear_cross_entropy(h, w, targets),
         "all logits": lambda h, w: cross_entropy(linear(h, w).float(), targets),
     }

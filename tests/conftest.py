@@ -6,6 +6,7 @@ The text is the beginning of L. Frank Baum's "The Marvelous Land of Oz" (1904), 
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,9 +36,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
-    import torch
+    with suppress(ModuleNotFoundError):  # `make newest` has no PyTorch
+        import torch
 
-    torch.set_num_threads(1)
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,11 +8,16 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
+from collections.abc import Collection, Iterable
 from dataclasses import replace
+from importlib.metadata import requires
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 ANSWER = "import json, sys, time; out = sys.argv[-1]; arm = {'tokens_per_second': 7.0, 'useful_share_of_peak': 0.5, "
@@ -120,6 +125,12 @@ def test_a_part_that_fails_stops_nothing_and_the_next_call_goes_on(
     assert set(found) == set(parts), "an empty folder: what JSONs of earlier calls have is in the new one too"
     assert len(ran.read_text()) == 4, "and is not done again"
 
+    earlier = json.loads((tmp_path / "earlier.json").read_text())
+    earlier["machine"]["device"] = "H200"
+    (tmp_path / "earlier.json").write_text(json.dumps(earlier))
+    _, found = run(gpu, tmp_path / "other.json", "--earlier", str(tmp_path / "earlier.json"), "--only", "good")
+    assert list(found) == ["good"] and "is of H200, 2, 5, and this is cpu, 2, 5: its parts" in capsys.readouterr().err
+
 
 def test_what_stops_it_stops_its_part_and_keeps_the_others(
     gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -139,6 +150,30 @@ def test_what_stops_it_stops_its_part_and_keeps_the_others(
     assert "goes on" in code and list(found) == ["good"]
     with pytest.raises(ProcessLookupError):
         os.kill(int(child.read_text()), 0)
+
+
+def needed_by(names: Iterable[str], but: Collection[str] = ()) -> set[str]:
+    """These packages and all that they need, but for some and what these alone need."""
+    found: set[str] = set()
+    pending = {canonicalize_name(name) for name in names}
+    while pending:
+        found |= (new := pending - found - set(but))
+        told = [Requirement(line) for name in new for line in requires(name) or ()]
+        pending = {canonicalize_name(each.name) for each in told if not each.marker or each.marker.evaluate(EXTRA)}
+    return found
+
+
+EXTRA = {"extra": ""}
+THERE = ("torch", "transformers", "pandas", "scipy", "matplotlib", "pyarrow", "rich", "xxhash", "attrs")
+"""What a machine that computes on a GPU has, with all that these need."""
+
+
+def test_the_readme_names_the_wheels_that_a_machine_with_pytorch_lacks() -> None:
+    readme = (BENCHMARKS / "README.md").read_text(encoding="utf-8")
+    wheels = {*readme.partition('packages="')[2].partition('"')[0].split(), *needed_by(["pydantic"])}
+    project = tomllib.loads((BENCHMARKS.parent / "pyproject.toml").read_text())["project"]
+    needed = needed_by(Requirement(line).name for line in project["dependencies"])
+    assert needed - needed_by(THERE, but=wheels) == wheels
 
 
 def test_packages_that_are_not_there_are_named_before_anything_runs(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:

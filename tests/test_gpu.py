@@ -7,6 +7,7 @@ import itertools
 import os
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from biphase.distributed import World
 from biphase.encoder.attention import Backend, attend, choose_backend, lay_out
 from biphase.encoder.network import TokenIds, make_model
 from biphase.encoder.packed import PackedModel, language_model_loss, packed_hidden
+from biphase.finetuning.heads import load_encoder, mean_pool
 from biphase.flops import CHUNK_LOGITS, PART_LOGITS
 from biphase.pretraining.loop import train
 from biphase.pretraining.optimizer import fill_parts, outline_network, parallelize
@@ -46,11 +48,14 @@ def nearly(found: list[Tensor], plain: list[Tensor], exact: list[Tensor]) -> Non
         assert (x.float() - e.float()).abs().max() <= allowed
 
 
-def with_gradients(function: Callable[..., Tensor], inputs: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    leaves = [x.to(DEVICE, dtype).requires_grad_() for x in inputs]
+def with_gradients(
+    function: Callable[..., Tensor], inputs: list[Tensor], dtype: torch.dtype, device: str = DEVICE
+) -> list[Tensor]:
+    """The result and the gradients, on the CPU."""
+    leaves = [x.to(device, dtype).requires_grad_() for x in inputs]
     out = function(*leaves)
-    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE, dtype)
-    return [out.detach(), *torch.autograd.grad(out, leaves, weights)]
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(device, out.dtype)
+    return [each.cpu() for each in (out.detach(), *torch.autograd.grad(out, leaves, weights))]
 
 
 @pytest.mark.parametrize("softcap", [0.0, 5.0])
@@ -89,23 +94,37 @@ def test_sinks_and_their_gradient(causal: bool) -> None:
 
 
 @pytest.mark.parametrize("softcap", [None, 5.0])
-def test_head_and_its_gradient(softcap: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A head of ten chunks of two parts, in bf16."""
+@pytest.mark.parametrize("compiled", ["off", "on"])
+def test_head_and_its_gradient(compiled: str, softcap: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head of ten chunks of two parts, in bf16, against the slow twin in fp32 on the CPU."""
     monkeypatch.setitem(CHUNK_LOGITS, DEVICE, 100 * 20_000)
     monkeypatch.setitem(PART_LOGITS, DEVICE, 50 * 20_000)
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(1000, 64, generator=generator), torch.randn(20_000, 64, generator=generator) / 8]
-    targets = torch.randint(0, 20_000, (1000,), generator=generator).to(DEVICE)
+    targets = torch.randint(0, 20_000, (1000,), generator=generator)
 
     def mean_loss(loss: Callable[..., Any], *leaves: Tensor) -> Tensor:
-        out = loss(*leaves, None, targets, softcap)
+        out = loss(*leaves, None, targets.to(leaves[0].device), softcap)
         return (out[0] if isinstance(out, tuple) else out) / 1000
 
-    exact = with_gradients(lambda *leaves: mean_loss(reference_loss, *leaves), inputs, torch.float32)
-    plain = with_gradients(lambda *leaves: mean_loss(reference_loss, *leaves), inputs, torch.bfloat16)
-    nearly(
-        with_gradients(lambda *leaves: mean_loss(language_model_loss, *leaves), inputs, torch.bfloat16), plain, exact
-    )
+    ours = partial(mean_loss, partial(language_model_loss, compiles=compiled == "on"))
+    exact = with_gradients(partial(mean_loss, reference_loss), inputs, torch.float32, "cpu")
+    plain = with_gradients(partial(mean_loss, reference_loss), inputs, torch.bfloat16)
+    nearly(with_gradients(ours, inputs, torch.bfloat16), plain, exact)
+
+
+def test_mean_pooling_and_its_gradient() -> None:
+    """Of bf16 rows, summed in fp32, against the mean of each sample alone."""
+    inputs = [torch.randn(int(BOUNDS[-1]), 64, generator=torch.Generator().manual_seed(0)).bfloat16()]
+
+    def each_alone(rows_TD: Tensor) -> Tensor:
+        return torch.stack([rows_TD[first:end].float().mean(0) for first, end in itertools.pairwise(BOUNDS)])
+
+    bounds_S1 = torch.from_numpy(BOUNDS.astype(np.int32)).to(DEVICE)
+    found = with_gradients(lambda rows_TD: mean_pool(rows_TD, bounds_S1), inputs, torch.bfloat16)
+    expected = with_gradients(each_alone, inputs, torch.bfloat16, "cpu")
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found[1], expected[1], rtol=1e-2, atol=1e-5)
 
 
 def losses_of(recipe: Recipe, folder: Path) -> Any:
@@ -136,7 +155,8 @@ def one_process() -> Iterator[None]:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
-    dist.init_process_group("nccl" if DEVICE == "cuda" else "gloo", init_method=address, rank=0, world_size=1)
+    backend, device = ("nccl", torch.device("cuda", 0)) if DEVICE == "cuda" else ("gloo", None)
+    dist.init_process_group(backend, init_method=address, rank=0, world_size=1, device_id=device)
     yield
     dist.destroy_process_group()
 
@@ -176,7 +196,6 @@ def test_an_export_computes_on_a_gpu_what_the_run_computes(tiny_recipe: Callable
     from transformers import AutoModel
 
     from biphase.export.model import export_checkpoint
-    from biphase.finetuning.heads import load_encoder
 
     run = train(tiny_recipe(f"compute.device={DEVICE}"), tmp_path / "runs")
     folder = tmp_path / "encoder"
@@ -190,3 +209,22 @@ def test_an_export_computes_on_a_gpu_what_the_run_computes(tiny_recipe: Callable
         for first, end in itertools.pairwise(bounds):
             expected = plain(input_ids=ids[None, first:end]).last_hidden_state[0]
             torch.testing.assert_close(found[first:end], expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_fine_tuning_is_that_of_the_cpu_and_is_kept(tiny_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    """In fp32; what is kept is loaded by transformers' pipeline on the device where it was trained."""
+    from transformers import pipeline
+
+    from biphase.api.finetuning import finetune
+
+    phases = ("curriculum=[{objective: mlm, steps: 2}]", "schedule.warmup_steps=0", "schedule.decay_steps=0")
+    run = train(tiny_recipe(*phases), tmp_path / "runs")
+    rows = [{"text": f"{name} saw {number} queens", "label": name} for name in ("Tip", "Ozma") for number in range(30)]
+    scores, probabilities = [], []
+    for folder, device in ((tmp_path / "gpu", DEVICE), (tmp_path / "cpu", "cpu")):
+        settings = {"device": device, "precision": "fp32", "max_steps": 8, "learning_rate": 1e-3}
+        scores.append(finetune(run.path, "mine", data=rows, scores=folder, keep=folder / "kept", **settings))
+        classify = pipeline("text-classification", str(folder / "kept"), device=device)
+        probabilities.append([row["score"] for row in classify([row["text"] for row in rows])])
+    assert scores[0].final_loss == pytest.approx(scores[1].final_loss, rel=1e-3)
+    np.testing.assert_allclose(*probabilities, atol=1e-3)

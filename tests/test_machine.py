@@ -65,6 +65,20 @@ def test_a_heap_that_the_user_has_set_stays_as_it_is() -> None:
         assert int(done.stdout) == outside
 
 
+def test_the_memory_of_a_gpu_grows_unless_the_user_says_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in machine.ALLOCATOR_VARIABLES:
+        monkeypatch.setenv(name, "")  # what the test sets is taken back
+        monkeypatch.delenv(name)
+    machine.let_segments_grow(tmp_path)
+    (tmp_path / "nvidia0").touch()
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:512")
+    machine.let_segments_grow(tmp_path)
+    assert "PYTORCH_ALLOC_CONF" not in os.environ
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
+    machine.let_segments_grow(tmp_path)
+    assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+
+
 @pytest.mark.parametrize(
     ("groups", "files", "quota"),
     [

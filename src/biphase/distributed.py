@@ -221,7 +221,8 @@ def join_world(compute: ComputeConfig) -> Iterator[World]:
     try:
         backend = "nccl" if device.type == "cuda" else "gloo"
         store = dist.PrefixStore("default_pg", met)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
+        bound = device if device.type == "cuda" else None  # else NCCL guesses it from the rank, with a warning
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE, device_id=bound)
         yield world
     except RuntimeError as error:
         is_of_connection = isinstance(error, dist.DistError) or "gloo" in str(error).lower()

@@ -263,6 +263,11 @@ def count_positions(config: Any) -> int:
     return positions - ((config.pad_token_id or 0) + 1 if config.model_type in AFTER_PADDING else 0)
 
 
+def output_width(config: Any) -> int:
+    """Return the width of the hidden states that a network gives: some OPT (350m) give those of their embedding's."""
+    return getattr(config, "word_embed_proj_dim", None) or config.hidden_size
+
+
 def position_limit(network: Any) -> int | None:
     """Return the length of the longest sample that a network has positions for, as its proof (`encoder.proofs`) has
     found where the first one is; None for any length."""

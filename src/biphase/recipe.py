@@ -21,6 +21,8 @@ MaskShare = Annotated[float, Field(gt=0, lt=1)]
 class Init(Strict):
     """Where the weights come from: exactly one of `preset`, `checkpoint` and `model`."""
 
+    later: ClassVar[frozenset[str]] = frozenset({"new_head"})
+
     preset: str | None = None
     """A size from random weights: `1m 3m 11m 36m`, by the weights of their blocks; the paper's `210m 610m 1b`."""
     architecture: dict[str, Setting] = Field(default={})
@@ -35,12 +37,17 @@ class Init(Strict):
     revision: str | None = None
     """With `model`: a commit, tag or branch of the hub id; without it the commit in the cache, else the newest. The
     commit is part of the run's identity."""
+    new_head: bool = False
+    """With `model`: it has no language model head, as embedding models have none, and gets a new one: tied to its
+    embeddings where its class ties them, else drawn from the recipe's `seed`."""
 
     @model_validator(mode="after")
     def one_source(self) -> "Init":
         named = [key for key in ("preset", "checkpoint", "model") if getattr(self, key) is not None]
         if len(named) != 1:
             raise ValueError(f"give exactly one of preset, checkpoint and model (given: {', '.join(named) or 'none'})")
+        if self.new_head and self.model is None:
+            raise ValueError("new_head is for a model of others: a preset has a head, and so has a checkpoint")
         return self
 
 

@@ -28,6 +28,7 @@ from biphase.encoder.packed import PackedModel, count_flops, packed_hidden
 from biphase.encoder.proofs import check_directions, check_head
 from biphase.errors import InputError
 from biphase.flops import LLAMA_SHAPED, read_shape
+from biphase.hub import output_width
 
 ROOT = Path(__file__).parents[2]
 DOCS, README = ROOT / "docs" / "families.md", ROOT / "README.md"
@@ -76,6 +77,7 @@ def evaluate(folder: Path, tokens: Tensor) -> str:
     layout = lay_out(np.cumsum([0, *LENGTHS]), causal=False, pad_to_multiple_of=32)
     with torch.no_grad():
         ours = packed_hidden(backbone.eval(), tokens, positions, layout)
+    assert ours.shape[1] == output_width(backbone.config)
     is_padded = isinstance(backbone, PaddedBackbone)
     theirs = as_published_or_switched(backbone.network if is_padded else backbone, folder)
     expected = alone(theirs, tokens.split(LENGTHS))

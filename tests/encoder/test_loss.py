@@ -1,10 +1,12 @@
 """The chunked loss against its slow twin and an exact answer; no tensor larger than it promises."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -66,6 +68,34 @@ def test_three_way(small_chunks: None, bias: bool, softcap: float | None, dtype:
         assert (p - e).abs().max() <= 8 * rounding, name  # else the twin would allow anything
         allowed = 2 * (p - e).abs().max() + 8 * rounding
         assert (x - e).abs().max() <= allowed, name
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_compiled_it_is_one_graph_each_way(
+    softcap: float | None, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it runs on a GPU, whatever the chunks: with gradients and without, and equal to what is not compiled."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    torch._dynamo.reset()
+    counters.clear()
+    weight = torch.randn(V, D, generator=torch.Generator().manual_seed(0)) / 3
+    for rows, num_targets in ((5, 37), (7, 16), (11, 40)):  # parts of 2 to 11 rows
+        monkeypatch.setattr(loss, "CHUNK_LOGITS", {"cpu": rows * V})
+        hidden, targets = torch.randn(num_targets, D).bfloat16(), torch.randint(0, V, (num_targets,))
+        compiled = partial(language_model_loss, compiles=True)
+        plain, found = (
+            with_gradients(function, [hidden, weight, None], targets, softcap)
+            for function in (language_model_loss, compiled)
+        )
+        for x, p in zip(found, plain, strict=True):
+            torch.testing.assert_close(x, p, rtol=1e-2, atol=1e-3)  # a gradient may be rounded to the other side
+        with torch.no_grad():
+            losses = [
+                function(hidden, weight, None, targets, softcap)[1] for function in (language_model_loss, compiled)
+            ]
+        torch.testing.assert_close(losses[1], losses[0], rtol=1e-6, atol=1e-6)
+    assert counters["stats"]["unique_graphs"] == 2 and not counters["graph_break"]
 
 
 def test_loss_and_hit_of_each_target(small_chunks: None) -> None:

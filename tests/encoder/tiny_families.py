@@ -44,7 +44,7 @@ SIZES: dict[str, int] = {
     "local_attention": 16,
     "attention_window": 8,
     "decoder_vocab_size": VOCAB_SIZE,
-    "word_embed_proj_dim": 32,
+    "word_embed_proj_dim": 24,
     "nope_head_dim": 4,
 }
 """What a field of this name becomes, where a type's configuration has one with a number."""

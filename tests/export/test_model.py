@@ -25,6 +25,8 @@ from transformers import (
     MistralForCausalLM,
     ModernBertConfig,
     ModernBertForMaskedLM,
+    OPTConfig,
+    OPTForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -35,7 +37,7 @@ from transformers import (
 )
 
 from biphase.api.folders import inspect
-from biphase.api.networks import load
+from biphase.api.networks import encode, load
 from biphase.corpus.shards import read_shard_manifest
 from biphase.corpus.tokenizer import load_tokenizer, tokenizer_hash
 from biphase.encoder.attention import lay_out
@@ -78,6 +80,7 @@ FAMILIES: dict[str, Callable[..., PreTrainedModel]] = {
         MistralConfig(**SIZES, **tokens, num_key_value_heads=2, sliding_window=8)
     ),
     "qwen2": lambda **tokens: Qwen2ForCausalLM(Qwen2Config(**SIZES, **tokens, num_key_value_heads=2)),
+    "opt-narrow": lambda **tokens: OPTForCausalLM(OPTConfig(**SIZES, **tokens, ffn_dim=48, word_embed_proj_dim=24)),
     "bert": lambda **tokens: BertForMaskedLM(BertConfig(**SIZES, **tokens)),
     "roberta": lambda **tokens: RobertaForMaskedLM(RobertaConfig(**SIZES, **tokens)),
     "modernbert": lambda **tokens: ModernBertForMaskedLM(
@@ -181,6 +184,7 @@ def test_a_preset_reloads_as_the_last_objective_left_it(
     # What generates is no sentence transformer: a prompt must stay open.
     assert (tmp_path / "model" / "modules.json").exists() == ("SentenceTransformer" in card) == (not causal)
     assert (tokenizer.eos_token_id in tokenizer("Ozma").input_ids) == (not causal)
+    assert len(tokenizer("Ozma " * 100, truncation=True).input_ids) == tokenizer.model_max_length == 64
     assert (tmp_path / "model" / "curves.png").stat().st_size > 0
     assert inspect(tmp_path / "model")["architectures"] == [name]
     assert inspect(run, verify=True)["state"] == "done"
@@ -217,7 +221,7 @@ def embeddings_by_us(run: str) -> torch.Tensor:
         return TaskNetwork(encoder.backbone, cell)(pack(texts, np.arange(len(TEXTS)), cell))
 
 
-@pytest.mark.parametrize("family", ["preset", "llama-tied", "roberta"])
+@pytest.mark.parametrize("family", ["preset", "llama-tied", "roberta", "opt-narrow"])
 def test_sentence_transformers_gives_our_embeddings(
     tiny_recipe: Callable[..., Recipe], tmp_path: Path, family: str
 ) -> None:
@@ -228,6 +232,8 @@ def test_sentence_transformers_gives_our_embeddings(
     export_checkpoint(run, tmp_path / "model")
     loaded = library.SentenceTransformer(str(tmp_path / "model"), device="cpu")
     theirs = torch.from_numpy(loaded.encode(TEXTS))
+    assert loaded.get_embedding_dimension() == theirs.shape[1] == (24 if family == "opt-narrow" else 32)
+    np.testing.assert_allclose(encode(tmp_path / "model", TEXTS, device="cpu"), theirs, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(theirs, embeddings_by_us(run), rtol=1e-4, atol=1e-5)
     assert loaded.max_seq_length == load_encoder(run).max_length
     assert loaded.similarity_fn_name == "cosine"
@@ -245,6 +251,20 @@ def test_a_tokenizer_with_a_classification_token_opens_and_closes_texts(corpus: 
     close_texts(tokenizer)
     ids = tokenizer("Ozma").input_ids
     assert (ids[0], ids[-1], len(ids) > 2) == (2, 1, True)
+
+
+@pytest.mark.parametrize("token", ["<|end_of_text|>", "\n</s>\n", "<eos> x", "a:1", "$A"])
+def test_the_closing_token_has_its_own_name_in_the_template(corpus: Any, token: str) -> None:
+    """transformers.js looks it up by that name, which a template cannot have where a colon or a dollar is in it."""
+    tokenizer = load_tokenizer(corpus.tokenizer)
+    tokenizer.add_special_tokens({"eos_token": token})
+    close_texts(tokenizer)
+    one, other, end = (tokenizer(text, add_special_tokens=False).input_ids for text in ("Ozma", "Tip", token))
+    assert end == [tokenizer.eos_token_id]
+    assert tokenizer("Ozma").input_ids == one + end
+    assert tokenizer("Ozma", "Tip").input_ids == one + end + other + end
+    template = json.loads(tokenizer.backend_tokenizer.to_str())["post_processor"]
+    assert list(template["special_tokens"]) == ["EOS" if set(token) & {":", "$"} else token]
 
 
 def test_a_batch_is_continued_as_each_text_alone(tiny_recipe: Callable[..., Recipe], tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from transformers import (
     DebertaV2Config,
     LlamaConfig,
     MPNetConfig,
+    OPTConfig,
     PretrainedConfig,
     RobertaConfig,
     XLMRobertaConfig,
@@ -44,6 +45,7 @@ NETWORKS = {
     "mpnet": MPNetConfig(**SMALL),
     "deberta-v2": DebertaV2Config(**SMALL),
     "llama": LlamaConfig(**SMALL),
+    "opt-350m": OPTConfig(**SMALL, ffn_dim=32, word_embed_proj_dim=16),
 }
 USABLE = dict.fromkeys(("roberta", "xlm-roberta", "camembert", "mpnet"), 22)
 

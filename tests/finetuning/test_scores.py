@@ -104,7 +104,7 @@ def test_best_mean_wins() -> None:
 
 
 def test_ties_go_to_the_lower_rate_whatever_the_order_of_seeds() -> None:
-    assert sum([0.1, 0.2, 0.3]) != sum([0.3, 0.2, 0.1])
+    assert 0.1 + 0.2 + 0.3 != 0.3 + 0.2 + 0.1
     assert choose_rate({2e-5: [0.1, 0.2, 0.3], 1e-5: [0.3, 0.2, 0.1]}) == 1e-5
     assert choose_rate({1e-5: [0.1, 0.2, 0.3], 2e-5: [0.3, 0.2, 0.1]}) == 1e-5
 

@@ -1,6 +1,7 @@
 """Decoders and masked language models of others become encoders."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,36 @@ def test_a_masked_language_model_goes_on(family: str, tiny_recipe: MakeRecipe, t
     assert losses(whole)[0] == pytest.approx(total / count, rel=1e-5)
     train_until(4, recipe, tmp_path / "parts")
     assert digests(train(recipe, tmp_path / "parts"), 12) == digests(whole, 12)
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_model_without_a_head_gets_a_new_one(
+    is_tied: bool, decoder: Path, tiny_recipe: MakeRecipe, tmp_path: Path
+) -> None:
+    """As embedding models are published. It is tied where its class ties it, drawn once from the seed, and not anew
+    where the run goes on."""
+    folder = tmp_path / "headless"
+    if is_tied:
+        AutoModel.from_pretrained(save_masked("bert", tmp_path / "whole")).save_pretrained(folder)
+    else:
+        AutoModel.from_pretrained(decoder, tie_word_embeddings=False).save_pretrained(folder)
+
+    def recipe(model: Path, *overrides: str, new_head: str = "true") -> Recipe:
+        return tiny_recipe(f"init={{model: {model}, new_head: {new_head}}}", *only("mlm", 4), *overrides)
+
+    lacks = f"{folder} is an embedding model without a language model head; init.new_head: true begins one"
+    with pytest.raises(InputError, match=re.escape(lacks)):
+        train(recipe(folder, new_head="false"), tmp_path / "runs")
+    with pytest.raises(InputError, match="has a language model head: leave out init"):
+        train(recipe(decoder), tmp_path / "runs")
+    run = train(recipe(folder), tmp_path / "runs")
+    assert losses(run)[-1] < losses(run)[0]
+    assert losses(train(recipe(folder, "seed=1"), tmp_path / "runs"))[0] != losses(run)[0]
+    train_until(2, recipe(folder), tmp_path / "parts")
+    assert digests(train(recipe(folder), tmp_path / "parts"), 4) == digests(run, 4)
+    network = AutoModelForMaskedLM if is_tied else AutoModelForCausalLM
+    exported = network.from_pretrained(run.steps / "4" / "model")
+    assert (exported.get_output_embeddings().weight is exported.get_input_embeddings().weight) == is_tied
 
 
 def test_what_a_masked_language_model_cannot(tiny_recipe: MakeRecipe, corpus: Any, tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def explain_system_error(error: OSError | RuntimeError) -> str:
     """Explain what the system refused (a full disk, a folder in place of a file, a name that is too long), where, and
     what to do about it. Raise any other error again, for it is a mistake of ours."""
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):
-        reason = str(error)  # so `Path.resolve` of Python 3.11 and 3.12; that of 3.13 raises an OSError
+        reason = str(error)  # so `Path.resolve` of Python 3.11 and 3.12; with 3.13 it is an OSError of what opens it
     elif isinstance(error, RuntimeError) or error.errno is None:
         raise error
     else:

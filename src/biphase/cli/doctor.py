@@ -9,6 +9,7 @@ import shutil
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from stat import S_ISDIR
 from tempfile import TemporaryDirectory
 
 from biphase.errors import first_line
@@ -95,7 +96,8 @@ def describe_computing() -> dict[str, str]:
 
 def nearest_existing(path: Path) -> Path:
     path = path.resolve()
-    return next(folder for folder in (path, *path.parents) if folder.is_dir())
+    here = (folder for folder in (path, *path.parents) if os.path.lexists(folder))
+    return next(folder for folder in here if S_ISDIR(folder.stat().st_mode))  # of a link to itself: an OSError
 
 
 def free_space(folder: Path) -> str:

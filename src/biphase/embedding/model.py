@@ -47,7 +47,7 @@ from biphase.files import (
 from biphase.finetuning.cells import find_folder, hash_model
 from biphase.finetuning.families.retrieval import find_nearest, in_pieces
 from biphase.finetuning.heads import copy_backbone, load_encoder
-from biphase.hub import refuse_pickles
+from biphase.hub import output_width, refuse_pickles
 from biphase.pretraining.optimizer import transformer_blocks
 
 
@@ -101,7 +101,7 @@ class PackedTransformer(InputModule):
         return {**features, "token_embeddings": hidden_TD[None]}
 
     def get_embedding_dimension(self) -> int:
-        return self.network.config.hidden_size
+        return output_width(self.network.config)
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
         """Save a checkpoint of training; the folder that users get is written by `write_embedder`."""

@@ -119,20 +119,26 @@ def make_model(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_
     return model
 
 
-def load_model(source: str | Path, *, vocab_size: int | None = None, seed: int = 0) -> PreTrainedModel:
+def load_model(
+    source: str | Path, *, vocab_size: int | None = None, seed: int = 0, new_head: bool = False
+) -> PreTrainedModel:
     """Load a language model from a folder or the hub, in fp32, attending through `biphase`, without dropout.
 
     Never runs a repository's own code and never unpickles weights. With `vocab_size`, the embeddings are resized to
-    hold that many tokens (new rows are drawn with `seed` from the distribution of the old ones).
+    hold that many tokens (new rows are drawn with `seed` from the distribution of the old ones). With `new_head`, the
+    folder has none, and one is drawn with `seed`, as its class draws it, or tied to the embeddings.
 
     Raises:
-        InputError: nothing to load, an encoder-decoder, or a network whose attention does not go through ours.
+        InputError: nothing to load, an encoder-decoder, a network whose attention does not go through ours, no head, or
+            one in spite of `new_head`.
     """
     config = load_model_config(source)
     kind = language_model_class(config)
     if kind is None:
         raise InputError(f"{source} is a '{config.model_type}' model: transformers has no language model head for it")
-    model = load_weights(kind, source, config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = load_weights(kind, source, config, new_head=new_head)
     make_generation_saveable(model)
     if model.get_output_embeddings() is None or model.base_model is model:
         raise InputError(f"{source}: transformers does not say what lies below the head of {type(model).__name__}")
@@ -159,15 +165,19 @@ def load_model(source: str | Path, *, vocab_size: int | None = None, seed: int =
     return model
 
 
+LANGUAGE_MODELS = (transformers.AutoModelForMaskedLM, transformers.AutoModelForCausalLM)
+
+
 def load_weights(
     kind: Any,
     source: str | Path,
     config: PretrainedConfig | None = None,
     attention: str | None = ATTENTION,
     dtype: Any = torch.float32,
+    new_head: bool = False,
 ) -> PreTrainedModel:
-    """Load weights by `kind.from_pretrained` from safetensors, every one accounted for; in fp32, or as stored with
-    `auto`. Without `config`, the network is the one that the folder describes."""
+    """Load weights by `kind.from_pretrained` from safetensors, every one accounted for but for a `new_head`; in fp32,
+    or as stored with `auto`. Without `config`, the network is the one that the folder describes."""
     config = config or load_model_config(source)
     refuse_pickles(source)  # transformers opens whatever their index names
     for key, value in config.to_dict().items():
@@ -196,7 +206,14 @@ def load_weights(
         if weight.is_floating_point() and dtype not in ("auto", weight.dtype):
             raise InputError(f"{source}: its weight '{name}' stays {weight.dtype} and cannot be trained")
     lacking = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
-    if lacking:
+    below = f"{model.base_model_prefix}."
+    lacks_head = bool(lacking) and kind in LANGUAGE_MODELS and not any(key.startswith(below) for key in lacking)
+    if new_head and not lacking:
+        raise InputError(f"{source} has a language model head: leave out init.new_head")
+    if lacks_head and not new_head:
+        remedy = "init.new_head: true begins one"
+        raise InputError(f"{source} is an embedding model without a language model head; {remedy}")
+    if lacking and not lacks_head:
         raise InputError(f"{source} lacks {len(lacking)} weights of {type(model).__name__}, such as '{lacking[0]}'")
     return model
 

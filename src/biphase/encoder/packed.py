@@ -25,11 +25,18 @@ from biphase.hub import position_limit
 
 
 def language_model_loss(
-    hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_N: Tensor, softcap: float | None = None
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    targets_N: Tensor,
+    softcap: float | None = None,
+    *,
+    compiles: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Compute the cross-entropy of `targets_N` under softmax(hidden @ weight.T + bias), in nats.
 
-    Products are formed in the type of `hidden_ND`, softmax and sums in fp32. No target at all is a loss of 0.
+    Products are formed in the type of `hidden_ND`, softmax and sums in fp32. No target at all is a loss of 0. With
+    `compiles`, logits become losses and gradients in compiled code.
 
     Returns:
         The sum over targets (differentiable), the loss of each target [N], and, where no gradient is formed, whether
@@ -37,7 +44,7 @@ def language_model_loss(
     """
     # Inside of `forward` nobody can tell that gradients are off.
     with_grad = torch.is_grad_enabled() and (hidden_ND.requires_grad or weight_VD.requires_grad)
-    return ChunkedLoss.apply(hidden_ND, weight_VD, bias_V, targets_N, softcap, with_grad)
+    return ChunkedLoss.apply(hidden_ND, weight_VD, bias_V, targets_N, softcap, with_grad, compiles)
 
 
 class ChunkedLoss(torch.autograd.Function):
@@ -55,8 +62,10 @@ class ChunkedLoss(torch.autograd.Function):
         targets_N: Tensor,
         softcap: float | None,
         with_grad: bool,
+        compiles: bool,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         weight, device = weight_VD.to(hidden_ND.dtype), hidden_ND.device
+        score = torch.compile(token_losses, dynamic=True) if compiles else token_losses
         grad_hidden_ND = torch.empty_like(hidden_ND) if with_grad else None
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if with_grad else None
         grad_bias_V = torch.zeros_like(bias_V) if with_grad and bias_V is not None else None
@@ -70,7 +79,7 @@ class ChunkedLoss(torch.autograd.Function):
             if correct_N is not None:
                 correct_N[chunk] = logits.argmax(1) == targets
             for part in slices(len(targets), PART_LOGITS[device.type] // len(weight)):
-                losses[part] = token_losses(logits[part], targets[part, None], softcap, with_grad)
+                losses[part] = score(logits[part], targets[part, None], softcap, with_grad)
             if grad_hidden_ND is not None and grad_weight_VD is not None:
                 torch.mm(logits, weight, out=grad_hidden_ND[chunk])
                 if grad_weight_VD.dtype == hidden.dtype:
@@ -89,7 +98,7 @@ class ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         scaled = [None if grad is None else grad * grads[0] for grad in ctx.saved_tensors]
-        return scaled[0], scaled[1], scaled[2], None, None, None
+        return scaled[0], scaled[1], scaled[2], None, None, None, None
 
 
 def slices(num_rows: int, most: int) -> Iterator[slice]:
@@ -102,6 +111,7 @@ def token_losses(logits_RV: Tensor, targets_R1: Tensor, softcap: float | None, w
     """Compute the losses [R] of some rows; with `with_grad`, the gradient of their sum replaces `logits_RV`.
 
     Tensors of 16 bits are read and written as such, and fp32 in between: on a GPU the head waits for its memory.
+    Compiled there, this is two kernels, which read the logits three times and write them once.
     """
     # loss = log Σ exp(z) - z[target], with the highest logit taken off first, so that no exp overflows.
     scores_RV, tanh_RV = logits_RV, None
@@ -112,7 +122,11 @@ def token_losses(logits_RV: Tensor, targets_R1: Tensor, softcap: float | None, w
     exps_RV = torch.sub(scores_RV, highest).exp_()
     total = exps_RV.sum(1, keepdim=True)
     losses_R = (total.log() + highest - target_scores).squeeze(1)
-    if with_grad:
+    if with_grad and torch.compiler.is_compiling():  # what scatters would be no part of a kernel, and needs a copy
+        is_target_RV = torch.arange(logits_RV.shape[1], device=logits_RV.device) == targets_R1
+        slope_RV = 1.0 if tanh_RV is None else 1 - tanh_RV.square()
+        logits_RV.copy_((exps_RV / total - is_target_RV.float()) * slope_RV)
+    elif with_grad:
         # d loss / dz = softmax(z) - onehot(target); through the cap c · tanh(x / c), 1 - tanh² comes on top.
         at_targets = exps_RV.gather(1, targets_R1).div_(total).sub_(1)
         if tanh_RV is None:
@@ -145,6 +159,8 @@ class PackedModel(nn.Module):
     def __init__(self, network: PreTrainedModel) -> None:
         super().__init__()
         self.network = network
+        self.compiles_loss = False
+        """Whether what follows the logits is compiled."""
 
     def forward(
         self,
@@ -167,7 +183,8 @@ class PackedModel(nn.Module):
             hidden_ND = hidden_ND.to(torch.get_autocast_dtype(hidden_ND.device.type))
         head = self.network.get_output_embeddings()
         softcap = getattr(self.network.config, "final_logit_softcapping", None)
-        return language_model_loss(hidden_ND, head.weight, head_bias(self.network), targets_N, softcap)
+        bias_V, compiles = head_bias(self.network), self.compiles_loss
+        return language_model_loss(hidden_ND, head.weight, bias_V, targets_N, softcap, compiles=compiles)
 
 
 DENSE_GELU_NORM = ("lm_head.dense", "gelu", "lm_head.layer_norm")

@@ -25,7 +25,8 @@ from biphase.encoder.proofs import FailedProofError
 from biphase.errors import InputError
 from biphase.export.card import FLOOR, MISREAD, describe_export, draw_curves
 from biphase.files import read_json_as, refuse_filled, whole_folder, write_json, write_mark, write_text
-from biphase.hub import fetch_model, model_fingerprint, position_limit
+from biphase.hub import fetch_model, model_fingerprint, output_width, position_limit
+from biphase.recipe import Recipe
 from biphase.run import CheckpointManifest, Run, find_checkpoint, read_checkpoint_manifest, read_recipe
 
 
@@ -41,24 +42,25 @@ def merge_with_parent(network: PreTrainedModel, run: Run, manifest: CheckpointMa
         raise InputError(f"merge {share:g} is no share of the parent: give one above 0 and below 1, such as 0.5")
     if manifest.objective == "clm":
         raise InputError(f"{run.path} ended with CLM: merge is for an encoder that came from a decoder")
-    name, folder, seed = find_decoder(run, manifest)
+    name, folder, recipe = find_decoder(run, manifest)
     embedding: Any = network.get_input_embeddings()
-    parent = load_model(folder, vocab_size=embedding.weight.shape[0], seed=seed)
+    vocab_size, new_head = embedding.weight.shape[0], recipe.init.new_head
+    parent = load_model(folder, vocab_size=vocab_size, seed=recipe.seed, new_head=new_head)
     cosines = ", ".join(f"{layer} {cosine:.4f}" for layer, cosine in layer_cosines(network, parent, name).items())
     merge_weights(network, parent, share)
     return f"{share:.0%} of it is {name}; cosine between the weights of the two, by layer: {cosines}"
 
 
-def find_decoder(run: Run, manifest: CheckpointManifest) -> tuple[str, Path, int]:
+def find_decoder(run: Run, manifest: CheckpointManifest) -> tuple[str, Path, Recipe]:
     """Find the nearest ancestor that looked back only, or the model of others at the beginning: its name, its model
-    folder and the seed of the run that started from it."""
+    folder and the recipe of the run that started from it."""
     recipe = read_recipe(run)
     init = recipe.init
     if init.model is not None:
         folder = fetch_model(init.model, init.revision)
         if model_fingerprint(init.model, folder) != manifest.parent:
             raise InputError(f"{init.model} is not what {run.path} started from: its files have changed since")
-        return Path(init.model).name if Path(init.model).is_dir() else init.model, folder, recipe.seed
+        return Path(init.model).name if Path(init.model).is_dir() else init.model, folder, recipe
     if init.checkpoint is None:
         raise InputError(f"{run.path} began with random weights, not with a decoder to merge with; leave out merge")
     folder = find_checkpoint(init.checkpoint)
@@ -68,7 +70,7 @@ def find_decoder(run: Run, manifest: CheckpointManifest) -> tuple[str, Path, int
     parent_run = Run(folder.parent.parent)
     if parent.objective != "clm":
         return find_decoder(parent_run, parent)
-    return f"{parent_run.path.name}@{parent.step}", folder / "model", recipe.seed
+    return f"{parent_run.path.name}@{parent.step}", folder / "model", recipe
 
 
 DIRECTION_KEY = "use_bidirectional_attention"
@@ -111,7 +113,7 @@ def export_checkpoint(reference: str, folder: Path, merge: float | None = None) 
     source = find_checkpoint(reference)
     manifest = read_checkpoint_manifest(source)
     run = Run(source.parent.parent)
-    network = load_model(source / "model")
+    recipe, network = read_recipe(run), load_model(source / "model")
     merged = "" if merge is None else merge_with_parent(network, run, manifest, merge)
     causal = manifest.objective == "clm"
     exported = network
@@ -124,10 +126,11 @@ def export_checkpoint(reference: str, folder: Path, merge: float | None = None) 
     with whole_folder(folder) as part:
         refuse_filled(folder)  # another process may have written it meanwhile
         exported.save_pretrained(part)
-        tokenizer = export_tokenizer(source / "model", part, exported.config, causal)
+        longest = position_limit(exported) or recipe.data.max_sample_tokens
+        tokenizer = export_tokenizer(source / "model", part, exported.config, causal, longest)
         misread_as = misreading_class(tokenizer, exported.config)
         if not causal and not misread_as:  # sentence-transformers takes what AutoTokenizer takes
-            write_sentence_transformer(part, exported, position_limit(exported))
+            write_sentence_transformer(part, exported, longest)
         check_export(part, kind, network, causal)
         draw_curves(run, manifest.run_step, part / "curves.png")
         card = describe_export(run, manifest, folder.name, exported, tokenizer.eos_token, merged, misread_as)
@@ -135,7 +138,7 @@ def export_checkpoint(reference: str, folder: Path, merge: float | None = None) 
         write_mark(part, "encoder")
     looks = "causal" if causal else "bidirectional"
     remarks = f"\n{merged}" if merged else ""
-    if manifest.run_step < (planned := read_recipe(run).num_steps):
+    if manifest.run_step < (planned := recipe.num_steps):
         remarks += f"\n{reference} is at step {manifest.run_step:,} of {planned:,}, before the end of the decay"
     if misread_as:
         remarks += f"\n{MISREAD.format(chosen=misread_as, type=exported.config.model_type)}"
@@ -204,9 +207,11 @@ def check_export(folder: Path, kind: Any, network: PreTrainedModel, causal: bool
         raise FailedProofError(f"{type(reloaded).__name__} of plain transformers is not {direction}")
 
 
-def export_tokenizer(source: Path, folder: Path, config: Any, causal: bool) -> Any:
-    """Write a checkpoint's tokenizer as the exported network of this configuration needs it, and return it."""
+def export_tokenizer(source: Path, folder: Path, config: Any, causal: bool, longest: int) -> Any:
+    """Write a checkpoint's tokenizer as the exported network of this configuration needs it, which reads texts of up to
+    `longest` tokens, and return it."""
     tokenizer = load_tokenizer(source)
+    tokenizer.model_max_length = longest
     if causal:
         tokenizer.padding_side = "left"  # `generate` goes on from the end of a row
     else:
@@ -238,16 +243,21 @@ def close_texts(tokenizer: Any) -> None:
         if len(closed) > 2 and (closed[0], closed[-1]) == (tokenizer.cls_token_id, tokenizer.sep_token_id):
             return
         marks, single, pair = {"CLS": tokenizer.cls_token, "EOS": tokenizer.sep_token}, f"CLS {single}", f"CLS {pair}"
+    # In the template a token has its own name, which transformers.js looks up; one with a colon or a dollar sign would
+    # be read as something else there, and keeps its alias.
+    names = {alias: alias if re.search("[:$]", mark) else mark for alias, mark in marks.items()}
     special = [
-        {"id": id, "ids": [tokenizer.convert_tokens_to_ids(mark)], "tokens": [mark]} for id, mark in marks.items()
+        {"id": names[alias], "ids": [tokenizer.convert_tokens_to_ids(mark)], "tokens": [mark]}
+        for alias, mark in marks.items()
     ]
+    single, pair = ([names.get(piece, piece) for piece in template.split()] for template in (single, pair))
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=single, pair=pair, special_tokens=special)
 
 
 def write_sentence_transformer(
     folder: Path,
     network: PreTrainedModel,
-    max_length: int | None,
+    max_length: int,
     *,
     pooling: str = "mean",
     further: Sequence[str] = (),
@@ -256,7 +266,7 @@ def write_sentence_transformer(
     """Write the files that make a model folder one of sentence-transformers: the network, the pooling of its tokens,
     and the classes of `further` modules. The modules' own folders, such as `2_Dense`, are not written.
 
-    Texts are cut at `max_length` tokens, where one is given.
+    Texts are cut at `max_length` tokens.
     """
     files = SENTENCE_TRANSFORMERS_FILES
     modules = [
@@ -270,4 +280,6 @@ def write_sentence_transformer(
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False})
     (folder / "1_Pooling").mkdir()
     modes = {f"pooling_mode_{key}": pooling == re.sub("_tokens?$", "", key) for key in POOLING_KEYS}
-    write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": network.config.hidden_size, **modes})
+    write_json(
+        folder / "1_Pooling" / "config.json", {"word_embedding_dimension": output_width(network.config), **modes}
+    )

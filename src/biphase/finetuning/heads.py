@@ -36,7 +36,7 @@ from biphase.export.model import as_llama, set_direction
 from biphase.finetuning.cells import Encoder, identify, stamp_model
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import Batch, CellContext, EncodedSplit, HashedTokenizer, TokenizedTexts, pack
-from biphase.hub import AFTER_PADDING
+from biphase.hub import AFTER_PADDING, output_width
 from biphase.tasks.spec import Family, Task
 
 UNUSED_EMBEDDINGS = 1024
@@ -139,7 +139,7 @@ class TaskNetwork(nn.Module):
         has_head = has_head and not cell.is_embedder
         has_dense = has_head and not (cell.is_of_tokens or cell.config.frozen)
         classifies_tokens = cell.task.family == "token_classification" or cell.config.qa_head == "token"
-        self.dense = new_linear(backbone, backbone.config.hidden_size) if has_dense else None
+        self.dense = new_linear(backbone, output_width(backbone.config)) if has_dense else None
         self.dropout = nn.Dropout(cell.config.head_dropout if classifies_tokens else 0.0)
         self.out = new_linear(backbone, cell.num_outputs) if has_head else None
 
@@ -175,7 +175,7 @@ def padded_logits(model: Any, batch: Batch) -> Tensor:
 
 def new_linear(backbone: Any, num_outputs: int) -> nn.Linear:
     """Normal weights with the standard deviation that the network itself was initialised with, biases 0."""
-    layer = nn.Linear(backbone.config.hidden_size, num_outputs)
+    layer = nn.Linear(output_width(backbone.config), num_outputs)
     nn.init.normal_(layer.weight, std=getattr(backbone.config, "initializer_range", 0.02))
     nn.init.zeros_(layer.bias)
     return layer
@@ -266,7 +266,7 @@ def encode_packed(encoder: Encoder, texts: Sequence[str], device: torch.device) 
         err.print(f"{len(encoded.truncated):,} of {len(texts):,} texts are cut at {encoder.max_length:,} tokens")
     task = Task.model_construct(name="encode", family="retrieval")
     cell = CellContext(task, FinetuneConfig(precision="fp32"), device, torch.float32)
-    return encoded.predict(TaskNetwork(backbone, cell).eval(), cell, backbone.config.hidden_size)
+    return encoded.predict(TaskNetwork(backbone, cell).eval(), cell, output_width(backbone.config))
 
 
 AUTO_CLASSES: dict[Family, Any] = {

@@ -212,7 +212,9 @@ def load_network(recipe: Recipe, start: Start, shards: ShardSet) -> PreTrainedMo
         ids = TokenIds(manifest.vocab_size, manifest.mask_id, manifest.eos_id, manifest.pad_id, manifest.bos_id)
         assert recipe.init.preset is not None
         return make_model(recipe.init.preset, recipe.init.architecture, ids, longest, recipe.seed)
-    network = load_model(source, vocab_size=manifest.vocab_size, seed=recipe.seed)
+    is_resumed = start.optimizer_folder is not None
+    new_head = recipe.init.new_head and not is_resumed
+    network = load_model(source, vocab_size=manifest.vocab_size, seed=recipe.seed, new_head=new_head)
     limit = position_limit(network) or longest
     if limit < longest:
         remedy = f"set data.max_sample_tokens={limit} or lower (it is {longest})"

@@ -34,8 +34,8 @@ MOST_GRAPHS = 64
 """Gemma 3, whose layers are of two kinds, comes to 8 with both directions and validation."""
 
 
-def parallelize(model: nn.Module, compute: ComputeConfig, world: World, *, compiles: bool) -> nn.Module:
-    """`model` (a PackedModel) on its device, wrapped as `compute` says; parameters stay fp32. One on the meta device
+def parallelize(model: PackedModel, compute: ComputeConfig, world: World, *, compiles: bool) -> nn.Module:
+    """`model` on its device, wrapped as `compute` says; parameters stay fp32. One on the meta device
     stays there, for `fill_parts`."""
     if not next(model.parameters()).is_meta:
         model.to(world.device)
@@ -57,6 +57,7 @@ def parallelize(model: nn.Module, compute: ComputeConfig, world: World, *, compi
         config.recompile_limit = max(config.recompile_limit, MOST_GRAPHS)
         for block in blocks:
             block.compile(dynamic=True)
+        model.compiles_loss = world.device.type == "cuda"  # on a CPU its parts stay in the caches
     if world.size == 1:
         return model
     if compute.parallel == "ddp":
