@@ -8,9 +8,11 @@ import csv
 import io
 import itertools
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -61,6 +63,8 @@ UD_COLUMNS = (1, 3)
 `FileLayout.columns` cannot be meant there: it stands for these, also where a tree of a layout names it."""
 
 QUOTE = '"'
+MARK = "\ufeff"
+"""The byte order mark."""
 LONGEST_TEXT = 5_000_000
 """Characters of a text, more than long novels have: tokenizers need some hundred bytes for each."""
 
@@ -88,6 +92,36 @@ class FileForm(Strict):
 DEFAULT_FORM = FileForm()
 
 
+@dataclass(frozen=True)
+class TableForm:
+    """How a .csv or .tsv is written: what its first lines show of it, and its layout says."""
+
+    delimiter: str = ","
+    quoting: Literal[0, 1, 3] = csv.QUOTE_MINIMAL
+    """As `csv` has it: quotes where they are needed, around all fields (as around the header), or nowhere."""
+    has_mark: bool = False
+    """Whether it begins with a byte order mark, by which Excel knows UTF-8."""
+    line_end: str = "\n"
+    decimal: str = "."
+
+
+DECIMAL_COMMA = re.compile(r"-?\d+,(?!\d{3}$)\d+")
+"""A number with a decimal comma; 1,000 may be a thousand."""
+DECIMAL_POINT = re.compile(r"-?\d+\.\d+")
+
+
+def decimal_of(form: TableForm, rows: Iterable[Row]) -> str:
+    """Tell what stands before the decimals of numbers in a table, by its first rows. Semicolons with a byte order mark
+    are Excel's where that is a comma."""
+    if form.delimiter == ",":
+        return "."
+    fields = [field.strip() for row in rows for field in row.values()]
+    if any(map(DECIMAL_POINT.fullmatch, fields)):
+        return "."
+    is_excel = form.delimiter == ";" and form.has_mark
+    return "," if is_excel or any(map(DECIMAL_COMMA.fullmatch, fields)) else "."
+
+
 def plain_path(path: Path) -> Path:
     """Return a path without the ending of its compression."""
     return path.with_suffix("") if path.suffix in CODECS else path
@@ -101,12 +135,12 @@ def kind_of(path: Path) -> str | None:
     return kind if is_source else None
 
 
-def read_text_lines(path: Path) -> Iterator[tuple[int, str, int]]:
+def read_text_lines(path: Path, *, keep_mark: bool = False) -> Iterator[tuple[int, str, int]]:
     """Yield the lines with their ends, each with its number (from 1) and how many bytes of the file on disk are read by
     then.
 
-    A byte order mark is left out. Raises `InputError` for a file that does not exist, is damaged or cut short, and for
-    a line that is not UTF-8.
+    A byte order mark is left out unless `keep_mark`. Raises `InputError` for a file that does not exist, is damaged or
+    cut short, and for a line that is not UTF-8.
     """
     import pyarrow as pa  # its streams, unlike zstandard's, notice a file that is cut short
 
@@ -117,7 +151,7 @@ def read_text_lines(path: Path) -> Iterator[tuple[int, str, int]]:
             if len(line) > MAX_LINE_BYTES:
                 raise InputError(f"{path}:{number}: the line has more than {MAX_LINE_BYTES:,} bytes; split it")
             try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")  # without a byte order mark
+                text = line.decode("utf-8-sig" if number == 1 and not keep_mark else "utf-8")
             except UnicodeDecodeError as error:
                 reason = f"byte {error.object[error.start]:#04x} at position {error.start} of the line"
                 form = "cp1252"
@@ -396,9 +430,9 @@ def rows_of_file(
         case "judgements":  # a .tsv of TREC's form, where it has no header and four fields
             fields = next(numbered_lines(path), (1, ""))[1].split("\t")
             is_trec = len(fields) == 4 and fields[-1].lstrip("-").isdecimal()
-            yield from read_trec(path) if is_trec else read_separated(path, layout, is_csv=False)
+            yield from read_trec(path) if is_trec else open_table(path, layout, is_csv=False)[1]
         case "tsv" | "csv":
-            yield from read_separated(path, layout, is_csv=form == "csv")
+            yield from open_table(path, layout, is_csv=form == "csv")[1]
         case "columns" | "conllu":
             yield from read_columns(path, layout, words, label, is_conllu=form == "conllu")
         case "json":
@@ -421,25 +455,37 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     return ((number, line.rstrip("\r\n")) for number, line, _ in read_text_lines(path))
 
 
-def read_separated(path: Path, layout: FileForm, *, is_csv: bool) -> Iterator[PlacedRow]:
-    """Yield the rows of a table whose fields are divided by commas, semicolons or tabs.
+def open_table(path: Path, layout: FileForm, *, is_csv: bool) -> tuple[TableForm, Iterator[PlacedRow]]:
+    """Find out how a table is written whose fields are divided by commas, semicolons or tabs; return it with the rows.
 
     A .csv is read as pandas, Excel and most others write it: fields with delimiters or line ends stand in quotes, a
     quote in there is doubled. A .tsv has no quoting, as GLUE's and BEIR's, unless the layout says so. Where that says
     nothing, a header in quotes makes the table one of quoted fields, and a single field in quotes is an error: whether
     they belong to the text cannot be seen.
     """
-    later_lines = (line for _, line, _ in read_text_lines(path))
-    first = next(later_lines, "")
-    lines = itertools.chain([first], later_lines)
-    is_quoted = is_csv or layout.quotes or (layout.quotes is None and first.startswith(QUOTE))
-    is_guessed = layout.quotes is None and not is_quoted
+    later_lines = (line for _, line, _ in read_text_lines(path, keep_mark=True))
+    marked = next(later_lines, "")
+    first = marked.removeprefix(MARK)
+    starts_quoted = first.startswith(QUOTE)
+    is_quoted = is_csv or layout.quotes or (layout.quotes is None and starts_quoted)
     usual = (";" if ";" in first and "," not in first else ",") if is_csv else "\t"
-    delimiter = layout.delimiter or usual
+    form = TableForm(
+        layout.delimiter or usual,
+        csv.QUOTE_NONE if not is_quoted else csv.QUOTE_ALL if starts_quoted else csv.QUOTE_MINIMAL,
+        has_mark=first != marked,
+        line_end="\r\n" if first.endswith("\r\n") else "\n",
+    )
+    return form, read_separated(path, layout, form, itertools.chain([first], later_lines))
+
+
+def read_separated(path: Path, layout: FileForm, form: TableForm, lines: Iterator[str]) -> Iterator[PlacedRow]:
+    """Yield the rows of a table in this form."""
+    is_quoted = form.quoting != csv.QUOTE_NONE
+    is_guessed = layout.quotes is None and not is_quoted
     if is_quoted:
-        rows = quoted_fields(path, lines, delimiter)
+        rows = quoted_fields(path, lines, form.delimiter)
     else:
-        rows = ((number, line.rstrip("\r\n").split(delimiter)) for number, line in enumerate(lines, start=1))
+        rows = ((number, line.rstrip("\r\n").split(form.delimiter)) for number, line in enumerate(lines, start=1))
     header: list[str] = []
     for number, fields in rows:
         location = f"{path}:{number}"
@@ -456,7 +502,7 @@ def read_separated(path: Path, layout: FileForm, *, is_csv: bool) -> Iterator[Pl
             remedy += "`quotes: false` if they belong to the text; rows to predict are better a .csv"
             raise InputError(f"{location}: a field in quotes: {remedy}")
         if not fits and not (layout.has_short_rows and len(fields) < len(header)):
-            counts = f"{len(fields)} fields where the header names {len(header)}, parted by {delimiter!r}"
+            counts = f"{len(fields)} fields where the header names {len(header)}, parted by {form.delimiter!r}"
             raise InputError(f"{location}: {counts} (`delimiter` or `format` in the entry of files)")
         yield location, dict(zip(header, fields, strict=True)) if fits else SHORT_ROW
 
