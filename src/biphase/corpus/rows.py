@@ -128,10 +128,11 @@ def plain_path(path: Path) -> Path:
 
 
 def kind_of(path: Path) -> str | None:
-    """Tell by a file's ending how its documents are read: `text`, `jsonl` or `parquet`; None for no source of text."""
+    """Tell by a file's ending how its documents are read: `text`, `jsonl`, `csv` or `parquet`; None for no source of
+    text."""
     ending = plain_path(path).suffix
     kind = "text" if ending in (".txt", ".md") else FORMATS.get(ending)
-    is_source = kind in ("text", "jsonl") or (kind == "parquet" and path.suffix not in CODECS)
+    is_source = kind in ("text", "jsonl", "csv") or (kind == "parquet" and path.suffix not in CODECS)
     return kind if is_source else None
 
 
@@ -191,7 +192,8 @@ def read_json_file(path: Path) -> Any:
         raise InputError(f"{path}:{error.lineno}: broken JSON ({error.msg}, column {error.colno})") from None
 
 
-TASK_REMEDY = "rename: {{THEIRS: {name}}} in the task, or the column of the file; leave a split without labels out"
+TASK_REMEDY = "rename: {{THEIRS: {name}}} in the task, or the column of the file"
+LABEL_REMEDY = f"{TASK_REMEDY}; leave a split without labels out"
 
 
 def column(location: str, row: Row, name: str, remedy: str = TASK_REMEDY) -> Any:

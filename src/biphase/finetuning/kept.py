@@ -154,13 +154,12 @@ def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
     config = read_json_as(folder / "config.json", dict[str, Any])
     classes = [str(kind) for kind in config.get("architectures") or []]
     family = next((HEADS[end] for kind in classes for end in HEADS if kind.endswith(end)), None)
-    if family is None and (folder / "modules.json").exists():
-        raise InputError(f"{name} gives embeddings: ask it with `biphase search TEXT QUESTION --model {name}`")
     if family is None:
         kind = " ".join(classes) or "of no named class"
-        raise InputError(
-            f"{name} is {kind}, which has no head that predicts; fine-tune it with `biphase finetune --keep`"
-        )
+        remedy = f"fine-tune it with `biphase finetune {name} TASK --keep DIR`, then predict with DIR"
+        if (folder / "modules.json").exists():
+            remedy += f"; or search with its embeddings: `biphase search TEXT QUESTION --model {name}`"
+        raise InputError(f"{name} is {kind}, which has no head that predicts; {remedy}")
     if (folder / RECORD).exists():
         remedy = "fine-tune it again with --keep"
         model = read_json_as(folder / RECORD, KeptModel, remedy)
@@ -238,7 +237,7 @@ def open_rows(model: KeptModel, file: Path) -> tuple[TableForm | None, Iterator[
     else:
         for name in (*columns, *task.choices):
             if name != "choice":  # what templates name that is no column
-                column(origin, row, name)
+                column(origin, row, name, "give the column that the model reads this name")
     return table, chain(begin, rows)
 
 

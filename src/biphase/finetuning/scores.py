@@ -87,6 +87,11 @@ class Score(Strict):
         data = UNKNOWN_DATA if self.data_hash == self.trained_on else self.data_hash[:8]
         return as_text(self.config) | {"protocol": str(self.protocol), "metric": self.metric, "data": data}
 
+    def __repr__(self) -> str:
+        return f"{self.headline()}\n{self.folder or 'not kept'}"  # a notebook shows no 2,000 characters of all fields
+
+    __str__ = __repr__
+
     def headline(self) -> str:
         name = f"{self.task} · {self.model} · lr {self.config.learning_rate:g} · seed {self.config.seed}"
         if self.diverged:
