@@ -55,7 +55,7 @@ search nowhere.txt asked --model encoder          | nowhere.txt does not exist
 search text.txt asked --model full                | full has no config.json
 search text.txt asked --model encoder --index full | full has files that biphase did not write
 study run demo recipe.data.shards=full            | full is no shard set
-study run tiny                                    | one of the studies of biphase; known: curricula, demo,
+study run tiny                                    | tiny is no file, and none of the studies of biphase; known:
 pretrain tiny tensorboard=true                    | did you mean 'tracking=tensorboard'?
 finetune encoder genre class_weights=balanced     | unknown key 'class_weights'; known: batch_size
 """

@@ -19,7 +19,8 @@ from biphase import console
 from biphase.api.networks import ZERO_SHOT, print_zero_shot, run_zero_shot
 from biphase.api.own_task import write_task
 from biphase.config import parse_config
-from biphase.corpus.rows import MARK, PlacedRow, Row, TableForm, plain_path, rows_in_memory
+from biphase.corpus.rows import PlacedRow, Row, plain_path, rows_in_memory
+from biphase.corpus.table_form import BYTE_ORDER_MARK, TableForm
 from biphase.corpus.text import keep_rows
 from biphase.engine.local import Engine, EngineKind
 from biphase.engine.scheduler import Failure
@@ -214,7 +215,7 @@ def write_table(rows: Iterable[Row], sink: TextIO, form: TableForm) -> None:
             elif isinstance(value, float):
                 flat[key] = str(value).replace(".", form.decimal)
         if table is None:
-            sink.write(MARK if form.has_mark else "")
+            sink.write(BYTE_ORDER_MARK if form.has_mark else "")
             table = csv.DictWriter(sink, list(flat), quoting=form.quoting, **shape)
             table.writeheader()
         with told_as(f"row {number} does not fit the columns and the form of the table", "write a .jsonl file"):

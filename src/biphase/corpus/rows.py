@@ -8,11 +8,9 @@ import csv
 import io
 import itertools
 import json
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,6 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from biphase.config import Strict
+from biphase.corpus.table_form import BYTE_ORDER_MARK, QUOTE, TableForm, form_of
 from biphase.errors import InputError, clipped, refuse_doubles
 from biphase.files import parse_json, reading
 from biphase.hub import load_rows, pin_commit
@@ -62,9 +61,6 @@ UD_COLUMNS = (1, 3)
 """Where CoNLL-U has the word and its universal part of speech. Its first column numbers words, so that the default of
 `FileLayout.columns` cannot be meant there: it stands for these, also where a tree of a layout names it."""
 
-QUOTE = '"'
-MARK = "\ufeff"
-"""The byte order mark."""
 LONGEST_TEXT = 5_000_000
 """Characters of a text, more than long novels have: tokenizers need some hundred bytes for each."""
 
@@ -90,36 +86,6 @@ class FileForm(Strict):
 
 
 DEFAULT_FORM = FileForm()
-
-
-@dataclass(frozen=True)
-class TableForm:
-    """How a .csv or .tsv is written: what its first lines show of it, and its layout says."""
-
-    delimiter: str = ","
-    quoting: Literal[0, 1, 3] = csv.QUOTE_MINIMAL
-    """As `csv` has it: quotes where they are needed, around all fields (as around the header), or nowhere."""
-    has_mark: bool = False
-    """Whether it begins with a byte order mark, by which Excel knows UTF-8."""
-    line_end: str = "\n"
-    decimal: str = "."
-
-
-DECIMAL_COMMA = re.compile(r"-?\d+,(?!\d{3}$)\d+")
-"""A number with a decimal comma; 1,000 may be a thousand."""
-DECIMAL_POINT = re.compile(r"-?\d+\.\d+")
-
-
-def decimal_of(form: TableForm, rows: Iterable[Row]) -> str:
-    """Tell what stands before the decimals of numbers in a table, by its first rows. Semicolons with a byte order mark
-    are Excel's where that is a comma."""
-    if form.delimiter == ",":
-        return "."
-    fields = [field.strip() for row in rows for field in row.values()]
-    if any(map(DECIMAL_POINT.fullmatch, fields)):
-        return "."
-    is_excel = form.delimiter == ";" and form.has_mark
-    return "," if is_excel or any(map(DECIMAL_COMMA.fullmatch, fields)) else "."
 
 
 def plain_path(path: Path) -> Path:
@@ -465,19 +431,11 @@ def open_table(path: Path, layout: FileForm, *, is_csv: bool) -> tuple[TableForm
     nothing, a header in quotes makes the table one of quoted fields, and a single field in quotes is an error: whether
     they belong to the text cannot be seen.
     """
-    later_lines = (line for _, line, _ in read_text_lines(path, keep_mark=True))
-    marked = next(later_lines, "")
-    first = marked.removeprefix(MARK)
-    starts_quoted = first.startswith(QUOTE)
-    is_quoted = is_csv or layout.quotes or (layout.quotes is None and starts_quoted)
-    usual = (";" if ";" in first and "," not in first else ",") if is_csv else "\t"
-    form = TableForm(
-        layout.delimiter or usual,
-        csv.QUOTE_NONE if not is_quoted else csv.QUOTE_ALL if starts_quoted else csv.QUOTE_MINIMAL,
-        has_mark=first != marked,
-        line_end="\r\n" if first.endswith("\r\n") else "\n",
-    )
-    return form, read_separated(path, layout, form, itertools.chain([first], later_lines))
+    lines = (line for _, line, _ in read_text_lines(path, keep_mark=True))
+    marked = next(lines, "")
+    form = form_of(marked, layout.delimiter, layout.quotes, is_csv=is_csv)
+    first = marked.removeprefix(BYTE_ORDER_MARK)
+    return form, read_separated(path, layout, form, itertools.chain([first], lines))
 
 
 def read_separated(path: Path, layout: FileForm, form: TableForm, lines: Iterator[str]) -> Iterator[PlacedRow]:

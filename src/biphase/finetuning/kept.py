@@ -20,15 +20,14 @@ from biphase.corpus.rows import (
     FORMATS,
     PlacedRow,
     Row,
-    TableForm,
     column,
-    decimal_of,
     open_table,
     plain_path,
     read_text_lines,
     renamed,
     rows_of_file,
 )
+from biphase.corpus.table_form import TableForm, decimal_of
 from biphase.errors import InputError, clipped
 from biphase.files import read_json_as, whole_folder, write_json, write_mark, write_text
 from biphase.finetuning.cells import Encoder, find_folder
