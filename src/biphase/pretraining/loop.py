@@ -186,14 +186,14 @@ def describe_start(job: Job, state: State, batches: Batches) -> str:
     network: Any = unwrap(state.model).network
     millions = sum(parameter.numel() for parameter in network.parameters()) / 1e6
     epochs = state.num_tokens / batches.num_tokens
-    shown_epochs = f"{epochs:.2g}" if epochs < 99 else f"{epochs:,.0f}"  # no 1.5e+02
+    passes = f"{epochs:.2g}" if epochs < 99 else f"{epochs:,.0f}"  # no 1.5e+02
     phases = " → ".join(f"{phase.steps:,} steps of {phase.words}" for phase in recipe.curriculum)
     left_out = f", {batches.left_out_tokens:,} tokens left out" if batches.left_out_tokens else ""
     carried_over = f"; taken over: {', '.join(carried)}" if carried else ""
     several = f"{world.size} processes, {compute.parallel} · " if world.size > 1 else ""
     return (
         f"{job.run.path}: {type(network).__name__} of {millions:.1f}M parameters, {phases}, batches of "
-        f"{recipe.batch_label} tokens, {shown_epochs} epochs of {batches.num_samples:,} samples{left_out}{carried_over}\n"
+        f"{recipe.batch_label} tokens, {passes} epochs of {batches.num_samples:,} samples{left_out}{carried_over}\n"
         f"{several}{explain_computing(compute.precision, world.device, network.base_model)} · blocks {state.compiling}"
     )
 
