@@ -89,6 +89,9 @@ def test_yaml_reads_on_and_off_as_booleans(text: str, value: str) -> None:
             "unknown key 'compute.xyz'; known: activation_checkpointing, compile, device, microbatch_tokens",
         ),
         ("lr=1", "unknown key 'lr'; did you mean 'schedule.peak_lr'?"),
+        ("tensorboard=true", "unknown key 'tensorboard'; did you mean 'tracking=tensorboard'?"),
+        ("bf16=true", "unknown key 'bf16'; did you mean 'compute.precision=bf16'?"),
+        ("sede=often", "unknown key 'sede'; known: batch_tokens"),
         ("learning_rate=1", "did you mean 'schedule.peak_lr'?"),
         ("steps=30", "did you mean 'curriculum.0.steps'?"),
         ("curriculum.0.objective=mml", "'curriculum.0.objective' is 'mml': input should be 'clm', 'mlm' or 'mntp'"),
@@ -248,7 +251,7 @@ def test_what_comes_with_biphase_is_found_by_name(tmp_path: Path, monkeypatch: p
     for wrong in ("tiny.yaml", "recipes/tinny.yaml", "studies/tiny.yaml", "mine/recipes/tiny.yaml"):
         with pytest.raises(InputError, match=f"{wrong} does not exist"):
             load_config(Recipe, Path(wrong))
-    with pytest.raises(InputError, match="tinny is no file; did you mean 'tiny'"):
+    with pytest.raises(InputError, match="tinny is no file, and none of the recipes of biphase; did you mean 'tiny'"):
         load_config(Recipe, Path("tinny"))
     Path("recipes").mkdir()
     Path("recipes/tiny.yaml").write_text(find_yaml(Path("tiny")).read_text().replace("name: tiny", "name: own"))

@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 from biphase import __version__
 from biphase.config import BUNDLED
@@ -39,6 +40,11 @@ def test_everything_is_in_the_wheel(wheel: Path) -> None:
     assert {"recipes", "studies", "tasks"} <= {path.parent.name for path in BUNDLED.glob("*/*.yaml")}
 
 
+def test_the_citation_is_of_this_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == __version__ and citation["abstract"] and citation["keywords"]
+
+
 def test_names_of_what_is_bundled_are_of_one_thing() -> None:
     names = [path.stem for path in BUNDLED.glob("*/*.yaml")]
     assert len(names) == len(set(names))
@@ -55,6 +61,8 @@ def test_the_index_shows_no_dead_links(wheel: Path) -> None:
 USE = """
 import sys, biphase
 assert biphase.__file__.startswith(sys.argv[1]), biphase.__file__
+from biphase.errors import DOCS
+assert str(DOCS).startswith(sys.argv[1]) and (DOCS / "LOG.md").exists(), DOCS
 from biphase.cli.app import run_command
 for words in ("init recipe --out mine.yaml", "init study --out own.yaml", "init task --out task.yaml", "demo --help",
               "study plan price", "study plan own.yaml", "study plan studies/demo.yaml"):

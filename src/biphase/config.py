@@ -75,8 +75,11 @@ def load_config(kind: type[Config], path: Path, overrides: Sequence[str] = ()) -
     return parse_config(kind, read_yaml(find_yaml(path)), overrides, origin=str(path))
 
 
-def find_yaml(path: Path) -> Path:
+def find_yaml(path: Path, kind: str = "recipes") -> Path:
     """Find the user's file, or where there is none, the one that comes with biphase: `tiny` or `recipes/tiny.yaml`.
+
+    Args:
+        kind: what a bare name is of: recipes or studies.
 
     Raises:
         InputError: a bare name that is neither.
@@ -85,9 +88,9 @@ def find_yaml(path: Path) -> Path:
         return path
     if path.suffix or len(path.parts) > 1:
         return BUNDLED / path if (BUNDLED / path).is_file() else path
-    names = {file.stem: file for file in BUNDLED.glob("*/*.yaml")}
+    names = {file.stem: file for file in (BUNDLED / kind).glob("*.yaml")}
     if str(path) not in names:
-        raise InputError(f"{path} is no file{nearest(str(path), names)}")
+        raise InputError(f"{path} is no file, and none of the {kind} of biphase{nearest(str(path), names)}")
     return names[str(path)]
 
 
@@ -168,15 +171,32 @@ def nested_types(annotation: Any) -> Iterator[type]:
         yield from nested_types(inner)
 
 
-def keys_below(kind: type[Strict]) -> Iterator[str]:
-    """Yield all keys of a tree: `seed`, `schedule.peak_lr`, `curriculum.0.steps`."""
+def keys_below(kind: type[Strict]) -> Iterator[tuple[str, Any]]:
+    """Yield all keys of a tree with their types: `seed`, `schedule.peak_lr`, `curriculum.0.steps`."""
     for name, field in kind.model_fields.items():
         key = field.alias or name
-        yield key
+        yield key, field.annotation
         at = f"{key}.0" if "tuple[" in str(field.annotation) else key
         for inner in nested_types(field.annotation):
             if issubclass(inner, Strict):
-                yield from (f"{at}.{below}" for below in keys_below(inner))
+                yield from ((f"{at}.{below}", annotation) for below, annotation in keys_below(inner))
+
+
+def choices_of(annotation: Any) -> Iterator[Any]:
+    """Yield the words of `Literal` inside an annotation."""
+    for inner in get_args(annotation):
+        yield from [inner] if isinstance(inner, str) else choices_of(inner)
+
+
+def could_take(annotation: Any, value: Any) -> bool:
+    """Tell whether a key of this type takes a value, as far as single values go."""
+    if isinstance(value, dict | list):
+        return True
+    try:
+        pydantic.TypeAdapter(annotation).validate_python(value)
+    except pydantic.ValidationError:
+        return False
+    return True
 
 
 def words_of_key(key: str) -> set[str]:
@@ -185,14 +205,21 @@ def words_of_key(key: str) -> set[str]:
     return {*words, *(["".join(word[:1] for word in words)] if len(words) > 1 else [])}
 
 
-def nearest_key(word: str, kind: type[Strict]) -> str:
-    """Give a hint for a key that is not there: the key of this spelling, or the one that shares most words, here or
+def nearest_key(word: str, value: Any, kind: type[Strict]) -> str:
+    """Give a hint for a key that is not there: the key that has the word as a choice, as `tracking=tensorboard` for
+    `tensorboard`; or of those that take the value the key of this spelling, or the one that shares most words, here or
     further below, as `schedule.peak_lr` for `learning_rate`."""
-    keys, words = [field.alias or name for name, field in kind.model_fields.items()], words_of_key(word)
-    alike = {key: len(words & words_of_key(key)) / len(words | words_of_key(key)) for key in keys_below(kind)}
-    best = max(alike, key=lambda key: alike[key])
-    is_spelled_so = get_close_matches(word, keys) or not alike[best]
-    return nearest(word, keys) if is_spelled_so else f"; did you mean '{best}'?"
+    types, words = dict(keys_below(kind)), words_of_key(word)
+    for key, annotation in types.items():
+        if word in choices_of(annotation):
+            return f"; did you mean '{key}={word}'?"
+    fitting = [key for key, annotation in types.items() if could_take(annotation, value)]
+    alike = {key: len(words & words_of_key(key)) / len(words | words_of_key(key)) for key in fitting}
+    best = max(fitting, key=lambda key: alike[key], default="")
+    close = get_close_matches(word, [key for key in fitting if "." not in key], n=1)
+    if close or (best and alike[best]):
+        return f"; did you mean '{(close or [best])[0]}'?"
+    return f"; known: {', '.join(sorted(key for key in types if '.' not in key))}"
 
 
 def explain(kind: type[Strict], error: Any) -> str:
@@ -205,7 +232,7 @@ def explain(kind: type[Strict], error: Any) -> str:
             if isinstance(part, str):
                 annotation: Any = kind.model_fields[part].annotation
                 kind = next(item for item in nested_types(annotation) if issubclass(item, Strict))
-        return f"unknown key '{key}'{nearest_key(str(location[-1]), kind)}"
+        return f"unknown key '{key}'{nearest_key(str(location[-1]), error['input'], kind)}"
     if error["type"] == "missing":
         return f"'{key}' is required"
     message = error["msg"].removeprefix("Value error, ").replace("valid tuple", "list")

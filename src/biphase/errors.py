@@ -11,6 +11,8 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parent
 """The folder of biphase."""
+DOCS = SOURCE / "docs" if (SOURCE / "docs").is_dir() else SOURCE.parents[1] / "docs"
+"""The folder of the documentation: an installed package carries it, in a checkout it is beside `src`."""
 
 
 class InputError(ValueError):

@@ -393,7 +393,7 @@ def test_what_says_the_label_is_not_read(tmp_path: Path) -> None:
         for missing_text in (None, ""):
             more = [*rows, rows[0] | {"stars": missing_label}, rows[1] | {"text": missing_text}]
             file, folder = write_task(more, tmp_path, "gaps")
-            with pytest.raises(InputError, match=r"1 row has no label \(.*:31\), 1 row has no text .*`missing: drop`"):
+            with pytest.raises(InputError, match=r"1 row has no label \(.*:31\), 1 row has no text .*missing='drop'"):
                 load_examples(find_source(find_task(file), Path(folder)), judged_only=False)
             file, folder = write_task(more, tmp_path, "gaps", missing="drop")
             read: Any = load_examples(find_source(find_task(file), Path(folder)), judged_only=False)

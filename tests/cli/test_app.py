@@ -18,7 +18,7 @@ import yaml
 import biphase.cli.app as cli
 from biphase import __version__
 from biphase.console import out
-from biphase.errors import BusyError, InputError, StoppedError, first_line
+from biphase.errors import DOCS, BusyError, InputError, StoppedError, first_line
 from biphase.recipe import Recipe
 from biphase.run import Run, read_metrics, whole_steps
 
@@ -97,6 +97,8 @@ def test_verbs_stand_in_the_order_of_the_path(help_of: Callable[..., str]) -> No
         text.index(f"─ {title} ─") for title in cli.PATH
     )
     assert "--install-completion" in text
+    assert "biphase init recipe" in text and "biphase init recipe" not in help_of("study", "-h")
+    assert (DOCS / "index.md").is_file() and str(DOCS / "index.md") in help_of("-h", columns=200)
     assert "Example" in help_of("study", "plan", "-h")
 
 
@@ -266,7 +268,7 @@ def test_what_a_verb_answers_is_json_where_asked(
     """Nothing else stands on standard output."""
     passages = pandas.DataFrame([{"by": "BM25", "rank": 1, "score": float("nan"), "id": "a.txt", "text": "leaves"}])
     monkeypatch.setattr("biphase.api.networks.search", lambda **_: passages)
-    monkeypatch.setattr("biphase.api.finetuning.predict_rows", lambda *_, **__: iter([{"text": "é", "label": 1}]))
+    monkeypatch.setattr("biphase.api.finetuning.predict_rows", lambda *_, **__: (None, [{"text": "é", "label": 1}]))
     monkeypatch.setattr("biphase.api.networks.export", lambda **given: out.print("told") or given["folder"])
     monkeypatch.setattr("biphase.api.folders.inspect", lambda folder: {"kind": "model", "path": str(folder)})
     asked = {

@@ -39,8 +39,9 @@ convert encoder full                              | full has files that biphase 
 finetune full genre                               | full has no config.json
 finetune encoder genre --keep full                | keep: full is not an empty folder
 finetune encoder snli --data-dir full             | full: task 'snli' needs train.jsonl
-predict encoder text.txt                          | has no head that predicts
-predict kept table.csv                            | table.csv:2: there is no column 'text'
+predict encoder text.txt                          | fine-tune it with `biphase finetune encoder TASK --keep DIR`
+predict kept table.csv                            | no column 'text'; the columns are: a, c; give the column that
+predict kept text.txt --out new.xlsx              | new.xlsx: name a .jsonl, .csv or .tsv file
 predict kept full                                 | full is a folder; name a file of rows in it
 predict kept text.txt --template {a}              | leave template out
 evaluate full --tasks genre                       | full has no config.json
@@ -56,6 +57,9 @@ search nowhere.txt asked --model encoder          | nowhere.txt does not exist
 search text.txt asked --model full                | full has no config.json
 search text.txt asked --model encoder --index full | full has files that biphase did not write
 study run demo recipe.data.shards=full            | full is no shard set
+study run tiny                                    | tiny is no file, and none of the studies of biphase; known:
+pretrain tiny tensorboard=true                    | did you mean 'tracking=tensorboard'?
+finetune encoder genre class_weights=balanced     | unknown key 'class_weights'; known: batch_size
 """
 
 IN_TURN = """

@@ -38,8 +38,9 @@ def test_exact_copies(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert inspect(made)["exact_copies"] == manifest.duplicates
 
 
-def test_copies_are_dropped(made: Path, corpus: Any, tmp_path: Path) -> None:
+def test_copies_are_dropped(capsys: pytest.CaptureFixture[str], made: Path, corpus: Any, tmp_path: Path) -> None:
     """Of equal texts the first stays, and the same call finds its set finished."""
+    assert "among those for training; drop_copies (--drop-copies) leaves" in " ".join(capsys.readouterr().out.split())
     sources, held = [tmp_path / "train.jsonl"], [tmp_path / "held.jsonl"]
     for _ in range(2):
         prepare(sources, corpus.tokenizer, tmp_path / "once", validation=held, workers=1, drop_copies=True)

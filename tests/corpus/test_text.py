@@ -81,6 +81,18 @@ def test_what_datasets_saves_to_disk(tmp_path: Path, capsys: pytest.CaptureFixtu
     fails(tmp_path / "cut.arrow", "damaged", text_field="meta.text")
 
 
+def test_a_csv_is_text_where_it_is_named(tmp_path: Path) -> None:
+    """In a folder it is as often a list of the texts in it."""
+    (tmp_path / "d.csv").write_text('\ufeffid;text\r\n1;"one; two\r\nthree"\r\n;four\r\n', newline="")
+    assert [(document.id, document.text) for document in read(tmp_path / "d.csv")] == [
+        *(("1", "one; two\r\nthree"), ("", "four"))
+    ]
+    assert [document.text for document in read(tmp_path / "d.csv", text_field="id")] == ["1", ""]
+    fails(tmp_path / "d.csv", ":2:", "'content'", "id, text", text_field="content")
+    (tmp_path / "d.txt").write_text("five")
+    assert [Path(source.name).name for source in find_text_sources([tmp_path])] == ["d.txt"]
+
+
 def test_txt_as_file_paragraphs_or_lines(tmp_path: Path) -> None:
     path = tmp_path / "d.txt"
     path.write_bytes(b"one\r\n two\n\n  \n\nthree\n")

@@ -199,7 +199,10 @@ def test_what_cannot_be_kept_is_refused_before_training(
     torch.manual_seed(0)
     transformers.BertModel(config).save_pretrained(tmp_path / "bert")
     load_encoder(str(model_folder)).tokenizer.pretrained.save_pretrained(tmp_path / "bert")
-    with pytest.raises(InputError, match="transformers has no class for 'bert' with our head for sequence_class"):
+    with pytest.raises(
+        InputError,
+        match="a network of type 'bert' cannot be kept for sequence classification: its head in transformers",
+    ):
         fit_and_keep("snli", tmp_path / "bert", data_dirs["snli"], tmp_path)
     assert not (tmp_path / "kept").exists() and not list((tmp_path / "scores").glob("*/score.json"))
     kept, _, _ = fit_and_keep("wnut17", tmp_path / "bert", data_dirs["wnut17"], tmp_path)

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas
 import pytest
 import torch
 import transformers
 
+from biphase.api.finetuning import write_predictions
 from biphase.cli.app import run_command
+from biphase.corpus.rows import rows_of_file
 from biphase.errors import InputError
 from biphase.files import MARK
 from biphase.finetuning.families import token_classification
@@ -33,7 +34,7 @@ WHERE = torch.device(DEVICE)
 
 def predict_all(model: Path, file: Path, template: str | None = None) -> list[dict[str, Any]]:
     kept = find_kept(str(model), file, template)
-    return list(predict_placed(kept, open_rows(kept, file), file.name, WHERE))
+    return list(predict_placed(kept, open_rows(kept, file)[1], file.name, WHERE))
 
 
 def tagging(**changes: Any) -> Task:
@@ -58,11 +59,6 @@ def test_texts_as_scored_and_as_the_pipeline(model_folder: Path, data_dirs: dict
         written = list(csv.DictReader(table))
     assert [row["predicted"] for row in written] == [row["predicted"] for row in rows]
     assert float(written[0]["probability_neutral"]) == pytest.approx(found[0]["probabilities"]["neutral"], abs=1e-4)
-    # A table that semicolons divide is read, too; what is written has commas.
-    table = tmp_path / "excel.csv"
-    table.write_text("premise;hypothesis\na dog, a cat;an animal\n", encoding="utf-8-sig")
-    run_command(["predict", str(kept), str(table), "--out", str(tmp_path / "back.csv")])
-    assert pandas.read_csv(tmp_path / "back.csv").premise[0] == "a dog, a cat"
     with pytest.raises(InputError, match="is there already"):
         run_command(["predict", str(kept), str(file), "--out", str(out)])
     for content, wrong in (
@@ -202,6 +198,44 @@ def test_long_texts_are_tagged_to_their_end(
     assert row["spans"][-1]["end"] == len(row["text"]) and all(span["text"].strip() for span in row["spans"])
 
 
+EXCEL = '\ufeffsentence;prix\r\na dog, a cat;0,5\r\n"a tree\nthe river; ""dogs""";1\r\n'
+"""What Excel writes in French."""
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "out", "begins", "probability"),
+    [
+        ("rows.csv", EXCEL, ".csv", "\ufeffsentence;prix;predicted;", "0,"),
+        ("rows.csv", EXCEL.replace("0,5", "0.5"), ".csv", "\ufeffsentence;prix;predicted;", "0."),
+        ("rows.csv", "sentence;n\na dog;1\n", ".csv", "sentence;n;predicted;", "0."),
+        ("rows.csv", "sentence;n\na dog;1,25\n", ".csv", "sentence;n;predicted;", "0,"),
+        ("rows.csv", "sentence;n\na dog;1,250\n", ".csv", "sentence;n;predicted;", "0."),
+        ("rows.csv", 'sentence,n\na dog,"1,25"\n', ".csv", "sentence,n,predicted,", "0."),
+        ("rows.csv", '"sentence","n"\n"a dog","1"\n', ".csv", '"sentence","n","predicted",', "0."),
+        ("rows.tsv", 'sentence\tn\na "dog", a\t0,5\n', ".tsv", "sentence\tn\tpredicted\t", "0,"),
+        ("rows.tsv", '"sentence"\t"n"\n"a\n""dog"""\t"1"\n', ".tsv", '"sentence"\t"n"\t"predicted"\t', "0."),
+        # Of a file with another ending: as `TABLE_FORMS` says.
+        ("rows.csv", EXCEL, ".tsv", '"sentence"\t"prix"\t"predicted"\t', "0."),
+        ("rows.jsonl", '{"sentence": "a \\"dog\\",\\n\\ta; cat"}\n', ".tsv", '"sentence"\t"predicted"\t', "0."),
+        ("rows.jsonl", '{"sentence": "a \\"dog\\",\\n\\ta; cat"}\n', ".csv", "sentence,predicted,", "0."),
+    ],
+)
+def test_a_table_comes_back_in_the_form_that_it_had(
+    name: str, content: str, out: str, begins: str, probability: str, model_folder: Path, tmp_path: Path
+) -> None:
+    task = tagging(family="sequence_classification", metric="accuracy", template="{sentence}", label="label")
+    kept = keep_untrained(task, model_folder, tmp_path / "kept")
+    file, back = tmp_path / name, tmp_path / f"back{out}"
+    file.write_text(content, newline="")
+    write_predictions(str(kept), file, back, None, DEVICE)
+    written = back.read_bytes().decode()
+    assert written.startswith(begins)
+    assert written.count("\r\n") == (content.count("\r\n") if file.suffix == out else 0)
+    for (_, row), (_, new) in zip(rows_of_file(file), rows_of_file(back), strict=True):
+        assert new["probability"].startswith(probability) and new["predicted"] in task.classes
+        assert row == {key: new[key] for key in row}
+
+
 def test_how_many_rows_were_cut(model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = keep_untrained(task_table()["sst2"], model_folder, tmp_path / "kept", max_length=8)
     write_jsonl(tmp_path / "rows.jsonl", [{"sentence": "a dog"}, {"sentence": "a dog near a tree " * 9}])
@@ -306,7 +340,9 @@ def test_a_head_that_no_class_of_transformers_has_is_not_kept(
     )
     transformers.BertModel(config).save_pretrained(tmp_path / "encoder")
     load_encoder(str(model_folder)).tokenizer.pretrained.save_pretrained(tmp_path / "encoder")
-    with pytest.raises(InputError, match="with our head for sequence_classification; encoders of biphase's own"):
+    with pytest.raises(
+        InputError, match="its head in transformers differs from the one that biphase trains; encoders that biphase pre"
+    ):
         fit_and_keep("snli", tmp_path / "encoder", data_dirs["snli"], tmp_path)
 
 
@@ -316,7 +352,7 @@ def test_what_predicts_nothing_is_refused(model_folder: Path, data_dirs: dict[st
     with pytest.raises(InputError, match="has no head that predicts; fine-tune it with"):
         find_kept(str(model_folder), file)
     kept, _, _ = fit_and_keep("squad_retrieval", model_folder, data_dirs["squad_retrieval"], tmp_path)
-    with pytest.raises(InputError, match="gives embeddings: ask it with `biphase search"):
+    with pytest.raises(InputError, match=r"no head that predicts; .*; or search with its embeddings: `biphase search"):
         find_kept(str(kept), file)
 
 

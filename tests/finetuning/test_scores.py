@@ -48,6 +48,14 @@ def test_reading_names_what_is_broken_and_goes_on(write_cell: WriteCell, scores_
     assert not any("\n" in reason for reason in reasons.values())
 
 
+def test_a_notebook_shows_a_score_in_few_words(write_cell: WriteCell) -> None:
+    folder = write_cell("m", test=0.625)
+    score = read_score(folder)
+    told = "genre · m · lr 5e-05 · seed 0: accuracy validation 50.00% · test 62.50%\n"
+    assert repr(score) == str(score) and repr(score).startswith(told) and repr(score).endswith(f"\n{folder}")
+    assert repr(read_score(write_cell("m", test=None, seed=1))).startswith("genre · m · lr 5e-05 · seed 1: diverged")
+
+
 def test_a_score_that_was_edited_is_none(write_cell: WriteCell, scores_folder: Path) -> None:
     """A share lies between 0 and 1, a correlation between -1 and 1; a hash tells the rest, where there is one."""
     write_cell("m", metric="mcc", test=-0.5, name="correlation")

@@ -2,7 +2,10 @@
 
 import csv
 import re
+import shutil
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +13,7 @@ import pytest
 from biphase.finetuning.scores import ExampleTable, KeptExamples
 from biphase.report.contrasts import with_averages
 from biphase.report.figures import fill_panels
-from biphase.report.paper import read_reference
+from biphase.report.paper import read_reference, report_paper
 from biphase.report.results import Family, ReportArm, Result, ResultSet
 from biphase.report.statistics import Interval
 from biphase.report.tables import CSV_COLUMNS, Table, make_tables, table_files, wide_table
@@ -216,6 +219,47 @@ def test_latex_is_balanced(published: list[Table]) -> None:
         columns = len(table.stub) + len(table.columns)
         body = text.split(r"\midrule", 1)[1].split(r"\bottomrule")[0]
         assert {line.count(" & ") for line in body.splitlines() if line.endswith(r"\\")} == {columns - 1}
+
+
+@pytest.fixture(scope="module")
+def latex_files(published: list[Table], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of all tables that a report on the paper's scores has, and of one with signs in its names."""
+    folder = tmp_path_factory.mktemp("latex")
+    arm = replace(CLM, name="[a] <b|c> 50 % → √2·² “x” # ~ ^ & $ _ \\ é", setup="other")
+    cells = [Result(arm, "SC", name, "standard", (0.5, 0.6)) for name in ("[a_b]", "≤ × ≥ − ≈ ÷ ± † …")]
+    report_paper(folder / "report")
+    for name, text in table_files(make_tables(ResultSet(tuple(cells)))).items():
+        (folder / "report" / name).write_text(text)
+    return folder / "report" / "tables"
+
+
+def test_latex_has_no_sign_that_pdflatex_stops_at(latex_files: Path) -> None:
+    files = sorted(latex_files.glob("*.tex"))
+    assert len(files) > 18
+    for file in files:
+        assert set(re.findall(r"[^\x00-\x7f]", file.read_text())) <= {"é"}, file.name
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
+def test_latex_compiles_and_fits_the_page(latex_files: Path, tmp_path: Path) -> None:
+    files = sorted(latex_files.glob("*.tex"))
+    packages = {re.findall(r"\\usepackage\{([^}]*)\}", file.read_text().splitlines()[0])[0] for file in files}
+    body = "\n".join(f"\\input{{{file}}}\\clearpage" for file in files)
+    preamble = "".join(rf"\usepackage{{{names}}}" for names in packages)
+    (tmp_path / "all.tex").write_text(rf"\documentclass{{article}}{preamble}\begin{{document}}{body}\end{{document}}")
+    command = ["pdflatex", "-halt-on-error", "-interaction=nonstopmode", "all.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and not re.search("Overfull|too large", done.stdout), done.stdout[-2000:]
+
+
+def test_wide_latex_is_in_parts(latex_files: Path) -> None:
+    """The means come first, then the datasets of each family."""
+    first, *parts = (latex_files / "all-paper.tex").read_text().split(r"\toprule")[1:]
+    heads = [part.strip().partition("\n")[0] for part in (first, *parts)]
+    stub = r"model & network & steps & objective & masked & "
+    assert heads[0] == rf"{stub}all tasks & SC mean & TC mean & QA mean & IR mean \\"
+    assert heads[1] == rf"{stub}SST-2 & QQP & MNLI \\" and len(heads) == 5
+    assert "part 2 of 5" in first and r"\caption[All models and tasks" in (latex_files / "all-paper.tex").read_text()
 
 
 def test_tables_without_numbers_are_named_by_what_they_compare() -> None:

@@ -19,7 +19,8 @@ from biphase import console
 from biphase.api.networks import ZERO_SHOT, print_zero_shot, run_zero_shot
 from biphase.api.own_task import write_task
 from biphase.config import parse_config
-from biphase.corpus.rows import Row, rows_in_memory
+from biphase.corpus.rows import PlacedRow, Row, plain_path, rows_in_memory
+from biphase.corpus.table_form import BYTE_ORDER_MARK, TableForm
 from biphase.corpus.text import keep_rows
 from biphase.engine.local import Engine, EngineKind
 from biphase.engine.scheduler import Failure
@@ -28,7 +29,7 @@ from biphase.files import claimed, refuse_existing, refuse_filled, whole_file
 from biphase.finetuning.cells import plan_cells
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.grid import PAPER_LEARNING_RATES, PAPER_SEEDS, Grid, plan_missing, resolve_for, run_grid
-from biphase.finetuning.kept import RECORD, find_kept, open_rows
+from biphase.finetuning.kept import RECORD, KeptModel, find_kept, open_rows
 from biphase.finetuning.scores import Score, read_scores
 from biphase.report import verdicts
 from biphase.tasks.sources import name_data_dirs
@@ -144,7 +145,7 @@ def predict(
         model: a folder that `finetune` kept, or a hub id with a head.
         data: a file of rows (.jsonl, .csv, .tsv, .json, .parquet, columns; .txt: a text a line); in Python also a
             DataFrame, a `datasets.Dataset`, texts, or rows as dictionaries.
-        out: write a .jsonl or .csv file, row by row.
+        out: write a .jsonl, .csv or .tsv file, row by row; a table as the one that was read.
         template: columns in braces, for a model that does not say what its inputs are: `{text}`.
         device: auto, cpu or cuda.
     """
@@ -155,47 +156,58 @@ def predict(
         if out is not None:
             write_predictions(str(model), file, Path(out), template, device)
             return Path(out)
-        table = pandas.DataFrame(list(predict_rows(str(model), file, template, device)))
+        table = pandas.DataFrame(list(predict_rows(str(model), file, template, device)[1]))
         return table.set_axis(data.index) if isinstance(data, pandas.DataFrame) else table
 
 
-def predict_rows(model: str, file: Path, template: str | None, device: str) -> Iterator[Row]:
-    """Yield each row of a file with what a model predicts, as it is read. Raises `InputError` before the model is
-    loaded."""
+def predict_rows(model: str, file: Path, template: str | None, device: str) -> tuple[TableForm | None, Iterator[Row]]:
+    """Return how a table is written, and each row of a file with what a model predicts, as it is read. Raises
+    `InputError` before the model is loaded."""
     network = find_kept(model, file, template)
-    rows = open_rows(network, file)
+    form, rows = open_rows(network, file)
+    return form, track_predictions(network, rows, file.name, device)
+
+
+def track_predictions(network: KeptModel, rows: Iterator[PlacedRow], name: str, device: str) -> Iterator[Row]:
     from biphase.device import choose_device
     from biphase.finetuning.predict import predict_placed
 
-    with console.track(f"predict {file.name}", None, "rows") as progress:
+    with console.track(f"predict {name}", None, "rows") as progress:
         num_rows = 0
-        for row in predict_placed(network, rows, file.name, choose_device(device)):
+        for row in predict_placed(network, rows, name, choose_device(device)):
             num_rows += 1
             progress.advance(1)
             yield row
-        console.err.print(f"{file.name}: {num_rows:,} rows")
+        console.err.print(f"{name}: {num_rows:,} rows")
+
+
+TABLE_FORMS = {".csv": TableForm(), ".tsv": TableForm("\t", csv.QUOTE_ALL)}
+"""How a table of predictions is written, by its ending, where the rows come from a file with another one."""
 
 
 def write_predictions(model: str, file: Path, out: Path | TextIO, template: str | None, device: str) -> None:
-    """Write the rows of a file with predictions into a .jsonl or .csv file that appears when it is whole, or as
-    JSONL."""
+    """Write the rows of a file with predictions into a .jsonl, .csv or .tsv file that appears when it is whole, or as
+    JSONL. A table is written as the one that was read, where both have the same ending."""
     if isinstance(out, Path):
-        if out.suffix not in (".jsonl", ".csv"):
-            raise InputError(f"{out}: name a .jsonl or .csv file")
+        if out.suffix not in (".jsonl", *TABLE_FORMS):
+            raise InputError(f"{out}: name a .jsonl, .csv or .tsv file")
         refuse_existing(out)
-    rows = predict_rows(model, file, template, device)
+    form, rows = predict_rows(model, file, template, device)
     with whole_file(out) if isinstance(out, Path) else nullcontext(out) as sink:
-        if isinstance(out, Path) and out.suffix == ".csv":
-            write_csv(rows, sink)
+        if isinstance(out, Path) and out.suffix in TABLE_FORMS:
+            is_alike = out.suffix == plain_path(file).suffix
+            write_table(rows, sink, form if form and is_alike else TABLE_FORMS[out.suffix])
             return
         for row in rows:  # on a terminal with nothing in it that a terminal obeys
             sink.write(json.dumps(row, ensure_ascii=sink.isatty(), default=str) + "\n")
         sink.flush()
 
 
-def write_csv(rows: Iterable[Row], sink: TextIO) -> None:
+def write_table(rows: Iterable[Row], sink: TextIO, form: TableForm) -> None:
     """Write a table with the columns of the first row: one for each label's probability, lists as JSON."""
     table: Any = None
+    quote = None if form.quoting == csv.QUOTE_NONE else '"'
+    shape: Any = {"delimiter": form.delimiter, "lineterminator": form.line_end, "quotechar": quote}
     for number, row in enumerate(rows, start=1):
         flat = dict(row)
         if isinstance(row.get("probabilities"), dict):
@@ -203,10 +215,13 @@ def write_csv(rows: Iterable[Row], sink: TextIO) -> None:
         for key, value in flat.items():
             if isinstance(value, dict | list):
                 flat[key] = json.dumps(value, ensure_ascii=False, default=str)
+            elif isinstance(value, float):
+                flat[key] = str(value).replace(".", form.decimal)
         if table is None:
-            table = csv.DictWriter(sink, list(flat), lineterminator="\n")
+            sink.write(BYTE_ORDER_MARK if form.has_mark else "")
+            table = csv.DictWriter(sink, list(flat), quoting=form.quoting, **shape)
             table.writeheader()
-        with told_as(f"row {number} has a column that the first row has not", "write a .jsonl file"):
+        with told_as(f"row {number} does not fit the columns and the form of the table", "write a .jsonl file"):
             table.writerow(flat)
 
 

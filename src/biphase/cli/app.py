@@ -19,6 +19,7 @@ from cyclopts import App, CycloptsError, Group, Parameter
 from biphase import __version__
 from biphase.console import announce_loading, describe_copies, err, is_one_of_several, launched_as, silence, take_turn
 from biphase.errors import (
+    DOCS,
     EXIT_BUSY,
     STOPPED,
     BusyError,
@@ -63,7 +64,8 @@ def make_app() -> App:
     app = App(
         name="biphase",
         help="From text, or a decoder, and a compute budget to a text encoder, with numbers on how good it is.",
-        help_epilogue="Examples: `biphase demo` · `biphase init recipe --out my.yaml` · `biphase pretrain -h`",
+        help_epilogue="Examples: `biphase demo` · `biphase init recipe --out my.yaml` · `biphase pretrain -h`\n\n"
+        f"Documentation: {DOCS / 'index.md'}",
         help_format="plaintext",
         version=f"biphase {__version__}",
         default_parameter=Parameter(negative=()),
@@ -83,7 +85,7 @@ def make_app() -> App:
         for name in names:
             sections[name] = {"group": section, "sort_key": len(sections)}
     for name, line in GROUPS.items():
-        app.command(App(name=name, help=line, group_commands=Group("Commands"), **sections[name]))
+        app.command(App(name=name, help=line, help_epilogue="", group_commands=Group("Commands"), **sections[name]))
     for module in MODULES:
         source = Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8")
         for node in ast.parse(source).body:

@@ -316,7 +316,7 @@ def predict(model: str, data: Path, out: Path | None, form: Form = "text", **opt
     Example: `biphase predict snli-model pairs.csv --out predicted.csv`
     """
     if form == "json" and out is None:
-        return to_json([*finetuning.predict_rows(model, data, **options)])
+        return to_json([*finetuning.predict_rows(model, data, **options)[1]])
     finetuning.write_predictions(model, data, out or sys.stdout, **options)
     return to_json({"file": str(out)}) if form == "json" else None
 

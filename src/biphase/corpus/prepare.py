@@ -146,7 +146,8 @@ def print_totals(out: Path, manifest: ShardManifest) -> None:
     if (copies := manifest.duplicates) and any(copies.values()):
         number = f"{copies['train']:,} for training, {copies['validation']:,} for validation"
         in_both = f"{copies['in_both']:,} documents for validation are also among those for training"
-        console.out.print(f"{out}: exact copies of an earlier document: {number}; {in_both}")
+        remedy = "" if manifest.options.drop_copies else "; drop_copies (--drop-copies) leaves them out"
+        console.out.print(f"{out}: exact copies of an earlier document: {number}; {in_both}{remedy}")
 
 
 Grouped = list[tuple[ShardSplitName | None, list[TextSource]]]

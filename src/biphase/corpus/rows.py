@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from biphase.config import Strict
+from biphase.corpus.table_form import BYTE_ORDER_MARK, QUOTE, TableForm, form_of
 from biphase.errors import InputError, clipped, refuse_doubles
 from biphase.files import parse_json, reading
 from biphase.hub import load_rows, pin_commit
@@ -60,7 +61,6 @@ UD_COLUMNS = (1, 3)
 """Where CoNLL-U has the word and its universal part of speech. Its first column numbers words, so that the default of
 `FileLayout.columns` cannot be meant there: it stands for these, also where a tree of a layout names it."""
 
-QUOTE = '"'
 LONGEST_TEXT = 5_000_000
 """Characters of a text, more than long novels have: tokenizers need some hundred bytes for each."""
 
@@ -94,19 +94,20 @@ def plain_path(path: Path) -> Path:
 
 
 def kind_of(path: Path) -> str | None:
-    """Tell by a file's ending how its documents are read: `text`, `jsonl` or `parquet`; None for no source of text."""
+    """Tell by a file's ending how its documents are read: `text`, `jsonl`, `csv` or `parquet`; None for no source of
+    text."""
     ending = plain_path(path).suffix
     kind = "text" if ending in (".txt", ".md") else FORMATS.get(ending)
-    is_source = kind in ("text", "jsonl") or (kind == "parquet" and path.suffix not in CODECS)
+    is_source = kind in ("text", "jsonl", "csv") or (kind == "parquet" and path.suffix not in CODECS)
     return kind if is_source else None
 
 
-def read_text_lines(path: Path) -> Iterator[tuple[int, str, int]]:
+def read_text_lines(path: Path, *, keep_mark: bool = False) -> Iterator[tuple[int, str, int]]:
     """Yield the lines with their ends, each with its number (from 1) and how many bytes of the file on disk are read by
     then.
 
-    A byte order mark is left out. Raises `InputError` for a file that does not exist, is damaged or cut short, and for
-    a line that is not UTF-8.
+    A byte order mark is left out unless `keep_mark`. Raises `InputError` for a file that does not exist, is damaged or
+    cut short, and for a line that is not UTF-8.
     """
     import pyarrow as pa  # its streams, unlike zstandard's, notice a file that is cut short
 
@@ -117,7 +118,7 @@ def read_text_lines(path: Path) -> Iterator[tuple[int, str, int]]:
             if len(line) > MAX_LINE_BYTES:
                 raise InputError(f"{path}:{number}: the line has more than {MAX_LINE_BYTES:,} bytes; split it")
             try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")  # without a byte order mark
+                text = line.decode("utf-8-sig" if number == 1 and not keep_mark else "utf-8")
             except UnicodeDecodeError as error:
                 reason = f"byte {error.object[error.start]:#04x} at position {error.start} of the line"
                 form = "cp1252"
@@ -157,7 +158,8 @@ def read_json_file(path: Path) -> Any:
         raise InputError(f"{path}:{error.lineno}: broken JSON ({error.msg}, column {error.colno})") from None
 
 
-TASK_REMEDY = "rename: {{THEIRS: {name}}} in the task, or the column of the file; leave a split without labels out"
+TASK_REMEDY = "rename: {{THEIRS: {name}}} in the task, or the column of the file"
+LABEL_REMEDY = f"{TASK_REMEDY}; leave a split without labels out"
 
 
 def column(location: str, row: Row, name: str, remedy: str = TASK_REMEDY) -> Any:
@@ -398,9 +400,9 @@ def rows_of_file(
         case "judgements":  # a .tsv of TREC's form, where it has no header and four fields
             fields = next(numbered_lines(path), (1, ""))[1].split("\t")
             is_trec = len(fields) == 4 and fields[-1].lstrip("-").isdecimal()
-            yield from read_trec(path) if is_trec else read_separated(path, layout, is_csv=False)
+            yield from read_trec(path) if is_trec else open_table(path, layout, is_csv=False)[1]
         case "tsv" | "csv":
-            yield from read_separated(path, layout, is_csv=form == "csv")
+            yield from open_table(path, layout, is_csv=form == "csv")[1]
         case "columns" | "conllu":
             yield from read_columns(path, layout, words, label, is_conllu=form == "conllu")
         case "json":
@@ -423,25 +425,29 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     return ((number, line.rstrip("\r\n")) for number, line, _ in read_text_lines(path))
 
 
-def read_separated(path: Path, layout: FileForm, *, is_csv: bool) -> Iterator[PlacedRow]:
-    """Yield the rows of a table whose fields are divided by commas, semicolons or tabs.
+def open_table(path: Path, layout: FileForm, *, is_csv: bool) -> tuple[TableForm, Iterator[PlacedRow]]:
+    """Find out how a table is written whose fields are divided by commas, semicolons or tabs; return it with the rows.
 
     A .csv is read as pandas, Excel and most others write it: fields with delimiters or line ends stand in quotes, a
     quote in there is doubled. A .tsv has no quoting, as GLUE's and BEIR's, unless the layout says so. Where that says
     nothing, a header in quotes makes the table one of quoted fields, and a single field in quotes is an error: whether
     they belong to the text cannot be seen.
     """
-    later_lines = (line for _, line, _ in read_text_lines(path))
-    first = next(later_lines, "")
-    lines = itertools.chain([first], later_lines)
-    is_quoted = is_csv or layout.quotes or (layout.quotes is None and first.startswith(QUOTE))
+    lines = (line for _, line, _ in read_text_lines(path, keep_mark=True))
+    marked = next(lines, "")
+    form = form_of(marked, layout.delimiter, layout.quotes, is_csv=is_csv)
+    first = marked.removeprefix(BYTE_ORDER_MARK)
+    return form, read_separated(path, layout, form, itertools.chain([first], lines))
+
+
+def read_separated(path: Path, layout: FileForm, form: TableForm, lines: Iterator[str]) -> Iterator[PlacedRow]:
+    """Yield the rows of a table in this form."""
+    is_quoted = form.quoting != csv.QUOTE_NONE
     is_guessed = layout.quotes is None and not is_quoted
-    usual = (";" if ";" in first and "," not in first else ",") if is_csv else "\t"
-    delimiter = layout.delimiter or usual
     if is_quoted:
-        rows = quoted_fields(path, lines, delimiter)
+        rows = quoted_fields(path, lines, form.delimiter)
     else:
-        rows = ((number, line.rstrip("\r\n").split(delimiter)) for number, line in enumerate(lines, start=1))
+        rows = ((number, line.rstrip("\r\n").split(form.delimiter)) for number, line in enumerate(lines, start=1))
     header: list[str] = []
     for number, fields in rows:
         location = f"{path}:{number}"
@@ -458,7 +464,7 @@ def read_separated(path: Path, layout: FileForm, *, is_csv: bool) -> Iterator[Pl
             remedy += "`quotes: false` if they belong to the text; rows to predict are better a .csv"
             raise InputError(f"{location}: a field in quotes: {remedy}")
         if not fits and not (layout.has_short_rows and len(fields) < len(header)):
-            counts = f"{len(fields)} fields where the header names {len(header)}, parted by {delimiter!r}"
+            counts = f"{len(fields)} fields where the header names {len(header)}, parted by {form.delimiter!r}"
             raise InputError(f"{location}: {counts} (`delimiter` or `format` in the entry of files)")
         yield location, dict(zip(header, fields, strict=True)) if fits else SHORT_ROW
 

@@ -21,12 +21,14 @@ from typing import Any, Literal, get_args
 
 from biphase import console
 from biphase.corpus.rows import (
+    DEFAULT_FORM,
     MAX_LINE_BYTES,
     Row,
     check_text,
     column,
     find_field,
     kind_of,
+    open_table,
     read_json_lines,
     read_table,
     read_text_lines,
@@ -124,7 +126,7 @@ def searched_words(text: str) -> list[str]:
 
 TxtDocuments = Literal["file", "paragraphs", "lines"]
 
-READABLE = ".txt, .md, .jsonl, .ndjson (these also as .gz or .zst), .parquet and .arrow"
+READABLE = ".txt, .md, .jsonl, .ndjson (these also as .gz or .zst), .parquet and .arrow; by its name also .csv"
 NAMES_SHOWN = 3
 """Files that are named of those that stay out."""
 HUB_ADDRESS = re.compile(
@@ -291,7 +293,8 @@ def folder_sources(folder: Path) -> list[TextSource]:
             continue
         tables = saved_tables(path.parent) if path.suffix in (".arrow", ".json") else []
         is_cached = path.suffix == ".arrow" and bool(tables) and path not in tables  # by `datasets`, beside them
-        if path.is_file() and kind_of(path) is not None and not is_cached:
+        # A .csv beside texts is as often about them: it is read where it is named.
+        if path.is_file() and kind_of(path) not in (None, "csv") and not is_cached:
             readable.append(path)
         elif path.is_file() or path.is_symlink():
             others.append(str(path))
@@ -402,6 +405,8 @@ def read_fields(source: TextSource, text_field: str, id_field: str) -> Iterator[
         rows = ((number, row, 0) for number, row in enumerate(rows_in_memory(source.rows, text_field)))
     elif kind_of(Path(source.name)) == "parquet":
         rows = read_table(source.path, (text_field, id_field))
+    elif kind_of(Path(source.name)) == "csv":
+        rows, mark = csv_rows(source.path), ":"
     else:
         rows, mark = read_json_lines(source.path), ":"
     num_chars = 0
@@ -413,6 +418,14 @@ def read_fields(source: TextSource, text_field: str, id_field: str) -> Iterator[
         id = find_field(row, id_field)
         name = document_id(source, f"{mark}{number}") if id is None else str(id)
         yield Document(name, text, num_chars if source.path is None else num_bytes)
+
+
+def csv_rows(path: Path) -> Iterator[tuple[int, Row, int]]:
+    """Yield the rows of a .csv, each with the number of its line and how many characters are read by then."""
+    num_chars = 0
+    for place, row in open_table(path, DEFAULT_FORM, is_csv=True)[1]:
+        num_chars += sum(map(len, row.values()))
+        yield int(place.rpartition(":")[2]), row, num_chars
 
 
 def read_hub_file(name: str) -> Iterator[tuple[int, Row, int]]:

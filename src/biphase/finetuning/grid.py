@@ -30,6 +30,7 @@ from biphase.finetuning.choosing import choose_rate, validation_by_rate
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.kept import RECORD
 from biphase.finetuning.scores import Score, measure_trainings, read_score, read_scores, short_name
+from biphase.tasks.sources import HUB
 from biphase.tasks.spec import find_task
 
 PAPER_LEARNING_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4)
@@ -115,6 +116,7 @@ def resolve_for(config: FinetuneConfig, engine: Engine) -> FinetuneConfig:
 def run_grid(grid: Grid, engine: Engine, part: str | None = None, keep: Path | None = None) -> list[Failure]:
     """Run what is missing of a grid, or of a part of it; returns what failed. Cells that another process is at are left
     to it. The best network of each model and task is kept below `keep`."""
+    tell_downloads(grid)
     trainings = plan_grid(grid, part)
     best = {} if keep is None else check_keep(trainings, keep)
     missing, num_cells = missing_trainings(trainings, grid.out), sum(map(len, trainings))
@@ -125,9 +127,25 @@ def run_grid(grid: Grid, engine: Engine, part: str | None = None, keep: Path | N
     return failures
 
 
+def tell_downloads(grid: Grid) -> None:
+    """Say how large a grid with data of the hub is, before that is fetched."""
+    fetched = []
+    for task in map(find_task, grid.tasks):
+        place = grid.data_dirs.get(task.name, "biphase" if task.bundled else HUB)
+        if task.hub is not None and Path(place) == HUB:
+            fetched.append(task.name)
+    if fetched:
+        axes = [len(grid.models), len(grid.tasks), len(grid.learning_rates), len(grid.seeds)]
+        shape = f"models × tasks × rates × seeds: {' × '.join(map(str, axes))}"
+        where = f"the data of {', '.join(fetched)} is from the hub"
+        err.print(
+            f"{math.prod(axes):,} cells ({shape}); {where}; --dry-run tells what is missing and how long it takes"
+        )
+
+
 def plan_missing(grid: Grid, engine: Engine, part: str | None = None) -> dict[str, Any]:
     """Count the cells that each model has on each task and those that are missing; how long one worker needs for the
-    trainings that finished ones of their tasks can judge."""
+    trainings that finished ones of their tasks can judge (None where these judge none)."""
     trainings = plan_grid(grid, part)
     missing = missing_trainings(trainings, grid.out)
     totals = Counter((cell.model.name, cell.task.name) for cell in chain(*trainings))
@@ -138,12 +156,13 @@ def plan_missing(grid: Grid, engine: Engine, part: str | None = None) -> dict[st
         cells.append({"model": model, "task": task, "cells": total, "finished": total - left, "missing": left})
     spent = measure_grid(grid, trainings)
     judgeable = [unit for unit in grid_units(grid, missing) if unit.kind in spent]
+    seconds = sum((Forecast(judgeable, spent).seconds_by_kind or {}).values())
     return {
         "rates": grid.learning_rates,
         "seeds": grid.seeds,
         "cells": cells,
         "workers": count_workers(engine),
-        "seconds_of_one_worker": sum((Forecast(judgeable, spent).seconds_by_kind or {}).values()),
+        "seconds_of_one_worker": seconds if judgeable or not missing else None,
         "known_trainings": len(judgeable),
         "unknown_trainings": len(missing) - len(judgeable),
         "failed": read_failures(grid.out),

@@ -280,7 +280,8 @@ AUTO_CLASSES: dict[Family, Any] = {
 
 
 def check_keepable(encoder: Encoder, task: Task, finetuning: FinetuneConfig) -> None:
-    """Raises `InputError` for a network that transformers has no class for, and for templates that are no prompts."""
+    """Raises `InputError` for a network whose head is another one in transformers, and for templates that are no
+    prompts."""
     cell = CellContext(task, finetuning, torch.device("cpu"), torch.float32)
     if task.family == "question_answering" and finetuning.qa_head != "span":
         raise InputError("keep: transformers has no class with the token head; give qa_head=span")
@@ -336,9 +337,10 @@ def with_same_head(config: Any, network: Any, cell: CellContext) -> Any:
     kind = AUTO_CLASSES[cell.task.family]
     is_sequence = kind is transformers.AutoModelForSequenceClassification
     is_probe = cell.config.frozen and is_sequence
-    remedy = "a linear probe is not kept" if is_probe else "encoders of biphase's own have one"
-    needed = f"'{config.model_type}' with our head for {cell.task.family}"
-    refusal = InputError(f"keep: transformers has no class for {needed}; {remedy}")
+    kept = "a linear probe" if is_probe else f"a network of type '{config.model_type}'"
+    reason = "its head in transformers differs from the one that biphase trains"
+    remedy = "leave frozen out" if is_probe else "encoders that biphase pretrained can be"
+    refusal = InputError(f"keep: {kept} cannot be kept for {cell.task.family.replace('_', ' ')}: {reason}; {remedy}")
     has_dense_layer = config.model_type == "modernbert" and not is_sequence
     if has_dense_layer:
         config.classifier_activation = "linear"  # see below

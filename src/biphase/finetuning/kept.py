@@ -8,6 +8,7 @@ takes seconds.
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,18 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from biphase.config import Strict
-from biphase.corpus.rows import FORMATS, PlacedRow, Row, column, plain_path, read_text_lines, renamed, rows_of_file
+from biphase.corpus.rows import (
+    FORMATS,
+    PlacedRow,
+    Row,
+    column,
+    open_table,
+    plain_path,
+    read_text_lines,
+    renamed,
+    rows_of_file,
+)
+from biphase.corpus.table_form import TableForm, decimal_of
 from biphase.errors import InputError, clipped
 from biphase.files import read_json_as, whole_folder, write_json, write_mark, write_text
 from biphase.finetuning.cells import Encoder, find_folder
@@ -141,13 +153,12 @@ def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
     config = read_json_as(folder / "config.json", dict[str, Any])
     classes = [str(kind) for kind in config.get("architectures") or []]
     family = next((HEADS[end] for kind in classes for end in HEADS if kind.endswith(end)), None)
-    if family is None and (folder / "modules.json").exists():
-        raise InputError(f"{name} gives embeddings: ask it with `biphase search TEXT QUESTION --model {name}`")
     if family is None:
         kind = " ".join(classes) or "of no named class"
-        raise InputError(
-            f"{name} is {kind}, which has no head that predicts; fine-tune it with `biphase finetune --keep`"
-        )
+        remedy = f"fine-tune it with `biphase finetune {name} TASK --keep DIR`, then predict with DIR"
+        if (folder / "modules.json").exists():
+            remedy += f"; or search with its embeddings: `biphase search TEXT QUESTION --model {name}`"
+        raise InputError(f"{name} is {kind}, which has no head that predicts; {remedy}")
     if (folder / RECORD).exists():
         remedy = "fine-tune it again with --keep"
         model = read_json_as(folder / RECORD, KeptModel, remedy)
@@ -189,24 +200,35 @@ def input_columns(task: Task) -> tuple[str, ...]:
     return (TEXT,) if task.family == "token_classification" else template_columns(task.template)
 
 
-def open_rows(model: KeptModel, file: Path) -> Iterator[PlacedRow]:
-    """The rows of a file of any form that tasks have; of a .txt for one column, a text a line.
+FIRST_ROWS = 256
+"""Rows that are read before the first one is predicted, to see how numbers are written."""
+
+
+def open_rows(model: KeptModel, file: Path) -> tuple[TableForm | None, Iterator[PlacedRow]]:
+    """The rows of a file of any form that tasks have, of a .txt for one column a text a line; and how a table is
+    written.
 
     Raises `InputError` at once where there are none, or the first one lacks a column that inputs are made of.
     """
     task, columns = model.task, input_columns(model.task)
     rows: Iterator[PlacedRow]
+    table: TableForm | None = None
+    form = model.layout.format or FORMATS.get(plain_path(file).suffix)
     if plain_path(file).suffix == ".txt" and has_text_lines(task, model.layout, file):
         if len(columns) > 1:
             raise InputError(f"{file}: a line is one text, but {task.name} needs {' and '.join(columns)}")
         lines = read_text_lines(file)
         rows = ((f"{file}:{number}", {columns[0]: line.rstrip("\r\n")}) for number, line, _ in lines)
+    elif form in ("csv", "tsv") and not file.is_dir():
+        table, rows = open_table(file, model.layout, is_csv=form == "csv")
     else:
         rows = rows_of_file(file, model.layout, task.words, label=None)
-    first = next(rows, None)
-    if first is None:
+    begin = list(islice(rows, FIRST_ROWS if table else 1))
+    if not begin:
         raise InputError(f"{file} has no rows")
-    origin, row = first[0], with_task_names(task, model.layout, first[1])
+    if table:
+        table = replace(table, decimal=decimal_of(table, (row for _, row in begin)))
+    origin, row = begin[0][0], with_task_names(task, model.layout, begin[0][1])
     if task.family == "token_classification":
         words = f"'{task.words}' (a list of words) or " if model.is_ours else ""
         if TEXT not in row and not (words and task.words in row):
@@ -214,8 +236,8 @@ def open_rows(model: KeptModel, file: Path) -> Iterator[PlacedRow]:
     else:
         for name in (*columns, *task.choices):
             if name != "choice":  # what templates name that is no column
-                column(origin, row, name)
-    return chain([first], rows)
+                column(origin, row, name, "give the column that the model reads this name")
+    return table, chain(begin, rows)
 
 
 LINES_READ = 200

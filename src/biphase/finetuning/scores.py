@@ -87,17 +87,29 @@ class Score(Strict):
         data = UNKNOWN_DATA if self.data_hash == self.trained_on else self.data_hash[:8]
         return as_text(self.config) | {"protocol": str(self.protocol), "metric": self.metric, "data": data}
 
-    def headline(self) -> str:
+    def __repr__(self) -> str:  # of all its fields a notebook would show 2,000 characters
+        return f"{self.result}\n{self.folder or 'not kept'}"
+
+    __str__ = __repr__
+
+    @property
+    def result(self) -> str:
+        """Name the cell and its value on each split."""
         name = f"{self.task} · {self.model} · lr {self.config.learning_rate:g} · seed {self.config.seed}"
         if self.diverged:
             return f"{name}: diverged at step {self.diverged_at_step}"
-        values = " · ".join(f"{split} {self.metrics[split][self.metric]:.2%}" for split in EVALUATED_SPLITS)
+        values = [f"{split} {values.get(self.metric, np.nan):.2%}" for split, values in self.metrics.items()]
+        return f"{name}: {self.metric} {' · '.join(values)}"
+
+    def headline(self) -> str:
+        if self.diverged:
+            return self.result
         spent = console.duration(sum(self.seconds.values()))
         speed = f"{self.tokens_per_second['train']:,.0f} tokens/s"
         steps = f"{self.num_steps} steps"
         if not self.config.shots and self.num_steps < self.config.max_steps:
             steps += f", {self.config.epochs} epoch{'s' * (self.config.epochs > 1)}"
-        return f"{name}: {self.metric} {values} ({steps}, {spent}, {speed})"
+        return f"{self.result} ({steps}, {spent}, {speed})"
 
 
 def write_cell(folder: Path, score: Score, losses: Sequence[float], predictions: Mapping[str, metrics.Rows]) -> None:

@@ -125,7 +125,7 @@ def make_tables(results: ResultSet) -> list[Table]:
 
 
 MOST_COLUMNS = 5
-"""A page shows as many columns of scores at once; where there are more, it shows datasets of families when asked."""
+"""Columns of scores that stand side by side; a page with more shows datasets of families when asked."""
 
 
 def rivals(arm: ReportArm) -> tuple[str | int, ...]:
@@ -251,9 +251,19 @@ def show_signal(ratio: float, needs: str) -> str:
 # A table's files, and its lines in a terminal
 
 
+def split_columns(table: Table) -> list[list[int]]:
+    """Split the columns of a table into parts that fit side by side on paper: the means, then each family's
+    datasets."""
+    details = table.details or (False,) * len(table.columns)
+    runs = [list(run) for _, run in itertools.groupby(range(len(details)), details.__getitem__)]
+    means = [column for run in runs if not details[run[0]] for column in run]
+    groups = [means, *(run for run in runs if details[run[0]])]
+    return [group[at : at + MOST_COLUMNS] for group in groups for at in range(0, len(group), MOST_COLUMNS)]
+
+
 def table_files(tables: Iterable[Table]) -> dict[str, str]:
-    """Write every table in every format: names of files below the folder of a report → their text. LaTeX is for
-    `booktabs`, without document preamble."""
+    """Write every table in every format: names of files below the folder of a report → their text. LaTeX is without
+    document preamble; a comment says which packages it needs."""
     from jinja2 import Environment
 
     environment = Environment(trim_blocks=True, keep_trailing_newline=True)
@@ -264,7 +274,7 @@ def table_files(tables: Iterable[Table]) -> dict[str, str]:
     files = {}
     for table in tables:
         for ending, template in templates.items():
-            files[f"tables/{table.name}.{ending}"] = template.render(table=table)
+            files[f"tables/{table.name}.{ending}"] = template.render(table=table, parts=split_columns(table))
         if table.records:
             files[f"tables/{table.name}.csv"] = csv_text(table.records)
     return files
@@ -294,5 +304,10 @@ def print_table(table: Table) -> None:
 
 
 LATEX = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
-LATEX |= {"^": r"\textasciicircum{}", "±": r"$\pm$", "→": r"$\to$", "–": "--", "†": r"$\dagger$", "÷": r"$\div$"}
-LATEX |= {"…": r"\ldots{}", "“": "``", "”": "''"}
+LATEX |= {"^": r"\textasciicircum{}", "|": r"\textbar{}", "<": r"\textless{}", ">": r"\textgreater{}"}
+LATEX |= {"[": "{[}", "]": "{]}"}  # at the beginning of a line, or in a short caption, they would be options
+LATEX |= {"±": r"$\pm$", "→": r"$\to$", "†": r"$\dagger$", "÷": r"$\div$", "√": r"$\surd$", "·": r"$\cdot$"}
+LATEX |= {"×": r"$\times$", "≤": r"$\leq$", "≥": r"$\geq$", "≈": r"$\approx$", "−": "$-$", "²": "$^2$"}
+LATEX |= {"–": "--", "—": "---", "…": r"\ldots{}", "“": "``", "”": "''", "‘": "`", "’": "'", "\xa0": "~"}
+"""What stands in LaTeX for the signs that it reads as commands, and for those of biphase that it does not know. Latin
+letters with accents are known to it."""

@@ -24,7 +24,7 @@ from rich.tree import Tree
 
 from biphase.console import duration, printable
 from biphase.embedding.recipe import set_name
-from biphase.errors import InputError
+from biphase.errors import DOCS, InputError
 from biphase.flops import PEAK_FLOPS
 from biphase.report.contrasts import POWER, USUAL_NOISE, smallest_difference
 from biphase.report.formats import format_bytes, show_count, show_estimate, show_list
@@ -362,7 +362,10 @@ def describe_advice(advice: Advice) -> RenderableType:
     if machine := advice.machine:
         on_machine = f"{machine.devices} × {machine.name} ({machine.speed})"
         cost += f", {describe_hours(machine, advice.flops)} on {on_machine}"
-    return Group(*parts, cost, *(f"note: {caveat}" for caveat in advice.caveats))
+    notes = [f"note: {caveat}" for caveat in advice.caveats]
+    if any("docs/" in choice.source for choice in advice.choices):
+        notes.append(f"docs/ in a source is {DOCS}")
+    return Group(*parts, cost, *notes)
 
 
 def recipe_yaml(advice: Advice, has_reasons: bool = True) -> str:

@@ -380,7 +380,7 @@ def load_study(source: Path | dict[str, Any], overrides: Sequence[str] = ()) -> 
     Its `hypotheses` may be the name of a file with a list of them, seen from the study's folder, or `paper`: all
     findings of the paper.
     """
-    path = config.find_yaml(source) if isinstance(source, Path) else Path("study")
+    path = config.find_yaml(source, "studies") if isinstance(source, Path) else Path("study")
     tree = config.read_yaml(path) if isinstance(source, Path) else dict(source)
     for override in overrides:
         tree = config.apply_override(tree, override)

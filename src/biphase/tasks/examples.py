@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from biphase.console import err
-from biphase.corpus.rows import SHORT_ROW, Row, column, excerpt, id_of, text_column
+from biphase.corpus.rows import LABEL_REMEDY, SHORT_ROW, Row, column, excerpt, id_of, text_column
 from biphase.errors import InputError, first_of
 from biphase.tasks import spec
 from biphase.tasks.sources import TaskSource, read_rows
@@ -334,7 +334,7 @@ def why_left_out(task: spec.Task, origin: str, row: Row) -> Literal["answer", "l
     None where it has all. Rows of biphase's own tasks are taken as they were published."""
     if task.family not in ("sequence_classification", "multiple_choice"):
         return None
-    label = column(origin, row, task.label)
+    label = column(origin, row, task.label, LABEL_REMEDY)
     if canonical_label(label) in map(canonical_label, task.unlabelled):  # -1 may be written as -1.0
         return "answer"
     if spec.is_own_task(task):
@@ -358,14 +358,14 @@ def tell_lacking(task: spec.Task, lacking: dict[str, list[str]]) -> None:
         have = "rows have" if len(rows) > 1 else "row has"
         counts.append(f"{len(rows):,} {have} no {part} (the first: {rows[0]})")
     if counts and task.missing == "refuse":
-        remedy = "fill them in, or leave them out by `missing: drop` in the task's file"
+        remedy = "fill them in, or leave them out by `missing: drop` in the task's file (in Python missing='drop')"
         raise InputError(f"task '{task.name}': {', '.join(counts)}; {remedy}")
     if counts:
         err.print(f"{task.name}: left out: {', '.join(counts)}")
 
 
 def make_text(task: spec.Task, origin: str, row: Row) -> LabelledText:
-    label = column(origin, row, task.label)
+    label = column(origin, row, task.label, LABEL_REMEDY)
     text = fill_row(task, origin, row)
     target: int | float | tuple[int, ...]
     if task.problem_type == "regression":
@@ -378,7 +378,7 @@ def make_text(task: spec.Task, origin: str, row: Row) -> LabelledText:
 
 
 def make_choices(task: spec.Task, origin: str, row: Row) -> LabelledText:
-    label = column(origin, row, task.label)
+    label = column(origin, row, task.label, LABEL_REMEDY)
     choices, names = read_choices(task, origin, row)
     right = label_number(task, origin, label, names)
     if max(right, len(choices) - 1) >= min(len(choices), len(task.classes)):
@@ -415,7 +415,7 @@ def fill_row(task: spec.Task, origin: str, row: Row) -> FilledText:
 
 
 def make_words(task: spec.Task, origin: str, row: Row, scheme: spec.Scheme) -> TaggedWords:
-    tags = column(origin, row, task.label)
+    tags = column(origin, row, task.label, LABEL_REMEDY)
     words = words_of(task, origin, row)
     if not isinstance(tags, list) or len(tags) != len(words):
         num_tags = f"{len(tags)} tags" if isinstance(tags, list) else "no list of tags"
@@ -439,11 +439,15 @@ def make_question(task: spec.Task, origin: str, row: Row) -> Question | None:
         raise InputError(f"{origin}: question '{id}' has an empty context")
     locate = partial(find_answer, f"{origin}: question '{id}'", context)
     if "candidates" not in row:
-        spans = [] if row.get("is_impossible") else read_spans(origin, "answers", column(origin, row, "answers"))
+        spans = (
+            []
+            if row.get("is_impossible")
+            else read_spans(origin, "answers", column(origin, row, "answers", LABEL_REMEDY))
+        )
         answers = tuple(dict.fromkeys(locate(text, start) for text, start in spans))
         return Question(id, text_column(origin, row, "question"), context, answers)
     candidates = {locate(text, start) for text, start in read_spans(origin, "candidates", row["candidates"])}
-    gold = read_spans(origin, "answers", column(origin, row, "answers"))
+    gold = read_spans(origin, "answers", column(origin, row, "answers", LABEL_REMEDY))
     if not gold:
         return None
     # The hub keeps only the texts of answers: their mentions are the candidates that read so.
