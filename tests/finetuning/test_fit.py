@@ -186,7 +186,7 @@ def test_weights_that_are_replaced_under_a_cell_make_none(
 
     monkeypatch.setattr(fit, "build_network", replace_weights)
     settings = {"frozen": frozen} if frozen else {}
-    with pytest.raises(InputError, match="were replaced while they were at work"):
+    with pytest.raises(InputError, match="were replaced while a cell was computed with them"):
         fit_quickly(folder, "snli", data_dirs, tmp_path / "scores", **settings)
     assert not [*(tmp_path / "scores").glob("*/score.json")]
     monkeypatch.undo()

@@ -75,8 +75,8 @@ def refuse_replaced(model: Encoder) -> None:
         open_encoder.cache_clear()
         features.clear()
         backbones.clear()
-        reason = f"files of {model.name} were replaced while they were at work, so what came of it has no name"
-        raise InputError(f"{reason}: nothing is kept of that, run the same command again")
+        reason = f"files of {model.name} were replaced while a cell was computed with them"
+        raise InputError(f"{reason}: nothing of that cell is kept, run the same command again")
 
 
 class UsedEmbedding(nn.Embedding):
