@@ -8,7 +8,7 @@ or NaN, and null in JSON.
 import csv
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, TextIO
@@ -23,7 +23,7 @@ from biphase.corpus.rows import Row, rows_in_memory
 from biphase.corpus.text import keep_rows
 from biphase.engine.local import Engine, EngineKind
 from biphase.engine.scheduler import Failure
-from biphase.errors import InputError, told_as
+from biphase.errors import InputError
 from biphase.files import refuse_existing, refuse_filled, whole_file
 from biphase.finetuning.cells import plan_cells
 from biphase.finetuning.config import FinetuneConfig
@@ -200,11 +200,24 @@ def write_csv(rows: Iterable[Row], sink: TextIO) -> None:
         for key, value in flat.items():
             if isinstance(value, dict | list):
                 flat[key] = json.dumps(value, ensure_ascii=False, default=str)
+        cells = {inert_cell(key): inert_cell(value) for key, value in flat.items()}
         if table is None:
-            table = csv.DictWriter(sink, list(flat), lineterminator="\n")
+            table = csv.DictWriter(sink, list(cells), lineterminator="\n")
             table.writeheader()
-        with told_as(f"row {number} has a column that the first row has not", "write a .jsonl file"):
-            table.writerow(flat)
+        if further := cells.keys() - {*table.fieldnames}:
+            raise InputError(f"row {number} has a column '{min(further)}', the first row not; write a .jsonl file")
+        table.writerow(cells)
+
+
+def inert_cell(cell: Any) -> Any:
+    """Return a cell of a table so that no spreadsheet computes it: a text that it would take for a formula comes behind
+    an apostrophe, as OWASP has it. Numbers stay."""
+    if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return cell
+    with suppress(ValueError):
+        float(cell)
+        return cell
+    return f"'{cell}"
 
 
 def fields_of(record: object, names: str) -> dict[str, Any]:
