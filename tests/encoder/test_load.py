@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
-    AutoModel,
     AlbertConfig,
+    AutoModel,
     BertConfig,
     DPRConfig,
     FNetConfig,
