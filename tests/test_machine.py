@@ -247,11 +247,11 @@ def test_a_package_of_another_version_is_one_line(monkeypatch: pytest.MonkeyPatc
         InputError, match=r"sentence-transformers 6.0.1 is installed, .*: pip install 'sentence-tr.*6.2'"
     ):
         machine.refuse_versions("embeddings")
-    with pytest.raises(InputError, match="sentence-transformers 6.0.1"), needs_embeddings("biphase embed"):
+    with pytest.raises(InputError, match=r"sentence-transformers 6\.0\.1"), needs_embeddings("biphase embed"):
         pass
     here["tokenizers"] = "0.23.2"
     for words in (["doctor"], ["inspect", "nowhere"]):
-        with pytest.raises(InputError, match="tokenizers 0.23.2 is installed"):
+        with pytest.raises(InputError, match=r"tokenizers 0\.23\.2 is installed"):
             run_command(words)
     monkeypatch.setattr(machine, "requires", requires)
     machine.refuse_versions("embeddings")

@@ -455,7 +455,9 @@ def make_once(path: Path, make: Callable[[Path], None]) -> None:
 
 
 def refuse_existing(path: Path) -> None:
-    """Refuse to write over a file."""
+    """Refuse to write over a file, or into a folder that is not there."""
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: there is no folder {path.parent}; make it first")
     if path.exists():
         raise InputError(f"{path} is there already; choose another name, or delete it first")
 

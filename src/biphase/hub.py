@@ -5,6 +5,7 @@ The commit of a model that is in the cache already is taken before a newer one, 
 a machine without network too, finds the model that it began with. Weights as pickles are refused, and code is not run.
 """
 
+import re
 from collections.abc import Mapping
 from functools import lru_cache, partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from biphase import console
 from biphase.errors import InputError, first_line, is_raised_here, told_as
-from biphase.files import content_hash, hash_stamped, read_json_as, stamp_of
+from biphase.files import content_hash, hash_stamped, read_json_as, stamp_of, validate_record
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -28,8 +29,8 @@ KNOWN_FILES = ("config.json", "tokenizer_config.json", "tokenizer.json", "module
 INDEX = "model.safetensors.index.json"
 """The file that names the parts of weights that are too large for one file."""
 
-MOST_LAYERS = 1_000
-"""transformers makes as many as it is told, one by one, for ever if need be."""
+MADE_ONE_BY_ONE, MOST_MADE = re.compile(r"(layers?|groups?|experts?|blocks?|group_num)$"), 1_000
+"""Names of counts in a configuration: transformers makes as many as it is told, for ever if need be."""
 
 
 def fetch_model(id: str, revision: str | None = None, kind: Literal["model", "tokenizer"] = "model") -> Path:
@@ -177,9 +178,9 @@ def load_model_config(source: str | Path) -> "PretrainedConfig":
         raise InputError(f"{name} is a '{config.model_type}' model, which does not read tokens of text")
     if getattr(config, "is_encoder_decoder", False):
         raise InputError(f"{name} is an encoder-decoder ({config.model_type}), which is not supported")
-    layers = getattr(config, "num_hidden_layers", None)
-    if isinstance(layers, int) and layers > MOST_LAYERS:
-        raise InputError(f"{name}: config.json says {layers} layers; up to {MOST_LAYERS:,} are made")
+    for key, count in config.to_dict().items():
+        if MADE_ONE_BY_ONE.search(key) and isinstance(count, int) and count > MOST_MADE:
+            raise InputError(f"{name}: config.json says {key} {count}; up to {MOST_MADE:,} are made")
     if has_other_parts(published):
         raise InputError(
             f"{name} reads images or sound beside text; make a folder of it: biphase convert {name} FOLDER"
@@ -197,7 +198,8 @@ def load_whole_config(source: str | Path) -> "PretrainedConfig":
 
     name = model_name(source)
     with told_as(f"cannot read a model configuration from {name}"):
-        refuse_own_code(name, PretrainedConfig.get_config_dict(str(source))[0])
+        content: Any = PretrainedConfig.get_config_dict(str(source))[0]
+        refuse_own_code(name, validate_record(Path(source, "config.json"), content, dict[str, Any], "save it anew"))
         published: PretrainedConfig = AutoConfig.from_pretrained(str(source), trust_remote_code=False)
         config = published.get_text_config()
     quantized = getattr(published, "quantization_config", None) or getattr(config, "quantization_config", None)

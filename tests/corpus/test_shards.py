@@ -502,6 +502,27 @@ def test_long_documents_are_encoded_in_pieces_with_the_same_ids(
     assert "".join(piece for piece, _ in prepare_module.cut_text(texts[0], True)) == texts[0]
 
 
+def test_no_piece_of_a_document_is_too_long_to_encode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without lines that can be cut apart it ends at a blank, or where there is none, at the limit."""
+    monkeypatch.setattr(prepare_module, "PIECE_CHARS", 10)
+    monkeypatch.setattr(prepare_module, "LONGEST_TEXT", 30)
+
+    def cut(text: str) -> list[str]:
+        pieces = [*prepare_module.cut_text(text, True)]
+        assert "".join(piece for piece, _ in pieces) == text and [is_last for _, is_last in pieces].index(
+            True
+        ) + 1 == len(pieces)
+        return [piece for piece, _ in pieces]
+
+    assert cut("a short text without lines.   ") == ["a short text without lines.   "]
+    assert cut("one of more characters than can be encoded") == ["one of more characters than", " can be encoded"]
+    assert cut("x" * 70) == ["x" * 30, "x" * 30, "x" * 10]
+    assert cut("two lines of text\nthat are cut apart, as ever") == [
+        "two lines of text\n",
+        "that are cut apart, as ever",
+    ]
+
+
 def test_many_small_files_share_shards(tokenizer_folder: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(prepare_module, "MAX_SHARDS", 4)
     for number in range(10):

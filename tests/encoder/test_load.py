@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    AlbertConfig,
     AutoModel,
     BertConfig,
     DPRConfig,
@@ -105,10 +106,13 @@ def test_what_is_refused(tmp_path: Path) -> None:
     small = {"vocab_size": 100, "d_model": 16, "d_ff": 16, "d_kv": 8, "num_layers": 1, "num_heads": 2}
     with pytest.raises(InputError, match="encoder-decoder"):
         load_backbone(save(T5Config(**small), tmp_path / "t5"))
-    endless = BertConfig(**SMALL | {"num_hidden_layers": 2**63})
-    endless.save_pretrained(tmp_path / "endless")
-    with pytest.raises(InputError, match="says 9223372036854775808 layers; up to 1,000 are made"):
-        load_backbone(tmp_path / "endless")
+    for kind, count in ((BertConfig, "num_hidden_layers"), (AlbertConfig, "num_hidden_groups")):
+        kind(**SMALL | {count: 2**63}).save_pretrained(tmp_path / count)
+        with pytest.raises(InputError, match=f"says {count} 9223372036854775808; up to 1,000 are made"):
+            load_backbone(tmp_path / count)
+    (tmp_path / "num_hidden_layers" / "config.json").write_text("[5]")
+    with pytest.raises(InputError, match=r"config\.json is damaged"):
+        load_backbone(tmp_path / "num_hidden_layers")
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="cannot read a model configuration"):
         load_backbone(tmp_path / "empty")

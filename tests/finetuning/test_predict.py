@@ -16,6 +16,7 @@ from biphase.cli.app import run_command
 from biphase.corpus.rows import rows_of_file
 from biphase.errors import InputError
 from biphase.files import MARK
+from biphase.finetuning import predict as predicting
 from biphase.finetuning.families import token_classification
 from biphase.finetuning.families.token_classification import encode_words
 from biphase.finetuning.heads import load_encoder
@@ -246,6 +247,16 @@ def test_how_many_rows_were_cut(model_folder: Path, tmp_path: Path, capsys: pyte
     write_jsonl(tmp_path / "rows.jsonl", [{"text": "a dog"}, {"text": "a dog near a tree " * 9}])
     predict_all(kept, tmp_path / "rows.jsonl")
     assert "rows.jsonl: 1 of 2 rows were too long and cut at 8 tokens\n" in capsys.readouterr().err
+
+
+def test_few_long_rows_are_predicted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No memory holds the tokens of hundreds of books."""
+    monkeypatch.setattr(predicting, "LONGEST_TEXT", 100)
+    monkeypatch.setattr(predicting, "ROWS_AT_ONCE", 4)
+    rows = [(f"row {n}", {"text": "x" * (90 if n < 3 else 9)}) for n in range(12)]
+    chunks = [*predicting.in_chunks(rows)]
+    assert [len(chunk) for chunk in chunks] == [1, 1, 1, 4, 4, 1]
+    assert [placed for chunk in chunks for placed in chunk] == rows
 
 
 def characters(text: str, spans: list[tuple[str, int, int]]) -> set[tuple[str, int]]:

@@ -24,7 +24,7 @@ from biphase.corpus.table_form import BYTE_ORDER_MARK, TableForm
 from biphase.corpus.text import keep_rows
 from biphase.engine.local import Engine, EngineKind
 from biphase.engine.scheduler import Failure
-from biphase.errors import InputError, told_as
+from biphase.errors import InputError
 from biphase.files import claimed, refuse_existing, refuse_filled, whole_file
 from biphase.finetuning.cells import plan_cells
 from biphase.finetuning.config import FinetuneConfig
@@ -212,17 +212,34 @@ def write_table(rows: Iterable[Row], sink: TextIO, form: TableForm) -> None:
         flat = dict(row)
         if isinstance(row.get("probabilities"), dict):
             flat |= {f"probability_{label}": value for label, value in flat.pop("probabilities").items()}
-        for key, value in flat.items():
-            if isinstance(value, dict | list):
-                flat[key] = json.dumps(value, ensure_ascii=False, default=str)
-            elif isinstance(value, float):
-                flat[key] = str(value).replace(".", form.decimal)
+        cells = {show_cell(key, form): show_cell(value, form) for key, value in flat.items()}
         if table is None:
             sink.write(BYTE_ORDER_MARK if form.has_mark else "")
-            table = csv.DictWriter(sink, list(flat), quoting=form.quoting, **shape)
+            table = csv.DictWriter(sink, list(cells), quoting=form.quoting, **shape)
             table.writeheader()
-        with told_as(f"row {number} does not fit the columns and the form of the table", "write a .jsonl file"):
-            table.writerow(flat)
+        if further := cells.keys() - {*table.fieldnames}:
+            raise InputError(f"row {number} has a column '{min(further)}', the first row not; write a .jsonl file")
+        try:
+            table.writerow(cells)
+        except csv.Error as error:
+            reason = f"row {number} does not fit the form of the table ({error})"
+            raise InputError(f"{reason}; write a .jsonl file") from None
+
+
+def show_cell(value: Any, form: TableForm) -> Any:
+    """Return a value as it stands in a table: lists as JSON, and decimals as the table has them. A text that a
+    spreadsheet would compute stands behind an apostrophe, as OWASP has it."""
+    if isinstance(value, dict | list):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    if isinstance(value, float):
+        return str(value).replace(".", form.decimal)
+    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return value
+    try:
+        float(value.replace(form.decimal, "."))
+        return value
+    except ValueError:
+        return f"'{value}"
 
 
 def fields_of(record: object, names: str) -> dict[str, Any]:

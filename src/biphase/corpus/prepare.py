@@ -21,6 +21,7 @@ import xxhash
 
 from biphase import console, files
 from biphase.config import parse_config
+from biphase.corpus.rows import LONGEST_TEXT
 from biphase.corpus.shards import (
     SHARD_SPLITS,
     Options,
@@ -508,9 +509,19 @@ LINE_START = re.compile(r"(?<=\n)(?=[^\W\d_])")
 
 
 def cut_text(text: str, cuts_at_lines: bool) -> Iterator[tuple[str, bool]]:
-    """Cut the text into pieces of at least `PIECE_CHARS` (the last is smaller), each with whether it is the last."""
+    """Cut the text into pieces of at least `PIECE_CHARS` (the last is smaller), each with whether it is the last.
+
+    Where so many lines cannot be cut apart, a piece ends at a blank, if there is one, so that none is longer than
+    `LONGEST_TEXT`, for which there would be no memory.
+    """
     start = 0
-    while cuts_at_lines and (cut := LINE_START.search(text, start + PIECE_CHARS)):
-        yield text[start : cut.start()], False
-        start = cut.start()
+    while len(text) - start > PIECE_CHARS:
+        least, most = start + PIECE_CHARS, start + LONGEST_TEXT
+        line = LINE_START.search(text, least, most) if cuts_at_lines else None
+        if line is None and len(text) <= most:
+            break
+        end = line.start() if line else text.rfind(" ", least, most)
+        end = end if end > 0 else most
+        yield text[start:end], False
+        start = end
     yield text[start:], True

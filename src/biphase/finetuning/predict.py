@@ -6,7 +6,6 @@ scored. Running texts to tag, and any other folder with a head for classificatio
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import torch
 from transformers import pipeline
 
 from biphase.console import err
-from biphase.corpus.rows import PlacedRow, Row, column, text_column
+from biphase.corpus.rows import LONGEST_TEXT, PlacedRow, Row, column, text_column
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.encoder.network import load_weights
 from biphase.errors import InputError
@@ -28,7 +27,7 @@ from biphase.tasks import examples
 from biphase.tasks.spec import Family
 
 ROWS_AT_ONCE = 512
-"""Rows that are read, sorted by length and predicted together."""
+"""Rows that are read, sorted by length and predicted together; fewer where they have `LONGEST_TEXT` characters."""
 
 SHARED = 4
 """An input that goes on where a text was cut shares one part in so many with the input before it."""
@@ -50,7 +49,7 @@ def predict_placed(model: KeptModel, rows: Iterator[PlacedRow], name: str, devic
     tokenizer.pretrained.model_max_length = limit = min(limit, tokenizer.pretrained.model_max_length)
     predict = PREDICTORS[model.task.family]
     num_rows = num_cut = num_empty = 0
-    while chunk := list(islice(rows, ROWS_AT_ONCE)):
+    for chunk in in_chunks(rows):
         named = [(origin, with_task_names(model.task, model.layout, row)) for origin, row in chunk]
         predictions, num_cut_here = predict(model, network, tokenizer, named)
         num_rows, num_cut = num_rows + len(chunk), num_cut + num_cut_here
@@ -63,6 +62,20 @@ def predict_placed(model: KeptModel, rows: Iterator[PlacedRow], name: str, devic
         err.print(f"{name}: {num_empty:,} of {num_rows:,} rows have no text: nothing is predicted for them")
     if num_cut:
         err.print(f"{name}: {num_cut:,} of {num_rows:,} rows were too long and cut at {limit:,} tokens")
+
+
+def in_chunks(rows: Iterable[PlacedRow]) -> Iterator[list[PlacedRow]]:
+    """Yield the rows that are predicted together."""
+    chunk: list[PlacedRow] = []
+    num_chars = 0
+    for placed in rows:
+        chunk.append(placed)
+        num_chars += len(str(placed[1]))
+        if len(chunk) == ROWS_AT_ONCE or num_chars >= LONGEST_TEXT:
+            yield chunk
+            chunk, num_chars = [], 0
+    if chunk:
+        yield chunk
 
 
 def predict_inputs(model: KeptModel, network: Any, inputs: EncodedSplit | TokenizedTexts) -> Any:
