@@ -317,7 +317,8 @@ class ComputeConfig(Strict):
     """The type of the arithmetic; master weights are always fp32. `auto`: bf16 where the device has units for it, else
     fp32."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """torch.compile of the blocks. `auto`: on CUDA, and in long bf16 runs on a CPU, where there is a compiler."""
+    """torch.compile of the blocks and, on CUDA, of the loss. `auto`: on CUDA, and in long bf16 runs on a CPU, where
+    there is a compiler."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """In several processes: whole weights on each, or weights, gradients and moments sharded (FSDP2)."""
     activation_checkpointing: bool = False

@@ -267,7 +267,8 @@ def as_page(rows: dict[str, Row]) -> str:
         "length at a time, because padding changes what it computes. Anything else is refused, with this reason. "
         "Layers that are no attention (recurrences, convolutions) go on looking back only in decoders. "
         "A mixture of experts is trained without its auxiliary balance loss: its router comes trained with it, and "
-        "what is compared is the loss of the objective alone.",
+        "what is compared is the loss of the objective alone. A PhiMoE whose window is shorter than its positions is "
+        "refused for pretraining.",
         "",
         "Models that read images or sound beside text (Gemma 3, Llama 4, Qwen-VL …) go through `biphase convert` "
         "first, which writes their network of text as a folder of its own: its type stands here. Not tried: "

@@ -3,6 +3,7 @@ compiler."""
 
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,6 +39,15 @@ def test_each_of_many_shapes_is_compiled(monkeypatch: pytest.MonkeyPatch) -> Non
         counters.clear()
         model(ids, ids, lay_out(np.array([0, 3]), causal=True), ids, ids)
         assert counters["stats"]["unique_graphs"] > 0, f"width {width}"
+
+
+@pytest.mark.parametrize(("device", "compiles"), [("cuda", True), ("cuda", False), ("cpu", True)])
+def test_the_loss_is_compiled_with_the_blocks_on_a_gpu(device: str, compiles: bool) -> None:
+    network = make_model("1m", SMALL, TokenIds(64, 4, 0, 2, None), 64, 0).to("meta")
+    model: Any = parallelize(
+        PackedModel(network), ComputeConfig(), World(0, 1, torch.device(device)), compiles=compiles
+    )
+    assert model.compiles_loss == (compiles and device == "cuda")
 
 
 @pytest.fixture

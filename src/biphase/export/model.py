@@ -250,8 +250,8 @@ def close_texts(tokenizer: Any) -> None:
         {"id": names[alias], "ids": [tokenizer.convert_tokens_to_ids(mark)], "tokens": [mark]}
         for alias, mark in marks.items()
     ]
-    single, pair = ([names.get(piece, piece) for piece in template.split()] for template in (single, pair))
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=single, pair=pair, special_tokens=special)
+    alone, paired = ([names.get(piece, piece) for piece in template.split()] for template in (single, pair))
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=alone, pair=paired, special_tokens=special)
 
 
 def write_sentence_transformer(
