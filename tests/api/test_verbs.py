@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import biphase
-from biphase.api.finetuning import is_folder, write_csv
+from biphase.api.finetuning import is_folder, write_table
 from biphase.api.own_task import describe_data, list_changes, write_task
 from biphase.cli.app import run_command
 from biphase.corpus.text import are_names
@@ -319,22 +319,25 @@ def test_folders_of_published_data_are_not_rows(tmp_path: Path) -> None:
 
 def test_a_table_holds_no_formulas() -> None:
     """What a spreadsheet would compute is a text there; numbers stay numbers."""
-    texts = ["=1+1", "@x", "-2 x", "+a", "\tx", "plain", "a=1", "-3.5", "+4", "", None, -1, ["=1"]]
-    expected = ["'=1+1", "'@x", "'-2 x", "'+a", "'\tx", "plain", "a=1", "-3.5", "+4", "", "", "-1", '["=1"]']
-    sink = io.StringIO()
-    write_csv([{"=head": text, "probabilities": {"-a": 0.5}} for text in texts], sink)
+    texts = ["=1+1", "@x", "-2 x", "+a", "\tx", "plain", "a=1", "-3.5", "+4", "", None, -1, ["=1"], "a\rb"]
+    expected = ["'=1+1", "'@x", "'-2 x", "'+a", "'\tx", "plain", "a=1", "-3.5", "+4", "", "", "-1", '["=1"]', "a\rb"]
+    sink = io.StringIO(newline="")
+    write_table([{"=head": text, "probabilities": {"-a": 0.5}} for text in texts], sink, TableForm())
     table = list(csv.reader(io.StringIO(sink.getvalue(), newline="")))
     assert table == [["'=head", "probability_-a"], *([text, "0.5"] for text in expected)]
+    sink = io.StringIO(newline="")
+    write_table([{"cost": text, "probability": -0.5} for text in ("-0,5", "-x")], sink, TableForm(";", decimal=","))
+    assert sink.getvalue() == "cost;probability\n-0,5;-0,5\n'-x;-0,5\n"
 
 
 def test_what_is_wrong_with_a_table_is_told_as_it_is(tmp_path: Path) -> None:
     """Rows of unlike columns, no folder for it; a full disk is the system's own to tell."""
     with pytest.raises(InputError, match="row 2 has a column 'b', the first row not"):
-        write_csv([{"a": 1}, {"b": 2}], io.StringIO())
+        write_table([{"a": 1}, {"b": 2}], io.StringIO(), TableForm())
     with pytest.raises(InputError, match=r"there is no folder .*nowhere; make it first"):
         biphase.predict("model", ["a text"], out=tmp_path / "nowhere" / "out.csv")
     with open("/dev/full", "w") as full, pytest.raises(OSError, match="No space left on device"):
-        write_csv(({"a": "x" * 5000} for _ in range(9)), full)
+        write_table(({"a": "x" * 5000} for _ in range(9)), full, TableForm())
         full.flush()
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from pydantic_core import to_jsonable_python
@@ -207,7 +208,8 @@ def write_table(rows: Iterable[Row], sink: TextIO, form: TableForm) -> None:
     """Write a table with the columns of the first row: one for each label's probability, lists as JSON."""
     table: Any = None
     quote = None if form.quoting == csv.QUOTE_NONE else '"'
-    shape: Any = {"delimiter": form.delimiter, "lineterminator": form.line_end, "quotechar": quote}
+    shape: Any = {"delimiter": form.delimiter, "lineterminator": "\r\n", "quotechar": quote}  # quotes a lone \r too
+    lines: Any = SimpleNamespace(write=lambda line: sink.write(line[:-2] + form.line_end))
     for number, row in enumerate(rows, start=1):
         flat = dict(row)
         if isinstance(row.get("probabilities"), dict):
@@ -215,7 +217,7 @@ def write_table(rows: Iterable[Row], sink: TextIO, form: TableForm) -> None:
         cells = {show_cell(key, form): show_cell(value, form) for key, value in flat.items()}
         if table is None:
             sink.write(BYTE_ORDER_MARK if form.has_mark else "")
-            table = csv.DictWriter(sink, list(cells), quoting=form.quoting, **shape)
+            table = csv.DictWriter(lines, list(cells), quoting=form.quoting, **shape)
             table.writeheader()
         if further := cells.keys() - {*table.fieldnames}:
             raise InputError(f"row {number} has a column '{min(further)}', the first row not; write a .jsonl file")

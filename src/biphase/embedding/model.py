@@ -47,7 +47,7 @@ from biphase.files import (
 from biphase.finetuning.cells import find_folder, hash_model
 from biphase.finetuning.families.retrieval import find_nearest, in_pieces
 from biphase.finetuning.heads import copy_backbone, load_encoder
-from biphase.hub import output_width, refuse_pickles
+from biphase.hub import INDEX, output_width, refuse_pickles
 from biphase.pretraining.optimizer import transformer_blocks
 
 
@@ -416,11 +416,11 @@ def read_modules(folder: Path) -> list[ModuleEntry]:
 
 def list_module_files(folder: Path) -> list[Path]:
     """List the files of an embedding model's modules that have folders of their own, in order. Raises `InputError` for
-    weights that are a pickle."""
+    weights that are a pickle, or an index that names some elsewhere."""
     places = {folder / module.path for module in read_modules(folder)} - {folder}
     listed = sorted({path for place in places for path in files_below(place)})
     for path in listed:
-        if path.match("pytorch_model*.bin"):
+        if path.match("pytorch_model*.bin") or path.name == INDEX:
             refuse_pickles(path.parent)
     return listed
 
