@@ -97,9 +97,8 @@ def parse_yaml(text: str) -> Any:
         raise yaml.YAMLError(DEEP) from None
     except yaml.YAMLError:
         raise
-    except (
-        Exception
-    ) as error:  # of any kind, as in `!!bool x` or a date that is none; a key or a text that JSON has not
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # `!!bool x`, a date that is none, a key or a text that JSON has not
         raise yaml.YAMLError(f"a value that cannot be read: {first_line(error)}") from None
     return value
 

@@ -266,8 +266,16 @@ def count_positions(config: Any) -> int:
 
 
 def output_width(config: Any) -> int:
-    """Return the width of the hidden states that a network gives: some OPT (350m) give those of their embedding's."""
-    return getattr(config, "word_embed_proj_dim", None) or config.hidden_size
+    """Return the width of the hidden states that a network gives: for a few types another one than `hidden_size`."""
+    match config.model_type:
+        case "opt":  # 350m
+            return int(config.word_embed_proj_dim)
+        case "embedding_gemma2_text":
+            return int(config.embedding_dim)
+        case "reformer":  # its reversible layers have two streams
+            return 2 * int(config.hidden_size)
+        case _:
+            return int(config.hidden_size)
 
 
 def position_limit(network: Any) -> int | None:

@@ -27,7 +27,7 @@ from biphase.study import run as worker
 from biphase.study.cost import measure_sizes
 from biphase.study.folder import claim_study_folder, drop_checkpoints, find_record, read_runs, read_state
 from biphase.study.plan import Plan, plan_study, train_name
-from biphase.study.report import arm_of_model, collect_results, read_evidence, report_study
+from biphase.study.report import arm_of_model, collect_results, list_notes, read_evidence, report_study
 from biphase.study.run import measure_units, run_study, status, study_units
 from biphase.study.spec import Study
 
@@ -261,7 +261,9 @@ def test_damaged_scores_are_named_and_made_again(plan: Plan, finished: Path, tmp
     path = next((place / "scores" / "tiny-clm-12").glob("wnut17-*/score.json"))
     path.write_text(path.read_text()[:100])
     model = next(model for model in plan.models if model.name == "tiny-clm-12")
-    assert read_state(plan, place).scores[model.name].broken.keys() == {path}
+    state = read_state(plan, place)
+    assert state.scores[model.name].broken.keys() == {path}
+    assert any(note.startswith(f"Left out: {path} (is ") for note in list_notes(state))  # on the page and the terminal
     assert len(read_state(plan, place).done) == 24
     shutil.rmtree(path.parent)
     assert run_study(plan, place, HERE) == []

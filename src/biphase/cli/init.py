@@ -132,6 +132,8 @@ def init_study(
     study = parse_config(Study, tree, origin=name)
     shards = ask_user(shards, SHARDS_QUESTION, study.recipe["data"]["shards"])
     changes: dict[str, Any] = {"name": out.stem, "title": out.stem, "recipe.data.shards": shards}
+    if study.notes:  # of that study's text and tasks
+        changes["notes"] = []
     for index, group in enumerate(study.arms):
         if model and group.parents:
             raise InputError(f"{name} has arms that continue others by name; change the model in the file")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pydantic_core import from_json
 
 from biphase import console
 from biphase.errors import InputError, told_as
@@ -139,6 +140,7 @@ def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerFast":
         from tokenizers import Tokenizer
 
         with told_as(f"{path} is neither a tokenizer.json nor a Llama 3 tokenizer.model (base64 and a rank a line)"):
+            refuse_ids(path)
             return with_all_roles(wrap_backend(Tokenizer.from_file(str(path)), {}), str(path))
     tokenizer = find_tokenizer(fetch_model(os.path.expanduser(source), kind="tokenizer"), str(source))  # `./x` as it is
     if tokenizer is None:
@@ -162,6 +164,7 @@ def load_pretrained_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
 
     with told_as(f"tokenizer {folder} cannot be loaded"):
         if (folder / "tokenizer.json").exists():
+            refuse_ids(folder / "tokenizer.json")
             tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, trust_remote_code=False)
         else:
             from transformers import AutoTokenizer  # imports torch, so it comes late
@@ -173,18 +176,31 @@ def load_pretrained_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
     return tokenizer
 
 
-def with_all_roles(tokenizer: "PreTrainedTokenizerFast", name: str) -> "PreTrainedTokenizerFast":
-    """Return a tokenizer that has end-of-text, mask and pad too; its ids for text are unchanged.
+def refuse_ids(file: Path) -> None:
+    """Raise `InputError` for a tokenizer.json whose ids `tokenizers` takes and fails on later: none, one twice, or one
+    so high that the ids below it fill all memory."""
+    try:
+        content = from_json(file.read_bytes())
+    except ValueError:
+        return  # `tokenizers` itself tells of what is no JSON, and of other forms
+    match content:
+        case {"model": {"vocab": dict() as vocab}}:
+            ids = [number for number in vocab.values() if isinstance(number, int)]
+        case {"model": {"vocab": list() as vocab}}:
+            ids = list(range(len(vocab)))
+        case _:
+            return
+    if ids and len({*ids}) == len(ids) and max(ids) < MAX_VOCAB_SIZE:
+        return
+    needed = f"it needs tokens, and for each an id of its own below {MAX_VOCAB_SIZE:,}"
+    raise InputError(f"{file} is damaged ({needed}); take it from where it is whole")
 
-    Raises `InputError` for ids that `tokenizers` takes, and fails on later.
-    """
+
+def with_all_roles(tokenizer: "PreTrainedTokenizerFast", name: str) -> "PreTrainedTokenizerFast":
+    """Return a tokenizer that has end-of-text, mask and pad too; its ids for text are unchanged."""
     from tokenizers import AddedToken, Tokenizer
 
     backend = tokenizer.backend_tokenizer
-    numbers = backend.get_vocab(with_added_tokens=False).values()
-    if not numbers or len({*numbers}) < len(numbers) or max(numbers) >= MAX_VOCAB_SIZE:
-        needed = f"it needs tokens, and for each an id of its own below {MAX_VOCAB_SIZE:,}"
-        raise InputError(f"tokenizer {name} is damaged ({needed}); take it from where it is whole")
     backend.no_padding()
     backend.no_truncation()
     roles = {role: str(getattr(tokenizer, role)) for role in ROLES if getattr(tokenizer, role, None)}

@@ -51,7 +51,8 @@ def open_index(path: Path, model: str | None, text: str | None, text_field: str)
         text_hash = hash_text(name, find_text_sources([name], manifest["sources"]))
     has_changed = text_hash != manifest["text_hash"]
     is_other_field = manifest["text_field"] != text_field
-    other_model = f"not by {model}" if model else "which has changed since"
+    is_its_place = model is None or model == manifest["model"]
+    other_model = "which has changed since" if is_its_place else f"not by {model}"
     differences = {
         f"by {manifest['model']}, {other_model}": hash_embedder(model_path) != manifest["model_hash"],
         f"of another text than {text} holds now": bool(text) and has_changed,

@@ -339,7 +339,7 @@ def with_same_head(config: Any, network: Any, cell: CellContext) -> Any:
     is_probe = cell.config.frozen and is_sequence
     kept = "a linear probe" if is_probe else f"a network of type '{config.model_type}'"
     reason = "its head in transformers differs from the one that biphase trains"
-    remedy = "leave frozen out" if is_probe else "encoders that biphase pretrained can be"
+    remedy = "leave frozen out" if is_probe else "encoders of biphase's own presets (EuroBERT) can be"
     refusal = InputError(f"keep: {kept} cannot be kept for {cell.task.family.replace('_', ' ')}: {reason}; {remedy}")
     has_dense_layer = config.model_type == "modernbert" and not is_sequence
     if has_dense_layer:

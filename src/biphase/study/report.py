@@ -299,6 +299,9 @@ def list_notes(state: StudyState) -> Iterator[str]:
     for (how, key), merged in unlike.items():
         values = ", ".join(f"{value} ({first_of([*names], MOST_NAMES)})" for value, names in sorted(merged.items()))
         yield f"Not all {how} with the same {key}: {values}; differences between these may come from it."
+    for own in state.scores.values():
+        for path, reason in own.broken.items():
+            yield f"Left out: {path} ({reason})."
     if lost := [score for own in state.scores.values() for score in own.scores if has_lost_predictions(score)]:
         models = first_of(sorted({score.model for score in lost}), MOST_NAMES)
         unknown = "how much of their differences is chance of the test examples is not known"
@@ -433,8 +436,6 @@ def list_missing(state: StudyState) -> Iterator[str]:
         if not failure.is_blocked:
             yield f"Failed: {failure.unit}: {failure.reason}"
     for scores in state.scores.values():
-        for path, reason in scores.broken.items():
-            yield f"Left out, because it is damaged: {path}: {reason}"
         diverged = [score for score in scores.scores if score.diverged]
         if diverged:
             points = ", ".join(f"{s.task} at {s.config.learning_rate:g} seed {s.config.seed}" for s in diverged)
