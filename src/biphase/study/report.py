@@ -299,9 +299,8 @@ def list_notes(state: StudyState) -> Iterator[str]:
     for (how, key), merged in unlike.items():
         values = ", ".join(f"{value} ({first_of([*names], MOST_NAMES)})" for value, names in sorted(merged.items()))
         yield f"Not all {how} with the same {key}: {values}; differences between these may come from it."
-    for own in state.scores.values():
-        for path, reason in own.broken.items():
-            yield f"Left out: {path} ({reason})."
+    broken = chain.from_iterable(own.broken.items() for own in state.scores.values())
+    yield from (f"Left out: {path} ({reason})." for path, reason in broken)
     if lost := [score for own in state.scores.values() for score in own.scores if has_lost_predictions(score)]:
         models = first_of(sorted({score.model for score in lost}), MOST_NAMES)
         unknown = "how much of their differences is chance of the test examples is not known"
