@@ -18,7 +18,7 @@ from biphase.errors import InputError
 from biphase.files import ANEW, MARK, read_json_as, refuse_damaged
 from biphase.finetuning.kept import RECORD, KeptModel
 from biphase.finetuning.scores import read_score, read_scores
-from biphase.run import Run, read_checkpoint_manifest, read_done, read_metrics, read_own_name, read_recipe, whole_steps
+from biphase.run import Run, read_checkpoint_manifest, read_done, read_metrics, read_recipe, whole_steps
 from biphase.tasks import examples
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import find_task
@@ -230,8 +230,6 @@ def run_facts(path: Path, verify: bool) -> Facts:
     }
     if train:
         facts |= {name: train[-1][name] for name in ("objective", "loss", "tokens_seen")}
-    if steps and not read_own_name(run):
-        facts["note"] = "an earlier version began it: its checkpoints do not say that they are of this run"
     names = ("step", "objective", "loss", "accuracy", "bits_per_byte")
     facts["validation"] = [{name: row[name] for name in names} for row in read_metrics(run, "validation")[-3:]]
     if verify:

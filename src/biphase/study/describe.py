@@ -169,7 +169,7 @@ def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
     if study.hypotheses:
         names = ", ".join(hypothesis.name for hypothesis in study.hypotheses)
         count = show_count(len(study.hypotheses), "hypothesis", "hypotheses")
-        lines.append(Text(printable(f"{count} (hash {hash_hypotheses(plan)[0]}): {names}")))
+        lines.append(Text(printable(f"{count} (hash {hash_hypotheses(plan)}): {names}")))
     lines += ["", run_tree(plan), "", *describe_steps(estimate), "", cost_table(estimate)]
     return Group(*lines, *cost_lines(estimate))
 
@@ -322,7 +322,7 @@ def plan_json(plan: Plan, estimate: Estimate) -> dict[str, Any]:
     hidden: Any = {"machine": {"peak_flops", "source"}, "first_seed_flops": True, "published_on": True}
     tree: dict[str, Any] = {
         "study": plan.study.name,
-        "hypotheses": hash_hypotheses(plan)[0] if plan.study.hypotheses else None,
+        "hypotheses": hash_hypotheses(plan) if plan.study.hypotheses else None,
         "steps": plan.steps,
         "steps_alone": plan.steps_alone,
         "longest_chain": plan.longest_chain,
