@@ -95,8 +95,7 @@ class OpenStudy:
         if (evaluation := self.planned.study.evaluation) is not None:
             for line in describe_power(self.planned, evaluation):
                 console.err.print(line)
-        rows = pandas.DataFrame(self.estimate(device, efficiency).groups)
-        return rows.drop(columns="published")
+        return pandas.DataFrame(self.estimate(device, efficiency).groups)
 
     def run(
         self,
