@@ -41,11 +41,8 @@ FOLDER_KINDS: Mapping[str, tuple[str, ...]] = {
     "model": ("config.json",),
     "cell": ("score.json",),
     "task": ("task.yaml",),
-    "cache": ("hashes.json", "encoded/*.safetensors", "encoded/*/hashes.json"),
-    "tokenizer": ("tokenizer.json",),
     "scores": ("*/score.json", "*/*/score.json"),
-    "runs": ("*/stages", "*/steps"),
-    **dict.fromkeys(("embedding model", "converted model", "search index", "report"), ()),
+    **dict.fromkeys(("embedding model", "converted model", "search index"), ()),
 }
 """Each kind of folder, and the files of which one tells it where it has no mark of ours."""
 
@@ -96,22 +93,10 @@ def read_facts(kind: str, path: Path) -> Facts:
             facts: Facts = {"state": "whole", **fields_of(manifest, "step is_decayed objective tokens_seen content")}
             facts |= {"data": manifest.data_fingerprint, "tokenizer": manifest.tokenizer_hash}
             return facts | fields_of(manifest, "parent carried")
-        case "tokenizer":
-            from biphase.corpus.tokenizer import load_tokenizer, tokenizer_hash
-
-            tokenizer = load_tokenizer(path)
-            facts = {role: getattr(tokenizer, f"{role}_token") for role in ("mask", "eos", "pad")}
-            return {"vocab_size": len(tokenizer), **facts, "hash": tokenizer_hash(tokenizer)}
         case "task":
             return find_task(str(path / "task.yaml")).model_dump(mode="json", exclude_defaults=True)
         case "search index":
             return read_json_as(path / "index.json", dict[str, Any])
-        case "runs":
-            return {"runs": sorted(file.parent.name for file in path.glob("*/config.yaml"))}
-        case "report":
-            tables = sorted(str(file.relative_to(path)) for file in (*path.glob("tables/*"), *path.glob("*.csv")))
-            figures = len(list(path.glob("figures/*.svg")))
-            return {"page": str(path / "index.html"), "tables": tables, "figures": figures}
         case "study":
             study = read_yaml(path / "study.yaml")
             facts = {key: study.get(key) for key in ("name", "title", "question")}
@@ -126,12 +111,6 @@ def read_facts(kind: str, path: Path) -> Facts:
             scores = read_scores(path)
             facts = {"scores": len(scores.scores), "models": scores.models, "tasks": tuple(sorted(scores.grids))}
             return facts | {"broken": [f"{file} ({reason})" for file, reason in scores.broken.items()]}
-        case "cache":  # texts of tasks as token ids: a file for each, in earlier versions a folder
-            encoded = [path] if path.parent.name == "encoded" else sorted(path.glob("encoded/[!.]*-*"))
-            files = [file for entry in encoded for file in (entry, *entry.glob("*")) if file.is_file()]
-            facts = {"tasks": sorted({entry.name.rpartition("-")[0] for entry in encoded}), "folders": len(encoded)}
-            facts["bytes"] = sum(file.stat().st_size for file in files)
-            return facts | {"note": "made anew when needed: safe to delete"}
     return model_facts(path)
 
 
