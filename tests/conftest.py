@@ -153,7 +153,7 @@ def write_manifest(folder: Path) -> None:
 
     step, files = int(folder.name), {"model/config.json": ""}
     run = folder.parent.parent.name
-    manifest = CheckpointManifest(step, step, 0, 0, "", "", "mlm", False, None, [], files=files, run=run)
+    manifest = CheckpointManifest(step, step, 0, 0, "", "", "mlm", False, None, [], (), run, files=files)
     write_hashed(folder / "manifest.json", asdict(manifest))
 
 

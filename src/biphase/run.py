@@ -86,10 +86,8 @@ def claim_run(run: Run, config: dict[str, Any], environment: dict[str, Any]) -> 
             for folder in (path, run.steps):
                 files.sweep_parts(folder)
             if not run.is_done:  # else only a checkpoint is made once more
-                if read_own_name(run):  # else its first checkpoints name no run
-                    environment = environment | {"run": path.name}
                 files.write_text(path / "config.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
-                files.write_json(run.environment, environment)
+                files.write_json(run.environment, environment | {"run": path.name})
             yield
         except BaseException:  # whatever ended it, Ctrl-C too: an empty folder would pass for a run; it goes on
             if is_new and not (run.is_done or run.metrics.exists() or whole_steps(run)):
@@ -153,12 +151,19 @@ def read_recipe(run: Run) -> Recipe:
         raise InputError(f"{error}; delete it and done.json, and run the run's own command to write it anew") from None
 
 
+@dataclass(frozen=True)
+class OwnName:
+    """The part of environment.json that names the run."""
+
+    run: str
+
+
 def read_own_name(run: Run) -> str:
     """Read the name that a run was given when it began, whatever its folder is called by now: its recipe's, and the
-    beginning of the hash of all that decides its weights. Its checkpoints have it too. Earlier versions gave none."""
+    beginning of the hash of all that decides its weights. Its checkpoints have it too."""
     if not run.environment.exists():
         return run.path.name
-    return str(files.read_json_as(run.environment, dict[str, Any], "delete it, and rerun").get("run", ""))
+    return files.read_json_as(run.environment, OwnName, "delete it, and rerun").run
 
 
 def read_done(run: Run) -> dict[str, int] | None:
@@ -189,13 +194,12 @@ class CheckpointManifest:
     """Content hash of the checkpoint or model that the run started from."""
     carried: list[str]
     """The parts that were taken over from it: weights, optimizer, data position."""
-    data_history: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
-    """The fingerprint of each set, behind a 0: the place in the data order from which on they are trained on. Further
-    places are of an earlier version, which added text to sets; old runs over one set have none."""
+    texts: tuple[str, ...]
+    """The fingerprint of each shard set that the run trains on."""
+    run: str
+    """The run that it is a step of, as `read_own_name` gives it."""
     files: dict[str, str] = field(default_factory=dict)
     """SHA-256 of each file."""
-    run: str = ""
-    """The run that it is a step of, as `read_own_name` gives it."""
 
     @property
     def content(self) -> str:
@@ -277,8 +281,7 @@ def read_checkpoint_manifest(folder: Path, *, check_files: bool = True) -> Check
     if folder.parent == run.steps and (run.path / "config.yaml").exists():  # else it was copied out of its run
         name = read_own_name(run)
         if manifest.run != name or str(manifest.step) != folder.name:
-            made = f"step {manifest.step} of {manifest.run or 'a run that it does not name'}"
-            own = f"step {folder.name} of {name or 'this run, which an earlier version began'}"
+            made, own = f"step {manifest.step} of {manifest.run}", f"step {folder.name} of {name}"
             raise InputError(f"{folder} is {made}, not {own}: put its own back, or {remedy}")
     if check_files:
         files.refuse_changed(folder, manifest.files, remedy)

@@ -59,16 +59,14 @@ def test_json_has_no_nan() -> None:
             "search index",
             {"model": "m"},
         ),
-        ({MARK: {"biphase": "report"}, "index.html": "", "tables/a.md": ""}, "report", {"tables": ["tables/a.md"]}),
         ({MARK: {"biphase": []}, "config.json": {"model_type": "bert"}}, "model", {"model_type": "bert"}),
         ({"study.yaml": "name: s", "trained/a.json": {}, "failed/b.json": {}}, "study", {"name": "s", "failed": ["b"]}),
-        ({"encoded/genre-12/hashes.json": {}}, "cache", {"tasks": ["genre"]}),
-        ({"encoded/genre-12.safetensors": "", "encoded/.x-1.lock": ""}, "cache", {"tasks": ["genre"], "folders": 1}),
         ({"config.json": {}, "modules.json": [3]}, None, "modules.json is damaged"),
         ({"config.json": {}, "biphase.json": {"task": 1}}, None, "biphase.json is damaged"),
         ({"config.yaml": "stages: 3", "stages/x": ""}, None, "config.yaml"),
         ({"task.yaml": "name: 3"}, None, "task.yaml"),
         ({"other": ""}, None, "holds nothing that biphase knows"),
+        ({MARK: {"biphase": "report"}, "index.html": ""}, None, "holds nothing that biphase knows"),
     ],
 )
 def test_folders_are_known_or_told(

@@ -108,8 +108,6 @@ def test_texts_become_a_table_of_scores(
     ("place", "kind", "fact"),
     [
         ("shards", "shards", "content"),
-        ("tokenizer", "tokenizer", "vocab_size"),
-        ("runs", "runs", "runs"),
         ("runs/tiny-*", "run", "curriculum"),
         ("runs/tiny-*/steps/3", "checkpoint", "content"),
         ("encoder", "model", "sentence_transformers"),

@@ -1,4 +1,4 @@
-"""Copies are counted exactly by hash, and near copies as all pairs say."""
+"""Copies are counted exactly, by hash."""
 
 import json
 from pathlib import Path
@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from biphase.api.folders import count_near_copies, inspect, shingles
+from biphase.api.folders import inspect
 from biphase.corpus import shards
 from biphase.corpus.prepare import prepare
-from biphase.corpus.shards import ShardSet, read_shard_manifest
+from biphase.corpus.shards import read_shard_manifest
 from biphase.errors import InputError
 
 WORDS = [f"word{number}" for number in range(200)]
@@ -53,14 +53,3 @@ def test_copies_are_dropped(capsys: pytest.CaptureFixture[str], made: Path, corp
     ]
     with pytest.raises(InputError, match="holds a finished shard set of other options"):
         prepare(sources, corpus.tokenizer, tmp_path / "once", validation=held, workers=1)
-
-
-def test_near_copies(made: Path) -> None:
-    pytest.importorskip("datasketch", reason="datasketch is not installed")
-    shards = ShardSet(made)
-    sets = [set(shingles(shards.document(number)).tolist()) for number in range(shards.num_documents)]
-    overlaps = [max([len(a & b) / len(a | b) for b in sets[:number]], default=0.0) for number, a in enumerate(sets)]
-    expected = sum(overlap > 0.8 for overlap in overlaps)
-    assert expected == 4 and not any(0.6 < overlap < 0.85 for overlap in overlaps), "clear cases"
-    assert f"(train): 4 of {shards.num_documents} documents" in count_near_copies(shards)
-    assert f"of 10 drawn from {shards.num_documents} documents" in count_near_copies(shards, limit=10)

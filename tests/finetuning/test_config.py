@@ -50,19 +50,3 @@ def test_only_the_papers_tasks_search_judged_documents_and_short_answers_unasked
     assert settle_config(FinetuneConfig(), find_task("cranfield"), 512).judged_only is False
     assert settle_config(FinetuneConfig(), asked, 512).max_answer_tokens == 30
     assert settle_config(FinetuneConfig(), asked.model_copy(update={"name": "mine"}), 512).max_answer_tokens is None
-
-
-def test_only_pairs_that_may_be_too_long_got_another_name() -> None:
-    """Pairs were once cut at their end: cells of these differ, and all others are called what they were called."""
-    for task, limit, cut in (
-        ("snli", 10**6, None),
-        ("snli", 512, None),
-        ("snli", 256, "longest"),
-        ("mnli", 512, "longest"),
-        ("sst2", 512, None),
-    ):
-        settled = settle_config(FinetuneConfig(), find_task(task), limit)
-        assert settled.truncation == cut
-        assert ("truncation" in settled.model_dump(mode="json")) == (cut is not None)
-    mine = find_task("snli").model_copy(update={"name": "mine"})
-    assert settle_config(FinetuneConfig(), mine, 10**6).truncation == "longest"

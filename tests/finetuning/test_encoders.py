@@ -107,7 +107,7 @@ def test_a_damaged_checkpoint_is_no_model(name: str, model_folder: Path, tmp_pat
     model = tmp_path / "runs" / "run" / "steps" / "10" / "model"
     shutil.copytree(model_folder, model)
     files = {f"model/{path.name}": file_hash(path) for path in model.iterdir()}
-    manifest = CheckpointManifest(10, 10, 0, 0, "", "", "mlm", False, None, [], files=files)
+    manifest = CheckpointManifest(10, 10, 0, 0, "", "", "mlm", False, None, [], (), "run", files=files)
     write_hashed(model.parent / "manifest.json", asdict(manifest))
     assert identify(str(model)).hash == identify(str(model_folder)).hash
     content = bytearray((model / name).read_bytes())

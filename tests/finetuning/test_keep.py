@@ -76,7 +76,7 @@ def test_a_pipeline_classifies_texts_as_scored(model_folder: Path, data_dirs: di
 
 
 def test_a_kept_model_that_has_changed_does_not_predict(model_folder: Path, tmp_path: Path) -> None:
-    """Its card may. One without hashes, as of earlier versions, has the classes of its configuration at least."""
+    """Its card may. One without hashes has the classes of its configuration at least."""
     odd = {"licence": "</code><script>", "template": "``[x](javascript:1)\u202e {premise}"}
     kept = keep_untrained(task_table()["snli"].model_copy(update=odd), model_folder, tmp_path / "kept")
     card = (kept / "README.md").read_text()

@@ -49,7 +49,7 @@ def fit_made_up(task: Path, model: Path, **settings: Any) -> tuple[Score, Rows]:
     examples = read_examples(score)  # which holds their contributions against the score
     rows = [json.loads(line) for line in (score.folder / "test.jsonl").read_text().splitlines()]
     assert examples.values_SN.shape == (1, len(rows))
-    (score.folder / "test.npz").unlink()  # earlier versions wrote none: it is made again of the predictions
+    (score.folder / "test.npz").unlink()  # it is made again of the predictions
     again = read_examples(score)
     assert np.array_equal(again.values_SN, examples.values_SN)
     assert (again.fingerprint, again.num_degenerate) == (examples.fingerprint, examples.num_degenerate)

@@ -84,19 +84,17 @@ def test_a_score_in_the_folder_of_another_cell_is_none(write_cell: WriteCell, sc
     assert reason.startswith("is the score of another cell (m aaaa") and "delete its folder" in reason
 
 
-def test_a_score_without_a_hash_is_proved_by_its_predictions(write_cell: WriteCell, scores_folder: Path) -> None:
-    """As those of earlier versions are; one that an older protocol made stands apart anyway."""
+def test_a_score_without_a_hash_is_left_out(write_cell: WriteCell, scores_folder: Path) -> None:
+    """Whatever its predictions say."""
     rows = [{"id": "a", "score": 1.0}, {"id": "b", "score": 0.0}]
-    for name, lines, test in (("right", rows, 0.5), ("other", rows, 0.99), ("alone", None, 0.99)):
-        path = write_cell("m", name=name, lines=lines, test=test) / "score.json"
-        tree = json.loads(path.read_text())
-        del tree[RECORD_HASH]
-        path.write_text(json.dumps(tree))
+    path = write_cell("m", lines=rows, test=0.5) / "score.json"
+    tree = json.loads(path.read_text())
+    del tree[RECORD_HASH]
+    path.write_text(json.dumps(tree))
     scores = read_scores(scores_folder)
-    assert [score.folder for score in scores.scores] == [scores_folder / "right"]
-    reasons = {path.parent.name: reason for path, reason in scores.broken.items()}
-    assert "no predictions that prove it" in reasons["alone"] and "no per-example predictions" in reasons["alone"]
-    assert "where score.json says 0.9900" in reasons["other"]
+    assert scores.scores == ()
+    [reason] = scores.broken.values()
+    assert reason == "is damaged (it is not what was written, by its own hash); delete its folder and rerun"
 
 
 def test_no_folder_and_no_scores(tmp_path: Path) -> None:
@@ -274,6 +272,9 @@ def test_examples_with_scores(write_cell: WriteCell, scores_folder: Path) -> Non
     assert turned.fingerprint != examples.fingerprint
 
 
+TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+
+
 def test_examples_with_tags_by_hand(write_cell: WriteCell) -> None:
     """One entity found; one too long; a stray I- that begins an entity as in conlleval. F1 = 2·2/(3+3)."""
     lines = [
@@ -281,17 +282,18 @@ def test_examples_with_tags_by_hand(write_cell: WriteCell) -> None:
         {"id": "1", "gold": ["O", "O"], "predicted": ["O", "O"]},
         {"id": "2", "gold": ["B-LOC"], "predicted": ["I-LOC"]},
     ]
-    assert read_examples(read_score(write_cell("m", metric="f1", test=4 / 6, lines=lines))).num_degenerate == 0
-    assert contributions(lines, "f1", ())[0].tolist() == [[1, 2, 2], [0, 0, 0], [1, 1, 1]]
+    path = write_cell("m", metric="f1", test=4 / 6, lines=lines, classes=TAGS)
+    assert read_examples(read_score(path)).num_degenerate == 0
+    assert contributions(lines, "f1", TAGS)[0].tolist() == [[1, 2, 2], [0, 0, 0], [1, 1, 1]]
 
 
 def test_strict_entities_begin_with_b(write_cell: WriteCell) -> None:
     """The stray I-LOC is none in strict mode: found 1 of 1 predicted and 2 in gold."""
     lines = [{"id": "0", "gold": ["B-PER", "O", "B-LOC"], "predicted": ["B-PER", "O", "I-LOC"]}]
-    assert contributions(lines, "f1", ())[0].tolist() == [[2, 2, 2]]
-    assert contributions(lines, "strict_f1", ())[0].tolist() == [[1, 1, 2]]
+    assert contributions(lines, "f1", TAGS)[0].tolist() == [[2, 2, 2]]
+    assert contributions(lines, "strict_f1", TAGS)[0].tolist() == [[1, 1, 2]]
     for metric, score in (("f1", 1.0), ("strict_f1", 2 / 3)):
-        read_examples(read_score(write_cell(metric, metric=metric, test=score, lines=lines)))
+        read_examples(read_score(write_cell(metric, metric=metric, test=score, lines=lines, classes=TAGS)))
 
 
 def labelled(*pairs: tuple[str, str]) -> list[dict]:

@@ -15,7 +15,7 @@ import yaml
 from biphase.config import parse_config
 from biphase.console import duration
 from biphase.errors import BusyError, InputError, StoppedError
-from biphase.files import locked, read_json, write_hashed, write_json
+from biphase.files import RECORD_HASH, locked, read_json, write_hashed
 from biphase.finetuning.config import settle_config
 from biphase.finetuning.scores import ScoreSet, read_score
 from biphase.report.contrasts import difference
@@ -27,7 +27,6 @@ from biphase.study.folder import (
     StudyState,
     TrainedRecord,
     find_record,
-    keep_order,
     reach_step,
     read_state,
     refuse_other_text,
@@ -136,13 +135,6 @@ def test_a_model_that_was_tuned_on_two_devices_is_noted(write_cell: Callable[...
     assert note.startswith("The predictions of 1 score were deleted (b):")
 
 
-def test_scores_whose_data_are_not_known_go_with_any(fill: Any) -> None:
-    """Those of earlier embedding models say what they are trained on in the place of a hash."""
-    plan = make_plan()
-    state = fill(plan, lambda cell: {"data_hash": "genre" if cell.config.seed else "b" * 64})
-    assert {result.num for result in collect_results(plan, state.scores).results} == {5}
-
-
 def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
     """Scores stand under the name: the second would never run."""
     files = []
@@ -204,26 +196,6 @@ def test_a_report_says_what_an_arm_was_trained_on(curriculum: str, objective: st
     arm = arm_of_model(plan, plan.models[0], measure_sizes(plan))
     assert (arm.told_objective, arm.told_masks) == (objective, masked)
     assert arm.mask_percent == (int(masked) if masked.isdigit() else None), "only one ratio has a place on an axis"
-
-
-def test_seeds_that_were_begun_keep_their_order_of_the_data(tmp_path: Path) -> None:
-    """A folder of a version whose seeds had one order, and a file that says how many seeds alone: the runs that are
-    there are the runs that it asks for."""
-    arms = [TREE["arms"][0] | {"pretraining_seeds": 2}, TREE["arms"][0] | {"group": "more", "name": "{model}-more"}]
-    tree = TREE | {"pretraining_seeds": 3, "arms": [arms[0], arms[1] | {"curricula": ["mlm20"]}]}
-    study = parse_config(Study, tree, origin="made-up")
-    assert keep_order(study, tmp_path) == study and study.pretraining_seeds.order
-    kept = study.model_dump(mode="json")
-    kept["pretraining_seeds"]["order"] = kept["arms"][0]["pretraining_seeds"]["order"] = False
-    (tmp_path / "study.yaml").write_text(yaml.safe_dump(kept))
-    settled = keep_order(study, tmp_path)
-    assert settled == parse_config(Study, kept, origin="before")
-    assert {arm.recipe.data.order_seed for arm in plan_study(settled).arms.values()} == {42}
-    said = parse_config(Study, tree | {"pretraining_seeds": {"count": 3, "order": True}}, origin="made-up")
-    assert keep_order(said, tmp_path).pretraining_seeds.order, "what the file says"
-    kept["pretraining_seeds"]["count"] = 1
-    (tmp_path / "study.yaml").write_text(yaml.safe_dump(kept))
-    assert keep_order(study, tmp_path).pretraining_seeds.order, "one seed has no order to keep"
 
 
 @pytest.mark.parametrize(
@@ -293,18 +265,16 @@ def test_every_sitting_and_every_process_counts(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_study_that_was_trained_on_other_text_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A record of an earlier version does not say its text."""
     plan, name = make_plan(recipe=TREE["recipe"] | {"data": {"shards": str(tmp_path)}}), "1m-mlm40-400"
     monkeypatch.setattr(folder, "read_shard_manifest", lambda path: SimpleNamespace(fingerprint=64 * "b"))
 
-    def check(text: str | None) -> None:
-        record = TrainedRecord("made-up", "key", 1.0, text=None if text is None else (64 * text,))
+    def check(text: str) -> None:
+        record = TrainedRecord("made-up", "key", 1.0, "placeless", text=(64 * text,))
         refuse_other_text(StudyState(plan, tmp_path, {}, {name: record}, set(), set(), {}))
 
     check("c")  # the shards are gone: nothing is known of them
     (tmp_path / "manifest.json").touch()
-    for text in ("b", None):
-        check(text)
+    check("b")
     with pytest.raises(InputError, match=rf"^run {name} was trained on other text \(cccccccc\) than .* now \(bbbbbbbb"):
         check("c")
 
@@ -330,8 +300,7 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tra
         path.parent.mkdir(exist_ok=True)
         if place == "here":
             made = {"folder": "made", "seconds": 1.0, "text": ["a"], **keys} | changes
-            made = {key: value for key, value in made.items() if value is not None}
-            write_json(path, made) if "placeless_key" in changes else write_hashed(path, made)
+            write_hashed(path, made)
         return find_record(tmp_path, run)
 
     return find
@@ -344,27 +313,18 @@ def test_a_run_is_found_by_what_its_shards_hold(record: Callable[..., TrainedRec
 
 
 def test_a_record_of_a_trained_run_has_its_hash(record: Callable[..., TrainedRecord | None], tmp_path: Path) -> None:
-    """One of an earlier version has none, which is told; one of this version is refused without it, or changed."""
-    plan, path = make_plan(), tmp_path / "trained" / "1m-mlm40-400.json"
-    earlier = record("here", placeless_key=None)
-    assert earlier is not None and earlier.placeless_key is None
-    assert record("copied") is None, "the same command finds it again"
-    (tmp_path / "runs" / "made" / "config.yaml").write_text(
-        yaml.safe_dump(plan.runs["1m-mlm40-400"].recipe.model_dump(mode="json"))
-    )
-    (tmp_path / "runs" / "made" / "environment.json").write_text("{}")
-    (note,) = list_notes(StudyState(plan, tmp_path, {}, {"1m-mlm40-400": earlier}, set(), set(), {}))
-    assert note.startswith("The records of runs that an earlier version wrote") and note.endswith(": 1m-mlm40-400.")
+    """Without it, or changed, it is refused."""
+    path = tmp_path / "trained" / "1m-mlm40-400.json"
     record("here")
-    path.write_text(path.read_text().replace('"seconds": 1.0', '"seconds": 1e300'))
-    with pytest.raises(
-        InputError, match=f"^{path} is damaged .*own hash.*; delete it, and the study's own command finds"
-    ):
-        record("copied")
-    with pytest.raises(InputError, match="own hash"):
-        record("here", placeless_key="f" * 64)
+    whole = path.read_text()
+    for spoiled in (whole.replace('"seconds": 1.0', '"seconds": 1e300'), whole.replace(RECORD_HASH, "hash")):
+        path.write_text(spoiled)
+        with pytest.raises(
+            InputError, match=f"^{path} is damaged .*own hash.*; delete it, and the study's own command finds"
+        ):
+            record("copied")
     with pytest.raises(InputError, match=r"damaged .seconds: "):
-        record("here", placeless_key=None, seconds=1e300)
+        record("here", seconds=1e300)
 
 
 def test_tokens_of_a_continued_arm_are_those_of_both_batches() -> None:

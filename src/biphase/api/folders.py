@@ -1,5 +1,4 @@
-"""Look into folders: the facts of each kind that biphase writes, near copies of documents too; and check the data of a
-task."""
+"""Look into folders: the facts of each kind that biphase writes; and check the data of a task."""
 
 import statistics
 from collections import Counter
@@ -11,14 +10,13 @@ import numpy as np
 
 from biphase.api.finetuning import fields_of
 from biphase.config import load_config, read_yaml
-from biphase.corpus.packing import mix
 from biphase.corpus.shards import SHARD_SPLITS, ShardSet
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.errors import InputError
 from biphase.files import ANEW, MARK, read_json_as, refuse_damaged
 from biphase.finetuning.kept import RECORD, KeptModel
 from biphase.finetuning.scores import read_score, read_scores
-from biphase.run import Run, read_checkpoint_manifest, read_done, read_metrics, read_own_name, read_recipe, whole_steps
+from biphase.run import Run, read_checkpoint_manifest, read_done, read_metrics, read_recipe, whole_steps
 from biphase.tasks import examples
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import find_task
@@ -43,22 +41,18 @@ FOLDER_KINDS: Mapping[str, tuple[str, ...]] = {
     "model": ("config.json",),
     "cell": ("score.json",),
     "task": ("task.yaml",),
-    "cache": ("hashes.json", "encoded/*.safetensors", "encoded/*/hashes.json"),
-    "tokenizer": ("tokenizer.json",),
     "scores": ("*/score.json", "*/*/score.json"),
-    "runs": ("*/stages", "*/steps"),
-    **dict.fromkeys(("embedding model", "converted model", "search index", "report"), ()),
+    **dict.fromkeys(("embedding model", "converted model", "search index"), ()),
 }
 """Each kind of folder, and the files of which one tells it where it has no mark of ours."""
 
 
-def inspect(folder: str | Path, *, verify: bool = False, near_copies: bool = False) -> Facts:
+def inspect(folder: str | Path, *, verify: bool = False) -> Facts:
     """Return the facts of a folder that biphase wrote: its `kind`, its `path` and those of that kind.
 
     Args:
         folder: any folder that biphase wrote: shards, a run, a model, a study, …
         verify: read every byte of which there is a hash, and compare.
-        near_copies: also count documents of shards that are nearly copies.
 
     Raises:
         InputError: no such folder, not one of ours, or damaged (the message names the file).
@@ -73,7 +67,7 @@ def inspect(folder: str | Path, *, verify: bool = False, near_copies: bool = Fal
             refuse_damaged(mark.parent, ANEW)
         head["verified"] = "every hash agrees"
     if kind == "shards":
-        facts = shard_facts(path, verify, near_copies)
+        facts = shard_facts(path, verify)
     else:
         facts = run_facts(path, verify) if kind == "run" else read_facts(kind, path)
     return head | facts | head
@@ -99,22 +93,10 @@ def read_facts(kind: str, path: Path) -> Facts:
             facts: Facts = {"state": "whole", **fields_of(manifest, "step is_decayed objective tokens_seen content")}
             facts |= {"data": manifest.data_fingerprint, "tokenizer": manifest.tokenizer_hash}
             return facts | fields_of(manifest, "parent carried")
-        case "tokenizer":
-            from biphase.corpus.tokenizer import load_tokenizer, tokenizer_hash
-
-            tokenizer = load_tokenizer(path)
-            facts = {role: getattr(tokenizer, f"{role}_token") for role in ("mask", "eos", "pad")}
-            return {"vocab_size": len(tokenizer), **facts, "hash": tokenizer_hash(tokenizer)}
         case "task":
             return find_task(str(path / "task.yaml")).model_dump(mode="json", exclude_defaults=True)
         case "search index":
             return read_json_as(path / "index.json", dict[str, Any])
-        case "runs":
-            return {"runs": sorted(file.parent.name for file in path.glob("*/config.yaml"))}
-        case "report":
-            tables = sorted(str(file.relative_to(path)) for file in (*path.glob("tables/*"), *path.glob("*.csv")))
-            figures = len(list(path.glob("figures/*.svg")))
-            return {"page": str(path / "index.html"), "tables": tables, "figures": figures}
         case "study":
             study = read_yaml(path / "study.yaml")
             facts = {key: study.get(key) for key in ("name", "title", "question")}
@@ -129,16 +111,10 @@ def read_facts(kind: str, path: Path) -> Facts:
             scores = read_scores(path)
             facts = {"scores": len(scores.scores), "models": scores.models, "tasks": tuple(sorted(scores.grids))}
             return facts | {"broken": [f"{file} ({reason})" for file, reason in scores.broken.items()]}
-        case "cache":  # texts of tasks as token ids: a file for each, in earlier versions a folder
-            encoded = [path] if path.parent.name == "encoded" else sorted(path.glob("encoded/[!.]*-*"))
-            files = [file for entry in encoded for file in (entry, *entry.glob("*")) if file.is_file()]
-            facts = {"tasks": sorted({entry.name.rpartition("-")[0] for entry in encoded}), "folders": len(encoded)}
-            facts["bytes"] = sum(file.stat().st_size for file in files)
-            return facts | {"note": "made anew when needed: safe to delete"}
     return model_facts(path)
 
 
-def shard_facts(path: Path, verify: bool, near_copies: bool) -> Facts:
+def shard_facts(path: Path, verify: bool) -> Facts:
     sets = [ShardSet(path, split) for split in SHARD_SPLITS]
     if verify:
         for shards in sets:
@@ -163,52 +139,7 @@ def shard_facts(path: Path, verify: bool, near_copies: bool) -> Facts:
         begins = [shards.document(number)[:80] for number in range(min(BEGIN_DOCUMENTS, shards.num_documents))]
         texts = [" ".join(str(tokenizer.decode(tokens)).split())[:BEGIN_CHARACTERS] for tokens in begins]
         facts |= {f"{shards.split}_begins": texts} if texts else {}
-    if near_copies:
-        facts["near_copies"] = [count_near_copies(shards) for shards in sets]
     return facts | ({"verified": "every hash agrees"} if verify else {})
-
-
-COMPARED_DOCUMENTS = 20_000
-SHINGLE_TOKENS, PERMUTATIONS, NEAR = 5, 128, 0.8
-"""Documents are compared by their stretches of five tokens; two whose sets of these overlap by about 0.8 (Jaccard),
-estimated from 128 permutations (MinHash, Broder 1997; thresholds as in common corpora), count as near copies."""
-
-
-def count_near_copies(shards: ShardSet, limit: int = COMPARED_DOCUMENTS) -> str:
-    """Count, in a line, the documents that are like an earlier one, of all or of `limit` that are drawn.
-
-    In a part, pairs of which only one document is drawn are not found. Raises `InputError` where datasketch is missing.
-    """
-    try:
-        from datasketch import MinHash, MinHashLSH
-    except ImportError:
-        raise InputError("near copies are found with datasketch: pip install 'biphase[duplicates]'") from None
-    num_documents = shards.num_documents
-    drawn = np.sort(np.random.default_rng(0).choice(num_documents, min(num_documents, limit), replace=False))
-    index = MinHashLSH(threshold=NEAR, num_perm=PERMUTATIONS)
-    empty = MinHash(num_perm=PERMUTATIONS, seed=1, hashfunc=int)
-    num_near = 0
-    for number in drawn.tolist():
-        signature = empty.copy()
-        signature.update_batch(shingles(shards.document(number)).tolist())
-        num_near += bool(index.query(signature))
-        index.insert(number, signature)
-    part = "" if len(drawn) == num_documents else f"{len(drawn):,} drawn from "
-    total = f"{part}{num_documents:,} documents"
-    method = f"MinHash, {SHINGLE_TOKENS} tokens, {PERMUTATIONS} permutations, overlap {NEAR}"
-    counts = f"{num_near:,} of {total} (exact ones included; {method})"
-    return f"near copies of an earlier document ({shards.split}): {counts}"
-
-
-def shingles(tokens_T: np.ndarray) -> np.ndarray:
-    """Return the stretches of `SHINGLE_TOKENS` tokens of a document, each as a number below 2³², once; a short text is
-    one."""
-    size = min(SHINGLE_TOKENS, len(tokens_T))
-    windows_NK = np.lib.stride_tricks.sliding_window_view(tokens_T.astype(np.uint64), size)
-    hashed_N = mix(np.zeros(len(windows_NK), np.uint64))
-    for column_N in windows_NK.T:
-        hashed_N = mix(hashed_N ^ column_N)
-    return np.unique(hashed_N >> np.uint64(32))
 
 
 def run_facts(path: Path, verify: bool) -> Facts:
@@ -230,8 +161,6 @@ def run_facts(path: Path, verify: bool) -> Facts:
     }
     if train:
         facts |= {name: train[-1][name] for name in ("objective", "loss", "tokens_seen")}
-    if steps and not read_own_name(run):
-        facts["note"] = "an earlier version began it: its checkpoints do not say that they are of this run"
     names = ("step", "objective", "loss", "accuracy", "bits_per_byte")
     facts["validation"] = [{name: row[name] for name in names} for row in read_metrics(run, "validation")[-3:]]
     if verify:

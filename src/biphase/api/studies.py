@@ -42,7 +42,6 @@ def study(
         data: for tasks that `evaluation.tasks` names: rows as `finetune` takes them, such as a DataFrame, which are
             kept in the study's folder; or the folder with a task's published data.
     """
-    from biphase.study.folder import keep_order
     from biphase.study.plan import plan_study
     from biphase.study.spec import load_study
 
@@ -58,7 +57,7 @@ def study(
         tasks, folders = place_data(rows, [*evaluation.tasks], study_folder)
         added = {"tasks": tuple(tasks), "data_dirs": evaluation.data_dirs | dict(folders)}
         settings = settings.model_copy(update={"evaluation": evaluation.model_copy(update=added)})
-    planned = plan_study(keep_order(settings, study_folder))
+    planned = plan_study(settings)
     words = (str(study_folder / "study.yaml"),) if keys is not None or rows else (str(file), *overrides)
     return OpenStudy(planned, study_folder, words if folder is None else (*words, "--out", str(folder)))
 
@@ -96,8 +95,7 @@ class OpenStudy:
         if (evaluation := self.planned.study.evaluation) is not None:
             for line in describe_power(self.planned, evaluation):
                 console.err.print(line)
-        rows = pandas.DataFrame(self.estimate(device, efficiency).groups)
-        return rows.drop(columns="published")
+        return pandas.DataFrame(self.estimate(device, efficiency).groups)
 
     def run(
         self,

@@ -56,9 +56,6 @@ class Shard(Strict):
 
     name: Annotated[str, Field(pattern=r"^[\w.-]+-[0-9a-f]{12}$")]
     sources: tuple[str, ...]
-    source_hashes: tuple[str, ...] = ()
-    place_hashes: tuple[str, ...] = ()
-    """Earlier versions wrote these two; nothing reads them."""
     parts: dict[ShardSplitName, SplitRecord]
 
 
@@ -99,8 +96,6 @@ class ShardManifest(Strict):
     options: Options
     splits: dict[ShardSplitName, SplitRecord] = Field(default_factory=dict)
     shards: tuple[Shard, ...] = ()
-    earlier: tuple[Any, ...] = ()
-    """Empty; in a set to which an earlier version added text, what it was before."""
     duplicates: Copies | None = None
 
 

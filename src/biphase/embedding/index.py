@@ -32,8 +32,6 @@ PASSAGE_WORDS = 120
 SAMPLE = "A word, and 永和九年 歲在癸丑 คำไทย\nat last. " * 40
 """A text whose passages tell one way of cutting from another."""
 
-LATER_KEYS = {"text_field": "text", "model_place": "", "cutting": "", "sources": ()}
-"""The keys of a manifest (`build_index`) that indexes of earlier versions may lack, and what they mean there."""
 Opened = tuple[dict[str, Any], SentenceTransformer]
 """The manifest of an index, and the model that it was made with."""
 
@@ -43,7 +41,7 @@ def open_index(path: Path, model: str | None, text: str | None, text_field: str)
     text is another one or has changed, or its text would be cut into other passages."""
     remedy = "delete the index and build it again"
     refuse_damaged(path, remedy)
-    manifest = LATER_KEYS | read_json_as(path / "index.json", dict[str, Any], remedy)
+    manifest = read_json_as(path / "index.json", dict[str, Any], remedy)
     model_path = model or (manifest["model_place"] if is_here(manifest["model_place"]) else manifest["model"])
     name = text or manifest["text"]
     text_hash = manifest["text_hash"]

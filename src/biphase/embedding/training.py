@@ -15,7 +15,6 @@ Stages are trained by sentence-transformers' trainer and losses.
 import copy
 import inspect
 import random
-import re
 import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -473,8 +472,7 @@ def train_stage(run: StageRun, tables: Tables) -> dict[str, Any]:
         if run.loss_weights:
             with files.reading(last / LOSS_WEIGHTS, f"delete {last} and rerun"):
                 for name, weight in load_file(last / LOSS_WEIGHTS).items():
-                    # An earlier version called the loss of a single source `loss`.
-                    run.loss_weights[re.sub("^loss", "source_0", name)].data.copy_(weight)
+                    run.loss_weights[name].data.copy_(weight)
     try:
         with stop_signals(run.stop_signals.append):
             trainer.train(resume_from_checkpoint=str(last) if last else None)

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from biphase.config import Beta, Count, PositiveCount, Share, Strict
 from biphase.errors import InputError
-from biphase.tasks.spec import PAPER_TASKS, Family, Task, is_own_task, template_columns
+from biphase.tasks.spec import PAPER_TASKS, Family, Task
 
 PROTOCOL = 4
 """A part of every cell's name: raise it when the same configuration no longer gives the same scores, or another name.
@@ -35,7 +35,7 @@ DEFAULT_MAX_LENGTH = 2028
 class FinetuneConfig(Strict):
     """All that a cell does, apart from which encoder and which task. Defaults are the paper's where it has a value."""
 
-    later: ClassVar[frozenset[str]] = frozenset({"truncation", "frozen", "shots", "keep_texts", "ranking"})
+    later: ClassVar[frozenset[str]] = frozenset({"frozen", "shots", "keep_texts", "ranking"})
 
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5e-5
     seed: Count = 0
@@ -51,9 +51,8 @@ class FinetuneConfig(Strict):
     """Weight decay is on matrices (embeddings included); not on norms and biases."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     max_length: Annotated[int, Field(ge=2)] = DEFAULT_MAX_LENGTH
-    """The longest input in tokens, end-of-text included; a network made for fewer positions sets a lower limit."""
-    truncation: Literal["longest"] | None = None
-    """Pairs: of one that is too long, the longer text is cut. `settle_config` sets it wherever a pair may be."""
+    """The longest input in tokens, end-of-text included; a network made for fewer positions sets a lower limit. Of a
+    pair that is too long, the longer text is cut."""
     weights: Literal["pretrained", "random"] = "pretrained"
     """`random`: the same network with fresh weights (drawn with `seed`), the control that pretraining must beat."""
     max_train_examples: PositiveCount | None = None
@@ -130,11 +129,5 @@ def settle_config(config: FinetuneConfig, task: Task, max_length: int) -> Finetu
             settled[name] = PAPER_SEARCH[name]
     if is_retrieval and config.judged_only is None:
         settled.setdefault("judged_only", False)
-    # Pairs were once cut at their end, which took the second text whole. Those of biphase's own tasks are shorter than
-    # the default length, and bundled ones have at most 501 bytes: such cells keep their names.
     settled["max_length"] = min(config.max_length, max_length)
-    is_filled = task.family in ("sequence_classification", "multiple_choice")
-    has_pairs = is_filled and len(template_columns(task.template)) > 1
-    is_short = is_own_task(task) and settled["max_length"] >= (512 if task.bundled else DEFAULT_MAX_LENGTH)
-    settled["truncation"] = "longest" if has_pairs and not is_short else None
     return config.model_copy(update=settled)

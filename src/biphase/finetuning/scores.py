@@ -77,15 +77,15 @@ class Score(Strict):
     """The peak of the process on a CPU, that of the cell on a GPU."""
     machine: dict[str, Any]
     predictions: dict[str, str] = Field(default={}, exclude=True)
-    """The hash of each split's predictions as they were written; empty when not kept, and in earlier versions."""
+    """The hash of each split's predictions as they were written; empty when not kept."""
     folder: Path | None = Field(default=None, exclude=True)
     """Where score.json, losses.json and the predictions (validation.jsonl, test.jsonl) are; None when not kept."""
 
     @property
     def settings(self) -> dict[str, str]:
         """List what decides it apart from model, task, rate and seed, as text."""
-        data = UNKNOWN_DATA if self.data_hash == self.trained_on else self.data_hash[:8]
-        return as_text(self.config) | {"protocol": str(self.protocol), "metric": self.metric, "data": data}
+        facts = {"protocol": str(self.protocol), "metric": self.metric, "data": self.data_hash[:8]}
+        return as_text(self.config) | facts
 
     def __repr__(self) -> str:  # of all its fields a notebook would show 2,000 characters
         return f"{self.result}\n{self.folder or 'not kept'}"
@@ -136,10 +136,7 @@ def write_cell(folder: Path, score: Score, losses: Sequence[float], predictions:
 
 def read_score(folder: Path) -> Score:
     """Read the score of a finished cell. Raises `InputError` naming the file when it is none, or that of another cell
-    than its folder's name says.
-
-    Earlier versions wrote no hash of what a score says: it is taken where the predictions beside it prove it.
-    """
+    than its folder's name says."""
     path, remedy = folder / "score.json", "delete its folder and rerun"
     with files.reading(path):
         text = path.read_bytes()
@@ -148,19 +145,12 @@ def read_score(folder: Path) -> Score:
     except ValueError as error:
         raise InputError(f"{path} is not valid JSON ({first_line(error)}); {remedy}") from None
     content = content if isinstance(content, dict) else {}
-    written = content.pop(files.RECORD_HASH, None)
-    if written is not None and written != files.content_hash(content):
+    if content.pop(files.RECORD_HASH, None) != files.content_hash(content):
         raise InputError(f"{path} is damaged (it is not what was written, by its own hash); {remedy}")
     score = files.validate_record(path, content | {"folder": folder}, Score, remedy)
     named = CELL_FOLDER.search(folder.name)
     if named and not score.cell.startswith(named[1]):
         raise InputError(f"{path} is the score of another cell ({score.cell[:16]}); {remedy}")
-    if written is None and score.protocol == PROTOCOL and not score.diverged:
-        try:
-            read_examples(score)
-        except InputError as error:
-            lack = f"{path} has no hash of its own, and no predictions that prove it"
-            raise InputError(f"{lack} ({error}); {remedy}") from None
     return score
 
 
@@ -300,13 +290,9 @@ TASK_SETTINGS = {"metric", "data"}
 """Settings whose values on different tasks have nothing to do with each other."""
 
 
-UNKNOWN_DATA = "unknown"
-"""The data of earlier embedding models' scores: these name their recipe in the place of its hash."""
-
-
 def differing(settings: Sequence[Mapping[str, str]]) -> list[str]:
-    """The keys whose values, as far as they are known, are not the same in all."""
-    return [key for key in settings[0] if len({values[key] for values in settings} - {UNKNOWN_DATA}) > 1]
+    """The keys whose values are not the same in all."""
+    return [key for key in settings[0] if len({values[key] for values in settings}) > 1]
 
 
 def short_name(model: str) -> str:
@@ -335,8 +321,8 @@ class ExampleTable:
 def read_contributions(path: Path, score: Score, written: str | None) -> tuple[list[str], metrics.Contributions, bool]:
     """The ids of a file of predictions, what each contributes, and whether the same is predicted for all.
 
-    It was written beside the predictions. Where that is damaged or belongs to other predictions than those that were
-    `written`, or an earlier version wrote the predictions alone, it is made of these.
+    It was written beside the predictions. Where that is missing, damaged or belongs to other predictions than those
+    that were `written`, it is made of these.
     """
     archive = path.with_suffix(".npz")
     # One bit of it may raise any of a dozen errors, of zipfile, zlib or NumPy: each means that it cannot be read.

@@ -24,7 +24,7 @@ from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError, first_line, told_as
 from biphase.files import hash_below, whole_folder, write_hashed
 from biphase.pretraining.optimizer import Muon
-from biphase.run import CheckpointManifest, Run, read_own_name
+from biphase.run import CheckpointManifest, Run
 
 STATE_KEYS = {torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"}, Muon: {"momentum_buffer"}}
 """The names of the tensors that each optimizer keeps for a parameter."""
@@ -64,8 +64,7 @@ def save_checkpoint(
                     model.network.save_pretrained(folder / "model", state_dict=whole)
                     tokenizer.save_pretrained(folder / "model")
                     write_tensors(folder / "optimizer.safetensors", moments, wholes)
-                    written = {"files": hash_below(folder), "run": read_own_name(run)}
-                    write_hashed(folder / "manifest.json", asdict(manifest) | written)
+                    write_hashed(folder / "manifest.json", asdict(manifest) | {"files": hash_below(folder)})
         except InputError:
             raise
         except (SafetensorError, ValueError) as error:  # a full disk; settings that transformers does not save

@@ -100,7 +100,7 @@ def open_job(
         elsewhere = f"{init.checkpoint} cannot be taken over; the first process says why"
         origin = world.decide(lambda: find_branch(recipe, text, root, run_from), elsewhere)
     run = run_from(origin)
-    if (name := read_own_name(run)) not in ("", run.path.name):
+    if (name := read_own_name(run)) != run.path.name:
         raise InputError(f"{run.path} holds the run {name}: give that its own name back, or delete it")
     return Job(recipe, run, world, text, origin)
 
@@ -166,7 +166,7 @@ def find_branch(recipe: Recipe, text: TrainingText, root: Path, run_from: Callab
                 return origin
         raise
     # The parent's place in the data order means something only where both walk through the same samples.
-    same_text = manifest.data_fingerprint == text.fingerprint and len(manifest.data_history) < 2
+    same_text = manifest.data_fingerprint == text.fingerprint
     goes_on = same_text and (before.order, before.shares) == (recipe.data.order, recipe.data.shares)
     carried = {"weights": True, "optimizer": recipe.init.carry_optimizer, "data position": goes_on}
     return Start(
@@ -261,8 +261,6 @@ def load_state(job: Job, run_step: int) -> State:
         folder = job.run.steps / str(start.step + run_step)
         elsewhere = f"{folder} cannot be taken over; the first process says why"
         manifest = world.decide(partial(read_checkpoint_manifest, folder), elsewhere)
-        if len(manifest.data_history) > 1:
-            raise InputError(f"{job.run.path} trains on a set to which an earlier version added text: begin it anew")
         model_folder, tokens_seen = str(folder / "model"), manifest.tokens_seen
         start = replace(start, tokens_seen=tokens_seen, model_folder=model_folder, optimizer_folder=folder)
     load = partial(load_network, recipe, start, job.text.main)
@@ -312,7 +310,8 @@ def save_state(job: Job, state: State, done: int, mixture: Phase) -> None:
         tokens_seen=state.tokens_seen,
         data_position=origin.data_position + job.tokens_before(done),
         data_fingerprint=job.text.fingerprint,
-        data_history=[(0, job.text.contents)],
+        texts=job.text.contents,
+        run=run.path.name,
         tokenizer_hash=job.text.main.manifest.tokenizer_hash,
         objective=mixture.objective,
         is_decayed=done > recipe.decay_start,

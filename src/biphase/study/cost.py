@@ -348,7 +348,7 @@ class Estimate:
     groups: list[dict[str, Any]]
     """A row for each `group` of arms, and one for `evaluation`: how many `models`, the `steps_alone` that its arms had
     if each were trained from its beginning (a continued one: from its parent's end), the `steps` and `tokens` that are
-    trained, `flops`, `device_hours` where a device is named, and what the study file says was `published` of it."""
+    trained, `flops`, and `device_hours` where a device is named."""
     disk_bytes: dict[str, float]
     """Bytes of checkpoints: the weights of the `models` alone, when no run needs more; what is `needed`, with the
     weights of branch points, and moments where a run goes on with them; `everything` with its moments, when all runs
@@ -360,8 +360,6 @@ class Estimate:
     assumptions: tuple[str, ...]
     first_seed_flops: float | None
     """What the first pretraining seed costs, with its fine-tunings; None where there are no others."""
-    published_on: str | None
-    """The device of published hours: that of the study file."""
 
 
 def estimate(plan: Plan, machine: Machine | None = None) -> Estimate:
@@ -376,10 +374,6 @@ def estimate(plan: Plan, machine: Machine | None = None) -> Estimate:
         for objective, flops in objectives.items():
             by_objective[objective] += flops
     groups = dict.fromkeys(arm.group for arm in plan.arms.values())
-    published = {entry.group: entry for entry in plan.study.published}
-    for group in published:
-        if group not in (*groups, "evaluation"):
-            raise InputError(f"published: unknown group '{group}'{nearest(group, [*groups, 'evaluation'])}")
     rows: list[dict[str, Any]] = []
     for group in groups:
         arms = [arm for arm in plan.arms.values() if arm.group == group]
@@ -394,7 +388,6 @@ def estimate(plan: Plan, machine: Machine | None = None) -> Estimate:
         rows[-1] |= {"tokens": tokens, "flops": flops}
     for row in rows:
         row["device_hours"] = machine.device_hours(row["flops"]) if machine else None
-        row["published"] = published.get(row["group"])
     networks = [(run.model, shape, run.recipe) for name, run in plan.runs.items() if (shape := sizes[name][0])]
     is_on_cpu = machine is not None and machine.name == "CPU"
     memory = [tell_memory(*network, is_on_cpu) for network in networks]
@@ -409,7 +402,6 @@ def estimate(plan: Plan, machine: Machine | None = None) -> Estimate:
         not_counted=tuple(name for name, (shape, _) in sizes.items() if shape is None),
         assumptions=tuple(dict.fromkeys([*list_assumptions(plan, sizes, machine), *memory])),
         first_seed_flops=estimate(plan.of_first_seed).flops if plan.num_seeds > 1 else None,
-        published_on=known_device(plan.study.planning.device or ""),
     )
 
 

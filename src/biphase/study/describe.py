@@ -25,7 +25,6 @@ from rich.tree import Tree
 from biphase.console import duration, printable
 from biphase.embedding.recipe import set_name
 from biphase.errors import DOCS, InputError
-from biphase.flops import PEAK_FLOPS
 from biphase.report.contrasts import POWER, USUAL_NOISE, smallest_difference
 from biphase.report.formats import format_bytes, show_count, show_estimate, show_list
 from biphase.report.tables import PLAIN
@@ -169,8 +168,8 @@ def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
     if study.hypotheses:
         names = ", ".join(hypothesis.name for hypothesis in study.hypotheses)
         count = show_count(len(study.hypotheses), "hypothesis", "hypotheses")
-        lines.append(Text(printable(f"{count} (hash {hash_hypotheses(plan)[0]}): {names}")))
-    lines += ["", run_tree(plan), "", *describe_steps(estimate), "", cost_table(estimate)]
+        lines.append(Text(printable(f"{count} (hash {hash_hypotheses(plan)}): {names}")))
+    lines += ["", run_tree(plan), "", describe_steps(estimate), "", cost_table(estimate)]
     return Group(*lines, *cost_lines(estimate))
 
 
@@ -220,24 +219,15 @@ def run_tree(plan: Plan) -> Tree:
     return root
 
 
-def describe_steps(estimate: Estimate) -> list[RenderableType]:
-    """Make a table of models, steps and tokens of each group of arms, and how they differ from published steps."""
+def describe_steps(estimate: Estimate) -> Table:
+    """Make a table of models, steps and tokens of each group of arms."""
     rows = [row for row in estimate.groups if row["group"] != "evaluation"]
     columns = {"arms": ([row["group"] for row in rows], "all")}
     for header, field in (("models", "models"), ("steps\nalone", "steps_alone"), ("steps\nshared", "steps")):
         counts = [row[field] for row in rows]
         columns[header] = ([f"{count:,}" for count in counts], f"{sum(counts):,}")
     columns["tokens"] = ([f"{row['tokens']:.3g}" for row in rows], f"{sum(row['tokens'] for row in rows):.3g}")
-    lines, published = [], {}
-    for row in estimate.groups:
-        group, steps, entry = row["group"], row["steps"], row["published"]
-        if entry and entry.steps is not None:
-            published[group] = f"{entry.steps:,}"
-            note = f" {entry.note}" if entry.note else ""
-            lines.append(f"{group}: {steps:,} steps, published {entry.steps:,} ({steps - entry.steps:+,}).{note}")
-    if published.keys() - {"evaluation"}:
-        columns["published"] = ([published.get(row["group"], "") for row in rows], "")
-    return [number_table("Steps", columns), *lines]
+    return number_table("Steps", columns)
 
 
 def number_table(title: str, columns: Mapping[str, tuple[list[str], str]]) -> Table:
@@ -252,23 +242,13 @@ def number_table(title: str, columns: Mapping[str, tuple[list[str], str]]) -> Ta
 
 
 def cost_table(estimate: Estimate) -> Table:
-    """FLOPs, device hours, and published hours with the share of the device's peak that they imply."""
+    """Make a table of the FLOPs and device hours of each group of arms."""
     machine, rows = estimate.machine, estimate.groups
     columns = {"": ([row["group"] for row in rows], "all")}
     columns["FLOPs"] = ([f"{row['flops']:.3g}" for row in rows], f"{estimate.flops:.3g}")
     if machine:
         spent = [row["device_hours"] or 0.0 for row in rows]
         columns[f"{machine.name}\nhours"] = ([show_estimate(value) for value in spent], show_estimate(sum(spent)))
-    hours = [(row["published"].gpu_hours if row["published"] else None) or 0.0 for row in rows]
-    if any(hours):
-        on = f"\n{estimate.published_on} hours" if estimate.published_on else ""
-        columns[f"published{on}"] = ([f"{value:,.10g}" if value else "" for value in hours], f"{sum(hours):,.10g}")
-    # What was published was measured on the device of the study file: on another one it is a share of no peak.
-    if any(hours) and machine and machine.name == estimate.published_on:
-        shares = []
-        for row, value in zip(rows, hours, strict=True):
-            shares.append(f"{row['flops'] / value / 3600 / machine.peak_flops:.1%}" if value else "")
-        columns["which is\nof peak"] = (shares, "")
     return number_table("Cost", columns)
 
 
@@ -296,15 +276,6 @@ def cost_lines(estimate: Estimate) -> list[str]:
     with_more = f"{disk['needed']} with what branches need, {disk['everything']} when nothing is dropped"
     lines.append(f"disk: {disk['models']} for the models' weights, {with_more}")
     lines += estimate.misfits
-    # A warning where less of the device's peak was reached than is assumed, by the hours that were published.
-    measured = [row for row in estimate.groups if row["published"] and row["published"].gpu_hours]
-    if machine and machine.source == "assumed" and measured and estimate.published_on:
-        hours = sum(row["published"].gpu_hours for row in measured)
-        share = sum(row["flops"] for row in measured) / hours / 3600 / PEAK_FLOPS[estimate.published_on]
-        if share < machine.efficiency:
-            remedy = f"expect up to {machine.efficiency / share:.1f} times these hours, or measure (--device RUN)"
-            reached = f"the published hours are {share:.0%} of {estimate.published_on}'s peak"
-            lines.append(f"{reached}, and {machine.efficiency:.0%} is assumed here: {remedy}")
     lines += [f"assumed: {line}" for line in estimate.assumptions]
     if estimate.not_counted:
         lines.append(f"not counted, for their shape is not known here: {', '.join(estimate.not_counted)}")
@@ -319,10 +290,10 @@ def plan_json(plan: Plan, estimate: Estimate) -> dict[str, Any]:
         facts = {"name": model.name, "arm": arm.name, "kind": model.kind, "seed": model.seed, "group": arm.group}
         facts |= {"model": arm.model, "parent": arm.parent, "curriculum": arm.curriculum}
         models.append(facts | {"checkpoint": f"{model.run}@{model.step}", "history": history(plan, model)})
-    hidden: Any = {"machine": {"peak_flops", "source"}, "first_seed_flops": True, "published_on": True}
+    hidden: Any = {"machine": {"peak_flops", "source"}, "first_seed_flops": True}
     tree: dict[str, Any] = {
         "study": plan.study.name,
-        "hypotheses": hash_hypotheses(plan)[0] if plan.study.hypotheses else None,
+        "hypotheses": hash_hypotheses(plan) if plan.study.hypotheses else None,
         "steps": plan.steps,
         "steps_alone": plan.steps_alone,
         "longest_chain": plan.longest_chain,

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import yaml
 from pydantic import Field
@@ -21,21 +21,13 @@ from biphase.config import read_yaml
 from biphase.corpus.shards import read_shard_manifest
 from biphase.engine.scheduler import Failure, read_failures
 from biphase.errors import BusyError, InputError
-from biphase.files import (
-    RECORD_HASH,
-    is_locked,
-    read_hashed,
-    read_json_as,
-    remove_folder,
-    validate_record,
-    write_text,
-)
+from biphase.files import is_locked, read_hashed, remove_folder, write_text
 from biphase.finetuning.cells import identify
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
 from biphase.finetuning.scores import Score, ScoreSet, read_scores
 from biphase.run import Run, open_run, read_metrics, whole_steps
 from biphase.study.plan import Plan, PlannedRun, StudyCell, train_name
-from biphase.study.spec import EMBED, PretrainingSeeds, Study, scored_as
+from biphase.study.spec import EMBED, Study, scored_as
 from biphase.tasks.spec import find_task
 
 TRAINING = "train"
@@ -51,10 +43,10 @@ class TrainedRecord:
     key: str
     """The `key` of the run in the plan that it was trained for."""
     seconds: Annotated[float, Field(ge=0, le=1e10)]
-    placeless_key: str | None = None
-    """The `placeless_key`; None in a record of an earlier version, which has no hash of its own either."""
+    placeless_key: str
+    """The `placeless_key` of the run in that plan."""
     text: tuple[str, ...] | None = None
-    """The fingerprints of its shard sets when it was trained; None where that was not recorded."""
+    """The fingerprints of its shard sets when it was trained; None while it is trained."""
     untimed: tuple[str, ...] = ()
     """Folders of runs that had begun before their time was kept: of these the seconds are not all."""
     models: Mapping[int, tuple[str, int]] = field(default_factory=dict)
@@ -67,12 +59,8 @@ class TrainedRecord:
 
 
 def read_record(path: Path) -> TrainedRecord:
-    """Read the record of a run, or its clock. One of an earlier version has no hash. Raises `InputError` for any other
-    that is not as it was written."""
+    """Read the record of a run, or its clock. Raises `InputError` for one that is not as it was written."""
     remedy = "delete it, and the study's own command finds the run again, or trains it again"
-    tree = read_json_as(path, dict[str, Any], remedy)
-    if RECORD_HASH not in tree and "placeless_key" not in tree:
-        return validate_record(path, tree, TrainedRecord, remedy)
     return read_hashed(path, TrainedRecord, remedy)
 
 
@@ -131,24 +119,6 @@ def claim_study_folder(path: Path, study: Study) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     write_text(file, study_text(study))
     return path
-
-
-def keep_order(study: Study, path: Path) -> Study:
-    """Return the study as its folder `path` has it: where the file does not say whether pretraining seeds differ in the
-    order of the data, several that were begun there go on as they began."""
-    before = read_yaml(path / "study.yaml") if (path / "study.yaml").exists() else {}
-    begun = {group["group"]: group.get("pretraining_seeds") for group in before.get("arms", ())}
-
-    def settle(part: Any, seeds_before: dict[str, Any] | None) -> Any:
-        """Settle the seeds of the study, or of a group of its arms, by those that its folder has."""
-        seeds = part.pretraining_seeds
-        if seeds is None or "order" in seeds.model_fields_set or not seeds_before or seeds_before["count"] < 2:
-            return part
-        settled = PretrainingSeeds(count=seeds.count, order=seeds_before["order"])
-        return part.model_copy(update={"pretraining_seeds": settled})
-
-    arms = tuple(settle(group, begun.get(group.group)) for group in study.arms)
-    return settle(study, before.get("pretraining_seeds")).model_copy(update={"arms": arms})
 
 
 def study_text(study: Study) -> str:

@@ -17,7 +17,6 @@ from biphase.files import read_json_as
 from biphase.finetuning.metrics import BM25
 from biphase.finetuning.scores import (
     TASK_SETTINGS,
-    UNKNOWN_DATA,
     Score,
     ScoreSet,
     has_lost_predictions,
@@ -33,7 +32,7 @@ from biphase.report.page import PageText, write_report
 from biphase.report.paper import judge_paper, measure_findings, place_arms
 from biphase.report.results import OBJECTIVE_NAMES, ReportArm, Result, ResultSet, pool, select_rate
 from biphase.report.tables import Table
-from biphase.run import Run, read_metrics, read_recipe
+from biphase.run import Run, read_metrics
 from biphase.study.advise import Evidence
 from biphase.study.cost import RunSize, measure_sizes, run_flops
 from biphase.study.declarations import tell_declaration
@@ -103,7 +102,7 @@ def list_unlike(facts: Iterable[tuple[str, Mapping[str, str]]]) -> Iterator[tupl
     values: dict[str, dict[str, dict[str, None]]] = {}
     for name, settings in facts:
         for key, value in settings.items():
-            if value not in ("", UNKNOWN_DATA):
+            if value:
                 values.setdefault(key, {}).setdefault(value, {})[name] = None
     for key, names_of in values.items():
         if len(names_of) > 1:
@@ -266,7 +265,6 @@ def hypotheses_json(plan: Plan, digest: str, declared: Sequence[str], findings: 
     return json.dumps(tree, indent=1, ensure_ascii=False) + "\n"
 
 
-DTYPES = {"bf16": "bfloat16", "fp32": "float32", "auto": ""}
 MOST_NAMES = 3
 
 
@@ -277,15 +275,10 @@ def list_notes(state: StudyState) -> Iterator[str]:
     """Write a sentence for each thing that was not the same for all arms, or cannot be checked."""
     if state.plan.has_one_order:
         yield "All pretraining seeds saw the data in one order: what they show holds for that order of the data."
-    if earlier := [name for name, record in state.records.items() if record.placeless_key is None]:
-        runs = first_of(earlier, MOST_NAMES)
-        yield f"The records of runs that an earlier version wrote have no hash, so no change in them shows: {runs}."
     trained = []
     for name, record in state.records.items():
-        run = Run(state.folder / "runs" / record.folder)
-        environment = read_json_as(run.path / "environment.json", dict[str, Any])
-        precision = environment.get("precision", DTYPES[read_recipe(run).compute.precision])
-        trained.append((name, {"precision": precision, **describe_place(environment)}))
+        environment = read_json_as(state.folder / "runs" / record.folder / "environment.json", dict[str, Any])
+        trained.append((name, {"precision": environment.get("precision", ""), **describe_place(environment)}))
     by_task: dict[str, list[tuple[str, dict[str, str]]]] = defaultdict(list)
     for model, scores in state.scores.items():
         for score in scores.scores:

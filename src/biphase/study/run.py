@@ -79,7 +79,7 @@ def train_unit(plan: Plan, run: str, folder: Path, processes: int) -> list[str]:
         begun = tuple(sorted(path.name for path in runs.glob(f"{run}-????????")))
         before = read_record(clock) if clock.exists() and begun else None
         if before is None or before.key != planned.key:
-            before = state.records.get(run) or TrainedRecord("", planned.key, 0.0, untimed=begun)
+            before = state.records.get(run) or TrainedRecord("", planned.key, 0.0, planned.placeless_key, untimed=begun)
         before = replace(before, key=planned.key, placeless_key=planned.placeless_key)
         with keep_time(clock, before) as so_far:
             path = train(recipe, runs).path if processes == 1 else train_by_torchrun(recipe, runs, processes)
@@ -87,7 +87,7 @@ def train_unit(plan: Plan, run: str, folder: Path, processes: int) -> list[str]:
         # The fingerprints of the shard sets that it was trained on, as its last checkpoint says them.
         steps = whole_steps(Run(path))
         manifest = read_checkpoint_manifest(Run(path).steps / str(steps[-1]), check_files=False) if steps else None
-        text = manifest.data_history[-1][1] if manifest and manifest.data_history else None
+        text = manifest.texts if manifest else None
         models = {}
         for model in plan.models:
             if model.run == run and model.step in steps:

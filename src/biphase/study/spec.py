@@ -325,15 +325,6 @@ class Planning(config.Strict):
     """The mean length of a sample, where the shards are not here to say it and samples are documents."""
 
 
-class Published(config.Strict):
-    """The figures that a publication reports for a group of arms, or for `evaluation`, to stand beside the plan."""
-
-    group: Line
-    steps: config.Count | None = None
-    gpu_hours: Annotated[float, Field(ge=0)] | None = None
-    note: str = ""
-
-
 class Hypothesis(config.Strict):
     """A result that a study is expected to show, declared before it runs."""
 
@@ -370,7 +361,6 @@ class Study(config.Strict):
     evaluation: Evaluation | None = None
     hypotheses: tuple[Hypothesis, ...] = ()
     planning: Planning = Planning()
-    published: tuple[Published, ...] = ()
 
 
 def load_study(source: Path | dict[str, Any], overrides: Sequence[str] = ()) -> Study:

@@ -27,12 +27,17 @@ def to_rows(gold: Tags, predicted: Tags) -> list[dict[str, Any]]:
     return [{"gold": [*a], "predicted": [*b]} for a, b in zip(gold, predicted, strict=True)]
 
 
+def labels_of(gold: Tags, predicted: Tags) -> list[str]:
+    """Return O, and the other labels that stand there."""
+    return ["O", *sorted({label for tags in (*gold, *predicted) for label in tags} - {"O", ""})]
+
+
 def entity_scores(gold: Tags, predicted: Tags) -> Metrics:
-    return tag_scores(to_rows(gold, predicted), ["O"])  # other labels are those of the rows
+    return tag_scores(to_rows(gold, predicted), labels_of(gold, predicted))
 
 
 def paper_score(gold: Tags, predicted: Tags) -> float:
-    return score_rows(to_rows(gold, predicted), ("paper_f1",), LABELS)["paper_f1"]
+    return score_rows(to_rows(gold, predicted), ("paper_f1",), labels_of(gold, predicted))["paper_f1"]
 
 
 def read_set(name: str) -> tuple[list[list[str]], list[list[str]]]:
