@@ -318,8 +318,44 @@ def test_folders_of_published_data_are_not_rows(tmp_path: Path) -> None:
 
 def test_a_table_holds_no_formulas() -> None:
     """What a spreadsheet would compute is a text there; numbers stay numbers."""
-    texts = ["=1+1", "@x", "-2 x", "+a", "\tx", "plain", "a=1", "-3.5", "+4", "", None, -1, ["=1"], "a\rb"]
-    expected = ["'=1+1", "'@x", "'-2 x", "'+a", "'\tx", "plain", "a=1", "-3.5", "+4", "", "", "-1", '["=1"]', "a\rb"]
+    texts = [
+        "=1+1",
+        "@x",
+        "-2 x",
+        "+a",
+        "\tx",
+        "plain",
+        "a=1",
+        "-3.5",
+        "+4",
+        "",
+        None,
+        -1,
+        ["=1"],
+        "a\rb",
+        "-",
+        "+33 1 23",
+        "-1-1",
+    ]
+    expected = [
+        "'=1+1",
+        "'@x",
+        "'-2 x",
+        "'+a",
+        "'\tx",
+        "plain",
+        "a=1",
+        "-3.5",
+        "+4",
+        "",
+        "",
+        "-1",
+        '["=1"]',
+        "a\rb",
+        "-",
+        "+33 1 23",
+        "'-1-1",
+    ]
     sink = io.StringIO(newline="")
     write_table([{"=head": text, "probabilities": {"-a": 0.5}} for text in texts], sink, TableForm())
     table = list(csv.reader(io.StringIO(sink.getvalue(), newline="")))

@@ -367,6 +367,17 @@ def test_what_predicts_nothing_is_refused(model_folder: Path, data_dirs: dict[st
         find_kept(str(kept), file)
 
 
+def test_weights_that_are_no_numbers_predict_nothing(model_folder: Path, tmp_path: Path) -> None:
+    """Also where the mark that would tell of the damage is gone."""
+    kept = keep_untrained(tagging(), model_folder, tmp_path / "kept")
+    weights = kept / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8] + b"\xff" * 8)
+    (kept / MARK).unlink()
+    write_jsonl(tmp_path / "rows.jsonl", [{"tokens": ["Tip", "ran"]}])
+    with pytest.raises(InputError, match="has weights that are no finite numbers"):
+        predict_all(kept, tmp_path / "rows.jsonl")
+
+
 def test_a_cross_encoder_is_kept_for_sentence_transformers(
     model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path
 ) -> None:

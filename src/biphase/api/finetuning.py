@@ -7,6 +7,7 @@ or NaN, and null in JSON.
 
 import csv
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -206,7 +207,7 @@ def write_predictions(model: str, file: Path, out: Path | TextIO, template: str 
 
 def write_table(rows: Iterable[Row], sink: TextIO, form: TableForm) -> None:
     """Write a table with the columns of the first row: one for each label's probability, lists as JSON."""
-    table: Any = None
+    table, num_inert = None, 0
     quote = None if form.quoting == csv.QUOTE_NONE else '"'
     shape: Any = {"delimiter": form.delimiter, "lineterminator": "\r\n", "quotechar": quote}  # quotes a lone \r too
     lines: Any = SimpleNamespace(write=lambda line: sink.write(line[:-2] + form.line_end))
@@ -215,6 +216,7 @@ def write_table(rows: Iterable[Row], sink: TextIO, form: TableForm) -> None:
         if isinstance(row.get("probabilities"), dict):
             flat |= {f"probability_{label}": value for label, value in flat.pop("probabilities").items()}
         cells = {show_cell(key, form): show_cell(value, form) for key, value in flat.items()}
+        num_inert += sum(str(cell) == f"'{flat[key]}" for key, cell in zip(flat, cells.values(), strict=True))
         if table is None:
             sink.write(BYTE_ORDER_MARK if form.has_mark else "")
             table = csv.DictWriter(lines, list(cells), quoting=form.quoting, **shape)
@@ -226,6 +228,8 @@ def write_table(rows: Iterable[Row], sink: TextIO, form: TableForm) -> None:
         except csv.Error as error:
             reason = f"row {number} does not fit the form of the table ({error})"
             raise InputError(f"{reason}; write a .jsonl file") from None
+    if num_inert:
+        console.err.print(f"an apostrophe stands before {num_inert:,} texts that a spreadsheet would compute")
 
 
 def show_cell(value: Any, form: TableForm) -> Any:
@@ -235,13 +239,11 @@ def show_cell(value: Any, form: TableForm) -> Any:
         return json.dumps(value, ensure_ascii=False, default=str)
     if isinstance(value, float):
         return str(value).replace(".", form.decimal)
-    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
-        return value
-    try:
-        float(value.replace(form.decimal, "."))
-        return value
-    except ValueError:
-        return f"'{value}"
+    return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
+
+
+FORMULA = re.compile(r"[=@\t\r]|[-+](?![\d\s.,()]*([eE][-+]?\d+)?$)")
+"""The beginning of a text that a spreadsheet would compute; a number, a telephone number and a dash are none."""
 
 
 def fields_of(record: object, names: str) -> dict[str, Any]:

@@ -44,6 +44,8 @@ def predict_placed(model: KeptModel, rows: Iterator[PlacedRow], name: str, devic
     prediction would take.
     """
     network: Any = load_weights(AUTO_CLASSES[model.task.family], model.folder, attention=None).eval().to(device)
+    if not all(bool(weight.isfinite().all()) for weight in network.parameters()):
+        raise InputError(f"{model.folder} has weights that are no finite numbers; take it from where it is whole")
     tokenizer = HashedTokenizer(load_tokenizer(model.folder))
     limit = position_limit(network) or tokenizer.pretrained.model_max_length  # many a tokenizer names none
     tokenizer.pretrained.model_max_length = limit = min(limit, tokenizer.pretrained.model_max_length)
