@@ -10,7 +10,7 @@ import pydantic
 import yaml
 from pydantic_core import PydanticCustomError
 
-from biphase.errors import SOURCE, InputError, clipped, nearest, refuse_doubles
+from biphase.errors import SOURCE, InputError, clipped, nearest
 from biphase.files import parse_yaml, reading
 
 MAX_COUNT = 2**53
@@ -109,7 +109,6 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def parse_config(kind: type[Config], tree: dict[str, Any], overrides: Sequence[str] = (), *, origin: str) -> Config:
     """Check a tree in memory as `load_config` does a file; `origin` names it in errors."""
-    refuse_doubles("key", [override.partition("=")[0] for override in overrides])
     for override in overrides:
         tree = apply_override(tree, override)
     try:

@@ -352,7 +352,8 @@ def test_a_head_that_no_class_of_transformers_has_is_not_kept(
     transformers.BertModel(config).save_pretrained(tmp_path / "encoder")
     load_encoder(str(model_folder)).tokenizer.pretrained.save_pretrained(tmp_path / "encoder")
     with pytest.raises(
-        InputError, match="its head in transformers differs from the one that biphase trains; encoders that biphase pre"
+        InputError,
+        match="its head in transformers differs from the one that biphase trains; encoders of",
     ):
         fit_and_keep("snli", tmp_path / "encoder", data_dirs["snli"], tmp_path)
 

@@ -29,6 +29,7 @@ from biphase.errors import (
     first_line,
     is_raised_in_rust,
     memory_told,
+    refuse_doubles,
     told_as,
 )
 from biphase.machine import prepare_process, refuse_versions
@@ -120,6 +121,7 @@ def run_command(words: Sequence[str]) -> None:
     if command is last.default_command:
         OPTIONS.update((argument.field_info.name, argument.name) for argument in last.assemble_argument_collection())
     refuse_versions()
+    refuse_doubles("key", [change.partition("=")[0] for change in bound.arguments.get("changes", ())])
     command(*bound.args, **bound.kwargs)
     if command.__name__ == "help_print" and not {"-h", "--help"}.intersection(words):
         sys.exit(2)

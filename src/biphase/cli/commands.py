@@ -26,7 +26,7 @@ from biphase.cli import doctor as machine
 from biphase.cli import show
 from biphase.config import BUNDLED, MOST_REPEATS, by_commas, parse_config
 from biphase.corpus.prepare import prepare as prepare_text
-from biphase.errors import InputError
+from biphase.errors import InputError, refuse_doubles
 from biphase.export.push import push as push_model
 from biphase.files import refuse_foreign, write_text
 from biphase.finetuning.config import FinetuneConfig
@@ -354,6 +354,7 @@ def evaluate(
     names = [word for word in models if word not in settings]
     if settings and not names:
         raise InputError(f"which model? Only settings are given: {' '.join(settings)}")
+    refuse_doubles("key", [setting.partition("=")[0] for setting in settings])
     config = parse_config(FinetuneConfig, {}, settings, origin="evaluate")
     tree = finetuning.run_evaluation(
         names,

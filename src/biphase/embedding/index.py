@@ -55,7 +55,7 @@ def open_index(path: Path, model: str | None, text: str | None, text_field: str)
         f"by {manifest['model']}, {other_model}": hash_embedder(model_path) != manifest["model_hash"],
         f"of another text than {text} holds now": bool(text) and has_changed,
         f"of the field '{manifest['text_field']}', not of '{text_field}'": bool(text) and is_other_field,
-        "of passages that were cut in another way": manifest["cutting"] != cutting_hash(),
+        "of passages that were cut in another way": manifest.get("cutting") != cutting_hash(),
     }
     for difference, is_there in differences.items():
         if is_there:

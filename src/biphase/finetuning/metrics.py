@@ -430,17 +430,19 @@ def count_tags(rows: Sequence[Mapping[str, Any]], metric: str, classes: Sequence
         predicted += row["predicted"]
         bounds.append(len(gold))
     bounds_S1 = np.array(bounds)
-    numbers = {label: number for number, label in enumerate([*classes, ""])}
+    # A tag that is none of the classes counts as one of its own; "" has the last number.
+    labels = list(dict.fromkeys([*classes, *gold, *filter(None, predicted)]))
+    numbers = {label: number for number, label in enumerate([*labels, ""])}
     gold_U = np.array([numbers[tag] for tag in gold])
     predicted_U = np.array([numbers[tag] for tag in predicted])
     if metric == "accuracy":
         right_S = np.add.reduceat((gold_U == predicted_U).astype(np.int64), bounds_S1[:-1])
         return np.stack([right_S, np.diff(bounds_S1)], axis=1), share
     if metric == "macro_f1":
-        return count_labels(gold_U, predicted_U, bounds_S1, len(classes)), macro_f1
+        return count_labels(gold_U, predicted_U, bounds_S1, len(labels)), macro_f1
     if metric == "paper_f1":
-        return macro_f1(count_labels(gold_U, predicted_U, bounds_S1, len(classes))), None
-    return count_entities(gold_U, predicted_U, bounds_S1, classes, metric == "strict_f1"), micro_f1
+        return macro_f1(count_labels(gold_U, predicted_U, bounds_S1, len(labels))), None
+    return count_entities(gold_U, predicted_U, bounds_S1, labels, metric == "strict_f1"), micro_f1
 
 
 def is_one_for_all(rows: Iterable[Mapping[str, Any]]) -> bool:
