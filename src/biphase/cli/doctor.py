@@ -83,7 +83,7 @@ def describe_computing() -> dict[str, str]:
     if not facts:
         built = torch.version.cuda or torch.version.hip
         reason = (
-            f"built for {built}, but no device is seen; PyTorch for CPUs takes 4.5 GB less"
+            f"built for {built}, but no device is seen; PyTorch for CPUs takes gigabytes less"
             if built
             else "this PyTorch is built without CUDA"
         )
