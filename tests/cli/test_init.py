@@ -17,8 +17,9 @@ from biphase.recipe import Recipe
 from biphase.study.plan import plan_study
 from biphase.study.spec import load_study
 from biphase.tasks.examples import input_of, load_examples
+from biphase.tasks.families import KINDS
 from biphase.tasks.sources import find_source
-from biphase.tasks.spec import METRICS, find_task
+from biphase.tasks.spec import find_task
 
 from ..conftest import write_manifest
 
@@ -141,7 +142,7 @@ def test_a_study_by_flags() -> None:
     assert "# short cells" in Path("mine.yaml").read_text()
 
 
-@pytest.mark.parametrize("family", METRICS)
+@pytest.mark.parametrize("family", KINDS)
 def test_a_task_of_each_family(family: Any) -> None:
     init_task(family=family, out=Path("mine.yaml"))
     task = find_task("mine.yaml")

@@ -9,7 +9,6 @@ from biphase.errors import InputError
 from biphase.finetuning import encoding_cache
 from biphase.finetuning.cells import find_task_sources
 from biphase.finetuning.encoding_cache import (
-    SPLIT_KINDS,
     encode_source,
     encodings,
     leaves_of,
@@ -17,8 +16,9 @@ from biphase.finetuning.encoding_cache import (
     read_encoded,
     save_encoded,
 )
+from biphase.finetuning.families import family_module
 from biphase.finetuning.heads import Encoder
-from biphase.tasks.spec import TASK_SPLITS, TaskSplit, find_task
+from biphase.tasks.spec import TASK_SPLITS, TaskSplit
 
 from .conftest import make_cell
 
@@ -33,9 +33,10 @@ def load_for(encoder: Encoder, task: str, data_dirs: Dirs, **settings: object) -
 @pytest.mark.parametrize("task", ["snli", "wnut17", "squad_v2", "squad_retrieval"])
 def test_splits_come_back_from_the_disk(encoder: Encoder, data_dirs: Dirs, tmp_path: Path, task: str) -> None:
     source = find_task_sources(task, data_dirs)[0]
-    made = encode_source(source, encoder.tokenizer, make_cell(task, max_length=24, doc_stride=4).config)
+    cell = make_cell(task, max_length=24, doc_stride=4)
+    made = encode_source(source, encoder.tokenizer, cell.config)
     save_encoded(tmp_path / "task", made)
-    found, num_left_out = read_encoded(tmp_path / "task", SPLIT_KINDS[find_task(task).family])
+    found, num_left_out = read_encoded(tmp_path / "task", family_module(cell.task, cell.config).Split)
     assert tuple(found) == TASK_SPLITS and num_left_out == made[1]
     for name in TASK_SPLITS:
         assert type(found[name]) is type(made[0][name])

@@ -26,7 +26,7 @@ from biphase.finetuning.fit import (
 )
 from biphase.finetuning.heads import Encoder, build_network, load_encoder
 from biphase.finetuning.scores import Score, read_examples, read_score
-from biphase.tasks.spec import EVALUATED_SPLITS, METRICS, TaskSplit, find_task, task_table
+from biphase.tasks.spec import EVALUATED_SPLITS, TaskSplit, find_task, task_table
 from biphase.tasks.splits import draw_indices
 
 from .conftest import fit_cell, make_cell, predict_split, write_jsonl
@@ -232,7 +232,7 @@ def test_the_name_of_a_cell(model_folder: Path, data_dirs: Dirs, tmp_path: Path)
     [
         (task, metric)
         for task in ONE_PER_FAMILY
-        for metric in METRICS[find_task(task).family]
+        for metric in find_task(task).kind.metrics
         if (task, metric) != ("wnut17", "macro_f1")  # for tags that are no entities: test_kinds.py
     ],
 )

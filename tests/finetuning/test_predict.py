@@ -181,9 +181,9 @@ def test_long_texts_are_tagged_to_their_end(
     nouns = ["dog", "tree", "river", "stone"] * 5
     inputs: list[tuple[str, ...]] = []
 
-    def recorded(task: Task, examples: Any, *rest: Any) -> Any:
+    def recorded(examples: Any, *rest: Any) -> Any:
         inputs.extend(example.words for example in examples)
-        return encode_words(task, examples, *rest)
+        return encode_words(examples, *rest)
 
     monkeypatch.setattr(token_classification, "encode_words", recorded)
     write_jsonl(tmp_path / "rows.jsonl", [{"tokens": nouns}, {"tokens": ["cat"]}])

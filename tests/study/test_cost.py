@@ -16,7 +16,6 @@ from biphase.recipe import Data, Init
 from biphase.run import Run
 from biphase.study import cost
 from biphase.study.cost import (
-    TYPICAL_SIZES,
     cell_cost,
     estimate,
     find_lengths,
@@ -226,7 +225,6 @@ def test_a_network_of_another_kind_than_llama_is_not_counted_as_one(model_type: 
 
 def test_every_task_has_a_size(paper: Plan) -> None:
     assert all(task.size for task in task_table().values())
-    assert {task.family for task in task_table().values()} == set(TYPICAL_SIZES)
 
 
 def cost_of(shape: Shape, cell: StudyCell, context: int) -> tuple[int, float, float]:

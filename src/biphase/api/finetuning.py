@@ -34,8 +34,9 @@ from biphase.finetuning.grid import PAPER_LEARNING_RATES, PAPER_SEEDS, Grid, pla
 from biphase.finetuning.kept import RECORD, KeptModel, find_kept, open_rows
 from biphase.finetuning.scores import Score, read_scores
 from biphase.report import verdicts
+from biphase.tasks.families import KINDS
 from biphase.tasks.sources import name_data_dirs
-from biphase.tasks.spec import METRICS, PAPER_TASKS, find_task, name_tests
+from biphase.tasks.spec import PAPER_TASKS, find_task, name_tests
 
 if TYPE_CHECKING:
     import pandas
@@ -427,7 +428,7 @@ def collect_scores(
     comparisons = verdicts.compare(scores, *pair) if pair else []
     if is_printed:
         verdicts.print_summary(rows, scores.broken)
-        searches = [score for score in scores.scores if score.metric in METRICS["retrieval"]]
+        searches = [score for score in scores.scores if score.metric in KINDS["retrieval"].metrics]
         if easier := sorted({score.task for score in searches if score.config.judged_only}):
             line = f"among judged documents only, which scores higher than among all: {', '.join(easier)}"
             console.out.print(line)

@@ -29,7 +29,8 @@ from biphase.corpus.text import is_running_text, json_line, plain_value
 from biphase.errors import InputError, clipped
 from biphase.files import content_hash, whole_folder, write_text
 from biphase.tasks.examples import is_missing, list_labels
-from biphase.tasks.spec import METRICS, TASK_SPLITS, Task, task_table
+from biphase.tasks.families import KINDS
+from biphase.tasks.spec import TASK_SPLITS, Task, task_table
 
 Settings = TypeVar("Settings", bound=Strict)
 
@@ -61,17 +62,6 @@ def write_value(value: Any) -> str:
     text = yaml.safe_dump(value, default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False)
     return text.removesuffix("...\n").strip()
 
-
-EXAMPLES = {
-    "sequence_classification": "reviews",
-    "token_classification": "prescriptions",
-    "question_answering": "manuals",
-    "retrieval": "handbook",
-    "multiple_choice": "exams",
-    "regression": "similarity",
-    "multi_label_classification": "subjects",
-}
-"""The example of each family and problem type in `bundled/tasks`."""
 
 LABEL_NAMES = (
     *("label", "labels", "class", "category", "sentiment", "stars", "rating", "intent", "topic", "topics", "genres"),
@@ -289,7 +279,7 @@ def write_task(
         if not written or needed not in written[0][1]:
             raise InputError(f"{split}: its rows have no label: leave it out, or predict them")
     layout = {split: f"{split}.jsonl" for split in TASK_SPLITS if split in contents} | keys.pop("files.0")
-    metric = METRICS[keys.get("problem_type", keys["family"])][0]
+    metric = KINDS[keys.get("problem_type", keys["family"])].metrics[0]
     tree = {"name": name, "metric": metric, **keys, "template": template or keys.get("template", ""), "files": [layout]}
     tree |= {} if missing == "refuse" else {"missing": missing}
     parse_config(Task, tree, origin=f"task {name}")

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from rich.prompt import Prompt
 
 from biphase import console
-from biphase.api.own_task import EXAMPLES, describe_data, write_value
+from biphase.api.own_task import describe_data, write_value
 from biphase.cli.show import parse_data_dirs
 from biphase.config import BUNDLED, by_commas, parse_config
 from biphase.embedding.recipe import EmbeddingRecipe
@@ -21,8 +21,9 @@ from biphase.files import parse_yaml, refuse_existing
 from biphase.flops import PRESETS
 from biphase.recipe import Recipe
 from biphase.run import find_checkpoint, name_run, split_reference
+from biphase.tasks.families import KINDS, Family, ProblemType
 from biphase.tasks.sources import name_data_dirs
-from biphase.tasks.spec import Family, ProblemType, Task
+from biphase.tasks.spec import Task
 
 BUNDLED_NAMES = {
     kind: sorted(path.stem for path in (BUNDLED / kind).glob("*.yaml")) for kind in ("recipes", "studies", "tasks")
@@ -182,7 +183,7 @@ def init_task(
         if family not in (None, keys.get("problem_type", keys["family"])):
             raise InputError(f"{data} looks like {keys['family']}, not {family}; leave --family out")
     own_family = keys.pop("family")
-    example = EXAMPLES[keys.pop("problem_type", own_family)]
+    example = KINDS[keys.pop("problem_type", own_family)].example
     text = with_values(starting_text("tasks", example), {**keys, "name": out.stem})
     parse_config(Task, parse_yaml(text), origin=str(out))
     folder = "DATA" if data is None else str(data if data.is_dir() else data.parent)

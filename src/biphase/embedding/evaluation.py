@@ -22,8 +22,9 @@ from biphase.embedding.pairs import read_pairs
 from biphase.embedding.recipe import PairSource, set_name
 from biphase.errors import InputError, told_as
 from biphase.finetuning.metrics import Judgement, judge_ranking, score_rows
+from biphase.tasks.families import KINDS
 from biphase.tasks.sources import find_source
-from biphase.tasks.spec import METRICS, FileLayout, Task
+from biphase.tasks.spec import FileLayout, Task
 from biphase.tasks.splits import index_bm25, own_documents, query_bm25, read_judged_texts, read_judgements
 
 KEPT_DOCUMENTS = 100
@@ -88,7 +89,7 @@ def score_embedder(model: SentenceTransformer, dataset: JudgedSet) -> Judgement:
         rows = []
         for number, ((_, _, score), cosine) in enumerate(zip(dataset.pairs, cosines, strict=True)):
             rows.append({"id": str(number), "gold": score, "predicted": cosine})
-        return score_rows(rows, METRICS["regression"], ()), rows
+        return score_rows(rows, KINDS["regression"].metrics, ()), rows
     documents, queries = list(dataset.documents.values()), list(dataset.queries.values())
     label = f"embed {dataset.name}"
     lengths = {"normalize_embeddings": model.similarity_fn_name == "cosine"}

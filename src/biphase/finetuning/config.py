@@ -6,7 +6,8 @@ from pydantic import Field, model_validator
 
 from biphase.config import Beta, Count, PositiveCount, Share, Strict
 from biphase.errors import InputError
-from biphase.tasks.spec import PAPER_TASKS, Family, Task
+from biphase.tasks.families import KINDS
+from biphase.tasks.spec import PAPER_TASKS, Task
 
 PROTOCOL = 4
 """A part of every cell's name: raise it when the same configuration no longer gives the same scores, or another name.
@@ -19,12 +20,8 @@ PROTOCOL = 4
 PLACEMENT = {"device", "microbatch_tokens", "keep_texts"}
 """Settings that decide where and how fast a cell runs and what is kept of it, not what comes out."""
 
-ENCODING_SETTINGS: dict[Family, tuple[str, ...]] = {
-    "question_answering": ("qa_head", "doc_stride"),
-    "retrieval": ("judged_only", "ranking"),
-}
-"""The settings that decide, beside lengths and limits, what a family's texts look like as token ids."""
-
+FAMILY_SETTINGS = {setting for kind in KINDS.values() for setting in kind.settings}
+"""The settings that do not matter to all families."""
 
 PAPER_SEARCH = {"judged_only": True, "max_answer_tokens": 30}
 """What these settings are for the paper's tasks, where nobody gives them; and wherever they do not matter."""
@@ -108,26 +105,26 @@ def settle_config(config: FinetuneConfig, task: Task, max_length: int) -> Finetu
     What does not matter to the task stands at its default, and `max_length` is not above that of the network (see
     `cells.Encoder`). Where a cell runs and what `auto` means there are left as they are.
     """
-    if config.frozen and task.family == "retrieval":
+    if config.frozen and task.kind.is_search:
         raise InputError(f"frozen: {task.name} has no head to train; zero-shot:FOLDER scores embeddings as they are")
-    is_question, is_retrieval = task.family == "question_answering", task.family == "retrieval"
-    has_token_head = task.family == "token_classification" or (is_question and config.qa_head == "token")
-    matters = {
-        "head_dropout": has_token_head,
-        "qa_head": is_question,
-        "doc_stride": is_question and config.qa_head == "span",
-        "max_answer_tokens": is_question,
-        "ranking": is_retrieval,
-        "scale": is_retrieval and config.ranking == "embeddings",
-        "judged_only": is_retrieval,
-    }
+    matters = settings_that_matter(config, task)
     settled: dict[str, Any] = {}
-    for name, does_matter in matters.items():
-        if not does_matter:
+    for name in FAMILY_SETTINGS:
+        if name not in matters:
             settled[name] = PAPER_SEARCH.get(name, FinetuneConfig.model_fields[name].default)
         elif getattr(config, name) is None and task.name in PAPER_TASKS:
             settled[name] = PAPER_SEARCH[name]
-    if is_retrieval and config.judged_only is None:
+    if task.kind.is_search and config.judged_only is None:
         settled.setdefault("judged_only", False)
     settled["max_length"] = min(config.max_length, max_length)
     return config.model_copy(update=settled)
+
+
+def settings_that_matter(config: FinetuneConfig, task: Task) -> set[str]:
+    """List the settings of the task's family that decide something, as the other settings are."""
+    matters = {*task.kind.settings}
+    if task.family == "question_answering":
+        matters.remove("head_dropout" if config.qa_head == "span" else "doc_stride")
+    if task.kind.is_search and config.ranking == "pairs":
+        matters.remove("scale")
+    return matters

@@ -263,6 +263,14 @@ def to_bounds(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
 
+def segment_logsumexp(logits_TC: Tensor, bounds_S1: Tensor) -> Tensor:
+    """[S, C], over the rows of each segment."""
+    segments_T = torch.repeat_interleave(torch.arange(len(bounds_S1) - 1, device=logits_TC.device), bounds_S1.diff())
+    highest = torch.segment_reduce(logits_TC.detach(), "max", offsets=bounds_S1, axis=0)
+    sums = torch.zeros_like(highest).index_add(0, segments_T, (logits_TC - highest[segments_T]).exp())
+    return sums.log() + highest
+
+
 @dataclass(frozen=True)
 class CellContext:
     """The context of a cell says what it is about, and where and in which type it computes: the same throughout it."""
@@ -276,21 +284,18 @@ class CellContext:
     @property
     def is_embedder(self) -> bool:
         """Whether the network gives embeddings, and has no head."""
-        return self.task.family == "retrieval" and self.config.ranking == "embeddings"
+        return self.task.kind.is_search and self.config.ranking == "embeddings"
 
     @property
     def is_of_tokens(self) -> bool:
         """Whether the network gives something for each token, not for each sample."""
-        return self.task.family in ("token_classification", "question_answering")
+        return self.task.kind.has_token_outputs
 
     @property
     def num_outputs(self) -> int:
         """Count the numbers that a head gives for a sample or a token: one for each class, one where texts are scored,
         two where answers are found."""
-        if self.task.family == "question_answering":
-            return 2
-        has_one = self.task.family in ("multiple_choice", "retrieval") or self.task.problem_type == "regression"
-        return 1 if has_one else len(self.task.classes)
+        return self.task.kind.num_outputs or len(self.task.classes)
 
     def on_device(self, targets: np.ndarray) -> Tensor:
         """Targets as int64, or fp32 where they are fractions."""

@@ -9,7 +9,7 @@ Arrays are mapped into memory, so that processes share them. What was written is
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,12 @@ from biphase import console
 from biphase.errors import InputError
 from biphase.files import content_hash, locked, make_once, refuse_links
 from biphase.finetuning.cells import Encoder
-from biphase.finetuning.config import ENCODING_SETTINGS, FinetuneConfig
-from biphase.finetuning.encoding import EncodedSplit, EncodedTask, HashedTokenizer
-from biphase.finetuning.families import question_answering, retrieval, sequence_classification, token_classification
+from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.encoding import EncodedTask, HashedTokenizer
+from biphase.finetuning.families import family_module
 from biphase.tasks.examples import count_shared, load_examples
 from biphase.tasks.sources import TaskSource
-from biphase.tasks.spec import TASK_SPLITS, Family, TaskSplit
-from biphase.tasks.splits import Collection
+from biphase.tasks.spec import TASK_SPLITS
 
 ENCODING = 8
 """Part of the name of what is kept on disk: raise it when the same text no longer gives the same arrays, or when they
@@ -40,21 +39,6 @@ NO_ARRAYS = "json"
 encodings: dict[Path, EncodedTask] = {}
 """The tasks that were loaded last."""
 NUM_ENCODINGS = 8
-
-SPLIT_KINDS: dict[Family, type[EncodedSplit]] = {
-    "sequence_classification": sequence_classification.LabelledSplit,
-    "token_classification": token_classification.TaggedSplit,
-    "question_answering": question_answering.QuestionSplit,
-    "retrieval": retrieval.JudgedSplit,
-    "multiple_choice": sequence_classification.ChoiceSplit,
-}
-
-SPLIT_ENCODERS: dict[Family, Callable[..., EncodedSplit]] = {
-    "sequence_classification": sequence_classification.encode_labelled,
-    "token_classification": token_classification.encode_words,
-    "multiple_choice": sequence_classification.encode_choices,
-}
-"""What encodes one split, for the families that do so without a look at the others."""
 
 
 def cache_folder() -> Path:
@@ -77,18 +61,16 @@ def load_encoded(source: TaskSource, encoder: Encoder, config: FinetuneConfig) -
         raise InputError(f"max_length {config.max_length}: {positions}")
     if config.max_length < least:
         raise InputError(f"max_length {config.max_length} leaves no room for text; give {least} or more")
-    keys = ("max_length", "max_eval_examples", *ENCODING_SETTINGS.get(task.family, ()))
+    keys = ("max_length", "max_eval_examples", *task.kind.encoding_settings)
     settings = {name: getattr(config, name) for name in keys}
     specials = [tokenizer.hash, tokenizer.opening, tokenizer.closing]
     key = content_hash([ENCODING, source.hash, specials, settings])
     path = cache_folder() / "encoded" / f"{task.name}-{key[:24]}.safetensors"
     if path not in encodings:
-        has_pairs = task.family == "retrieval" and config.ranking == "pairs"
-        kind = retrieval.CandidateSplit if has_pairs else SPLIT_KINDS[task.family]
         refuse_links(path.parent)
         with locked(path.with_name(f".{path.name}.lock"), wait=True):
             make_once(path, lambda part: save_encoded(part, encode_source(source, tokenizer, config)))
-        encodings[path] = read_encoded(path, kind)
+        encodings[path] = read_encoded(path, family_module(task, config).Split)
         while len(encodings) > NUM_ENCODINGS:
             del encodings[next(iter(encodings))]
     return encodings[path]
@@ -101,15 +83,7 @@ def encode_source(source: TaskSource, tokenizer: HashedTokenizer, config: Finetu
     for split, number in count_shared(data).items():
         if number:
             console.err.print(f"{task.name}: {number:,} inputs of {split} stand in train too")
-    splits: dict[TaskSplit, Any] = {}
-    if isinstance(data, Collection):
-        encode = retrieval.encode_candidates if config.ranking == "pairs" else retrieval.encode_judged
-        splits |= encode(data, tokenizer, config)
-    elif task.family == "question_answering":
-        splits |= question_answering.encode_question_task(data, tokenizer, config)
-    else:
-        for name, examples in data.splits.items():
-            splits[name] = SPLIT_ENCODERS[task.family](task, examples, tokenizer, config)
+    splits = family_module(task, config).encode(data, tokenizer, config)
     if data.left_out and task.missing == "refuse":  # else its reader has told so
         console.err.print(f"{task.name}: {data.left_out:,} rows without a gold label are left out")
     cut = [f"{split.num_truncated:,} of {name}" for name, split in splits.items() if split.num_truncated]

@@ -34,10 +34,10 @@ from biphase.encoder.proofs import telling_tokens
 from biphase.errors import InputError
 from biphase.export.model import as_llama, set_direction
 from biphase.finetuning.cells import Encoder, identify, stamp_model
-from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.config import FinetuneConfig, settings_that_matter
 from biphase.finetuning.encoding import Batch, CellContext, EncodedSplit, HashedTokenizer, TokenizedTexts, pack
 from biphase.hub import AFTER_PADDING, output_width
-from biphase.tasks.spec import Family, Task
+from biphase.tasks.spec import Task
 
 UNUSED_EMBEDDINGS = 1024
 """More rows of an embedding than this, or than a twentieth of it, are not there for a round number alone."""
@@ -138,9 +138,9 @@ class TaskNetwork(nn.Module):
         self.backbone, self.of_tokens = backbone, cell.is_of_tokens
         has_head = has_head and not cell.is_embedder
         has_dense = has_head and not (cell.is_of_tokens or cell.config.frozen)
-        classifies_tokens = cell.task.family == "token_classification" or cell.config.qa_head == "token"
+        has_dropout = "head_dropout" in settings_that_matter(cell.config, cell.task)
         self.dense = new_linear(backbone, output_width(backbone.config)) if has_dense else None
-        self.dropout = nn.Dropout(cell.config.head_dropout if classifies_tokens else 0.0)
+        self.dropout = nn.Dropout(cell.config.head_dropout if has_dropout else 0.0)
         self.out = new_linear(backbone, cell.num_outputs) if has_head else None
 
     def forward(self, batch: Batch) -> Tensor:
@@ -253,7 +253,7 @@ def build_network(encoder: Encoder, cell: CellContext, splits: Iterable[EncodedS
 
 def can_look_up(cell: CellContext) -> bool:
     """Whether a cell trains one layer on what an encoder as it is gives: for each text, or for each token to tag."""
-    config, has_layer = cell.config, cell.task.family not in ("question_answering", "retrieval")
+    config, has_layer = cell.config, cell.task.family != "question_answering"
     return config.frozen and has_layer and config.weights == "pretrained" and config.weight_dtype == "fp32"
 
 
@@ -269,14 +269,9 @@ def encode_packed(encoder: Encoder, texts: Sequence[str], device: torch.device) 
     return encoded.predict(TaskNetwork(backbone, cell).eval(), cell, output_width(backbone.config))
 
 
-AUTO_CLASSES: dict[Family, Any] = {
-    "sequence_classification": transformers.AutoModelForSequenceClassification,
-    "token_classification": transformers.AutoModelForTokenClassification,
-    "question_answering": transformers.AutoModelForQuestionAnswering,
-    "retrieval": transformers.AutoModelForSequenceClassification,
-    "multiple_choice": transformers.AutoModelForSequenceClassification,
-}
-"""What a family's networks are kept as, where they have a head."""
+def auto_class(task: Task) -> Any:
+    """Find the class of transformers that a task's networks are kept as, where they have a head."""
+    return getattr(transformers, f"AutoModel{task.kind.head}")
 
 
 def check_keepable(encoder: Encoder, task: Task, finetuning: FinetuneConfig) -> None:
@@ -334,7 +329,7 @@ def to_transformers(network: Any, encoder: Encoder, cell: CellContext) -> Any:
 def with_same_head(config: Any, network: Any, cell: CellContext) -> Any:
     """The class of transformers for a configuration, with the weights of ours. Raises `InputError` where there is none
     that computes the same."""
-    kind = AUTO_CLASSES[cell.task.family]
+    kind = auto_class(cell.task)
     is_sequence = kind is transformers.AutoModelForSequenceClassification
     is_probe = cell.config.frozen and is_sequence
     kept = "a linear probe" if is_probe else f"a network of type '{config.model_type}'"

@@ -34,7 +34,8 @@ from biphase.finetuning.cells import Encoder, find_folder
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.scores import Score
 from biphase.run import find_model
-from biphase.tasks.spec import Family, FileLayout, Task, template_columns
+from biphase.tasks.families import KINDS
+from biphase.tasks.spec import FileLayout, Task, template_columns
 
 if TYPE_CHECKING:
     from biphase.finetuning.encoding import CellContext
@@ -44,13 +45,6 @@ RECORD = "biphase.json"
 
 TEXT = "text"
 """The column of running text, where no template names one."""
-
-HEADS: dict[str, Family] = {
-    "ForSequenceClassification": "sequence_classification",
-    "ForTokenClassification": "token_classification",
-    "ForQuestionAnswering": "question_answering",
-}
-"""What a folder is for, by how the class that it names ends."""
 
 
 class KeptModel(Strict):
@@ -70,10 +64,6 @@ class KeptModel(Strict):
     """Whether `finetune --keep` wrote the folder."""
     layout: FileLayout = Field(default=FileLayout(), exclude=True)
     """The layout by which a file of rows is read."""
-
-
-PIPELINE_TAGS = {"sequence_classification": "text-classification", "retrieval": "sentence-similarity"}
-"""What the hub calls the models of a family, where that is not its own name; rankers of pairs are `text-ranking`."""
 
 
 def keep_network(model: Any, encoder: Encoder, cell: "CellContext", folder: Path, score: Score, test: Any) -> None:
@@ -113,9 +103,9 @@ def card_text(cell: "CellContext", encoder: Encoder, model: Any, score: Score) -
     task, kind, base = cell.task, type(model).__name__, encoder.name.partition("@")[0]
     is_of_this_machine = Path(find_model(encoder.name)).exists() or Path(base).exists()
     name = harmless(Path(encoder.name).name if is_of_this_machine else encoder.name)
-    pipeline_tag = PIPELINE_TAGS.get(task.family, task.family.replace("_", "-"))
+    pipeline_tag = task.kind.pipeline_tag
     library, load = "transformers", f"{kind}.from_pretrained(folder)"
-    if task.family == "retrieval":
+    if task.kind.is_search:
         library, load = "sentence-transformers", f"SentenceTransformer(folder)  # {kind}"
         if not cell.is_embedder:
             pipeline_tag, load = "text-ranking", "CrossEncoder(folder)  # of sentence-transformers"
@@ -152,7 +142,7 @@ def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
     folder = find_folder(name)
     config = read_json_as(folder / "config.json", dict[str, Any])
     classes = [str(kind) for kind in config.get("architectures") or []]
-    family = next((HEADS[end] for kind in classes for end in HEADS if kind.endswith(end)), None)
+    family = next((name for kind in classes for name, record in KINDS.items() if kind.endswith(record.head)), None)
     if family is None:
         kind = " ".join(classes) or "of no named class"
         remedy = f"fine-tune it with `biphase finetune {name} TASK --keep DIR`, then predict with DIR"
@@ -195,9 +185,7 @@ def layout_to_predict(task: Task, file: Path) -> FileLayout:
 
 def input_columns(task: Task) -> tuple[str, ...]:
     """List the columns of texts that an input is made of."""
-    if task.family == "retrieval":
-        return "query", "document"
-    return (TEXT,) if task.family == "token_classification" else template_columns(task.template)
+    return task.kind.input_columns or template_columns(task.template)
 
 
 FIRST_ROWS = 256

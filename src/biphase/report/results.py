@@ -20,20 +20,15 @@ from biphase.errors import SOURCE, InputError
 from biphase.finetuning import choosing
 from biphase.finetuning.scores import KeptExamples, Score, ScoreSet
 from biphase.report.statistics import Interval, mean_interval, repetitions
+from biphase.tasks.families import KINDS, TASK_FAMILIES
 
 Family = Literal["SC", "TC", "QA", "IR", "EM", ""]
 """A mean over all tasks has none."""
 Metric = Literal["standard", "paper"]
 
-FAMILY_NAMES: dict[str, str] = {
-    "SC": "sequence classification",
-    "TC": "token classification",
-    "QA": "question answering",
-    "IR": "retrieval",
-    "EM": "embedding",
-}
-FAMILY_CODES = {words.replace(" ", "_"): code for code, words in FAMILY_NAMES.items()} | {"multiple_choice": "SC"}
+FAMILY_CODES: dict[str, str] = {name: KINDS[name].code for name in TASK_FAMILIES} | {"embedding": "EM"}
 """The families of tasks by the names that `biphase.tasks` has for them; choosing stands among the classifications."""
+FAMILY_NAMES = {code: name.replace("_", " ") for name, code in FAMILY_CODES.items() if name != "multiple_choice"}
 
 
 @cache

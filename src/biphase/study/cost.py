@@ -41,8 +41,9 @@ from biphase.run import open_run, read_metrics
 from biphase.study.plan import Plan, PlannedRun, StudyCell
 from biphase.study.spec import EMBED, EmbedEvaluation, Planning, Study, find_data_dirs, trainings
 from biphase.tasks.examples import count_characters, load_examples
+from biphase.tasks.families import KINDS, TaskSize
 from biphase.tasks.sources import HUB, TaskSource, dir_of, find_source
-from biphase.tasks.spec import Family, TaskSize, find_task, name_tests
+from biphase.tasks.spec import find_task, name_tests
 from biphase.tasks.splits import TaskData
 
 EFFICIENCY = {"CPU": 0.6}
@@ -205,16 +206,6 @@ def run_flops(run: PlannedRun, size: RunSize, until: int | None = None) -> dict[
     return flops_between(run.recipe, flops, lengths, 0, (until or run.last) - run.first, run.first)
 
 
-TYPICAL_SIZES: dict[Family, TaskSize] = {
-    "sequence_classification": TaskSize(train_examples=50_000, example_tokens=40, evaluated_tokens=1_000_000),
-    "token_classification": TaskSize(train_examples=15_000, example_tokens=25, evaluated_tokens=200_000),
-    "question_answering": TaskSize(train_examples=90_000, example_tokens=200, evaluated_tokens=3_000_000),
-    "multiple_choice": TaskSize(train_examples=40_000, example_tokens=200, evaluated_tokens=2_000_000),
-    "retrieval": TaskSize(train_examples=100_000, example_tokens=120, evaluated_tokens=1_000_000),
-}
-"""The sizes that are assumed of tasks that do not say theirs, until a cell shows how long it takes."""
-
-
 MOST_COUNTED_BYTES = 10_000_000
 """Larger files of a task are not read for a plan."""
 CHARACTERS_PER_TOKEN = 4
@@ -225,13 +216,13 @@ def task_size(name: str, folders: Mapping[str, str]) -> TaskSize:
     are small and hold together; else what is typical of its family."""
     task = find_task(name_tests(name)[0])
     folder = dir_of(task, folders)
-    if task.size is None and task.family != "retrieval" and folder not in (None, str(HUB)):
+    if task.size is None and not task.kind.is_search and folder not in (None, str(HUB)):
         with suppress(InputError):  # told in full before the study runs
             source = find_source(task, folder)
             paths = chain.from_iterable(source.files.values())
             if sum(path.stat().st_size if path.is_file() else math.inf for path in paths) <= MOST_COUNTED_BYTES:
                 return count_examples(source)
-    return task.size or TYPICAL_SIZES[task.family]
+    return task.size or task.kind.size
 
 
 @lru_cache
@@ -419,7 +410,7 @@ def cell_costs(plan: Plan, sizes: Mapping[str, RunSize]) -> Iterator[tuple[int, 
         (shape, _), context = sizes[run.name], run.recipe.data.max_sample_tokens
         key = (shape, cell.task, cell.evaluates, context)
         if key not in costs and cell.task.startswith(EMBED):
-            size, config = TYPICAL_SIZES["retrieval"], cell.config
+            size, config = KINDS["retrieval"].size, cell.config
             steps, pairs = embedded or (config.max_steps, config.max_steps * config.batch_size)
             tokens = float(pairs * size.example_tokens)
             per_token = shape.flops.token(keys=size.example_tokens, targets=0) if shape else 0.0
@@ -463,7 +454,7 @@ def cell_cost(
     for test in cell.evaluates:
         tested = task_size(test, folders)
         # Few queries of a retrieval leave all its documents to be encoded.
-        if config.max_eval_examples and find_task(test).family != "retrieval":
+        if config.max_eval_examples and not find_task(test).kind.is_search:
             evaluated += min(2 * config.max_eval_examples * tested.example_tokens, tested.evaluated_tokens)
         else:
             evaluated += tested.evaluated_tokens

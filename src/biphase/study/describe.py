@@ -182,7 +182,7 @@ def describe_power(plan: Plan, evaluation: Evaluation) -> Iterator[str]:
     tests, folders = [], find_data_dirs(evaluation)
     for name in sorted(evaluation.tasks):
         task, size = find_task(name), task_size(name, folders)
-        if task.family != "retrieval":  # whose tokens are those of documents
+        if not task.kind.is_search:  # whose tokens are those of documents
             guess = max(int(float(f"{size.evaluated_tokens / 2 / max(size.example_tokens, 1):.2g}")), 1)
             is_guess, num = not (task.size or size.test_examples), size.test_examples or guess
             tests.append((num, task.name, f"{num:,} examples" + ", a guess" * is_guess))

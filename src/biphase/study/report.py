@@ -39,8 +39,9 @@ from biphase.study.declarations import tell_declaration
 from biphase.study.folder import TRAINING, StudyState, find_text, read_state
 from biphase.study.plan import EvaluatedModel, Plan, history, plan_study
 from biphase.study.spec import load_study
+from biphase.tasks.families import KINDS
 
-PAPER_METRICS = {"SC": "accuracy", "TC": "paper_f1", "QA": "paper_f1", "IR": "paper_ndcg_at_10"}
+PAPER_METRICS = {kind.code: kind.paper_metric for kind in KINDS.values()}
 
 
 def collect_results(plan: Plan, scores: dict[str, ScoreSet]) -> ResultSet:

@@ -218,7 +218,7 @@ def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | N
         files = f"{source.files['validation'][0].name}, {source.files['test'][0].name}"
         message = f"task '{source.task.name}': validation and test in {source.name} are the same data ({files})"
         raise InputError(f"{message}: leave validation out, and a part of train takes its place")
-    if source.task.family == "retrieval":
+    if source.task.kind.is_search:
         return load_collection(source, judged_only, most_evaluated)
     makers: dict[spec.Family, Callable[[spec.Task, str, Row], AnyExample | None]] = {
         "sequence_classification": make_text,

@@ -169,7 +169,7 @@ def find_files(folder: Path, name: str) -> tuple[Path, ...]:
 
 
 def parts_of(task: spec.Task, layout: spec.FileLayout) -> dict[PartName, str]:
-    parts: dict[PartName, str] = {"corpus": layout.corpus} if task.family == "retrieval" else {}
+    parts: dict[PartName, str] = {"corpus": layout.corpus} if task.kind.is_search else {}
     if parts and layout.format != "mldr":  # which has queries in the splits
         parts["queries"] = layout.queries
     for split, name in layout.named.items():
@@ -202,7 +202,7 @@ def read_rows(source: TaskSource, part: PartName) -> Iterator[PlacedRow]:
 def read_layout(source: TaskSource, layout: spec.FileLayout, part: PartName) -> Iterator[PlacedRow]:
     """Read the rows of the files of a part."""
     task = source.task
-    if layout.quotes is None and (spec.is_own_task(task) or task.family == "retrieval"):
+    if layout.quotes is None and (spec.is_own_task(task) or task.kind.is_search):
         layout = layout.model_copy(update={"quotes": False})  # as GLUE and BEIR publish their tables
     splits = source.splits if layout.format == "mldr" and part == "queries" else (part,)  # they stand in the splits
     for path in (path for split in splits for path in source.files[split]):
@@ -211,7 +211,7 @@ def read_layout(source: TaskSource, layout: spec.FileLayout, part: PartName) -> 
             form = part if part in PUBLISHED else "mldr"
         elif part in ("corpus", "queries"):
             form = "jsonl"
-        elif form is None and task.family == "retrieval":
+        elif form is None and task.kind.is_search:
             form = FORMATS.get(plain_path(path).suffix, "trec")
             form = "judgements" if form == "tsv" else form
         yield from rows_of_file(path, layout.model_copy(update={"format": form}), task.words, task.label)

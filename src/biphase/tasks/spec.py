@@ -13,13 +13,11 @@ from typing import Annotated, ClassVar, Literal, get_args
 import yaml
 from pydantic import Field, model_validator
 
-from biphase.config import Count, Strict, load_config, parse_config
+from biphase.config import Strict, load_config, parse_config
 from biphase.corpus.rows import FileForm
 from biphase.errors import InputError, nearest
+from biphase.tasks.families import KINDS, Family, Kind, ProblemType, TaskSize
 
-Family = Literal[
-    "sequence_classification", "token_classification", "question_answering", "retrieval", "multiple_choice"
-]
 TaskSplit = Literal["train", "validation", "test"]
 TASK_SPLITS: tuple[TaskSplit, ...] = get_args(TaskSplit)
 EvaluatedSplit = Literal["validation", "test"]
@@ -33,20 +31,6 @@ PAPER_TASKS = (
     *("msmarco", "nq", "mldr_en"),
 )
 """The paper's twelve."""
-
-ProblemType = Literal["regression", "multi_label_classification"]
-
-METRICS: dict[Family | ProblemType, tuple[str, ...]] = {
-    "sequence_classification": ("accuracy", "macro_f1", "mcc", "f1"),
-    "token_classification": ("f1", "strict_f1", "accuracy", "macro_f1"),
-    "question_answering": ("f1", "exact"),
-    "retrieval": ("ndcg_at_10", "map_at_100", "mrr_at_10", "recall_at_100"),
-    "multiple_choice": ("accuracy",),
-    "regression": ("spearman", "pearson"),
-    "multi_label_classification": ("micro_f1", "macro_f1", "accuracy"),
-}
-"""The ones that may choose a learning rate, of a family or of a problem type."""
-
 
 TestName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
 Name = Annotated[str, Field(coerce_numbers_to_str=True)]
@@ -123,21 +107,6 @@ class Hub(Strict):
     scheme: Scheme = "IOB2"
 
 
-class TaskSize(Strict):
-    """How large a task is, rounded: it only serves to say in advance what a study costs and finds."""
-
-    later: ClassVar[frozenset[str]] = frozenset({"test_examples"})
-
-    train_examples: Count
-    """Published counts; 0 for a task that is trained on another one."""
-    example_tokens: Count
-    """Tokens of a training example, guessed from the mean length in words: both texts of a retrieval pair."""
-    evaluated_tokens: Count
-    """Tokens of validation and test together."""
-    test_examples: Count | None = None
-    """Guessed from these tokens unless given."""
-
-
 class Task(Strict):
     """A task, as `tasks.yaml` and a user's file describe it."""
 
@@ -192,14 +161,20 @@ class Task(Strict):
         """List all forms in which the data may be, by preference."""
         return (*self.files, self.hub) if self.hub else self.files
 
+    @property
+    def kind(self) -> Kind:
+        """Look up what its family and problem type say of it."""
+        return KINDS[self.problem_type or self.family]
+
     @model_validator(mode="after")
     def keys_fit(self) -> "Task":
         """Raises `ValueError` with the first sentence of the table that is true."""
-        kind, metric, classes = self.problem_type or self.family, self.metric, self.classes
+        kind_name, metric, classes = self.problem_type or self.family, self.metric, self.classes
         is_text, is_tagging = self.family == "sequence_classification", self.family == "token_classification"
-        is_retrieval = self.family == "retrieval"
-        is_single, is_several = kind == "sequence_classification", kind == "multi_label_classification"
-        has_classes, has_choices = kind.endswith(("classification", "choice")), bool(self.choices)
+        is_choice, is_asked = self.family == "multiple_choice", self.family == "question_answering"
+        is_retrieval, metrics = self.kind.is_search, self.kind.metrics
+        is_single, is_several = kind_name == "sequence_classification", kind_name == "multi_label_classification"
+        has_classes, has_choices = kind_name.endswith(("classification", "choice")), bool(self.choices)
         has_entities, has_tags = is_tagging and classes[:1] == ("O",), metric in ("accuracy", "macro_f1")
         odd = next((name for name in classes[1:] if name[:2] not in ("B-", "I-") or len(name) == 2), None)
         are_distinct = len(classes) >= 2 and len(set(classes)) == len(classes)
@@ -210,17 +185,17 @@ class Task(Strict):
             (self.problem_type is not None and not is_text, "problem_type is for sequence_classification"),
             (self.stratified and not is_single, "stratified is for sequence_classification with one class for each"),
             (self.multi_hot is not None and not is_several, "multi_hot is for multi_label_classification"),
-            (metric not in METRICS[kind], f"metric '{metric}' is none of {kind}{nearest(metric, METRICS[kind])}"),
+            (metric not in metrics, f"metric '{metric}' is none of {kind_name}{nearest(metric, metrics)}"),
             (is_text and metric == "f1" and len(classes) != 2, "metric 'f1' needs two classes; use macro_f1"),
-            (bool(classes) and not has_classes, f"{kind} has no classes"),
+            (bool(classes) and not has_classes, f"{kind_name} has no classes"),
             (has_classes and not are_distinct, "classes must be two or more, none of them twice"),
             (is_tagging and not (has_entities or has_tags), "classes must begin with O, unless metric is 'accuracy'"),
             (has_entities and metric == "macro_f1", "macro_f1 is for tags that are no entities: take f1 or strict_f1"),
             (has_entities and odd is not None, f"classes after O must be B-… and I-… (IOB2), not '{odd}'"),
             (is_text and not columns, "template must name a column in braces, such as {text}"),
-            (has_choices != (kind == "multiple_choice"), "choices are columns of multiple_choice, and of it alone"),
+            (has_choices != is_choice, "choices are columns of multiple_choice, and of it alone"),
             (has_choices and "choice" not in columns, "template must have {choice}"),
-            (kind == "question_answering" and not is_question, "template must have {question} and end in {context}"),
+            (is_asked and not is_question, "template must have {question} and end in {context}"),
             (self.trained_on is not None and not is_retrieval, "trained_on is for retrieval"),
             (is_retrieval and lacks_texts, "hub: retrieval needs corpus and queries"),
         ]

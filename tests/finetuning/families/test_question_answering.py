@@ -8,17 +8,18 @@ import torch
 
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import TokenizedTexts, pack
+from biphase.finetuning.families import question_answering
 from biphase.finetuning.families.question_answering import (
-    QuestionSplit,
+    Split,
     characters_of_span,
     cut_windows,
-    encode_question_task,
     encode_questions,
     span_loss,
 )
 from biphase.finetuning.heads import Encoder
-from biphase.tasks.examples import Question, TaskData
+from biphase.tasks.examples import Question
 from biphase.tasks.spec import task_table
+from biphase.tasks.splits import TaskData
 
 from ..conftest import make_cell
 
@@ -30,7 +31,7 @@ QUESTIONS = (
 )
 
 
-def encode(encoder: Encoder, **settings: object) -> QuestionSplit:
+def encode(encoder: Encoder, **settings: object) -> Split:
     config = FinetuneConfig.model_validate({"max_length": 256} | settings)
     return encode_questions(task_table()["squad_v2"], QUESTIONS, encoder.tokenizer, config, has_unanswerable=True)
 
@@ -104,7 +105,7 @@ def test_span_loss_is_cross_entropy_over_context_and_end(encoder: Encoder) -> No
 
 
 def predict_from(
-    logits_T2: np.ndarray, split: QuestionSplit, monkeypatch: pytest.MonkeyPatch, **settings: object
+    logits_T2: np.ndarray, split: Split, monkeypatch: pytest.MonkeyPatch, **settings: object
 ) -> list[dict[str, Any]]:
     """What a network with these logits predicts."""
     logits_T2 = logits_T2.astype(np.float32)
@@ -113,7 +114,7 @@ def predict_from(
     return split.predict(network, make_cell("squad_v2", **settings))
 
 
-def roomiest_places(split: QuestionSplit, question: int) -> list[int]:
+def roomiest_places(split: Split, question: int) -> list[int]:
     """The slow twin: of each context token the place in the window with most context on its poorer side, else the
     last."""
     best: dict[int, tuple[int, int]] = {}
@@ -221,7 +222,7 @@ def test_the_longest_answer_is_chosen_from_train(
     train = [Question(str(n), "Who?", "dog " * 60, (long if n < num_long else short,)) for n in range(100)]
     task = task_table()["squad"].model_copy(update={"name": "mine"})
     data = TaskData(task, tuple(train), tuple(train[:2]), tuple(train[:2]), 0)
-    splits = encode_question_task(data, encoder.tokenizer, FinetuneConfig(max_answer_tokens=given))
+    splits = question_answering.encode(data, encoder.tokenizer, FinetuneConfig(max_answer_tokens=given))
     begin, end = splits["train"].answers_Q2[0].tolist()
     assert {split.max_answer_tokens for split in splits.values()} == {max(30, end - begin)}
     assert (end - begin > 100) == (num_long > 0)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from biphase.finetuning.encoding_cache import load_encoded
-from biphase.finetuning.families import retrieval
+from biphase.finetuning.families import pair_ranking, retrieval
 from biphase.finetuning.families.retrieval import contrastive_loss, embed_all, no_negatives
 from biphase.finetuning.heads import Encoder, build_network
 from biphase.finetuning.metrics import best_documents
@@ -97,7 +97,7 @@ def test_no_query_finds_itself(encoder: Encoder) -> None:
     splits: dict[Any, Any] = {"validation": judged, "test": judged}
     named: dict[Any, Any] = {"validation": tuple(documents), "test": tuple(documents)}
     data = Collection(cell.task, documents, texts, (("a", "d"),), splits, named, 0)
-    split = retrieval.encode_judged(data, encoder.tokenizer, cell.config)["test"]
+    split = retrieval.encode(data, encoder.tokenizer, cell.config)["test"]
     ranked = predict_split(make_model(encoder).eval(), split, cell)
     left_out = {query: documents.keys() - found.keys() for query, found in ranked.items()}
     assert left_out == {"a": {"a"}, "b": {"b"}, "c": set(), "1": set(), "2": {"2"}}
@@ -110,17 +110,17 @@ def test_no_query_is_trained_away_from_itself(encoder: Encoder) -> None:
     named: dict[Any, Any] = dict.fromkeys(("validation", "test"), tuple(texts))
     cell = make_cell("squad_retrieval", judged_only=False)
     data = Collection(cell.task, texts, texts, (("a", "b"), ("c", "a")), judged, named, 0)
-    split = retrieval.encode_judged(data, encoder.tokenizer, cell.config)["train"]
+    split = retrieval.encode(data, encoder.tokenizer, cell.config)["train"]
     assert no_negatives(split, split.queries_J, split.documents_J).tolist() == [[False, True], [False, False]]
     pytest.importorskip("bm25s")
-    train = retrieval.encode_candidates(data, encoder.tokenizer, cell.config)["train"]
+    train = pair_ranking.encode(data, encoder.tokenizer, cell.config)["train"]
     groups = np.split(np.array(train.documents_S), train.bounds_Q1[1:-1])
     assert [group.tolist() for group in groups] == [["b", "c"], ["a", "b"]]
 
 
 def test_no_query_is_a_candidate_of_its_own(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("bm25s")
-    monkeypatch.setattr(retrieval, "CANDIDATES", 3)
+    monkeypatch.setattr(pair_ranking, "CANDIDATES", 3)
     texts = {name: f"the dog runs {name * 3}" for name in "abcde"}
     judged = {"a": {"b": 1}, "b": {"a": 1}}
     cell = make_cell("squad_retrieval", judged_only=False)
@@ -128,7 +128,7 @@ def test_no_query_is_a_candidate_of_its_own(encoder: Encoder, monkeypatch: pytes
     splits: dict[Any, Any] = {"validation": judged, "test": judged}
     named: dict[Any, Any] = {"validation": tuple(texts), "test": tuple(texts)}
     data = Collection(cell.task, texts, queries, (("a", "b"),), splits, named, 0)
-    split = retrieval.encode_candidates(data, encoder.tokenizer, cell.config)["test"]
+    split = pair_ranking.encode(data, encoder.tokenizer, cell.config)["test"]
     found = retrieval.order_candidates(split, np.arange(len(split.documents_S), dtype=np.float64))
     assert [len(documents) for documents in found.values()] == [3, 3]
     assert all(query not in documents for query, documents in found.items())

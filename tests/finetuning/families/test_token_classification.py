@@ -3,14 +3,13 @@ import pytest
 
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.families.token_classification import (
-    TaggedSplit,
+    Split,
     encode_words,
     tag_rows,
     vote,
 )
 from biphase.finetuning.heads import Encoder
 from biphase.tasks.examples import TaggedWords
-from biphase.tasks.spec import task_table
 
 SENTENCES = (
     TaggedWords("a", ("Zürich", "—", "naïve", "dog"), (7, 0, 0, 9)),
@@ -19,8 +18,8 @@ SENTENCES = (
 )
 
 
-def encode(encoder: Encoder, max_length: int = 100) -> TaggedSplit:
-    return encode_words(task_table()["wnut17"], SENTENCES, encoder.tokenizer, FinetuneConfig(max_length=max_length))
+def encode(encoder: Encoder, max_length: int = 100) -> Split:
+    return encode_words(SENTENCES, encoder.tokenizer, FinetuneConfig(max_length=max_length))
 
 
 def test_every_token_belongs_to_its_word(encoder: Encoder) -> None:
@@ -41,7 +40,7 @@ def test_a_space_belongs_to_the_word_after_it(encoder: Encoder, monkeypatch: pyt
     tokens = np.arange(4, dtype=np.int32), np.array([[0, 1], [1, 2], [2, 3], [3, 5]], dtype=np.int32)
     monkeypatch.setattr(type(encoder.tokenizer), "tokenize", lambda *_, **__: iter([tokens]))
     sentences = [TaggedWords("a", ("ab", "cd"), (0, 0))]
-    split = encode_words(task_table()["wnut17"], sentences, encoder.tokenizer, FinetuneConfig())
+    split = encode_words(sentences, encoder.tokenizer, FinetuneConfig())
     assert split.words_T.tolist() == [0, 0, 1, 1, -1]
 
 

@@ -6,13 +6,13 @@ from scipy import stats
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from biphase.finetuning.metrics import Metrics, correlation, correlation_products, score_rows, tag_scores
-from biphase.tasks.spec import METRICS
+from biphase.tasks.families import KINDS
 
 
 def score_labels(gold: Any, predicted: Any, num_labels: int) -> Metrics:
     """The scores of single labels by their numbers."""
     rows = [{"gold": str(a), "predicted": str(b), "score": float(a == b)} for a, b in zip(gold, predicted, strict=True)]
-    metrics = METRICS["sequence_classification"][: 4 if num_labels == 2 else 3]
+    metrics = KINDS["sequence_classification"].metrics[: 4 if num_labels == 2 else 3]
     return score_rows(rows, metrics, [str(number) for number in range(num_labels)])
 
 
@@ -23,12 +23,12 @@ def score_sets(gold: np.ndarray, predicted: np.ndarray) -> Metrics:
     for sides in zip(gold, predicted, strict=True):
         right, found = ([names[number] for number in np.flatnonzero(side)] for side in sides)
         rows.append({"gold": right, "predicted": found, "score": float(right == found), "probabilities": {}})
-    return score_rows(rows, METRICS["multi_label_classification"], names)
+    return score_rows(rows, KINDS["multi_label_classification"].metrics, names)
 
 
 def score_numbers(gold: np.ndarray, predicted: np.ndarray) -> Metrics:
     rows = [{"gold": a, "predicted": b} for a, b in zip(gold.tolist(), predicted.tolist(), strict=True)]
-    return score_rows(rows, METRICS["regression"], ())
+    return score_rows(rows, KINDS["regression"].metrics, ())
 
 
 def test_labels_by_hand() -> None:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,11 +21,24 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from biphase import console
+from biphase.corpus.rows import PlacedRow, Row, text_column
+from biphase.errors import InputError
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import AdditiveSplit, Batch, BatchModel, CellContext, HashedTokenizer, to_bounds
+from biphase.finetuning.encoding import (
+    AdditiveSplit,
+    Batch,
+    BatchModel,
+    CellContext,
+    HashedTokenizer,
+    segment_logsumexp,
+    to_bounds,
+)
+from biphase.finetuning.families import Predicted, predict_inputs
+from biphase.finetuning.kept import KeptModel
 from biphase.finetuning.metrics import Judgement, Rows, answer_scores, counted_answers, paper_answer_f1, token_f1
-from biphase.tasks.examples import Answer, Question, TaskData
+from biphase.tasks.examples import Answer, Question, find_answer, read_spans
 from biphase.tasks.spec import Task, TaskSplit
+from biphase.tasks.splits import TaskData
 
 LOWEST = -1e4
 """A logit, in place of minus infinity, which differences and sums would turn into no number."""
@@ -58,21 +72,13 @@ def best_spans(
     return np.array(spans, dtype=np.int64), np.array(scores_Q)
 
 
-def segment_logsumexp(logits_TC: Tensor, bounds_S1: Tensor) -> Tensor:
-    """[S, C], over the rows of each segment."""
-    segments_T = torch.repeat_interleave(torch.arange(len(bounds_S1) - 1, device=logits_TC.device), bounds_S1.diff())
-    highest = torch.segment_reduce(logits_TC.detach(), "max", offsets=bounds_S1, axis=0)
-    sums = torch.zeros_like(highest).index_add(0, segments_T, (logits_TC - highest[segments_T]).exp())
-    return sums.log() + highest
-
-
 LEAST_LONGEST = 30
 """The longest answer, in tokens, that is predicted at least."""
 ANSWERS_WITHIN = 0.99
 
 
 @dataclass(frozen=True)
-class QuestionSplit(AdditiveSplit):
+class Split(AdditiveSplit):
     """Windows as samples, and where the contexts of the questions and their answers lie in them.
 
     Context tokens are numbered through the whole split, each once, however many windows it is in. With question 0 of 5
@@ -187,9 +193,7 @@ class QuestionSplit(AdditiveSplit):
         return scores, rows
 
 
-def encode_question_task(
-    data: TaskData, tokenizer: HashedTokenizer, config: FinetuneConfig
-) -> dict[TaskSplit, QuestionSplit]:
+def encode(data: TaskData, tokenizer: HashedTokenizer, config: FinetuneConfig) -> dict[TaskSplit, Split]:
     """Encode the splits of a task with what all of them take from train: whether a question has no answer, and the
     longest answer. Tells it where it is not 30 tokens, and how many answers a given one cuts."""
     has_unanswerable = any(not example.answers for example in data.train)
@@ -212,7 +216,7 @@ def encode_question_task(
 
 def encode_questions(
     task: Task, examples: Sequence[Question], tokenizer: HashedTokenizer, config: FinetuneConfig, has_unanswerable: bool
-) -> QuestionSplit:
+) -> Split:
     before_question, room = task.template.removesuffix("{context}"), tokenizer.room(config.max_length)
     prefixes = [before_question.replace("{question}", example.question) for example in examples]
     inputs = [prefix + example.context for prefix, example in zip(prefixes, examples, strict=True)]
@@ -239,7 +243,7 @@ def encode_questions(
         candidates += [tokens_of_answer(span, spans[-1], first, len(context)) for span in example.candidates]
         num_truncated += len(question) < num_question or num_covered < len(context)
         first += len(context)
-    return QuestionSplit(
+    return Split(
         ids=[example.id for example in examples],
         texts=tokenizer.concatenate(windows, config.max_length),
         num_examples=len(examples),
@@ -287,7 +291,7 @@ def tokens_of_answer(answer: Answer | None, spans_K2: np.ndarray, first: int, li
     return -1, -1
 
 
-def is_in_answer(split: QuestionSplit, batch: Batch) -> np.ndarray:
+def is_in_answer(split: Split, batch: Batch) -> np.ndarray:
     """Boolean [T]: whether a token is one of the first answer to its window's question."""
     numbers_T = split.context_tokens_T[batch.indices_T]
     answers_W2 = split.answers_Q2[split.questions_W[batch.samples]]
@@ -295,7 +299,7 @@ def is_in_answer(split: QuestionSplit, batch: Batch) -> np.ndarray:
     return (numbers_T >= 0) & (numbers_T >= answers_T2[:, 0]) & (numbers_T < answers_T2[:, 1])
 
 
-def span_loss(logits_T2: Tensor, split: QuestionSplit, batch: Batch, cell: CellContext) -> Tensor:
+def span_loss(logits_T2: Tensor, split: Split, batch: Batch, cell: CellContext) -> Tensor:
     """Sum over windows of the mean of two cross-entropies over context and end-of-text: where the answer starts, ends.
 
     A window without the whole answer has both at its end-of-text token.
@@ -323,7 +327,7 @@ def span_loss(logits_T2: Tensor, split: QuestionSplit, batch: Batch, cell: CellC
     return (logsumexp_W2 - chosen_W2).mean(1).sum()
 
 
-def context_logits(split: QuestionSplit, logits_T2: np.ndarray) -> np.ndarray:
+def context_logits(split: Split, logits_T2: np.ndarray) -> np.ndarray:
     """Logits [K, 2] of each context token, from the window where it has most context on its poorer side.
 
     Tokens that no window holds score lowest.
@@ -341,7 +345,7 @@ def context_logits(split: QuestionSplit, logits_T2: np.ndarray) -> np.ndarray:
     return logits_K2
 
 
-def tokens_of_spans(split: QuestionSplit, spans_Q2: np.ndarray, is_empty_Q: np.ndarray) -> list[np.ndarray]:
+def tokens_of_spans(split: Split, spans_Q2: np.ndarray, is_empty_Q: np.ndarray) -> list[np.ndarray]:
     """The tokens of spans of K, counted from the first of the input."""
     offsets_Q = split.context_starts_Q - split.context_bounds_Q1[:-1]
     tokens = []
@@ -350,7 +354,7 @@ def tokens_of_spans(split: QuestionSplit, spans_Q2: np.ndarray, is_empty_Q: np.n
     return tokens
 
 
-def characters_of_span(split: QuestionSplit, question: int, begin: int, end: int) -> tuple[int, int]:
+def characters_of_span(split: Split, question: int, begin: int, end: int) -> tuple[int, int]:
     """Find where a span of K begins and ends in its context, without blanks around it."""
     if begin == end:
         return 0, 0
@@ -358,3 +362,24 @@ def characters_of_span(split: QuestionSplit, question: int, begin: int, end: int
     text = split.contexts[question][first:last]
     first = last - len(text.lstrip())
     return first, first + len(text.strip())
+
+
+def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Sequence[PlacedRow]) -> Predicted:
+    """Find the answer, where it stands in the context, its probability, and how much better no answer is."""
+    inputs = []
+    for number, (origin, row) in enumerate(rows):
+        question, context = text_column(origin, row, "question"), text_column(origin, row, "context")
+        if not context.strip():
+            raise InputError(f"{origin}: the context is empty")
+        spans = read_spans(origin, "candidates", row["candidates"]) if "candidates" in row else []
+        candidates = tuple(find_answer(origin, context, text, start) for text, start in spans)
+        inputs.append(Question(str(number), question, context, (), candidates))
+    split = encode_questions(model.task, inputs, tokenizer, model.config, model.has_unanswerable)
+    answers: list[Row] = []
+    for answer in predict_inputs(model, network, split):
+        start, end = (answer["start"], answer["end"]) if answer["text"] else (None, None)
+        row = {"predicted": answer["text"], "start": start, "end": end, "probability": round(answer["probability"], 5)}
+        if model.has_unanswerable:
+            row["no_answer_score"] = round(answer["no_answer_score"], 5)
+        answers.append(row)
+    return Predicted(answers, split.num_truncated)

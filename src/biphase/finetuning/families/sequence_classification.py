@@ -1,35 +1,34 @@
-"""Texts with labels, and questions with choices: mean pooling → dense → GELU → linear.
+"""Texts with labels: mean pooling → dense → GELU → linear.
 
 Single texts and pairs have one class by cross-entropy; by a task's `problem_type` a number (squared error) or a set of
-classes (binary cross-entropy), as transformers has them. Of multiple choice each choice is a text of its own with one
-output, its score; the loss is cross-entropy over the choices of a question, and questions may have unlike numbers of
-them.
+classes (binary cross-entropy), as transformers has them.
 
-Letters: S samples, M samples of a batch, C classes or 1 for a number, Q questions, whose choices are samples end to
-end.
+Letters: S samples, C classes or 1 for a number.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
+import transformers
 from scipy.special import expit, softmax
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
+from biphase.corpus.rows import PlacedRow, Row, column
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import AdditiveSplit, Batch, CellContext, HashedTokenizer, count_touched, to_bounds
-from biphase.finetuning.families.question_answering import segment_logsumexp
+from biphase.finetuning.encoding import AdditiveSplit, Batch, CellContext, HashedTokenizer
+from biphase.finetuning.families import Predicted, in_order_of_length, predict_inputs
+from biphase.finetuning.kept import KeptModel, input_columns
 from biphase.finetuning.metrics import Judgement, score_rows
-from biphase.tasks.examples import LabelledText
-from biphase.tasks.spec import METRICS, Task
+from biphase.tasks.examples import LabelledText, fill_row, input_of, lacks_text
+from biphase.tasks.spec import Task, TaskSplit
+from biphase.tasks.splits import TaskData
 
 
 @dataclass(frozen=True)
-class LabelledSplit(AdditiveSplit):
+class Split(AdditiveSplit):
     labels_S: np.ndarray
     """The number of the class; or a number, fp64; or [S, C] 1 for each class of the set."""
 
@@ -61,15 +60,19 @@ class LabelledSplit(AdditiveSplit):
             if task.problem_type != "regression":
                 row["score"] = float(row["gold"] == row["predicted"])
             rows.append(row | output)
-        metrics = METRICS[task.problem_type or task.family]
+        metrics = task.kind.metrics
         if task.problem_type is None and len(task.classes) > 2:
             metrics = tuple(name for name in metrics if name != "f1")
         return score_rows(rows, metrics, task.classes), rows
 
 
+def encode(data: TaskData, tokenizer: HashedTokenizer, config: FinetuneConfig) -> dict[TaskSplit, Split]:
+    return {name: encode_labelled(data.task, rows, tokenizer, config) for name, rows in data.splits.items()}
+
+
 def encode_labelled(
     task: Task, examples: Sequence[LabelledText], tokenizer: HashedTokenizer, config: FinetuneConfig
-) -> LabelledSplit:
+) -> Split:
     texts = tokenizer.encode_filled([example.texts[0] for example in examples], config.max_length)
     labels: Sequence[Any] = [example.label for example in examples]
     if task.problem_type == "multi_label_classification":
@@ -78,7 +81,7 @@ def encode_labelled(
             row[list(numbers)] = 1
     else:
         labels_S = np.array(labels, dtype=np.int64 if task.problem_type is None else np.float64)
-    return LabelledSplit([example.id for example in examples], texts, len(examples), len(texts.truncated), labels_S)
+    return Split([example.id for example in examples], texts, len(examples), len(texts.truncated), labels_S)
 
 
 def read_outputs(task: Task, logits_SC: np.ndarray) -> Iterator[dict[str, Any]]:
@@ -101,50 +104,38 @@ def labelled(probabilities: Mapping[str, float], is_single: bool) -> dict[str, A
     return {"predicted": best, "probability": rounded[best], "probabilities": rounded}
 
 
-@dataclass(frozen=True)
-class ChoiceSplit(AdditiveSplit):
-    bounds_Q1: np.ndarray
-    """Where the choices of each question lie in the samples."""
-    right_Q: np.ndarray
-    """The right choice, counted from the first of its question."""
-
-    @cached_property
-    def lengths_I(self) -> np.ndarray:
-        return np.diff(self.texts.bounds_S1[self.bounds_Q1])
-
-    def samples_of(self, items: np.ndarray) -> np.ndarray:
-        return np.concatenate([np.arange(self.bounds_Q1[item], self.bounds_Q1[item + 1]) for item in items])
-
-    def loss(self, output: Tensor, batch: Batch, items: np.ndarray, cell: CellContext) -> Tensor:
-        """The cross-entropy over the choices of each question, its mean over questions."""
-        # A question's choices are neighbours in the batch: where the next begins, a sample is of another question.
-        questions_M = np.searchsorted(self.bounds_Q1, batch.samples, side="right") - 1
-        firsts = np.flatnonzero(np.diff(questions_M, prepend=-1))
-        bounds = torch.from_numpy(np.append(firsts, len(questions_M))).to(output.device)
-        right = cell.on_device(firsts + self.right_Q[questions_M[firsts]])
-        return (segment_logsumexp(output, bounds)[:, 0] - output[right, 0]).sum() / len(items)
-
-    def judge(self, scores_S1: np.ndarray, cell: CellContext) -> Judgement:
-        parts = np.split(scores_S1[:, 0], self.bounds_Q1[1:-1])
-        rows = []
-        for id, right, part in zip(self.ids, self.right_Q, parts, strict=True):
-            gold, best = cell.task.classes[right], best_choice(part, cell.task.classes)
-            row = {"id": id, "gold": gold, "predicted": best["predicted"], "score": float(gold == best["predicted"])}
-            rows.append(row | {"probability": best["probability"]})
-        return score_rows(rows, ("accuracy",), cell.task.classes), rows
+def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Sequence[PlacedRow]) -> Predicted:
+    """The label, its probability, and that of each label; labels; or a number. Pairs are cut as in training. A row
+    without a text has the same columns without values."""
+    task, blank = model.task, dict.fromkeys(input_columns(model.task), "")
+    is_empty = [lacks_text([column(origin, row, name) for name in blank]) for origin, row in rows]
+    no_label = () if task.problem_type == "multi_label_classification" else 0
+    inputs = []
+    for (origin, row), empty in zip(rows, is_empty, strict=True):
+        text = fill_row(task, origin, blank if empty else row)
+        inputs.append(LabelledText(origin, (text,), no_label))
+    if not model.is_ours:
+        texts = [*map(input_of, inputs)]
+        predictions, num_cut = classify_as_pipeline(network, tokenizer.pretrained, texts)
+    else:
+        split = encode_labelled(task, inputs, tokenizer, model.config)
+        logits_SC = predict_inputs(model, network, split)
+        predictions, num_cut = [*read_outputs(task, logits_SC)], split.num_truncated
+    for number in np.flatnonzero(is_empty):
+        values = predictions[number].items()
+        predictions[number] = {key: dict.fromkeys(value) if isinstance(value, dict) else None for key, value in values}
+    return Predicted(predictions, num_cut)
 
 
-def encode_choices(
-    _task: Task, examples: Sequence[LabelledText], tokenizer: HashedTokenizer, config: FinetuneConfig
-) -> ChoiceSplit:
-    choices = [choice for example in examples for choice in example.texts]
-    texts = tokenizer.encode_filled(choices, config.max_length)
-    bounds_Q1 = to_bounds([len(example.texts) for example in examples])
-    right_Q = np.array([example.label for example in examples], dtype=np.int64)
-    num_cut = count_touched(bounds_Q1, texts.truncated)
-    return ChoiceSplit([example.id for example in examples], texts, len(examples), num_cut, bounds_Q1, right_Q)
-
-
-def best_choice(scores: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
-    """The best of some choices with these scores, and the probability of each; there may be more names."""
-    return labelled(dict(zip(names, softmax(scores.astype(np.float64)).tolist(), strict=False)), is_single=True)
+def classify_as_pipeline(network: Any, tokenizer: Any, texts: Sequence[str]) -> tuple[list[Row], int]:
+    lengths = map(len, tokenizer(texts, truncation=False, verbose=False)["input_ids"])
+    pipe = transformers.pipeline("text-classification", network, tokenizer=tokenizer, device=network.device)
+    is_single = network.config.problem_type != "multi_label_classification"
+    predictions: list[Row] = []
+    for scores in in_order_of_length(lambda part: pipe(part, top_k=None, truncation=True, batch_size=32), texts):
+        if len(scores) == 1:  # a number, with no class
+            predictions.append({"predicted": scores[0]["score"]})
+        else:
+            probabilities = {label["label"]: label["score"] for label in scores}
+            predictions.append(labelled(probabilities, is_single))
+    return predictions, sum(length > tokenizer.model_max_length for length in lengths)

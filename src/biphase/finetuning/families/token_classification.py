@@ -10,21 +10,27 @@ Letters: T tokens, S sentences, W words of a split, C classes.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
+import transformers
 from scipy.special import softmax
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from biphase.corpus.rows import PlacedRow, Row, text_column
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import AdditiveSplit, Batch, BatchModel, CellContext, HashedTokenizer, to_bounds
-from biphase.finetuning.metrics import Judgement, Rows, tag_scores
-from biphase.tasks.examples import TaggedWords
-from biphase.tasks.spec import Task
+from biphase.finetuning.families import Predicted, in_order_of_length, predict_inputs
+from biphase.finetuning.kept import TEXT, KeptModel
+from biphase.finetuning.metrics import Judgement, Rows, find_entities, tag_scores
+from biphase.tasks.examples import TaggedWords, words_of
+from biphase.tasks.spec import TaskSplit
+from biphase.tasks.splits import TaskData
 
 
 @dataclass(frozen=True)
-class TaggedSplit(AdditiveSplit):
+class Split(AdditiveSplit):
     tags_W: np.ndarray
     """The tag of every word, also of those that were cut off."""
     word_bounds_S1: np.ndarray
@@ -58,9 +64,11 @@ class TaggedSplit(AdditiveSplit):
         return tag_scores(rows, cell.task.classes), rows
 
 
-def encode_words(
-    _task: Task, examples: Sequence[TaggedWords], tokenizer: HashedTokenizer, config: FinetuneConfig
-) -> TaggedSplit:
+def encode(data: TaskData, tokenizer: HashedTokenizer, config: FinetuneConfig) -> dict[TaskSplit, Split]:
+    return {name: encode_words(examples, tokenizer, config) for name, examples in data.splits.items()}
+
+
+def encode_words(examples: Sequence[TaggedWords], tokenizer: HashedTokenizer, config: FinetuneConfig) -> Split:
     word_bounds_S1 = to_bounds([len(example.words) for example in examples])
     sentences = [" ".join(example.words) for example in examples]
     room = tokenizer.room(config.max_length)
@@ -75,7 +83,7 @@ def encode_words(
         inside = np.searchsorted(ends_W, last_characters, side="right").clip(max=len(ends_W) - 1)
         words += [np.full(len(tokenizer.opening), -1), first + inside, np.full(1, -1)]
     texts = tokenizer.concatenate(parts, config.max_length)
-    return TaggedSplit(
+    return Split(
         ids=[example.id for example in examples],
         texts=texts,
         num_examples=len(examples),
@@ -107,7 +115,7 @@ def vote(labels_T: np.ndarray, words_T: np.ndarray, num_words: int, num_labels: 
     return np.where(has_tokens_W, ranks_WC.argmax(axis=1), default)
 
 
-def tag_rows(split: TaggedSplit, predictions: tuple[np.ndarray, np.ndarray], classes: Sequence[str]) -> Rows:
+def tag_rows(split: Split, predictions: tuple[np.ndarray, np.ndarray], classes: Sequence[str]) -> Rows:
     names = np.array([*classes, ""], dtype=object)
     gold, predicted = names[split.tags_W].tolist(), names[predictions[0]].tolist()
     probabilities = predictions[1].round(5).tolist()
@@ -116,3 +124,96 @@ def tag_rows(split: TaggedSplit, predictions: tuple[np.ndarray, np.ndarray], cla
         row = {"id": id, "gold": gold[begin:end], "predicted": predicted[begin:end]}
         rows.append(row | {"probabilities": probabilities[begin:end]})
     return rows
+
+
+SHARED = 4
+"""An input that goes on where a text was cut shares one part in so many with the input before it."""
+
+
+def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Sequence[PlacedRow]) -> Predicted:
+    """A tag for each word of a list, and the spans of words that tags make; for running text spans alone (`tag_text`).
+
+    Where a list is longer than an input, what was cut off is tagged in further inputs, each of which begins some words
+    earlier: of the words in two inputs, the first half have the tags of the earlier one. With inputs of 8 words, 20
+    words are in 0–8, 6–14, 12–20, and the tags are those of 0–7, 7–13, 13–20.
+    """
+    task = model.task
+    if not model.is_ours or task.words not in rows[0][1]:
+        return tag_text(model, network, tokenizer, rows)
+    lists = [words_of(task, origin, row) for origin, row in rows]
+    tagged: list[Row] = [{"predicted": [], "probabilities": []} for _ in lists]
+    starts = dict.fromkeys(range(len(lists)), 0)
+    while starts:
+        rests = [lists[number][begin:] for number, begin in starts.items()]
+        sentences = [TaggedWords("", words, (0,) * len(words)) for words in rests]
+        split = encode_words(sentences, tokenizer, model.config)
+        sentence_rows = tag_rows(split, predict_inputs(model, network, split), task.classes)
+        cut, inside = set(split.texts.truncated.tolist()), split.words_T[split.words_T >= 0]
+        ends = np.searchsorted(inside, split.word_bounds_S1[1:])  # how many tokens stand in front of the next sentence
+        inputs, starts = starts, {}
+        for sentence, (number, begin) in enumerate(inputs.items()):
+            num = len(sentences[sentence].words)
+            if sentence in cut:  # within its last word, it may be
+                num = int(inside[ends[sentence] - 1] + 1 - split.word_bounds_S1[sentence])
+                starts[number] = max(begin + num - max(num // SHARED, 1), begin + 1)
+            new = (begin + len(tagged[number]["predicted"])) // 2  # the middle of the words that are in both inputs
+            for key in ("predicted", "probabilities"):
+                tagged[number][key][new:] = sentence_rows[sentence][key][new - begin : num]
+    if task.classes[0] == "O":
+        for words, row in zip(lists, tagged, strict=True):
+            row["spans"] = spans_of_tags(words, row["predicted"], row["probabilities"])
+    return Predicted(tagged, 0)
+
+
+def spans_of_tags(words: Sequence[str], tags: Sequence[str], probabilities: Sequence[float]) -> list[Row]:
+    """The entities of IOB2 tags, from and up to a word; a stray I- begins one, as conlleval reads it."""
+    labels, numbers_U = np.unique(tags, return_inverse=True)
+    spans = []
+    for entity in find_entities(numbers_U, np.array([0, len(tags)]), labels.tolist())[0].tolist():
+        begin, last = divmod(entity // len(labels), len(tags))
+        mean = round(float(np.mean(probabilities[begin : last + 1])), 5)
+        text = " ".join(words[begin : last + 1])
+        spans.append({"label": tags[begin][2:], "start": begin, "end": last + 1, "text": text, "probability": mean})
+    return spans
+
+
+def tag_text(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Sequence[PlacedRow]) -> Predicted:
+    """The spans of running texts, in characters, as transformers' pipeline groups tokens (`simple`) and the parts of a
+    word are joined, in inputs that overlap where a text is longer than one. Spans of blanks alone are left out."""
+    texts = [text_column(origin, row, TEXT) for origin, row in rows]
+    pipe: Any = transformers.pipeline(
+        "token-classification",
+        network,
+        tokenizer=tokenizer.pretrained,
+        device=network.device,
+        aggregation_strategy="simple",
+        stride=tokenizer.room(tokenizer.pretrained.model_max_length) // SHARED,
+    )
+    predictions: list[Row] = []
+    for text, groups in zip(texts, in_order_of_length(lambda part: pipe(part, batch_size=32), texts), strict=True):
+        spans: list[Row] = []
+        for group in groups:
+            part = text[group["start"] : group["end"]]
+            start, stripped = group["end"] - len(part.lstrip()), part.strip()
+            if stripped:
+                span = {"label": group["entity_group"], "start": start, "end": start + len(stripped), "text": stripped}
+                spans.append(span | {"probability": round(float(group["score"]), 5)})
+        predictions.append({"spans": join_touching(text, spans)})
+    return Predicted(predictions, 0)
+
+
+def join_touching(text: str, spans: Sequence[Row]) -> list[Row]:
+    """Spans in which those of one label with nothing between them are one: each token of a word was trained to carry
+    its word's tag, `B-` too. Its probability is the mean over characters."""
+    joined: list[Row] = []
+    for span in spans:
+        before = joined[-1] if joined else None
+        if before is None or span["start"] > before["end"] or span["label"] != before["label"]:
+            joined.append(span)
+            continue
+        begin, end = before["start"], max(before["end"], span["end"])
+        lengths = [part["end"] - part["start"] for part in (before, span)]
+        mean = np.average([before["probability"], span["probability"]], weights=lengths)
+        whole = {"start": begin, "end": end, "text": text[begin:end], "probability": round(float(mean), 5)}
+        joined[-1] = before | whole
+    return joined

@@ -1,0 +1,103 @@
+"""Questions with choices: each choice is a text of its own with one output, its score.
+
+The loss is cross-entropy over the choices of a question; questions may have unlike numbers of them.
+
+Letters: S samples, M samples of a batch, Q questions, whose choices are samples end to end.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.special import softmax
+from torch import Tensor
+
+from biphase.corpus.rows import PlacedRow
+from biphase.errors import InputError
+from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.encoding import (
+    AdditiveSplit,
+    Batch,
+    CellContext,
+    HashedTokenizer,
+    count_touched,
+    segment_logsumexp,
+    to_bounds,
+)
+from biphase.finetuning.families import Predicted, predict_inputs
+from biphase.finetuning.families.sequence_classification import labelled
+from biphase.finetuning.kept import KeptModel
+from biphase.finetuning.metrics import Judgement, score_rows
+from biphase.tasks.examples import LabelledText, read_choices
+from biphase.tasks.spec import TaskSplit
+from biphase.tasks.splits import TaskData
+
+
+@dataclass(frozen=True)
+class Split(AdditiveSplit):
+    bounds_Q1: np.ndarray
+    """Where the choices of each question lie in the samples."""
+    right_Q: np.ndarray
+    """The right choice, counted from the first of its question."""
+
+    @cached_property
+    def lengths_I(self) -> np.ndarray:
+        return np.diff(self.texts.bounds_S1[self.bounds_Q1])
+
+    def samples_of(self, items: np.ndarray) -> np.ndarray:
+        return np.concatenate([np.arange(self.bounds_Q1[item], self.bounds_Q1[item + 1]) for item in items])
+
+    def loss(self, output: Tensor, batch: Batch, items: np.ndarray, cell: CellContext) -> Tensor:
+        """The cross-entropy over the choices of each question, its mean over questions."""
+        # A question's choices are neighbours in the batch: where the next begins, a sample is of another question.
+        questions_M = np.searchsorted(self.bounds_Q1, batch.samples, side="right") - 1
+        firsts = np.flatnonzero(np.diff(questions_M, prepend=-1))
+        bounds = torch.from_numpy(np.append(firsts, len(questions_M))).to(output.device)
+        right = cell.on_device(firsts + self.right_Q[questions_M[firsts]])
+        return (segment_logsumexp(output, bounds)[:, 0] - output[right, 0]).sum() / len(items)
+
+    def judge(self, scores_S1: np.ndarray, cell: CellContext) -> Judgement:
+        parts = np.split(scores_S1[:, 0], self.bounds_Q1[1:-1])
+        rows = []
+        for id, right, part in zip(self.ids, self.right_Q, parts, strict=True):
+            gold, best = cell.task.classes[right], best_choice(part, cell.task.classes)
+            row = {"id": id, "gold": gold, "predicted": best["predicted"], "score": float(gold == best["predicted"])}
+            rows.append(row | {"probability": best["probability"]})
+        return score_rows(rows, ("accuracy",), cell.task.classes), rows
+
+
+def encode(data: TaskData, tokenizer: HashedTokenizer, config: FinetuneConfig) -> dict[TaskSplit, Split]:
+    return {name: encode_choices(examples, tokenizer, config) for name, examples in data.splits.items()}
+
+
+def encode_choices(examples: Sequence[LabelledText], tokenizer: HashedTokenizer, config: FinetuneConfig) -> Split:
+    choices = [choice for example in examples for choice in example.texts]
+    texts = tokenizer.encode_filled(choices, config.max_length)
+    bounds_Q1 = to_bounds([len(example.texts) for example in examples])
+    right_Q = np.array([example.label for example in examples], dtype=np.int64)
+    num_cut = count_touched(bounds_Q1, texts.truncated)
+    return Split([example.id for example in examples], texts, len(examples), num_cut, bounds_Q1, right_Q)
+
+
+def best_choice(scores: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
+    """The best of some choices with these scores, and the probability of each; there may be more names."""
+    return labelled(dict(zip(names, softmax(scores.astype(np.float64)).tolist(), strict=False)), is_single=True)
+
+
+def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Sequence[PlacedRow]) -> Predicted:
+    """Name the best choice, by the row's own name where it has a name for each, and the probability of each."""
+    task = model.task
+    names, inputs = [], []
+    for origin, row in rows:
+        choices, labels = read_choices(task, origin, row)
+        names.append(labels if labels and len({*labels}) == len(labels) else task.classes)
+        if len(choices) > len(names[-1]):
+            raise InputError(f"{origin}: {len(choices)} choices, where task '{task.name}' names {len(task.classes)}")
+        inputs.append(LabelledText(origin, choices, 0))
+    split = encode_choices(inputs, tokenizer, model.config)
+    scores_S1 = predict_inputs(model, network, split)
+    parts = zip(np.split(scores_S1[:, 0], split.bounds_Q1[1:-1]), names, strict=True)
+    return Predicted([best_choice(*part) for part in parts], split.num_truncated)

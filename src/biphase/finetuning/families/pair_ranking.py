@@ -1,0 +1,145 @@
+"""A ranker of pairs (`ranking: pairs`): a cross-encoder reads a query with a document, and orders BM25's best anew.
+
+A query with a document that is right and others that are not is a question with choices: loss and scores are those of
+multiple choice. What is not judged among BM25's best may be right all the same.
+
+Letters: Q queries, S pairs of a query and a candidate.
+"""
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
+from itertools import islice, pairwise
+from typing import Any
+
+import numpy as np
+
+from biphase.corpus.rows import PlacedRow, text_column
+from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.encoding import (
+    CellContext,
+    HashedTokenizer,
+    TokenizedTexts,
+    count_touched,
+    share_room,
+    to_bounds,
+)
+from biphase.finetuning.families import Predicted, multiple_choice, predict_inputs
+from biphase.finetuning.kept import KeptModel
+from biphase.finetuning.metrics import BM25, Judgement, judge_ranking, ranking_scores
+from biphase.tasks.spec import TASK_SPLITS, TaskSplit
+from biphase.tasks.splits import DRAW_SEED, Collection, Judgements, index_bm25, own_documents, query_bm25
+
+CANDIDATES = 100
+"""Documents of each query that are ordered anew."""
+NEGATIVES = 7
+"""Documents beside the right one that training has, drawn from BM25's best."""
+
+
+@dataclass(frozen=True)
+class Split(multiple_choice.Split):
+    """Queries with their candidates, as BM25 orders them."""
+
+    documents_S: list[str]
+    """The id of each pair's document."""
+    relevance: Judgements
+
+    def judge(self, scores_S1: np.ndarray, cell: CellContext) -> Judgement:
+        """Judge the new order, and BM25's own beside it."""
+        order_of_bm25 = -np.arange(len(scores_S1), dtype=np.float64)
+        before, _ = ranking_scores(self.relevance, order_candidates(self, order_of_bm25))
+        means, rows = judge_ranking(self.relevance, order_candidates(self, scores_S1[:, 0]), cell.task.metric)
+        return means | {BM25: before["ndcg_at_10"]}, rows
+
+
+def encode(data: Collection, tokenizer: HashedTokenizer, config: FinetuneConfig) -> dict[TaskSplit, Split]:
+    """Encode queries with their candidates as pairs of texts."""
+    twins = own_documents(data.queries, data.documents, data.relevance["validation"] | data.relevance["test"])
+    splits = {}
+    for name in TASK_SPLITS:
+        relevance: Judgements = {}
+        groups = group_training(data, twins) if name == "train" else []
+        if name != "train":
+            grades = data.relevance[name]
+            relevance = {query: grades[query] for query in data.queries if query in grades}
+            searched = data.judged_documents[name] if config.judged_only else list(data.documents)
+            ranked = rank_documents(data, twins, list(relevance), searched)
+            groups = [(query, candidates) for query, candidates in ranked.items() if candidates]
+        named = [(query, document) for query, candidates in groups for document in candidates]
+        pairs = [(data.queries[query], data.documents[document]) for query, document in named]
+        texts = encode_pairs(tokenizer, pairs, config.max_length)
+        bounds_Q1 = to_bounds([len(candidates) for _, candidates in groups])
+        splits[name] = Split(
+            ids=[query for query, _ in groups],
+            texts=texts,
+            num_examples=len(groups),
+            num_truncated=count_touched(bounds_Q1, texts.truncated),
+            bounds_Q1=bounds_Q1,
+            right_Q=np.zeros(len(groups), dtype=np.int64),
+            documents_S=[document for _, document in named],
+            relevance=relevance,
+        )
+    return splits
+
+
+def rank_documents(
+    data: Collection, twins: Set[str], queries: Sequence[str], documents: Sequence[str]
+) -> dict[str, list[str]]:
+    """BM25 ranks the documents for each query. A query that is a document too (one of `twins`) does not find itself."""
+    index, questions = index_bm25(data.documents[id] for id in documents), [data.queries[id] for id in queries]
+    ranked = {}
+    for query, hits in zip(queries, query_bm25(index, questions, CANDIDATES + bool(twins)), strict=True):
+        candidates = [documents[number] for number, _ in hits]
+        ranked[query] = [id for id in candidates if id != query or query not in twins][:CANDIDATES]
+    return ranked
+
+
+def group_training(data: Collection, twins: Set[str]) -> list[tuple[str, list[str]]]:
+    """Each training pair's query, with its right document and, behind it, wrong ones: drawn from those that BM25 finds,
+    and from all others where they are too few, as BM25 finds only what shares a word."""
+    ids = list(data.documents)
+    right: dict[str, list[str]] = {}
+    for query, document in data.train:
+        right.setdefault(query, []).append(document)
+    ranked = rank_documents(data, twins, list(right), ids) if right else {}
+    groups = []
+    for number, (query, document) in enumerate(data.train):
+        draw = np.random.default_rng((DRAW_SEED, number))
+        excluded = {*right[query], *({query} & twins)}
+        wrong = [id for id in ranked[query] if id not in excluded]
+        if len(wrong) < NEGATIVES:
+            excluded |= {*wrong}
+            others = (ids[index] for index in draw.permutation(len(ids)) if ids[index] not in excluded)
+            wrong += islice(others, NEGATIVES - len(wrong))
+        groups.append((query, [document, *(wrong[index] for index in draw.permutation(len(wrong))[:NEGATIVES])]))
+    return groups
+
+
+def encode_pairs(tokenizer: HashedTokenizer, pairs: Sequence[tuple[str, str]], max_length: int) -> TokenizedTexts:
+    """Queries and documents as the tokenizer's own pairs, each closed; of a pair that is too long the longer is cut."""
+    texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+    ids = dict(zip(texts, (tokens for tokens, _ in tokenizer.tokenize(texts)), strict=True))
+    closing, room = np.array([tokenizer.closing], np.int32), tokenizer.room(max_length) - 1
+    parts, cut = [], []
+    for number, (query, document) in enumerate(pairs):
+        lengths = [len(ids[query]), len(ids[document])]
+        caps = share_room(lengths, room)
+        parts.append(np.concatenate([ids[query][: caps[0]], closing, ids[document][: caps[1]]]))
+        if caps != lengths:
+            cut.append(number)
+    return replace(tokenizer.concatenate(parts, max_length), truncated=np.array(cut, dtype=np.int64))
+
+
+def order_candidates(split: Split, scores_S: np.ndarray) -> dict[str, dict[str, float]]:
+    """Scores by query, then by document; none for a query without candidates."""
+    ranked: dict[str, dict[str, float]] = {query: {} for query in split.relevance}
+    for query, (begin, end) in zip(split.ids, pairwise(split.bounds_Q1.tolist()), strict=True):
+        ranked[query] = dict(zip(split.documents_S[begin:end], scores_S[begin:end].tolist(), strict=True))
+    return ranked
+
+
+def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Sequence[PlacedRow]) -> Predicted:
+    """Score how well each row's `document` answers its `query`: the higher, the better."""
+    pairs = [(text_column(origin, row, "query"), text_column(origin, row, "document")) for origin, row in rows]
+    texts = encode_pairs(tokenizer, pairs, model.config.max_length)
+    scores_S = predict_inputs(model, network, texts)[:, 0]
+    return Predicted([{"predicted": round(score, 5)} for score in scores_S.tolist()], len(texts.truncated))

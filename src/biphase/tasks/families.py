@@ -1,0 +1,133 @@
+"""The kinds of tasks, each a record: what it is called, what scores it, which settings matter to it.
+
+The code of a family stands in the module of its name in `finetuning/families/`. Texts whose label is a number or a set
+of classes are kinds of their own within their family: a task has a `problem_type` for them.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, get_args
+
+from biphase.config import Count, Strict
+
+Family = Literal[
+    "sequence_classification", "token_classification", "question_answering", "retrieval", "multiple_choice"
+]
+TASK_FAMILIES: tuple[Family, ...] = get_args(Family)
+ProblemType = Literal["regression", "multi_label_classification"]
+
+
+class TaskSize(Strict):
+    """How large a task is, rounded: it only serves to say in advance what a study costs and finds."""
+
+    later: ClassVar[frozenset[str]] = frozenset({"test_examples"})
+
+    train_examples: Count
+    """Published counts; 0 for a task that is trained on another one."""
+    example_tokens: Count
+    """Tokens of a training example, guessed from the mean length in words: both texts of a retrieval pair."""
+    evaluated_tokens: Count
+    """Tokens of validation and test together."""
+    test_examples: Count | None = None
+    """Guessed from these tokens unless given."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What the rest of the house must know of a kind of tasks."""
+
+    code: str
+    """The name in reports."""
+    metrics: tuple[str, ...]
+    """The metrics that may choose a learning rate; the first is that of a task whose data a user describes."""
+    paper_metric: str
+    """The metric of the paper's tables."""
+    head: str
+    """The end of the name of the classes of transformers that such a network is kept as."""
+    pipeline_tag: str
+    """The name on the hub."""
+    example: str
+    """The task file in `bundled/tasks` that a user's own one begins with."""
+    size: TaskSize
+    """What is assumed of a task that does not say its size, until a cell shows how long it takes."""
+    num_outputs: int | None = None
+    """The numbers that a head gives for each sample or token. None: one for each class."""
+    has_token_outputs: bool = False
+    """Whether a network gives something for each token, not for each sample."""
+    is_search: bool = False
+    """Whether documents are searched for judged queries. Its data is a `Collection`, not rows of examples."""
+    input_columns: tuple[str, ...] = ()
+    """The columns of texts that an input is made of. Empty: those that the template names."""
+    settings: tuple[str, ...] = ()
+    """The settings of fine-tuning that matter to this family and not to all."""
+    encoding_settings: tuple[str, ...] = ()
+    """Those of them that decide, beside lengths and limits, what its texts look like as token ids."""
+
+
+SEQUENCE_CLASSIFICATION = Kind(
+    code="SC",
+    metrics=("accuracy", "macro_f1", "mcc", "f1"),
+    paper_metric="accuracy",
+    head="ForSequenceClassification",
+    pipeline_tag="text-classification",
+    example="reviews",
+    size=TaskSize(train_examples=50_000, example_tokens=40, evaluated_tokens=1_000_000),
+)
+
+KINDS: dict[Family | ProblemType, Kind] = {
+    "sequence_classification": SEQUENCE_CLASSIFICATION,
+    "token_classification": Kind(
+        code="TC",
+        metrics=("f1", "strict_f1", "accuracy", "macro_f1"),
+        paper_metric="paper_f1",
+        head="ForTokenClassification",
+        pipeline_tag="token-classification",
+        example="prescriptions",
+        size=TaskSize(train_examples=15_000, example_tokens=25, evaluated_tokens=200_000),
+        has_token_outputs=True,
+        input_columns=("text",),
+        settings=("head_dropout",),
+    ),
+    "question_answering": Kind(
+        code="QA",
+        metrics=("f1", "exact"),
+        paper_metric="paper_f1",
+        head="ForQuestionAnswering",
+        pipeline_tag="question-answering",
+        example="manuals",
+        size=TaskSize(train_examples=90_000, example_tokens=200, evaluated_tokens=3_000_000),
+        num_outputs=2,
+        has_token_outputs=True,
+        settings=("head_dropout", "qa_head", "doc_stride", "max_answer_tokens"),
+        encoding_settings=("qa_head", "doc_stride"),
+    ),
+    "retrieval": Kind(
+        code="IR",
+        metrics=("ndcg_at_10", "map_at_100", "mrr_at_10", "recall_at_100"),
+        paper_metric="paper_ndcg_at_10",
+        head="ForSequenceClassification",
+        pipeline_tag="sentence-similarity",
+        example="handbook",
+        size=TaskSize(train_examples=100_000, example_tokens=120, evaluated_tokens=1_000_000),
+        num_outputs=1,
+        is_search=True,
+        input_columns=("query", "document"),
+        settings=("ranking", "scale", "judged_only"),
+        encoding_settings=("judged_only", "ranking"),
+    ),
+    "multiple_choice": Kind(
+        code="SC",
+        metrics=("accuracy",),
+        paper_metric="accuracy",
+        head="ForSequenceClassification",
+        pipeline_tag="multiple-choice",
+        example="exams",
+        size=TaskSize(train_examples=40_000, example_tokens=200, evaluated_tokens=2_000_000),
+        num_outputs=1,
+    ),
+    "regression": replace(
+        SEQUENCE_CLASSIFICATION, metrics=("spearman", "pearson"), example="similarity", num_outputs=1
+    ),
+    "multi_label_classification": replace(
+        SEQUENCE_CLASSIFICATION, metrics=("micro_f1", "macro_f1", "accuracy"), example="subjects"
+    ),
+}
