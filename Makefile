@@ -15,7 +15,7 @@ demo: $(VENV)/installed
 WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 7 ? cores + 1 : 8)))
 
 test: $(VENV)/developer
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10
 
 # The tests that need no PyTorch, which is gigabytes, on the newest Python that pyproject.toml claims.
 NEWEST ?= python3.13

@@ -1,10 +1,11 @@
-"""How much there is to read in the package, by folder, and how it was at an earlier revision.
+"""How much there is to read in the package, by folder, and in tests, benchmarks and scripts; and how it was at an
+earlier revision.
 
     python scripts/measure_house.py [--since REVISION] [--line]
 
 Code is what is neither blank, nor comment, nor docstring. A helper with one caller is a function at the top of a module
 whose name stands once outside its definition. `--since` is the last tag, or the commit before, unless given. `--line`
-prints the sums alone.
+prints the package's sums alone.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 PACKAGE = Path("src/biphase")
+BESIDE = ("tests", "benchmarks", "scripts")
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
 LAYOUT |= {tokenize.ENDMARKER, tokenize.ENCODING}
 MEASURES = ("code", "modules", "functions", "classes", "one caller")
@@ -60,16 +62,23 @@ def measure(root: Path) -> dict[str, Counter[str]]:
     return folders
 
 
+def measure_all(root: Path) -> dict[str, Counter[str]]:
+    """The measures of the package by folder, `all` of them, and those of what stands beside it."""
+    folders = measure(root / PACKAGE)
+    folders["all"] = sum(folders.values(), Counter())
+    return folders | {name: sum(measure(root / name).values(), Counter()) for name in BESIDE}
+
+
 def git(*words: str) -> bytes:
     return subprocess.run(["git", *words], capture_output=True, check=True).stdout
 
 
 def measure_revision(revision: str) -> dict[str, Counter[str]]:
-    """The measures of the package as it was at a revision."""
+    """The measures of the house as it was at a revision."""
     with TemporaryDirectory() as folder:
-        with tarfile.open(fileobj=io.BytesIO(git("archive", revision, str(PACKAGE)))) as archive:
+        with tarfile.open(fileobj=io.BytesIO(git("archive", revision, str(PACKAGE), *BESIDE))) as archive:
             archive.extractall(folder, filter="data")
-        return measure(Path(folder) / PACKAGE)
+        return measure_all(Path(folder))
 
 
 def find_earlier() -> str | None:
@@ -88,15 +97,13 @@ def main() -> None:
     parser.add_argument("--line", action="store_true")
     asked = parser.parse_args()
     since = asked.since or find_earlier()
-    now, before = measure(PACKAGE), measure_revision(since) if since else {}
-    for folders in (now, before):
-        folders["all"] = sum(folders.values(), Counter())
+    now, before = measure_all(Path()), measure_revision(since) if since else {"all": Counter[str]()}
     if asked.line:
         sums = [f"{what} {before['all'][what]:,} → {now['all'][what]:,}" for what in MEASURES]
         print(f"since {since}: {', '.join(sums)}")
         return
     print(f"since {since!s:8}" + "".join(f"{what:>18}" for what in MEASURES))
-    for folder in sorted({*now, *before}, key=lambda name: (name == "all", name)):
+    for folder in sorted({*now, *before}, key=lambda name: (name in BESIDE, name == "all", name)):
         old, new = before.get(folder, Counter()), now.get(folder, Counter())
         print(f"{folder:14}" + "".join(f"{old[what]:>8,} → {new[what]:>7,}" for what in MEASURES))
 

@@ -18,10 +18,10 @@ from biphase.errors import InputError
 from biphase.files import MARK
 from biphase.finetuning import predict as predicting
 from biphase.finetuning.families import token_classification
-from biphase.finetuning.families.token_classification import encode_words
+from biphase.finetuning.families.token_classification import encode_words, join_touching, spans_of_tags
 from biphase.finetuning.heads import load_encoder
 from biphase.finetuning.kept import find_kept, open_rows
-from biphase.finetuning.predict import join_touching, predict_placed, spans_of_tags
+from biphase.finetuning.predict import predict_placed
 from biphase.finetuning.scores import read_examples, read_score
 from biphase.tasks.examples import input_of
 from biphase.tasks.spec import Task, task_table

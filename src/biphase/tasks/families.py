@@ -49,6 +49,8 @@ class Kind:
     """The task file in `bundled/tasks` that a user's own one begins with."""
     size: TaskSize
     """What is assumed of a task that does not say its size, until a cell shows how long it takes."""
+    has_classes: bool = False
+    """Whether a task of the kind lists classes."""
     num_outputs: int | None = None
     """The numbers that a head gives for each sample or token. None: one for each class."""
     has_token_outputs: bool = False
@@ -71,6 +73,7 @@ SEQUENCE_CLASSIFICATION = Kind(
     pipeline_tag="text-classification",
     example="reviews",
     size=TaskSize(train_examples=50_000, example_tokens=40, evaluated_tokens=1_000_000),
+    has_classes=True,
 )
 
 KINDS: dict[Family | ProblemType, Kind] = {
@@ -83,6 +86,7 @@ KINDS: dict[Family | ProblemType, Kind] = {
         pipeline_tag="token-classification",
         example="prescriptions",
         size=TaskSize(train_examples=15_000, example_tokens=25, evaluated_tokens=200_000),
+        has_classes=True,
         has_token_outputs=True,
         input_columns=("text",),
         settings=("head_dropout",),
@@ -122,10 +126,11 @@ KINDS: dict[Family | ProblemType, Kind] = {
         pipeline_tag="multiple-choice",
         example="exams",
         size=TaskSize(train_examples=40_000, example_tokens=200, evaluated_tokens=2_000_000),
+        has_classes=True,
         num_outputs=1,
     ),
     "regression": replace(
-        SEQUENCE_CLASSIFICATION, metrics=("spearman", "pearson"), example="similarity", num_outputs=1
+        SEQUENCE_CLASSIFICATION, metrics=("spearman", "pearson"), example="similarity", has_classes=False, num_outputs=1
     ),
     "multi_label_classification": replace(
         SEQUENCE_CLASSIFICATION, metrics=("micro_f1", "macro_f1", "accuracy"), example="subjects"

@@ -174,7 +174,7 @@ class Task(Strict):
         is_choice, is_asked = self.family == "multiple_choice", self.family == "question_answering"
         is_retrieval, metrics = self.kind.is_search, self.kind.metrics
         is_single, is_several = kind_name == "sequence_classification", kind_name == "multi_label_classification"
-        has_classes, has_choices = kind_name.endswith(("classification", "choice")), bool(self.choices)
+        has_classes, has_choices = self.kind.has_classes, bool(self.choices)
         has_entities, has_tags = is_tagging and classes[:1] == ("O",), metric in ("accuracy", "macro_f1")
         odd = next((name for name in classes[1:] if name[:2] not in ("B-", "I-") or len(name) == 2), None)
         are_distinct = len(classes) >= 2 and len(set(classes)) == len(classes)

@@ -129,7 +129,7 @@ def test_no_query_is_a_candidate_of_its_own(encoder: Encoder, monkeypatch: pytes
     named: dict[Any, Any] = {"validation": tuple(texts), "test": tuple(texts)}
     data = Collection(cell.task, texts, queries, (("a", "b"),), splits, named, 0)
     split = pair_ranking.encode(data, encoder.tokenizer, cell.config)["test"]
-    found = retrieval.order_candidates(split, np.arange(len(split.documents_S), dtype=np.float64))
+    found = pair_ranking.order_candidates(split, np.arange(len(split.documents_S), dtype=np.float64))
     assert [len(documents) for documents in found.values()] == [3, 3]
     assert all(query not in documents for query, documents in found.items())
 
