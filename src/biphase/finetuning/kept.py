@@ -154,7 +154,7 @@ def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
         model = read_json_as(folder / RECORD, KeptModel, remedy)
         task, labels = model.task, config.get("id2label")
         expected = {str(number): label for number, label in enumerate(task.classes)}
-        if labels and expected and task.family != "multiple_choice" and labels != expected:
+        if labels and expected and task.kind.num_outputs is None and labels != expected:
             raise InputError(f"{folder}: {RECORD} names other classes than config.json (id2label); {remedy}")
         if template is not None:
             raise InputError(f"{name} says itself what its inputs look like ({task.template!r}): leave template out")
