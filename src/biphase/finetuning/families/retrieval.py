@@ -36,8 +36,9 @@ from biphase.finetuning.encoding import (
 )
 from biphase.finetuning.families.sequence_classification import ChoiceSplit
 from biphase.finetuning.metrics import BM25, Judgement, Ranked, judge_ranking, ranking_scores
+from biphase.tasks.bm25 import index_bm25, query_bm25
 from biphase.tasks.spec import TASK_SPLITS, TaskSplit
-from biphase.tasks.splits import DRAW_SEED, Collection, Judgements, index_bm25, own_documents, query_bm25
+from biphase.tasks.splits import DRAW_SEED, Collection, Judgements, own_documents
 
 TOP = 100
 """Documents kept per query: what the metrics look at."""
