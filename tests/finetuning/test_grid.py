@@ -11,7 +11,7 @@ from biphase.errors import InputError
 from biphase.files import locked
 from biphase.finetuning import cells, fit
 from biphase.finetuning import grid as grid_module
-from biphase.finetuning.cells import CellPlan
+from biphase.finetuning.config import CellPlan
 from biphase.finetuning.grid import (
     Grid,
     grid_units,

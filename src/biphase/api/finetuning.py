@@ -28,8 +28,7 @@ from biphase.engine.local import Engine, EngineKind
 from biphase.engine.scheduler import Failure
 from biphase.errors import InputError
 from biphase.files import claimed, refuse_existing, refuse_filled, whole_file
-from biphase.finetuning.cells import plan_cells
-from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.config import FinetuneConfig, plan_cells
 from biphase.finetuning.grid import PAPER_LEARNING_RATES, PAPER_SEEDS, Grid, plan_missing, resolve_for, run_grid
 from biphase.finetuning.kept import RECORD, KeptModel, find_kept, open_rows
 from biphase.finetuning.scores import Score, read_scores

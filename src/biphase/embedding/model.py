@@ -29,6 +29,7 @@ from biphase.corpus.tokenizer import load_tokenizer
 from biphase.embedding.pairs import PIECE_ROWS, to_arrow
 from biphase.embedding.recipe import EmbeddingRecipe, HardNegatives
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, lay_out
+from biphase.encoder.models import find_folder, hash_model
 from biphase.encoder.network import PaddedBackbone, load_backbone
 from biphase.encoder.packed import packed_hidden
 from biphase.encoder.search import find_nearest, in_pieces
@@ -45,7 +46,6 @@ from biphase.files import (
     write_json,
     write_text,
 )
-from biphase.finetuning.cells import find_folder, hash_model
 from biphase.finetuning.heads import copy_backbone, load_encoder
 from biphase.hub import INDEX, output_width, refuse_pickles
 from biphase.pretraining.optimizer import transformer_blocks

@@ -28,9 +28,9 @@ from biphase.corpus.rows import (
     rows_of_file,
 )
 from biphase.corpus.table_form import TableForm, decimal_of
+from biphase.encoder.models import Encoder, find_folder
 from biphase.errors import InputError, clipped
 from biphase.files import read_json_as, whole_folder, write_json, write_mark, write_text
-from biphase.finetuning.cells import Encoder, find_folder
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.scores import Score
 from biphase.run import find_model

@@ -34,6 +34,8 @@ HUB = Path("hub")
 
 PartName = spec.TaskSplit | Literal["corpus", "queries"]
 PartHashes = dict[PartName, list[str]]
+DataDirs = Mapping[str, str | Path]
+"""Folders with the data of tasks, by the task's name; other tasks come from the package or the hub."""
 
 
 @dataclass(frozen=True)
@@ -121,9 +123,21 @@ def name_data_dirs(pairs: Iterable[tuple[str, str]], tasks: Iterable[str], origi
     return folders
 
 
-def dir_of(task: spec.Task, data_dirs: Mapping[str, str | Path]) -> str | Path | None:
+def dir_of(task: spec.Task, data_dirs: DataDirs) -> str | Path | None:
     """Find the folder with a task's data; of one of several tests, that of the task."""
     return data_dirs.get(task.name, data_dirs.get(task.part_of or task.name))
+
+
+def find_task_sources(name: str, data_dirs: DataDirs) -> tuple[TaskSource, TaskSource]:
+    """Find the data that a task is trained on and the data that it is evaluated on: mostly the same."""
+    task = spec.find_task(name)
+    evaluation = find_source(task, dir_of(task, data_dirs))
+    if task.part_of is not None:
+        return training_source(evaluation), evaluation
+    if task.trained_on is None:
+        return evaluation, evaluation
+    trained_on = spec.find_task(task.trained_on)
+    return find_source(trained_on, dir_of(trained_on, data_dirs)), evaluation
 
 
 def hash_source(task: spec.Task, form: spec.FileLayout | spec.Hub, hashes: PartHashes) -> str:
