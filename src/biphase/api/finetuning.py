@@ -21,8 +21,7 @@ from biphase import console
 from biphase.api.networks import ZERO_SHOT, print_zero_shot, run_zero_shot
 from biphase.api.own_task import write_task
 from biphase.config import parse_config
-from biphase.corpus.rows import PlacedRow, Row, plain_path, rows_in_memory
-from biphase.corpus.table_form import BYTE_ORDER_MARK, TableForm
+from biphase.corpus.rows import BYTE_ORDER_MARK, PlacedRow, Row, TableForm, plain_path, rows_in_memory
 from biphase.corpus.text import keep_rows
 from biphase.engine.local import Engine, EngineKind
 from biphase.engine.scheduler import Failure

@@ -13,7 +13,7 @@ import torch
 from transformers import pipeline
 
 from biphase.console import err
-from biphase.corpus.rows import LONGEST_TEXT, PlacedRow, Row, column, text_column
+from biphase.corpus.rows import LONGEST_TEXT, PlacedRow, Row, column
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.encoder.network import load_weights
 from biphase.errors import InputError
@@ -24,6 +24,7 @@ from biphase.finetuning.kept import TEXT, KeptModel, input_columns, with_task_na
 from biphase.finetuning.metrics import find_entities
 from biphase.hub import position_limit
 from biphase.tasks import examples
+from biphase.tasks.sources import text_column
 from biphase.tasks.spec import Family
 
 ROWS_AT_ONCE = 512

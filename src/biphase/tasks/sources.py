@@ -15,18 +15,22 @@ from biphase.config import BUNDLED
 from biphase.corpus.rows import (
     CODECS,
     FORMATS,
+    LONGEST_TEXT,
     PUBLISHED,
     SHORT_ROW,
     PlacedRow,
+    Row,
+    check_text,
+    column,
     plain_path,
-    read_hub_split,
+    read_dataset,
     renamed,
     rows_of_file,
     saved_tables,
 )
 from biphase.errors import InputError, nearest
 from biphase.files import content_hash, hash_stamped, stamp_of
-from biphase.hub import pin_commit
+from biphase.hub import load_rows, pin_commit
 from biphase.tasks import spec
 
 HUB = Path("hub")
@@ -229,3 +233,21 @@ def read_layout(source: TaskSource, layout: spec.FileLayout, part: PartName) -> 
             form = FORMATS.get(plain_path(path).suffix, "trec")
             form = "judgements" if form == "tsv" else form
         yield from rows_of_file(path, layout.model_copy(update={"format": form}), task.words, task.label)
+
+
+def read_hub_split(id: str, revision: str | None, config: str | None, split: str) -> Iterator[PlacedRow]:
+    """Read the rows of a split of a hub data set, at the commit that the revision names."""
+    table = load_rows(id, config, split, pin_commit(id, revision))
+    return ((f"{id} {split}: row {number}", row) for number, row in enumerate(read_dataset(table)))
+
+
+def text_column(location: str, row: Row, name: str) -> str:
+    """Return a column's text; a list of texts, as PubMedQA has them, becomes one."""
+    text = column(location, row, name)
+    if isinstance(text, list) and text and all(isinstance(part, str) for part in text):
+        return " ".join(text)
+    text = check_text(location, name, text)
+    if len(text) > LONGEST_TEXT:
+        size = f"{len(text):,} characters, more than {LONGEST_TEXT:,}"
+        raise InputError(f"{location}: column '{name}' has {size}: cut it")
+    return text
