@@ -59,8 +59,8 @@ WAYS = {
 
 def make_folder(study: Path, folder: Path) -> dict[str, int]:
     """Everything that a finished study leaves behind; returns how many runs, cells and scores that is."""
+    from biphase.encoder.models import identify
     from biphase.files import write_json
-    from biphase.finetuning.cells import identify
     from biphase.study.folder import claim_study_folder, reach_step
     from biphase.study.plan import plan_study
     from biphase.study.spec import load_study

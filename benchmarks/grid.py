@@ -242,8 +242,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def make_grids(options: argparse.Namespace, folder: Path) -> Iterator[Grid]:
-    from biphase.finetuning.cells import resolve_precision
-    from biphase.finetuning.config import FinetuneConfig
+    from biphase.finetuning.config import FinetuneConfig, resolve_precision
     from biphase.finetuning.heads import load_encoder
 
     model = str((options.model or make_encoder(options.preset, options.vocab, folder)).resolve())

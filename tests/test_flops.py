@@ -13,7 +13,6 @@ from biphase.encoder.packed import count_flops
 from biphase.errors import InputError
 from biphase.flops import (
     PEAK_FLOPS,
-    PRESETS,
     SampleLengths,
     flops_per_token,
     known_device,
@@ -21,7 +20,7 @@ from biphase.flops import (
     update_flops,
 )
 from biphase.pretraining.optimizer import make_optimizers
-from biphase.recipe import Optimizer, Phase
+from biphase.recipe import PRESETS, Optimizer, Phase
 
 
 @pytest.mark.parametrize(

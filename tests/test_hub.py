@@ -19,8 +19,8 @@ from huggingface_hub.utils import filter_repo_objects
 
 from biphase.corpus.shards import read_shard_manifest
 from biphase.corpus.tokenizer import load_tokenizer
+from biphase.encoder.models import find_folder
 from biphase.errors import InputError
-from biphase.finetuning.cells import find_folder
 from biphase.hub import FILES, INDEX, OTHER_FOLDERS, count_positions, fetch_model, longest_text, refuse_pickles
 
 sys.path.append(str(Path(__file__).parent))  # pytest's importlib mode adds nothing itself

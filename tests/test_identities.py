@@ -15,13 +15,13 @@ import pytest
 from pydantic import BaseModel
 
 from biphase.config import BUNDLED, load_config
+from biphase.encoder.models import Encoder
 from biphase.files import content_hash
-from biphase.finetuning.cells import Encoder, find_task_sources, plan_cell
-from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.config import FinetuneConfig, plan_cell
 from biphase.recipe import Recipe
 from biphase.study.plan import plan_study
 from biphase.study.spec import load_study
-from biphase.tasks.sources import definition
+from biphase.tasks.sources import definition, find_task_sources
 from biphase.tasks.spec import task_table
 
 GOLDEN = Path(__file__).parent / "golden" / "identities.json"

@@ -15,9 +15,9 @@ from torch.utils._pytree import tree_leaves
 from transformers import EuroBertConfig, EuroBertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
 from biphase.encoder.packed import language_model_loss
-from biphase.flops import CHUNK_LOGITS, PART_LOGITS, PRESETS, Shape, plan_memory, read_shape, shape_of
+from biphase.flops import CHUNK_LOGITS, PART_LOGITS, Shape, plan_memory, read_shape, shape_of
 from biphase.pretraining.optimizer import make_optimizers
-from biphase.recipe import Optimizer, Recipe
+from biphase.recipe import PRESETS, Optimizer, Recipe
 
 LLAMA_3B = {
     "num_hidden_layers": 28,

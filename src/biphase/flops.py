@@ -44,9 +44,9 @@ from typing import Any
 
 import numpy as np
 
-from biphase.errors import InputError, nearest
+from biphase.errors import InputError
 from biphase.machine import has_bf16_cores
-from biphase.recipe import Optimizer, Phase, Recipe, phases_between
+from biphase.recipe import PRESETS, SHAPE_KEYS, Optimizer, Phase, Recipe, phases_between
 
 DEVICES = {
     "GB200": (2500e12, 186),
@@ -96,9 +96,6 @@ def known_device(name: str) -> str | None:
             return key
     return None
 
-
-SHAPE_KEYS = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-"""Transformers' names of what makes the size of a network, besides its vocabulary."""
 
 LLAMA_SHAPED = {
     *("bitnet", "cohere", "cohere2", "cohere_compass_text", "cwm", "ernie4_5", "eurobert", "exaone4", "gemma"),
@@ -206,29 +203,6 @@ def read_shape(settings: Mapping[str, Any]) -> Shape:
     layers, width, ffn, heads, kv_heads = (settings[key] for key in SHAPE_KEYS)
     head_width, is_tied = settings.get("head_dim") or width // heads, bool(settings.get("tie_word_embeddings", False))
     return Shape(layers, width, ffn, heads, kv_heads, head_width, settings["vocab_size"], is_tied)
-
-
-PRESET_SIZES = {
-    # The paper's three (Table 1), named by their parameters without the language model head ...
-    "1b": (28, 1728, 5120, 18, 6),
-    "610m": (26, 1152, 4096, 18, 6),
-    "210m": (12, 768, 3072, 12, 12),
-    # ... and smaller ones, named by the parameters of their blocks.
-    "36m": (10, 512, 1536, 8, 8),
-    "11m": (6, 384, 1024, 6, 6),
-    "3m": (4, 256, 640, 4, 4),
-    "1m": (4, 128, 384, 4, 4),
-}
-"""Layers, width, feed-forward width, heads and key-value heads."""
-PRESETS = {name: dict(zip(SHAPE_KEYS, sizes, strict=True)) for name, sizes in PRESET_SIZES.items()}
-"""The sizes of networks that a recipe can name, under transformers' names; the largest network first."""
-
-
-def find_preset(preset: str) -> dict[str, int]:
-    """Return the sizes of a preset. Raises `InputError` for an unknown one."""
-    if preset not in PRESETS:
-        raise InputError(f"unknown preset '{preset}'{nearest(preset, PRESETS)}")
-    return PRESETS[preset]
 
 
 def shape_of(preset: str, architecture: Mapping[str, Any], vocab_size: int) -> Shape:

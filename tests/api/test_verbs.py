@@ -21,7 +21,7 @@ import biphase
 from biphase.api.finetuning import is_folder, write_table
 from biphase.api.own_task import describe_data, list_changes, write_task
 from biphase.cli.app import run_command
-from biphase.corpus.table_form import TableForm
+from biphase.corpus.rows import TableForm
 from biphase.corpus.text import are_names
 from biphase.errors import BusyError, InputError
 from biphase.files import claimed

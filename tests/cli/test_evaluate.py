@@ -15,8 +15,7 @@ from biphase.cli.show import parse_data_dirs
 from biphase.corpus.tokenizer import train_tokenizer
 from biphase.encoder.network import TokenIds, make_model
 from biphase.errors import InputError
-from biphase.finetuning.cells import plan_cells
-from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.config import FinetuneConfig, plan_cells
 from biphase.finetuning.grid import keep_best_networks
 from biphase.tasks.sources import name_data_dirs
 

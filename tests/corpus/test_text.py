@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from biphase.corpus.text import Document, find_text_sources, read_documents, sample_texts
+from biphase.corpus.text import Document, cut_words, find_text_sources, join_words, read_documents, sample_texts
 from biphase.errors import InputError
 
 DOCUMENTS = [Document("a", "First.\nTwo lines."), Document("b", "Zweiter: äöü, 日本語, 🙂"), Document("c", "third")]
@@ -281,3 +281,14 @@ def test_sample_texts_takes_from_every_source(tmp_path: Path) -> None:
     texts = list(sample_texts(sources, limit_mb=0.001))
     assert texts == ["a" * 100] * 5 + ["b" * 100] * 5
     assert len(list(sample_texts(sources))) == 100
+
+
+def test_passages_have_as_many_words_in_every_script() -> None:
+    def cut(text: str, num_words: int) -> list[str]:
+        return [join_words(passage) for passage in cut_words(text, num_words)]
+
+    assert cut(" one two\n three  four five", 2) == ["one two", "three four", "five"]
+    assert cut("BERT 模型は 120\n", 9) == ["BERT 模型は 120"]
+    chinese = "永和九年，歲在癸丑，暮春之初，會於會稽山陰之蘭亭。" * 40
+    passages = cut(chinese, 120)
+    assert "".join(passages) == chinese and all(120 <= len(passage) <= 240 for passage in passages[:-1])

@@ -33,9 +33,9 @@ from biphase.embedding.model import hash_embedder, load_embedder, teach_once, wh
 from biphase.embedding.pairs import read_pairs
 from biphase.embedding.recipe import EmbeddingRecipe, HardNegatives, PairSource
 from biphase.embedding.training import make_loss, tell_unused_modules, train_embedder
+from biphase.encoder import search
 from biphase.errors import InputError, StoppedError
 from biphase.files import MARK
-from biphase.finetuning.families import retrieval
 
 from ..conftest import DEVICE, flip_bit
 
@@ -292,7 +292,7 @@ def test_negatives_are_those_of_sentence_transformers_miner(
 ) -> None:
     """In pieces too, and for an anchor with two positives; a row that is there twice stays so."""
     monkeypatch.setattr(encode, "PIECE_TEXTS", 5)
-    monkeypatch.setattr(retrieval, "SEARCH_DOCUMENTS", 7)
+    monkeypatch.setattr(search, "SEARCH_DOCUMENTS", 7)
     rows = [*pairs, pairs[3], {"anchor": pairs[0]["anchor"], "positive": pairs[9]["positive"]}]
     table, model = Dataset.from_list(rows), load_embedder(str(encoder_folder))
     settings = HardNegatives(**wanted)

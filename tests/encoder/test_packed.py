@@ -45,7 +45,8 @@ from biphase.encoder.network import TokenIds, load_backbone, load_model, make_mo
 from biphase.encoder.packed import PackedModel, count_flops, packed_hidden
 from biphase.encoder.proofs import FailedProofError, check_head, find_first_position, probe_causality
 from biphase.errors import InputError
-from biphase.flops import PRESETS, shape_of
+from biphase.flops import shape_of
+from biphase.recipe import PRESETS
 
 V = 96
 TINY = {

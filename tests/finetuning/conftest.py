@@ -9,8 +9,7 @@ import torch
 
 from biphase.corpus.tokenizer import train_tokenizer
 from biphase.encoder.network import TokenIds, make_model
-from biphase.finetuning.cells import plan_cells
-from biphase.finetuning.config import FinetuneConfig, settle_config
+from biphase.finetuning.config import FinetuneConfig, plan_cells, settle_config
 from biphase.finetuning.encoding import CellContext, EncodedSplit
 from biphase.finetuning.fit import fit_cells
 from biphase.finetuning.heads import Encoder, load_encoder

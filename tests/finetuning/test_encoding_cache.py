@@ -7,7 +7,6 @@ import pytest
 
 from biphase.errors import InputError
 from biphase.finetuning import encoding_cache
-from biphase.finetuning.cells import find_task_sources
 from biphase.finetuning.encoding_cache import (
     encode_source,
     encodings,
@@ -18,6 +17,7 @@ from biphase.finetuning.encoding_cache import (
 )
 from biphase.finetuning.families import family_module
 from biphase.finetuning.heads import Encoder
+from biphase.tasks.sources import find_task_sources
 from biphase.tasks.spec import TASK_SPLITS, TaskSplit
 
 from .conftest import make_cell

@@ -12,11 +12,11 @@ import pytest
 import torch
 from transformers import get_linear_schedule_with_warmup
 
+from biphase.encoder.models import identify
 from biphase.errors import InputError
 from biphase.files import locked
 from biphase.finetuning import fit
-from biphase.finetuning.cells import find_task_sources, identify, plan_cell, plan_cells, resolve_precision
-from biphase.finetuning.config import PROTOCOL, FinetuneConfig
+from biphase.finetuning.config import PROTOCOL, FinetuneConfig, plan_cell, plan_cells, resolve_precision
 from biphase.finetuning.encoding import CellContext
 from biphase.finetuning.encoding_cache import load_encoded
 from biphase.finetuning.fit import (
@@ -26,6 +26,7 @@ from biphase.finetuning.fit import (
 )
 from biphase.finetuning.heads import Encoder, build_network, load_encoder
 from biphase.finetuning.scores import Score, read_examples, read_score
+from biphase.tasks.sources import find_task_sources
 from biphase.tasks.spec import EVALUATED_SPLITS, TaskSplit, find_task, task_table
 from biphase.tasks.splits import draw_indices
 

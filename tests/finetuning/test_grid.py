@@ -9,9 +9,9 @@ from biphase.engine.local import Engine, Outcome, Unit
 from biphase.engine.scheduler import read_failures
 from biphase.errors import InputError
 from biphase.files import locked
-from biphase.finetuning import cells, fit
+from biphase.finetuning import fit
 from biphase.finetuning import grid as grid_module
-from biphase.finetuning.cells import CellPlan
+from biphase.finetuning.config import CellPlan
 from biphase.finetuning.grid import (
     Grid,
     grid_units,
@@ -181,10 +181,10 @@ def test_the_precision_is_that_of_where_the_units_run(
 
     def run_there(units: list[Unit], engine: Engine) -> Iterator[Outcome]:
         asked.extend(units)
-        monkeypatch.setattr(cells, "has_bf16_cores", lambda: True)
+        monkeypatch.setattr("biphase.finetuning.config.has_bf16_cores", lambda: True)
         yield from (Outcome(unit.name, unit.function(**unit.arguments), None, 0.0) for unit in units)
 
-    monkeypatch.setattr(cells, "has_bf16_cores", lambda: False)
+    monkeypatch.setattr("biphase.finetuning.config.has_bf16_cores", lambda: False)
     monkeypatch.setattr(grid_module, "run_units", run_there)
     auto = grid.config.model_copy(update={"precision": "auto"})
     config = resolve_for(auto, engine)

@@ -13,9 +13,9 @@ import yaml
 
 import biphase
 from biphase.corpus.tokenizer import load_tokenizer
+from biphase.encoder.models import identify
 from biphase.errors import InputError
 from biphase.files import MARK
-from biphase.finetuning.cells import identify
 from biphase.finetuning.config import FinetuneConfig, settle_config
 from biphase.finetuning.encoding import CellContext
 from biphase.finetuning.heads import TaskNetwork, check_keepable, copy_backbone, load_encoder, to_transformers

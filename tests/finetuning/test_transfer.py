@@ -7,10 +7,9 @@ import pytest
 
 from biphase.api.finetuning import evaluate
 from biphase.errors import InputError
-from biphase.finetuning.cells import find_task_sources, plan_cells
-from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.config import FinetuneConfig, plan_cells
 from biphase.finetuning.grid import Grid, plan_grid
-from biphase.tasks.sources import name_data_dirs
+from biphase.tasks.sources import find_task_sources, name_data_dirs
 from biphase.tasks.spec import find_task, name_tests
 
 from .conftest import fit_cell, write_jsonl

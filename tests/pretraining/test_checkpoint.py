@@ -16,11 +16,11 @@ from biphase import inspect
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.distributed import World
 from biphase.encoder.attention import lay_out
+from biphase.encoder.models import identify
 from biphase.encoder.network import TokenIds, make_model
 from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError
 from biphase.files import RECORD_HASH, read_json, remove_folder, write_hashed, write_json
-from biphase.finetuning.cells import identify
 from biphase.pretraining.checkpoint import load_optimizer, save_checkpoint
 from biphase.pretraining.optimizer import make_optimizers
 from biphase.recipe import Optimizer

@@ -11,8 +11,8 @@ import pytest
 
 from biphase.config import BUNDLED, parse_config
 from biphase.errors import InputError
-from biphase.flops import SHAPE_KEYS, Shape, shape_of
-from biphase.recipe import Data, Init
+from biphase.flops import Shape, shape_of
+from biphase.recipe import SHAPE_KEYS, Data, Init
 from biphase.run import Run
 from biphase.study import cost
 from biphase.study.cost import (

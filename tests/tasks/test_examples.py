@@ -488,7 +488,7 @@ def test_judgements_as_jsonl_and_from_the_hub(tmp_path: Path, monkeypatch: pytes
         assert (id, commit) == ("mteb/MultiLongDocRetrieval", task_table()["mldr_en"].hub.revision)
         return datasets.Dataset.from_list(there[config][split])
 
-    monkeypatch.setattr("biphase.corpus.rows.load_rows", load_rows)
+    monkeypatch.setattr("biphase.tasks.sources.load_rows", load_rows)
     found = load_task("mldr_en")
     for split in ("dev", "test"):
         (folder / "qrels" / f"{split}.jsonl").write_text(lines(*there["en-qrels"][split]))

@@ -21,15 +21,13 @@ from biphase import console
 from biphase.api.networks import ZERO_SHOT, print_zero_shot, run_zero_shot
 from biphase.api.own_task import write_task
 from biphase.config import parse_config
-from biphase.corpus.rows import PlacedRow, Row, plain_path, rows_in_memory
-from biphase.corpus.table_form import BYTE_ORDER_MARK, TableForm
+from biphase.corpus.rows import BYTE_ORDER_MARK, PlacedRow, Row, TableForm, plain_path, rows_in_memory
 from biphase.corpus.text import keep_rows
 from biphase.engine.local import Engine, EngineKind
 from biphase.engine.scheduler import Failure
 from biphase.errors import InputError
 from biphase.files import claimed, refuse_existing, refuse_filled, whole_file
-from biphase.finetuning.cells import plan_cells
-from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.config import FinetuneConfig, plan_cells
 from biphase.finetuning.grid import PAPER_LEARNING_RATES, PAPER_SEEDS, Grid, plan_missing, resolve_for, run_grid
 from biphase.finetuning.kept import RECORD, KeptModel, find_kept, open_rows
 from biphase.finetuning.scores import Score, read_scores

@@ -12,13 +12,12 @@ from biphase.api.own_task import Changes, read_settings
 from biphase.corpus.packing import open_text
 from biphase.corpus.text import TxtDocuments, are_names, check_place, find_text_sources, name_sources, sample_texts
 from biphase.embedding.recipe import EmbeddingRecipe, refuse_equal_names
+from biphase.encoder.models import find_folder
 from biphase.errors import InputError
 from biphase.files import read_json, refuse_filled, refuse_foreign, write_json
-from biphase.finetuning.cells import find_folder
-from biphase.flops import find_preset
 from biphase.hub import fetch_model
 from biphase.machine import refuse_versions
-from biphase.recipe import Recipe
+from biphase.recipe import Recipe, find_preset
 from biphase.run import find_checkpoint, name_run
 
 if TYPE_CHECKING:

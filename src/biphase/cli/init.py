@@ -18,8 +18,7 @@ from biphase.config import BUNDLED, by_commas, parse_config
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.errors import InputError, nearest
 from biphase.files import parse_yaml, refuse_existing
-from biphase.flops import PRESETS
-from biphase.recipe import Recipe
+from biphase.recipe import PRESETS, Recipe
 from biphase.run import find_checkpoint, name_run, split_reference
 from biphase.tasks.families import KINDS, Family, ProblemType
 from biphase.tasks.sources import name_data_dirs

@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,10 +19,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from biphase.config import Strict
-from biphase.corpus.table_form import BYTE_ORDER_MARK, QUOTE, TableForm, form_of
 from biphase.errors import InputError, clipped, refuse_doubles
 from biphase.files import parse_json, reading
-from biphase.hub import load_rows, pin_commit
 
 Format = Literal["jsonl", "tsv", "csv", "json", "parquet", "columns", "conllu", "squad", "record", "trec", "mldr"]
 Delimiter = Annotated[str, Field(pattern=r'^[^"\r\n]$')]
@@ -32,6 +31,8 @@ PlacedRow = tuple[str, Row]
 CODECS = {".zst": "zstd", ".gz": "gzip"}
 """The endings of compressed files, and what pyarrow calls their compression."""
 
+QUOTE = '"'
+BYTE_ORDER_MARK = "\ufeff"
 UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 BUFFER_BYTES = 1 << 20
 ABSENT = object()
@@ -159,7 +160,6 @@ def read_json_file(path: Path) -> Any:
 
 
 TASK_REMEDY = "rename: {{THEIRS: {name}}} in the task, or the column of the file"
-LABEL_REMEDY = f"{TASK_REMEDY}; leave a split without labels out"
 
 
 def column(location: str, row: Row, name: str, remedy: str = TASK_REMEDY) -> Any:
@@ -183,26 +183,6 @@ def check_text(location: str, name: str, value: Any) -> str:
         message = f"half of a surrogate pair at character {error.start}, which is no Unicode"
         raise InputError(f"{location}: column '{name}' has {message}: take it out") from None
     return value
-
-
-def text_column(location: str, row: Row, name: str) -> str:
-    """Return a column's text; a list of texts, as PubMedQA has them, becomes one."""
-    text = column(location, row, name)
-    if isinstance(text, list) and text and all(isinstance(part, str) for part in text):
-        return " ".join(text)
-    text = check_text(location, name, text)
-    if len(text) > LONGEST_TEXT:
-        size = f"{len(text):,} characters, more than {LONGEST_TEXT:,}"
-        raise InputError(f"{location}: column '{name}' has {size}: cut it")
-    return text
-
-
-def id_of(location: str, row: Row) -> str:
-    """Return the row's own id, else its place: `train.tsv:12`. ReCoRD's is a mapping of two numbers."""
-    row_id = row.get("id", row.get("idx"))
-    if row_id is None:
-        return location.rpartition("/")[2]
-    return "-".join(str(part) for part in row_id.values()) if isinstance(row_id, dict) else str(row_id)
 
 
 def excerpt(value: Any) -> str:
@@ -380,12 +360,6 @@ def without_arrays(value: Any) -> Any:
     return [without_arrays(item) for item in value] if isinstance(value, list) else value
 
 
-def read_hub_split(id: str, revision: str | None, config: str | None, split: str) -> Iterator[PlacedRow]:
-    """Read the rows of a split of a hub data set, at the commit that the revision names."""
-    table = load_rows(id, config, split, pin_commit(id, revision))
-    return ((f"{id} {split}: row {number}", row) for number, row in enumerate(read_dataset(table)))
-
-
 def rows_of_file(
     path: Path, layout: FileForm = DEFAULT_FORM, words: str = "tokens", label: str | None = "label"
 ) -> Iterator[PlacedRow]:
@@ -423,6 +397,33 @@ def rows_of_file(
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the lines without their ends, each with its number (from 1)."""
     return ((number, line.rstrip("\r\n")) for number, line, _ in read_text_lines(path))
+
+
+@dataclass(frozen=True)
+class TableForm:
+    """How a table is written whose fields are divided by commas, semicolons or tabs."""
+
+    delimiter: str = ","
+    quoting: Literal[0, 1, 3] = csv.QUOTE_MINIMAL
+    """As `csv` has it: quotes where they are needed, around all fields (as around the header), or nowhere."""
+    has_mark: bool = False
+    """Whether it begins with a byte order mark, by which Excel knows UTF-8."""
+    line_end: str = "\n"
+    decimal: str = "."
+
+
+def form_of(first: str, delimiter: str | None, quotes: bool | None, *, is_csv: bool) -> TableForm:
+    """Tell the form of a table by its first line, and by what its layout says (None: nothing)."""
+    header = first.removeprefix(BYTE_ORDER_MARK)
+    starts_quoted = header.startswith(QUOTE)
+    is_quoted = is_csv or quotes or (quotes is None and starts_quoted)
+    usual = (";" if ";" in header and "," not in header else ",") if is_csv else "\t"
+    return TableForm(
+        delimiter or usual,
+        csv.QUOTE_NONE if not is_quoted else csv.QUOTE_ALL if starts_quoted else csv.QUOTE_MINIMAL,
+        has_mark=header != first,
+        line_end="\r\n" if first.endswith("\r\n") else "\n",
+    )
 
 
 def open_table(path: Path, layout: FileForm, *, is_csv: bool) -> tuple[TableForm, Iterator[PlacedRow]]:

@@ -2,8 +2,7 @@
 
 `find_text_sources` turns what a person typed into single files (or single files of a hub data set), each with a
 fingerprint, and takes what a program has in memory; `read_documents` streams one of them. What is wrong with the input
-is an `InputError` that names file and line. A text's words (`searched_words`) are for word search, and py3langid tells
-its language (139 of them, no download).
+is an `InputError` that names file and line. py3langid tells the language of a text (139 of them, no download).
 """
 
 import glob
@@ -96,7 +95,6 @@ UNSPACED = (
 )
 """Characters of such scripts, as a regular expression has them between brackets."""
 PIECES = re.compile(rf"([{UNSPACED}]{{1,2}}|[^\s{UNSPACED}]+)(\s?)")
-SEARCHED = re.compile(rf"([{UNSPACED}]+)|([^\W{UNSPACED}]{{2,}})")
 
 
 def cut_words(text: str, num_words: int) -> list[list[str]]:
@@ -109,19 +107,6 @@ def cut_words(text: str, num_words: int) -> list[list[str]]:
 def join_words(words: Sequence[str]) -> str:
     """Return the text of neighbouring words of a passage."""
     return "".join(words).rstrip()
-
-
-def searched_words(text: str) -> list[str]:
-    """Return what word search looks for: lower-cased words of two letters and more, and of scripts without spaces
-    all pairs of neighbours, as Lucene's CJKAnalyzer has them: `BERT模型は` → `bert`, `模型`, `型は`."""
-    words = []
-    for match in SEARCHED.finditer(text.lower()):
-        run, word = match.groups()
-        if run:
-            words += [run[at : at + 2] for at in range(max(1, len(run) - 1))]
-        else:
-            words.append(word)
-    return words
 
 
 TxtDocuments = Literal["file", "paragraphs", "lines"]

@@ -22,10 +22,11 @@ from biphase.embedding.pairs import read_pairs
 from biphase.embedding.recipe import PairSource, set_name
 from biphase.errors import InputError, told_as
 from biphase.finetuning.metrics import Judgement, judge_ranking, score_rows
+from biphase.tasks.bm25 import index_bm25, query_bm25
 from biphase.tasks.families import KINDS
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import FileLayout, Task
-from biphase.tasks.splits import index_bm25, own_documents, query_bm25, read_judged_texts, read_judgements
+from biphase.tasks.splits import own_documents, read_judged_texts, read_judgements
 
 KEPT_DOCUMENTS = 100
 """Documents kept for a query, which the metrics look at."""

@@ -25,7 +25,7 @@ from biphase.embedding.pairs import hash_text
 from biphase.errors import InputError
 from biphase.files import content_hash, own_folder, read_json_as, reading, refuse_damaged, write_json
 from biphase.run import split_reference
-from biphase.tasks.splits import index_bm25, open_bm25, query_bm25
+from biphase.tasks.bm25 import index_bm25, open_bm25, query_bm25
 
 PASSAGES, LINES, VECTORS, WORDS = "passages.jsonl", "lines.npy", "embeddings.npy", "words"
 PASSAGE_WORDS = 120

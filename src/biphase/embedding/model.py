@@ -29,8 +29,10 @@ from biphase.corpus.tokenizer import load_tokenizer
 from biphase.embedding.pairs import PIECE_ROWS, to_arrow
 from biphase.embedding.recipe import EmbeddingRecipe, HardNegatives
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, lay_out
+from biphase.encoder.models import find_folder, hash_model
 from biphase.encoder.network import PaddedBackbone, load_backbone
 from biphase.encoder.packed import packed_hidden
+from biphase.encoder.search import find_nearest, in_pieces
 from biphase.errors import InputError, told_as
 from biphase.export.card import render_card
 from biphase.export.model import close_texts, save_encoder, write_sentence_transformer
@@ -44,8 +46,6 @@ from biphase.files import (
     write_json,
     write_text,
 )
-from biphase.finetuning.cells import find_folder, hash_model
-from biphase.finetuning.families.retrieval import find_nearest, in_pieces
 from biphase.finetuning.heads import copy_backbone, load_encoder
 from biphase.hub import INDEX, output_width, refuse_pickles
 from biphase.pretraining.optimizer import transformer_blocks

@@ -44,9 +44,9 @@ from biphase.embedding.evaluation import read_judged_set, score_arms, score_bm25
 from biphase.embedding.pairs import Pairs, check_paths, check_stage, hash_pairs, read_pairs
 from biphase.embedding.recipe import LOSSES, EmbeddingRecipe, EmbeddingStage
 from biphase.encoder.attention import explain_computing
+from biphase.encoder.models import find_folder, identify
 from biphase.encoder.network import layer_cosines, load_backbone, merge_weights
 from biphase.errors import InputError, StoppedError, first_line, memory_told
-from biphase.finetuning.cells import find_folder, identify
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig
 from biphase.finetuning.heads import refuse_replaced
 from biphase.finetuning.metrics import BM25

@@ -26,8 +26,8 @@ from biphase import console
 from biphase.encoder.attention import ATTENTION, PackedLayout
 from biphase.encoder.proofs import FailedProofError, check_padded, find_first_position, looks_both_ways
 from biphase.errors import InputError, first_line, is_raised_here, nearest, told_as
-from biphase.flops import find_preset
 from biphase.hub import load_model_config, refuse_pickles
+from biphase.recipe import find_preset
 
 
 @torch.no_grad()

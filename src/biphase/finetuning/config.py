@@ -1,12 +1,22 @@
-"""The configuration of a cell: all that it does, apart from which encoder and which task, and what of that names it."""
+"""The configuration of a cell: all that it does, apart from which encoder and which task, and what of that names it.
 
+A cell's name is the hash of the bytes of model and data, and of all that decides its result.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from biphase.config import Beta, Count, PositiveCount, Share, Strict
+from biphase.encoder.models import Encoder, identify
 from biphase.errors import InputError
+from biphase.files import content_hash
+from biphase.machine import has_bf16_cores, visible_gpus
 from biphase.tasks.families import KINDS
+from biphase.tasks.sources import DataDirs, TaskSource, find_task_sources
 from biphase.tasks.spec import PAPER_TASKS, Task
 
 PROTOCOL = 4
@@ -103,7 +113,7 @@ def settle_config(config: FinetuneConfig, task: Task, max_length: int) -> Finetu
     """The configuration that decides the result of what is asked: two that ask for the same become one.
 
     What does not matter to the task stands at its default, and `max_length` is not above that of the network (see
-    `cells.Encoder`). Where a cell runs and what `auto` means there are left as they are.
+    `encoder.models.Encoder`). Where a cell runs and what `auto` means there are left as they are.
     """
     if config.frozen and task.kind.is_search:
         raise InputError(f"frozen: {task.name} has no head to train; zero-shot:FOLDER scores embeddings as they are")
@@ -128,3 +138,59 @@ def settings_that_matter(config: FinetuneConfig, task: Task) -> set[str]:
     if task.kind.is_search and config.ranking == "pairs":
         matters.remove("scale")
     return matters
+
+
+def resolve_precision(config: FinetuneConfig) -> FinetuneConfig:
+    """Replace a `precision` of `auto` by what it means on this machine.
+
+    Raises `InputError` for a GPU that is asked for and not there.
+    """
+    if config.precision != "auto":
+        return config
+    if config.device == "cpu" or (config.device == "auto" and not visible_gpus()):
+        has_units = has_bf16_cores()
+    else:
+        from biphase.device import choose_device, has_bf16_units
+
+        has_units = has_bf16_units(choose_device(config.device))
+    return config.model_copy(update={"precision": "bf16" if has_units else "fp32"})
+
+
+@dataclass(frozen=True)
+class CellPlan:
+    """A cell to come says what is trained and evaluated on what, and has its name."""
+
+    model: Encoder
+    task: Task
+    train: TaskSource
+    evaluation: TaskSource
+    config: FinetuneConfig
+    """The configuration as `settle_config` gives it."""
+    hash: str
+    """The hash of everything that decides the result."""
+
+    def folder(self, out: Path) -> Path:
+        return out / f"{self.task.name}-{self.hash[:16]}"
+
+    def is_finished(self, out: Path) -> bool:
+        return (self.folder(out) / "score.json").exists()
+
+
+def plan_cells(
+    model: str, tasks: Sequence[str], config: FinetuneConfig, data_dirs: DataDirs, label: str | None = None
+) -> list[CellPlan]:
+    """Plan the cells of a model, whose scores call it `label` in place of `model`."""
+    identity, config = replace(identify(model), name=label or model), resolve_precision(config)
+    return [plan_cell(identity, *find_task_sources(task, data_dirs), config) for task in tasks]
+
+
+def plan_cell(model: Encoder, train: TaskSource, evaluation: TaskSource, config: FinetuneConfig) -> CellPlan:
+    """Names a cell by the bytes of model and data, not their paths, and by what decides its result.
+
+    `config` comes from `resolve_precision`. Reads nothing.
+    """
+    task = evaluation.task
+    config = settle_config(config, task, model.max_length)
+    settings = config.model_dump(mode="json", exclude=PLACEMENT)
+    name = [PROTOCOL, model.hash, train.hash, evaluation.hash, task.metric, settings]
+    return CellPlan(model, task, train, evaluation, config, content_hash(name))

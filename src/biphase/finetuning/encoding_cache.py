@@ -19,9 +19,9 @@ from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
 from biphase import console
+from biphase.encoder.models import Encoder
 from biphase.errors import InputError
 from biphase.files import content_hash, locked, make_once, refuse_links
-from biphase.finetuning.cells import Encoder
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import EncodedTask, HashedTokenizer
 from biphase.finetuning.families import family_module

@@ -24,8 +24,7 @@ from biphase.device import choose_device, choose_dtype, describe_machine
 from biphase.encoder.attention import explain_computing
 from biphase.errors import InputError, memory_told
 from biphase.files import locked
-from biphase.finetuning.cells import CellPlan
-from biphase.finetuning.config import PROTOCOL, FinetuneConfig
+from biphase.finetuning.config import PROTOCOL, CellPlan, FinetuneConfig
 from biphase.finetuning.encoding import CellContext, EncodedSplit, EncodedTask
 from biphase.finetuning.encoding_cache import load_encoded
 from biphase.finetuning.heads import build_network, check_keepable, open_encoder, refuse_replaced, to_transformers

@@ -13,24 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from biphase.console import err
+from biphase.encoder.models import identify
 from biphase.engine.local import Engine, Unit, count_workers
 from biphase.engine.scheduler import Failure, Forecast, read_failures, run_batch, run_units
 from biphase.errors import InputError, refuse_doubles
 from biphase.files import read_json_as, refuse_filled
-from biphase.finetuning.cells import (
-    CellPlan,
-    DataDirs,
-    find_task_sources,
-    identify,
-    plan_cell,
-    plan_cells,
-    resolve_precision,
-)
 from biphase.finetuning.choosing import choose_rate, validation_by_rate
-from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.config import CellPlan, FinetuneConfig, plan_cell, plan_cells, resolve_precision
 from biphase.finetuning.kept import RECORD
 from biphase.finetuning.scores import Score, measure_trainings, read_score, read_scores, short_name
-from biphase.tasks.sources import HUB
+from biphase.tasks.sources import HUB, DataDirs, find_task_sources
 from biphase.tasks.spec import find_task
 
 PAPER_LEARNING_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4)

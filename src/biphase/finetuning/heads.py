@@ -28,12 +28,12 @@ from torch import Tensor, nn
 
 from biphase.console import err
 from biphase.corpus.tokenizer import NEW_NAMES, find_tokenizer, misreading_class
+from biphase.encoder.models import Encoder, identify, stamp_model
 from biphase.encoder.network import fresh_backbone, load_backbone
 from biphase.encoder.packed import packed_hidden
 from biphase.encoder.proofs import telling_tokens
 from biphase.errors import InputError
 from biphase.export.model import as_llama, set_direction
-from biphase.finetuning.cells import Encoder, identify, stamp_model
 from biphase.finetuning.config import FinetuneConfig, settings_that_matter
 from biphase.finetuning.encoding import Batch, CellContext, EncodedSplit, HashedTokenizer, TokenizedTexts, pack
 from biphase.hub import AFTER_PADDING, output_width

@@ -7,7 +7,8 @@ takes seconds.
 """
 
 import copy
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -20,6 +21,7 @@ from biphase.corpus.rows import (
     FORMATS,
     PlacedRow,
     Row,
+    TableForm,
     column,
     open_table,
     plain_path,
@@ -27,10 +29,9 @@ from biphase.corpus.rows import (
     renamed,
     rows_of_file,
 )
-from biphase.corpus.table_form import TableForm, decimal_of
+from biphase.encoder.models import Encoder, find_folder
 from biphase.errors import InputError, clipped
 from biphase.files import read_json_as, whole_folder, write_json, write_mark, write_text
-from biphase.finetuning.cells import Encoder, find_folder
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.scores import Score
 from biphase.run import find_model
@@ -226,6 +227,23 @@ def open_rows(model: KeptModel, file: Path) -> tuple[TableForm | None, Iterator[
             if name != "choice":  # what templates name that is no column
                 column(origin, row, name, "give the column that the model reads this name")
     return table, chain(begin, rows)
+
+
+DECIMAL_COMMA = re.compile(r"-?\d+,(?!\d{3}$)\d+")
+"""A number with a decimal comma; 1,000 may be a thousand."""
+DECIMAL_POINT = re.compile(r"-?\d+\.\d+")
+
+
+def decimal_of(form: TableForm, rows: Iterable[Mapping[str, str]]) -> str:
+    """Tell what stands before the decimals of numbers in a table, by its first rows. Semicolons with a byte order mark
+    are Excel's where that is a comma."""
+    if form.delimiter == ",":
+        return "."
+    fields = [field.strip() for row in rows for field in row.values()]
+    if any(map(DECIMAL_POINT.fullmatch, fields)):
+        return "."
+    is_excel = form.delimiter == ";" and form.has_mark
+    return "," if is_excel or any(map(DECIMAL_COMMA.fullmatch, fields)) else "."
 
 
 LINES_READ = 200

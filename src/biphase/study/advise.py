@@ -17,8 +17,19 @@ from biphase.config import read_yaml
 from biphase.corpus.shards import ShardSet
 from biphase.corpus.text import find_language, find_text_sources, read_documents, spread
 from biphase.errors import SOURCE, InputError
-from biphase.flops import PRESETS, SampleLengths, Shape, flops_per_token, shape_of
-from biphase.recipe import Checkpoints, ComputeConfig, Data, Init, Optimizer, Phase, Recipe, Schedule, Validation
+from biphase.flops import SampleLengths, Shape, flops_per_token, shape_of
+from biphase.recipe import (
+    PRESETS,
+    Checkpoints,
+    ComputeConfig,
+    Data,
+    Init,
+    Optimizer,
+    Phase,
+    Recipe,
+    Schedule,
+    Validation,
+)
 from biphase.report.formats import format_bytes, show_estimate, show_list
 from biphase.study.cost import Machine, fit_memory
 from biphase.study.spec import curriculum_label, fill_budget, read_curriculum, write_steps

@@ -9,8 +9,7 @@ from typing import Any
 from biphase.config import parse_config
 from biphase.errors import InputError, nearest, refuse_doubles
 from biphase.files import content_hash
-from biphase.flops import PRESETS
-from biphase.recipe import Phase, Recipe
+from biphase.recipe import PRESETS, Phase, Recipe
 from biphase.study import spec
 
 

@@ -23,8 +23,6 @@ from biphase.files import read_json, read_json_as
 from biphase.flops import (
     DEVICES,
     LLAMA_SHAPED,
-    PRESETS,
-    SHAPE_KEYS,
     SampleLengths,
     Shape,
     flops_between,
@@ -35,7 +33,7 @@ from biphase.flops import (
     update_flops,
 )
 from biphase.machine import total_memory
-from biphase.recipe import Data, Init, Recipe
+from biphase.recipe import PRESETS, SHAPE_KEYS, Data, Init, Recipe
 from biphase.report.formats import show_estimate, show_list
 from biphase.run import open_run, read_metrics
 from biphase.study.plan import Plan, PlannedRun, StudyCell

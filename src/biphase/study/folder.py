@@ -19,10 +19,10 @@ from pydantic import Field
 
 from biphase.config import read_yaml
 from biphase.corpus.shards import read_shard_manifest
+from biphase.encoder.models import identify
 from biphase.engine.scheduler import Failure, read_failures
 from biphase.errors import BusyError, InputError
 from biphase.files import is_locked, read_hashed, remove_folder, write_text
-from biphase.finetuning.cells import identify
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
 from biphase.finetuning.scores import Score, ScoreSet, read_scores
 from biphase.run import Run, open_run, read_metrics, whole_steps

@@ -19,12 +19,13 @@ from typing import Any, Literal
 import numpy as np
 
 from biphase.console import err
-from biphase.corpus.rows import LABEL_REMEDY, SHORT_ROW, Row, column, excerpt, id_of, text_column
+from biphase.corpus.rows import SHORT_ROW, TASK_REMEDY, Row, column, excerpt
 from biphase.errors import InputError, first_of
 from biphase.tasks import spec
-from biphase.tasks.sources import TaskSource, read_rows
+from biphase.tasks.sources import TaskSource, read_rows, text_column
 from biphase.tasks.splits import TEST_SHARE, TRAIN_SHARE, Collection, TaskData, draw_indices, hold_out, load_collection
 
+LABEL_REMEDY = f"{TASK_REMEDY}; leave a split without labels out"
 MULTI_HOT = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
 """What a list may say of each class: whether it applies."""
 
@@ -362,6 +363,14 @@ def tell_lacking(task: spec.Task, lacking: dict[str, list[str]]) -> None:
         raise InputError(f"task '{task.name}': {', '.join(counts)}; {remedy}")
     if counts:
         err.print(f"{task.name}: left out: {', '.join(counts)}")
+
+
+def id_of(location: str, row: Row) -> str:
+    """Return the row's own id, else its place: `train.tsv:12`. ReCoRD's is a mapping of two numbers."""
+    row_id = row.get("id", row.get("idx"))
+    if row_id is None:
+        return location.rpartition("/")[2]
+    return "-".join(str(part) for part in row_id.values()) if isinstance(row_id, dict) else str(row_id)
 
 
 def make_text(task: spec.Task, origin: str, row: Row) -> LabelledText:

@@ -15,18 +15,22 @@ from biphase.config import BUNDLED
 from biphase.corpus.rows import (
     CODECS,
     FORMATS,
+    LONGEST_TEXT,
     PUBLISHED,
     SHORT_ROW,
     PlacedRow,
+    Row,
+    check_text,
+    column,
     plain_path,
-    read_hub_split,
+    read_dataset,
     renamed,
     rows_of_file,
     saved_tables,
 )
 from biphase.errors import InputError, nearest
 from biphase.files import content_hash, hash_stamped, stamp_of
-from biphase.hub import pin_commit
+from biphase.hub import load_rows, pin_commit
 from biphase.tasks import spec
 
 HUB = Path("hub")
@@ -34,6 +38,8 @@ HUB = Path("hub")
 
 PartName = spec.TaskSplit | Literal["corpus", "queries"]
 PartHashes = dict[PartName, list[str]]
+DataDirs = Mapping[str, str | Path]
+"""Folders with the data of tasks, by the task's name; other tasks come from the package or the hub."""
 
 
 @dataclass(frozen=True)
@@ -121,9 +127,21 @@ def name_data_dirs(pairs: Iterable[tuple[str, str]], tasks: Iterable[str], origi
     return folders
 
 
-def dir_of(task: spec.Task, data_dirs: Mapping[str, str | Path]) -> str | Path | None:
+def dir_of(task: spec.Task, data_dirs: DataDirs) -> str | Path | None:
     """Find the folder with a task's data; of one of several tests, that of the task."""
     return data_dirs.get(task.name, data_dirs.get(task.part_of or task.name))
+
+
+def find_task_sources(name: str, data_dirs: DataDirs) -> tuple[TaskSource, TaskSource]:
+    """Find the data that a task is trained on and the data that it is evaluated on: mostly the same."""
+    task = spec.find_task(name)
+    evaluation = find_source(task, dir_of(task, data_dirs))
+    if task.part_of is not None:
+        return training_source(evaluation), evaluation
+    if task.trained_on is None:
+        return evaluation, evaluation
+    trained_on = spec.find_task(task.trained_on)
+    return find_source(trained_on, dir_of(trained_on, data_dirs)), evaluation
 
 
 def hash_source(task: spec.Task, form: spec.FileLayout | spec.Hub, hashes: PartHashes) -> str:
@@ -215,3 +233,21 @@ def read_layout(source: TaskSource, layout: spec.FileLayout, part: PartName) -> 
             form = FORMATS.get(plain_path(path).suffix, "trec")
             form = "judgements" if form == "tsv" else form
         yield from rows_of_file(path, layout.model_copy(update={"format": form}), task.words, task.label)
+
+
+def read_hub_split(id: str, revision: str | None, config: str | None, split: str) -> Iterator[PlacedRow]:
+    """Read the rows of a split of a hub data set, at the commit that the revision names."""
+    table = load_rows(id, config, split, pin_commit(id, revision))
+    return ((f"{id} {split}: row {number}", row) for number, row in enumerate(read_dataset(table)))
+
+
+def text_column(location: str, row: Row, name: str) -> str:
+    """Return a column's text; a list of texts, as PubMedQA has them, becomes one."""
+    text = column(location, row, name)
+    if isinstance(text, list) and text and all(isinstance(part, str) for part in text):
+        return " ".join(text)
+    text = check_text(location, name, text)
+    if len(text) > LONGEST_TEXT:
+        size = f"{len(text):,} characters, more than {LONGEST_TEXT:,}"
+        raise InputError(f"{location}: column '{name}' has {size}: cut it")
+    return text

@@ -1,24 +1,22 @@
 """Splits that no source has are drawn with seed 42; a retrieval task has documents, queries and judgements.
 
 The draw depends on the number of examples, or in retrieval on the ids of the queries, and on nothing else: every model
-sees the same split and the same subset. BM25's candidates are found here too.
+sees the same split and the same subset.
 """
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
 from biphase import console
-from biphase.corpus.rows import column, text_column
-from biphase.corpus.text import searched_words
+from biphase.corpus.rows import column
 from biphase.errors import InputError
-from biphase.tasks.sources import PartName, TaskSource, read_rows
+from biphase.tasks.sources import PartName, TaskSource, read_rows, text_column
 from biphase.tasks.spec import EVALUATED_SPLITS, EvaluatedSplit, Task, TaskSplit
 
 DRAW_SEED = 42
@@ -211,42 +209,3 @@ def own_documents(
         if f" {document}".endswith(f" {query}") and relevance.get(id, {}).get(id, 0) <= 0:
             twins.add(id)
     return frozenset(twins)
-
-
-def index_bm25(documents: Iterable[str]) -> Any:
-    """Build the index that bm25s searches in; None where no document has a word."""
-    bm25s = load_bm25s()
-    vocab: dict[str, int] = {}
-    ids = [[vocab.setdefault(word, len(vocab)) for word in searched_words(text)] for text in documents]
-    if not vocab:
-        return None
-    retriever = bm25s.BM25()
-    retriever.index((ids, vocab), show_progress=False)
-    return retriever
-
-
-def open_bm25(folder: Path) -> Any:
-    """Map an index that was saved into memory; None where there is no such folder."""
-    settings = {"backend": "auto"}  # the machine that wrote it may have had another one
-    return load_bm25s().BM25.load(folder, mmap=True, override_params=settings) if folder.exists() else None
-
-
-def load_bm25s() -> Any:
-    try:
-        import bm25s
-    except ModuleNotFoundError:
-        raise InputError("BM25 needs bm25s: pip install 'biphase[embeddings]'") from None
-    return bm25s
-
-
-def query_bm25(retriever: Any, queries: Sequence[str], top: int) -> list[list[tuple[int, float]]]:
-    """Find the best documents of each query by their numbers, best first, without those that have no word of it."""
-    if retriever is None:
-        return [[] for _ in queries]
-    words = [searched_words(query) for query in queries]
-    most = min(top, retriever.scores["num_docs"])
-    numbers_QK, scores_QK = retriever.retrieve(words, k=most, show_progress=False)
-    hits = []
-    for numbers, scores in zip(numbers_QK.tolist(), scores_QK.tolist(), strict=True):
-        hits.append([(number, score) for number, score in zip(numbers, scores, strict=True) if score > 0])
-    return hits

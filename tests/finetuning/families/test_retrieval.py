@@ -10,7 +10,6 @@ from biphase.finetuning.encoding_cache import load_encoded
 from biphase.finetuning.families import pair_ranking, retrieval
 from biphase.finetuning.families.retrieval import contrastive_loss, embed_all, no_negatives
 from biphase.finetuning.heads import Encoder, build_network
-from biphase.finetuning.metrics import best_documents
 from biphase.tasks.sources import find_source
 from biphase.tasks.splits import Collection, own_documents
 
@@ -163,17 +162,3 @@ def test_a_part_of_the_queries_is_searched_for_among_the_same_documents(
     assert len(part) == 7 < len(whole)
     for id, (documents, score) in part.items():
         assert documents == whole[id][0] and score == pytest.approx(whole[id][1])
-
-
-def test_ties_at_the_last_place_are_broken_as_trec_eval_does() -> None:
-    """The documents that are kept are the first of all of them in the order of pytrec_eval's rule."""
-    rng = np.random.default_rng(0)
-    ids = [str(number) for number in rng.permutation(30)]
-    names_N = np.argsort(np.argsort(np.array(ids, dtype=object)))
-    scores, pieces = torch.from_numpy(rng.integers(0, 4, (50, 30)).astype(np.float32)), torch.eye(30).split(17)
-    numbered = [(np.arange(17), pieces[0]), (np.arange(17, 30), pieces[1])]
-    nearest = retrieval.find_nearest(scores, numbered, 4, names_N=names_N)
-    for row, hits in zip(scores.tolist(), nearest, strict=True):
-        ranked = best_documents(dict(zip(ids, row, strict=True)), 4)
-        assert {ids[document] for document, _ in hits} == {id for id, _ in ranked}
-        assert [score for _, score in hits] == [score for _, score in ranked]

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from biphase import console
-from biphase.corpus.rows import PlacedRow, Row, text_column
+from biphase.corpus.rows import PlacedRow, Row
 from biphase.errors import InputError
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import (
@@ -37,6 +37,7 @@ from biphase.finetuning.families import Predicted, predict_inputs
 from biphase.finetuning.kept import KeptModel
 from biphase.finetuning.metrics import Judgement, Rows, answer_scores, counted_answers, paper_answer_f1, token_f1
 from biphase.tasks.examples import Answer, Question, find_answer, read_spans
+from biphase.tasks.sources import text_column
 from biphase.tasks.spec import Task, TaskSplit
 from biphase.tasks.splits import TaskData
 

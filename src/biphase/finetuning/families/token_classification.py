@@ -18,13 +18,14 @@ from scipy.special import softmax
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from biphase.corpus.rows import PlacedRow, Row, text_column
+from biphase.corpus.rows import PlacedRow, Row
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import AdditiveSplit, Batch, BatchModel, CellContext, HashedTokenizer, to_bounds
 from biphase.finetuning.families import Predicted, in_order_of_length, predict_inputs
 from biphase.finetuning.kept import TEXT, KeptModel
 from biphase.finetuning.metrics import Judgement, Rows, find_entities, tag_scores
 from biphase.tasks.examples import TaggedWords, words_of
+from biphase.tasks.sources import text_column
 from biphase.tasks.spec import TaskSplit
 from biphase.tasks.splits import TaskData
 

@@ -1,9 +1,8 @@
-"""Words for passages and word search: between spaces, and where a script puts none, pairs of characters."""
+"""Word search: words between spaces, and where a script puts none, pairs of characters."""
 
 import pytest
 
-from biphase.corpus.text import cut_words, join_words, searched_words
-from biphase.tasks.splits import index_bm25, query_bm25
+from biphase.tasks.bm25 import index_bm25, query_bm25, searched_words
 
 CHINESE = "永和九年，歲在癸丑，暮春之初，會於會稽山陰之蘭亭。"
 
@@ -18,16 +17,6 @@ def test_words_between_spaces_are_those_of_bm25s() -> None:
 def test_without_spaces_neighbours_are_words() -> None:
     assert searched_words("BERT模型は、猫") == ["bert", "模型", "型は", "猫"]
     assert searched_words("กินข้าว") == ["กิ", "ิน", "นข", "ข้", "้า", "าว"]
-
-
-def test_passages_have_as_many_words_in_every_script() -> None:
-    def cut(text: str, num_words: int) -> list[str]:
-        return [join_words(passage) for passage in cut_words(text, num_words)]
-
-    assert cut(" one two\n three  four five", 2) == ["one two", "three four", "five"]
-    assert cut("BERT 模型は 120\n", 9) == ["BERT 模型は 120"]
-    passages = cut(CHINESE * 40, 120)
-    assert "".join(passages) == CHINESE * 40 and all(120 <= len(passage) <= 240 for passage in passages[:-1])
 
 
 def test_bm25_finds_a_part_of_a_text_without_spaces() -> None:

@@ -20,9 +20,9 @@ from transformers import (
     XLMRobertaConfig,
 )
 
+from biphase.encoder.models import identify
 from biphase.errors import InputError
 from biphase.files import file_hash, write_hashed
-from biphase.finetuning.cells import identify
 from biphase.finetuning.heads import load_encoder
 from biphase.run import CheckpointManifest
 
