@@ -65,7 +65,9 @@ def test_only_what_is_missing_is_run(grid: Grid) -> None:
     }
     for task in grid.tasks:  # what validation would have chosen on other examples is known from what was kept
         choice = select_rate(read_scores(grid.out), read_scores(grid.out).models[0], task).choice
-        assert choice is not None and choice.doubt is None and sum(choice.shares.values()) == 1
+        assert (
+            choice is not None and not choice.draw_noise().why_unknown and sum(choice.draw_noise().shares.values()) == 1
+        )
     wider = replace(grid, seeds=(0, 1, 2))
     assert missing(wider) == 4
     told = plan_missing(wider, HERE)

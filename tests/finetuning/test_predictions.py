@@ -40,13 +40,12 @@ def test_linearized_noise_is_the_bootstraps(name: str) -> None:
 def test_kept_examples_are_read_when_asked_for(write_cell: Callable[..., Path]) -> None:
     lines = [{"id": str(number), "score": float(number < 3)} for number in range(4)]
     scores = [read_score(write_cell("m", seed=seed, test=0.75, lines=lines)) for seed in (0, 1)]
-    table = KeptExamples(tuple(scores)).table
+    table = KeptExamples(tuple(scores)).read()
     assert table.values_SN.tolist() == [[1, 1, 1, 0]] * 2 and table.fingerprint == read_examples(scores[0]).fingerprint
     other = read_score(write_cell("m", seed=2, test=0.75, lines=[{**row, "id": f"x{row['id']}"} for row in lines]))
     lost = read_score(write_cell("m", seed=3))
     for kept, why in (((*scores, other), "not the same"), ((*scores, lost), "no per-example predictions")):
-        found = KeptExamples(kept)
-        assert found.table is None and isinstance(found.found, InputError) and why in str(found.found)
+        assert why in KeptExamples(kept).read().why_unknown
 
 
 def test_predictions_that_were_edited_are_none(write_cell: Callable[..., Path], tmp_path: Path) -> None:

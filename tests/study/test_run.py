@@ -123,8 +123,8 @@ def test_what_is_scored_needs_no_checkpoint(plan: Plan, finished: Path, tmp_path
     assert (after.done, after.begun) == (before.done, {}) and not any(after.steps.values())
     reports = [report_study(plan, folder, tmp_path / name, []) for name, folder in (("a", finished), ("b", place))]
     assert reports[0][1].missing == reports[1][1].missing == []
-    assert [result.examples.table is not None for result in reports[1][2].results if result.examples] == [
-        result.examples.table is not None for result in reports[0][2].results if result.examples
+    assert [not result.examples.read().why_unknown for result in reports[1][2].results if result.examples] == [
+        not result.examples.read().why_unknown for result in reports[0][2].results if result.examples
     ]
     shutil.rmtree(next((place / "scores" / "tiny-50-50-12").glob("wnut17-*")))
     lacking = {train_name(name) for name in plan.runs} - read_state(plan, place).done
@@ -194,7 +194,7 @@ def test_results_in_the_papers_terms(plan: Plan, finished: Path) -> None:
     assert {(result.family, result.metric) for result in results} == {("TC", "standard"), ("TC", "paper")}
     assert all(one.num_runs == planned[one.arm.name, one.dataset] == 4 and not one.num_diverged for one in results)
     assert {result.measure for result in results} == {"f1", "paper_f1"}
-    assert {one.metric for one in results if one.num_degenerate} == {"standard", "paper"}, "O everywhere, by both"
+    assert {one.metric for one in results if one.count_degenerate()} == {"standard", "paper"}, "O everywhere, by both"
 
 
 def test_report(plan: Plan, finished: Path, tmp_path: Path) -> None:

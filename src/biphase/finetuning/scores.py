@@ -12,7 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -316,6 +316,8 @@ class ExampleTable:
     """The mean of a row is its score; the spread of a row, as of any N values, gives the score's standard error."""
     num_degenerate: int = 0
     """With how many of the scores one and the same is predicted for all: one class, no entity, one answer."""
+    why_unknown: str = ""
+    """Why there are no examples: predictions were not kept, are damaged, or are of other examples."""
 
 
 def read_contributions(path: Path, score: Score, written: str | None) -> tuple[list[str], metrics.Contributions, bool]:
@@ -375,31 +377,33 @@ def read_examples(score: Score, split: EvaluatedSplit = "test", most: int | None
     return ExampleTable(files.content_hash(ids), linearize(values, statistic)[None], int(is_degenerate))
 
 
-@dataclass(frozen=True)
+@dataclass
 class KeptExamples:
-    """The predictions that were kept beside scores of one model or recipe on a task; read when first asked for."""
+    """The predictions that were kept beside test scores of one model or recipe on a task."""
 
     scores: tuple[Score, ...]
-    split: EvaluatedSplit = "test"
-    most: int | None = None
-    """As in `read_examples`."""
+    table: ExampleTable | None = None
+    """What `read` returns, once it was called."""
 
-    @cached_property
-    def found(self) -> ExampleTable | InputError:
-        """The table, in the order of `scores`; or why there is none: not kept, damaged, or of other examples."""
-        try:
-            sets = [read_examples(score, self.split, self.most) for score in self.scores]
-        except InputError as error:
-            return error
-        if len({examples.fingerprint for examples in sets}) > 1:
-            return InputError(f"the {self.split} examples are not the same")
-        values_SN = np.concatenate([examples.values_SN for examples in sets])
-        return ExampleTable(sets[0].fingerprint, values_SN, sum(examples.num_degenerate for examples in sets))
+    def read(self) -> ExampleTable:
+        """Read the table, in the order of `scores`. Its files are read once."""
+        if self.table is None:
+            self.table = join_examples(self.scores)
+        return self.table
 
-    @property
-    def table(self) -> ExampleTable | None:
-        """Return the table; None where it is not known what examples contribute."""
-        return None if isinstance(self.found, InputError) else self.found
+
+def join_examples(scores: Iterable[Score], split: EvaluatedSplit = "test", most: int | None = None) -> ExampleTable:
+    """Read the table of several scores, as `read_examples` does for one. It says where it is not known what examples
+    contribute."""
+    nothing = ExampleTable("", np.empty((0, 0)))
+    try:
+        sets = [read_examples(score, split, most) for score in scores]
+    except InputError as error:
+        return replace(nothing, why_unknown=str(error))
+    if len({examples.fingerprint for examples in sets}) > 1:
+        return replace(nothing, why_unknown=f"the {split} examples are not the same")
+    values_SN = np.concatenate([examples.values_SN for examples in sets])
+    return ExampleTable(sets[0].fingerprint, values_SN, sum(examples.num_degenerate for examples in sets))
 
 
 def linearize(values: np.ndarray, statistic: metrics.Statistic | None) -> np.ndarray:
