@@ -432,14 +432,13 @@ def study_run(file: str, changes: Changes, folder: OutFolder, **options: Any) ->
     studies.study(file, changes, folder).run(**options)
 
 
-@like(studies.study, arguments="file changes", hidden="data", shows=show.print_facts)
-def study_status(file: str, changes: Changes, folder: OutFolder) -> dict[str, Any]:
+@like(studies.study, arguments="file changes", hidden="data", shows=show.print_status)
+def study_status(file: str, changes: Changes, folder: OutFolder) -> Any:
     """Show what is done, begun and failed, and how long the rest takes.
 
     Example: `biphase study status mini`
     """
-    study = studies.study(file, changes, folder)
-    return {"study": study.planned.study.name, "folder": str(study.folder), **study.progress()}
+    return studies.study(file, changes, folder).progress()
 
 
 @like(studies.study, OpenStudy.report, arguments="file changes", hidden="data")

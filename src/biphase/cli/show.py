@@ -1,11 +1,14 @@
 """Show a person what a verb has returned."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from biphase.console import duration, out, print_rows
 from biphase.engine.scheduler import Failure
 from biphase.errors import InputError
+
+if TYPE_CHECKING:
+    from biphase.study.run import StudyStatus
 
 LONG_CHARACTERS = 60
 """Facts with a longer text among their parts are shown one part a line."""
@@ -31,6 +34,11 @@ def print_facts(facts: Mapping[str, Any]) -> None:
         elif value not in (None, [], {}, ()):
             for part in parts if is_long else [value]:
                 out.prose(f"{name}: {tell_fact(key, part)}")
+
+
+def print_status(status: "StudyStatus") -> None:
+    """Print how far a study is."""
+    print_facts(vars(status) | {"lines": [vars(line) for line in status.lines]})
 
 
 def name_fact(key: str) -> str:

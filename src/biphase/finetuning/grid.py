@@ -14,7 +14,7 @@ from typing import Any
 
 from biphase.console import err
 from biphase.engine.local import Engine, Unit, count_workers
-from biphase.engine.scheduler import Failure, Forecast, read_failures, run_batch, run_units
+from biphase.engine.scheduler import Failure, Forecast, Pace, read_failures, run_batch, run_units
 from biphase.errors import InputError, refuse_doubles
 from biphase.files import read_json_as, refuse_filled
 from biphase.finetuning.cells import (
@@ -200,7 +200,7 @@ def grid_units(grid: Grid, trainings: Iterable[SharedTraining]) -> list[Unit]:
     return [*encodings.values(), *units]
 
 
-def measure_grid(grid: Grid, trainings: Iterable[SharedTraining]) -> dict[str, tuple[float, float]]:
+def measure_grid(grid: Grid, trainings: Iterable[SharedTraining]) -> dict[str, Pace]:
     """Measure the trainings that gave a score, as `measure_cells` does."""
     finished, scores = list[SharedTraining](), list[Score]()
     for training in trainings:
@@ -211,17 +211,18 @@ def measure_grid(grid: Grid, trainings: Iterable[SharedTraining]) -> dict[str, t
     return measure_cells(grid_units(grid, finished), scores)
 
 
-def measure_cells(finished: Iterable[Unit], scores: Iterable[Score]) -> dict[str, tuple[float, float]]:
-    """Add up seconds and costs of the fine-tunings that gave some scores, by the task that they are trained on: what
-    tells how long others on the task take. `finished` are their units."""
+def measure_cells(finished: Iterable[Unit], scores: Iterable[Score]) -> dict[str, Pace]:
+    """Add up the fine-tunings that gave some scores, by the task that they are trained on: it tells how long others on
+    the task take. `finished` are their units."""
     costs: dict[str, list[float]] = {}
     for unit in finished:
         costs.setdefault(unit.kind, []).append(unit.cost)
-    spent = dict[str, tuple[float, float]]()
-    for task, (num, _, seconds) in measure_trainings(scores).items():
+    paces = {}
+    for task, spent in measure_trainings(scores).items():
         if sum(costs.get(task, ())):
-            spent[task] = (seconds / num * len(costs[task]), sum(costs[task]))
-    return spent
+            seconds = spent.seconds / spent.trainings * len(costs[task])
+            paces[task] = Pace(seconds, sum(costs[task]))
+    return paces
 
 
 # What a worker does. PyTorch is loaded there only

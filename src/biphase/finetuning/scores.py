@@ -223,9 +223,19 @@ def read_scores(folder: Path) -> ScoreSet:
     return ScoreSet(tuple(scores), broken)
 
 
-def measure_trainings(scores: Iterable[Score]) -> dict[str, tuple[int, int, float]]:
-    """Count the trainings that gave these scores, their steps, and the seconds of them and of all evaluations, by the
-    task that they are trained on. Tasks that share a training say its steps and seconds each; they count once."""
+@dataclass(frozen=True)
+class Spent:
+    """What the trainings on a task took."""
+
+    trainings: int
+    steps: int
+    seconds: float
+    """With those of all evaluations."""
+
+
+def measure_trainings(scores: Iterable[Score]) -> dict[str, Spent]:
+    """Add up the trainings that gave these scores, by the task that they are trained on. Tasks that share a training
+    say its steps and seconds each; they count once."""
     trained: dict[str, dict[tuple[str, float, int], Score]] = defaultdict(dict)
     evaluated: dict[str, float] = defaultdict(float)
     for score in scores:
@@ -234,7 +244,7 @@ def measure_trainings(scores: Iterable[Score]) -> dict[str, tuple[int, int, floa
     spent = {}
     for task, trainings in trained.items():
         seconds = evaluated[task] + sum(score.seconds["train"] for score in trainings.values())
-        spent[task] = (len(trainings), sum(score.num_steps for score in trainings.values()), seconds)
+        spent[task] = Spent(len(trainings), sum(score.num_steps for score in trainings.values()), seconds)
     return spent
 
 

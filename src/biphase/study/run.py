@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from pydantic_core import to_jsonable_python
 from biphase.console import duration, err
 from biphase.corpus.shards import read_shard_manifest
 from biphase.engine.local import Engine, Unit
-from biphase.engine.scheduler import Failure, Forecast, run_batch
+from biphase.engine.scheduler import Failure, Forecast, Pace, run_batch
 from biphase.errors import EXIT_BUSY, STOPPED, BusyError, InputError, StoppedError
 from biphase.files import locked, write_hashed, write_text
 from biphase.finetuning.cells import identify
@@ -246,33 +246,62 @@ def choose_units(units: Sequence[Unit], only: str, done: Set[str]) -> list[Unit]
     return [unit]
 
 
-def measure_units(state: StudyState, units: Sequence[Unit]) -> dict[str, tuple[float, float]]:
-    """Add up seconds and costs of what is done, by the kind of the units: what tells how long the rest takes, from the
-    first unit of a sitting on."""
+def measure_units(state: StudyState, units: Sequence[Unit]) -> dict[str, Pace]:
+    """Add up what is done, by the kind of the units: it tells how long the rest takes, from the first unit of a sitting
+    on."""
     records = {train_name(name): record for name, record in state.records.items() if name in state.trained}
     timed = {name: record.seconds for name, record in records.items() if record.is_timed}
     trained = sum(unit.cost for unit in units if unit.name in timed)
-    spent: dict[str, tuple[float, float]] = {TRAINING: (sum(timed.values()), trained)} if trained else {}
+    spent = {TRAINING: Pace(sum(timed.values()), trained)} if trained else {}
     scored = [unit for unit in units if unit.name in state.scored]
     return spent | measure_cells(scored, [score for scores in state.scores.values() for score in scores.scores])
 
 
-def status(state: StudyState) -> dict[str, Any]:
-    """Tell how far a study is (`OpenStudy.progress`). A line is of the runs, or of the cells of a task; `running` are
-    begun and not done, whether a process is at them now or not; `seconds_left` is what one worker needs, as the bar of
-    `study run` tells it, None before anything is done."""
-    plan, units, done, failures = state.plan, study_units(state), state.done, state.failures
+@dataclass(frozen=True)
+class StatusLine:
+    """How far the training runs are, or the cells of a task."""
+
+    name: str
+    """`train`, or the task."""
+    done: int
+    running: int
+    """How many are begun and not done, whether a process is at them now or not."""
+    failed: int
+    total: int
+    seconds_left: float | None
+    """What one worker needs, as the bar of `study run` tells it; None before anything is done."""
+
+
+@dataclass(frozen=True)
+class StudyStatus:
+    """How far a study is."""
+
+    study: str
+    folder: Path
+    lines: list[StatusLine]
+    """First that of the training runs."""
+    seeds: list[str]
+    """Of several seeds of pretraining, how far each is."""
+    notes: list[str]
+    """Which times are guesses."""
+    failed: list[Failure]
+    num_waiting: int
+    """How many units need one that failed."""
+
+
+def status(state: StudyState) -> StudyStatus:
+    """Tell how far a study is."""
+    plan, units, done, failures = state.plan, study_units(state), state.done, state.read_failures()
     left, failed = [unit for unit in units if unit.name not in done], {failure.unit for failure in failures}
     seconds_left = Forecast(left, measure_units(state, units)).seconds_by_kind
     tasks = [find_task(task) for task in {cell.task for cell in plan.cells} if not task.startswith(EMBED)]
     guessed = {task.name for task in tasks if task.size is None}
-    lines, notes = [], []
+    lines, notes = list[StatusLine](), list[str]()
     for kind, total in Counter(unit.kind for unit in units).items():
         names_left = {unit.name for unit in left if unit.kind == kind}
         num_left, num_begun = len(names_left), len(state.begun) if kind == TRAINING else 0
-        line = {"name": kind, "done": total - num_left, "running": num_begun, "failed": len(names_left & failed)}
         left_of_kind = None if seconds_left is None else seconds_left.get(kind, 0.0)
-        lines.append(line | {"total": total, "seconds_left": left_of_kind})
+        lines.append(StatusLine(kind, total - num_left, num_begun, len(names_left & failed), total, left_of_kind))
         if num_left == total and kind in guessed:
             notes.append(f"how long {kind} takes is a guess until its first cell is done")
     seeds = []
@@ -282,7 +311,7 @@ def status(state: StudyState) -> dict[str, Any]:
         seeds.append(f"pretraining seed {seed}: {progress}")
     causes = [failure for failure in failures if not failure.is_blocked]
     num_waiting = len(failures) - len(causes)
-    return {"lines": lines, "seeds": seeds, "notes": sorted(notes), "failed": causes, "num_waiting": num_waiting}
+    return StudyStatus(plan.study.name, state.folder, lines, seeds, sorted(notes), causes, num_waiting)
 
 
 def study_units(state: StudyState, processes: int = 1) -> list[Unit]:
