@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from biphase.errors import InputError
+from biphase.errors import InputError, StoppedError
 from biphase.finetuning import fit
 from biphase.finetuning.metrics import is_one_for_all, macro_f1, micro_f1
 from biphase.finetuning.scores import KeptExamples, linearize, read_examples, read_score
@@ -79,6 +79,19 @@ def test_contributions_of_other_predictions_are_not_used(write_cell: Callable[..
         assert read_examples(score, most=2).values_SN.tolist() == [[0, 1]]
     with np.load(tmp_path / "other" / "test.npz") as saved:
         assert saved["values"].tolist() == [0] * 4
+
+
+def test_a_stop_while_contributions_are_read_is_no_damage(
+    write_cell: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    score = read_score(write_cell("m", test=0.5, lines=[{"id": "0", "score": 0.5}]))
+
+    def stop(*_: Any, **options: Any) -> None:
+        raise StoppedError
+
+    monkeypatch.setattr(np, "load", stop)
+    with pytest.raises(StoppedError):
+        read_examples(score)
 
 
 def test_one_answer_for_all_is_degenerate(write_cell: Callable[..., Path]) -> None:

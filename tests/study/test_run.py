@@ -159,13 +159,13 @@ def test_more_pretraining_seeds_train_nothing_anew(plan: Plan, finished: Path, t
 
 def test_status_of_a_finished_study(plan: Plan, finished: Path) -> None:
     found = status(read_state(plan, finished))
-    assert [(line.name, line.done, line.total) for line in found.lines] == [
+    assert [(line["name"], line["done"], line["total"]) for line in found.lines] == [
         ("train", 5, 5),
         ("wnut17", 20, 20),
     ]
-    assert not found.failed and all(line.seconds_left == 0 for line in found.lines)
+    assert not found.failed and all(line["seconds_left"] == 0 for line in found.lines)
     reference = Path(__file__).parents[2] / "docs" / "reference" / "command_line.md"
-    assert f"`{' '.join(vars(found.lines[0]))}`" in reference.read_text(encoding="utf-8")
+    assert f"`{' '.join(found.lines[0])}`" in reference.read_text(encoding="utf-8")
 
 
 def test_what_is_done_has_not_failed(plan: Plan, finished: Path, tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_what_is_done_has_not_failed(plan: Plan, finished: Path, tmp_path: Path)
         (place / "failed" / f"{number}.json").write_text(json.dumps(record))
     assert len(scheduler.read_failures(place)) == 2
     found = status(read_state(plan, place))
-    assert (found.failed, found.num_waiting, found.lines[0].failed) == ([], 0, 0)
+    assert (found.failed, found.num_waiting, found.lines[0]["failed"]) == ([], 0, 0)
 
 
 def test_results_in_the_papers_terms(plan: Plan, finished: Path) -> None:
@@ -327,7 +327,7 @@ def test_a_failure_blocks_only_what_needs_it(
         True,
     ]
     found = status(read_state(plan, place))
-    assert (found.lines[0].done, found.lines[0].failed) == (3, 2)
+    assert (found.lines[0]["done"], found.lines[0]["failed"]) == (3, 2)
     assert (len(found.failed), found.num_waiting) == (1, 3)
     monkeypatch.setattr(loop, "train", real)
     assert run_study(plan, place, HERE) == []
@@ -427,7 +427,7 @@ def test_a_branch_that_lacks_a_checkpoint_gets_it(
     place = copy_of(finished, tmp_path / "grown")
     grown = changed(plan, "intermediate=[{arms: [tiny-50-50-12], steps: [7]}]", "evaluation=null")
     assert {train_name("tiny-50-50-12"), train_name("tiny-clm-12")}.isdisjoint(read_state(grown, place).done)
-    assert status(read_state(grown, place)).lines[0].done == 3
+    assert status(read_state(grown, place)).lines[0]["done"] == 3
     before = read_json(place / "trained" / "tiny-clm-12.json")["seconds"]
     papers = (trained_folder(place, "tiny-clm-12") / "environment.json").read_bytes()
     claim_study_folder(place, grown.study)
@@ -592,7 +592,7 @@ def test_a_task_of_ones_own(plan: Plan, finished: Path, words_dir: Path, tmp_pat
     place = copy_of(finished, tmp_path / "study")
     unknown = changed(plan, f"evaluation.tasks=['{own}']", "evaluation.data_dirs={}")
     told = status(read_state(unknown, place))
-    assert [line.name for line in told.lines] == ["train", "places"], "not its path"
+    assert [line["name"] for line in told.lines] == ["train", "places"], "not its path"
     assert told.notes == ["how long places takes is a guess until its first cell is done"]
     for given in (str(own), "places"):
         words = [f"evaluation.tasks=['{own}']", f"evaluation.data_dirs={{'{given}': '{words_dir}'}}"]
@@ -640,7 +640,7 @@ def test_time_left_knows_what_training_took_before(plan: Plan, finished: Path, t
     shutil.rmtree(place / "scores")
     lines = status(read_state(plan, place)).lines
     cells = sum(cost for name, cost in costs.items() if not name.startswith("train "))
-    assert [line.seconds_left for line in lines] == [
+    assert [line["seconds_left"] for line in lines] == [
         0,
         pytest.approx(cells * spent["train"].seconds / spent["train"].cost),
     ]

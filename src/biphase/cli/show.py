@@ -1,14 +1,16 @@
 """Show a person what a verb has returned."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from biphase.api.finetuning import ScoreSummary
+from biphase.api.networks import ZeroShot, print_zero_shot
 from biphase.console import duration, out, print_rows
 from biphase.engine.scheduler import Failure
 from biphase.errors import InputError
-
-if TYPE_CHECKING:
-    from biphase.study.run import StudyStatus
+from biphase.finetuning.grid import MissingCells
+from biphase.report import verdicts
+from biphase.tasks.spec import METRICS
 
 LONG_CHARACTERS = 60
 """Facts with a longer text among their parts are shown one part a line."""
@@ -36,11 +38,6 @@ def print_facts(facts: Mapping[str, Any]) -> None:
                 out.prose(f"{name}: {tell_fact(key, part)}")
 
 
-def print_status(status: "StudyStatus") -> None:
-    """Print how far a study is."""
-    print_facts(vars(status) | {"lines": [vars(line) for line in status.lines]})
-
-
 def name_fact(key: str) -> str:
     """Turn a key into words; a variable of the environment stays as it is."""
     return key.removeprefix("num_").replace("_", " ") if key.islower() else key
@@ -66,6 +63,23 @@ def tell_fact(name: str, value: Any) -> str:
         case float():
             return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
     return str(value)
+
+
+def print_evaluation(answer: ZeroShot | MissingCells | ScoreSummary) -> None:
+    """Print the tables that `evaluate` answers with."""
+    if isinstance(answer, MissingCells):
+        print_facts(vars(answer))
+        if answer.unknown_trainings:
+            out.print("unknown trainings are of tasks without a finished cell to judge by: run one seed first")
+    elif isinstance(answer, ScoreSummary):
+        verdicts.print_summary(answer.rows, answer.scores.broken)
+        searches = [score for score in answer.scores.scores if score.metric in METRICS["retrieval"]]
+        if easier := sorted({score.task for score in searches if score.config.judged_only}):
+            out.print(f"among judged documents only, which scores higher than among all: {', '.join(easier)}")
+        if answer.comparison:
+            verdicts.print_comparison(answer.comparison)
+    else:
+        print_zero_shot(answer)
 
 
 def print_task(facts: dict[str, Any]) -> None:

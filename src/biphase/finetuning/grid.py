@@ -143,9 +143,26 @@ def tell_downloads(grid: Grid) -> None:
         )
 
 
-def plan_missing(grid: Grid, engine: Engine, part: str | None = None) -> dict[str, Any]:
-    """Count the cells that each model has on each task and those that are missing; how long one worker needs for the
-    trainings that finished ones of their tasks can judge (None where these judge none)."""
+@dataclass(frozen=True)
+class MissingCells:
+    """What a grid lacks, and how long that takes."""
+
+    rates: tuple[float, ...]
+    seeds: tuple[int, ...]
+    cells: list[dict[str, Any]]
+    """For each model on each task, how many `cells` it has, and how many of these are `finished` and `missing`."""
+    workers: int
+    seconds_of_one_worker: float | None
+    """For the trainings that finished ones of their tasks can judge; None where these judge none."""
+    known_trainings: int
+    """How many these are."""
+    unknown_trainings: int
+    failed: list[Failure]
+    """What failed when it was last tried."""
+
+
+def plan_missing(grid: Grid, engine: Engine, part: str | None = None) -> MissingCells:
+    """Count the cells that are missing, and forecast how long they take."""
     trainings = plan_grid(grid, part)
     missing = missing_trainings(trainings, grid.out)
     totals = Counter((cell.model.name, cell.task.name) for cell in chain(*trainings))
@@ -157,16 +174,16 @@ def plan_missing(grid: Grid, engine: Engine, part: str | None = None) -> dict[st
     spent = measure_grid(grid, trainings)
     judgeable = [unit for unit in grid_units(grid, missing) if unit.kind in spent]
     seconds = sum((Forecast(judgeable, spent).seconds_by_kind or {}).values())
-    return {
-        "rates": grid.learning_rates,
-        "seeds": grid.seeds,
-        "cells": cells,
-        "workers": count_workers(engine),
-        "seconds_of_one_worker": seconds if judgeable or not missing else None,
-        "known_trainings": len(judgeable),
-        "unknown_trainings": len(missing) - len(judgeable),
-        "failed": read_failures(grid.out),
-    }
+    return MissingCells(
+        grid.learning_rates,
+        grid.seeds,
+        cells,
+        workers=count_workers(engine),
+        seconds_of_one_worker=seconds if judgeable or not missing else None,
+        known_trainings=len(judgeable),
+        unknown_trainings=len(missing) - len(judgeable),
+        failed=read_failures(grid.out),
+    )
 
 
 def grid_units(grid: Grid, trainings: Iterable[SharedTraining]) -> list[Unit]:

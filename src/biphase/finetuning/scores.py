@@ -12,7 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from pydantic_core import from_json
 
 from biphase import console, files
 from biphase.config import Strict
-from biphase.errors import InputError, first_line
+from biphase.errors import InputError, first_line, told_as
 from biphase.finetuning import metrics
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig
 from biphase.tasks.spec import EVALUATED_SPLITS, EvaluatedSplit
@@ -338,7 +338,7 @@ def read_contributions(path: Path, score: Score, written: str | None) -> tuple[l
     """
     archive = path.with_suffix(".npz")
     # One bit of it may raise any of a dozen errors, of zipfile, zlib or NumPy: each means that it cannot be read.
-    with suppress(Exception), np.load(archive, allow_pickle=False) as saved:
+    with suppress(InputError), told_as(f"{archive} cannot be read"), np.load(archive, allow_pickle=False) as saved:
         if str(saved["predictions"]) == written:
             values, statistic = saved["values"], metrics.STATISTICS.get(str(saved["statistic"]))
             return saved["ids"].tolist(), (values, statistic), bool(saved["is_degenerate"])
@@ -405,13 +405,12 @@ class KeptExamples:
 def join_examples(scores: Iterable[Score], split: EvaluatedSplit = "test", most: int | None = None) -> ExampleTable:
     """Read the table of several scores, as `read_examples` does for one. It says where it is not known what examples
     contribute."""
-    nothing = ExampleTable("", np.empty((0, 0)))
     try:
         sets = [read_examples(score, split, most) for score in scores]
+        if len({examples.fingerprint for examples in sets}) > 1:
+            raise InputError(f"the {split} examples are not the same")
     except InputError as error:
-        return replace(nothing, why_unknown=str(error))
-    if len({examples.fingerprint for examples in sets}) > 1:
-        return replace(nothing, why_unknown=f"the {split} examples are not the same")
+        return ExampleTable("", np.empty((0, 0)), why_unknown=str(error))
     values_SN = np.concatenate([examples.values_SN for examples in sets])
     return ExampleTable(sets[0].fingerprint, values_SN, sum(examples.num_degenerate for examples in sets))
 

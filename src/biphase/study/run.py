@@ -258,28 +258,15 @@ def measure_units(state: StudyState, units: Sequence[Unit]) -> dict[str, Pace]:
 
 
 @dataclass(frozen=True)
-class StatusLine:
-    """How far the training runs are, or the cells of a task."""
-
-    name: str
-    """`train`, or the task."""
-    done: int
-    running: int
-    """How many are begun and not done, whether a process is at them now or not."""
-    failed: int
-    total: int
-    seconds_left: float | None
-    """What one worker needs, as the bar of `study run` tells it; None before anything is done."""
-
-
-@dataclass(frozen=True)
 class StudyStatus:
     """How far a study is."""
 
     study: str
     folder: Path
-    lines: list[StatusLine]
-    """First that of the training runs."""
+    lines: list[dict[str, Any]]
+    """A row for the training runs, and one for the cells of each task: `running` are begun and not done, whether a
+    process is at them now or not; `seconds_left` is what one worker needs, as the bar of `study run` tells it, None
+    before anything is done."""
     seeds: list[str]
     """Of several seeds of pretraining, how far each is."""
     notes: list[str]
@@ -296,12 +283,13 @@ def status(state: StudyState) -> StudyStatus:
     seconds_left = Forecast(left, measure_units(state, units)).seconds_by_kind
     tasks = [find_task(task) for task in {cell.task for cell in plan.cells} if not task.startswith(EMBED)]
     guessed = {task.name for task in tasks if task.size is None}
-    lines, notes = list[StatusLine](), list[str]()
+    lines, notes = [], []
     for kind, total in Counter(unit.kind for unit in units).items():
         names_left = {unit.name for unit in left if unit.kind == kind}
         num_left, num_begun = len(names_left), len(state.begun) if kind == TRAINING else 0
+        line = {"name": kind, "done": total - num_left, "running": num_begun, "failed": len(names_left & failed)}
         left_of_kind = None if seconds_left is None else seconds_left.get(kind, 0.0)
-        lines.append(StatusLine(kind, total - num_left, num_begun, len(names_left & failed), total, left_of_kind))
+        lines.append(line | {"total": total, "seconds_left": left_of_kind})
         if num_left == total and kind in guessed:
             notes.append(f"how long {kind} takes is a guess until its first cell is done")
     seeds = []
