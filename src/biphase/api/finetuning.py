@@ -340,6 +340,7 @@ def evaluate(
 
     rows = by_task(data)
     names, folders = place_data(rows, list_names(tasks or list(rows) or "paper"), Path(scores))
+    where: Any = {"engine": engine, "address": address, "workers": workers, "workers_per_gpu": workers_per_gpu}
     answer = run_evaluation(
         list_names(models),
         names,
@@ -351,10 +352,7 @@ def evaluate(
         part=part,
         dry_run=dry_run,
         keep=keep,
-        engine=engine,
-        address=address,
-        workers=workers,
-        workers_per_gpu=workers_per_gpu,
+        **where,
     )
     if isinstance(answer, ScoreSummary):
         raise_failures(answer.failures)
@@ -384,7 +382,7 @@ class ScoreSummary:
     scores: ScoreSet
     rows: list[verdicts.SummaryRow]
     comparison: list[verdicts.TaskComparison]
-    """Of the two models that are compared, if any."""
+    """Two models, task by task; empty where none are compared."""
     failures: Sequence[Failure]
     """What failed just now."""
 

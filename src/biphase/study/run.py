@@ -268,7 +268,7 @@ class StudyStatus:
     process is at them now or not; `seconds_left` is what one worker needs, as the bar of `study run` tells it, None
     before anything is done."""
     seeds: list[str]
-    """Of several seeds of pretraining, how far each is."""
+    """How far each of several seeds of pretraining is."""
     notes: list[str]
     """Which times are guesses."""
     failed: list[Failure]
