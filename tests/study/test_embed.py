@@ -61,7 +61,7 @@ def test_which_pretraining_embeds_best(tree: dict[str, Any], tmp_path: Path) -> 
     place = claim_study_folder(tmp_path / "study", plan.study)
     assert run_study(plan, place, HERE) == []
     state = read_state(plan, place)
-    assert [(line["done"], line["total"]) for line in status(state)["lines"]] == [(2, 2), (6, 6)]
+    assert [(line["done"], line["total"]) for line in status(state).lines] == [(2, 2), (6, 6)]
     collected = collect_results(plan, state.scores)
     results, planned = collected.select(setup="objective").results, collected.planned_runs
     assert {(r.arm.objective, r.family, r.dataset, r.metric, r.num) for r in results} == {
