@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from biphase.finetuning.choosing import choose_for_each_seed, choose_rate, draw_choices, other_seeds
-from biphase.finetuning.scores import ExampleTable
+from biphase.finetuning.choosing import ChoiceNoise, choose_for_each_seed, choose_rate, draw_choices, other_seeds
+from biphase.finetuning.scores import ExampleTable, KeptExamples
 from biphase.report.contrasts import Contrast, difference, is_significant
 from biphase.report.results import ReportArm, Result
 
@@ -65,19 +65,15 @@ class World:
 
 
 @dataclass(frozen=True)
-class KnownExamples:
-    """Contributions of examples, where `KeptExamples` would read them."""
-
-    table: ExampleTable
-
-
-@dataclass(frozen=True)
 class KnownChoice:
     """What other validation examples would have chosen, where `RateChoice` would read them."""
 
     variance: float
     num_examples: int
     degrees: float
+
+    def draw_noise(self) -> ChoiceNoise:
+        return ChoiceNoise({}, self.variance)
 
 
 def draw_models(world: World, rng: np.random.Generator, is_lucky: bool = False) -> tuple[Result, Result]:
@@ -101,7 +97,6 @@ def draw_models(world: World, rng: np.random.Generator, is_lucky: bool = False) 
         pretraining, seeds = (axis.ravel().tolist() for axis in np.indices(best.shape[:2]))
         shift = 0 if world.is_paired else 100 * number
         arm = ReportArm(f"model {number}", "other", "1m", "mlm", 40, 1, 0, 1)
-        examples: Any = KnownExamples(ExampleTable("examples", values_SN))
         models.append(
             Result(
                 arm,
@@ -111,7 +106,7 @@ def draw_models(world: World, rng: np.random.Generator, is_lucky: bool = False) 
                 values_SN.mean(axis=1).tolist(),
                 seeds=[seed + shift for seed in seeds],
                 pretraining_seeds=[seed + shift for seed in pretraining],
-                examples=examples,
+                examples=KeptExamples((), ExampleTable("examples", values_SN)),
                 choice=choice,
             )
         )

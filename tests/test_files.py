@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import shutil
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 import biphase.files as files
 from biphase.console import duration
-from biphase.errors import BusyError, InputError
+from biphase.errors import BusyError, InputError, StoppedError
 from biphase.files import (
     MARK,
     content_hash,
@@ -228,6 +229,14 @@ def test_what_a_library_raises_over_a_file_names_the_file(tmp_path: Path) -> Non
         tmp_path.read_text()
     with pytest.raises(TypeError), reading(path):  # raised by a line of biphase, so a mistake of ours
         duration(None)  # type: ignore[arg-type]
+
+
+def test_a_stop_while_a_file_is_read_is_no_damage(tmp_path: Path) -> None:
+    from torch.distributed.elastic.multiprocessing import SignalException
+
+    for stop in (StoppedError(), SignalException("asked to end", signal.SIGTERM)):
+        with pytest.raises(type(stop)), reading(tmp_path):
+            raise stop
 
 
 def test_a_full_disk_is_one_in_the_words_of_every_library(tmp_path: Path) -> None:

@@ -58,14 +58,14 @@ def told_as(problem: str, remedy: str = "") -> Iterator[None]:
     """Turn whatever the system or a library raises in the block into an `InputError`: the problem, in brackets what is
     said there, and the remedy.
 
-    What a line of biphase raises itself passes, unless it is of the system: that is a mistake of ours, and keeps its
-    traceback.
+    A signal to stop passes. So does what a line of biphase raises itself, unless it is of the system: that is a mistake
+    of ours, and keeps its traceback.
     """
     try:
         yield
-    except InputError:
-        raise
     except BaseException as error:  # libraries raise errors of their own kinds over what others wrote
+        if isinstance(error, InputError | StoppedError) or type(error).__name__ == "SignalException":  # torchrun's
+            raise
         if not isinstance(error, Exception) and not is_raised_in_rust(error):
             raise
         if is_raised_here(error) and not isinstance(error, OSError | UnicodeError | MemoryError):

@@ -278,7 +278,7 @@ def test_rows_alone_are_all_the_tasks(tmp_path: Path, monkeypatch: pytest.Monkey
 
     asked: list[list[str]] = []
 
-    def run(models: list[str], tasks: list[str], **_: Any) -> None:
+    def run(models: list[str], tasks: list[str], *_: Any, **options: Any) -> None:
         asked.append(tasks)
         raise InputError("not run")
 

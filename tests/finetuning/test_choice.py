@@ -47,43 +47,45 @@ def test_two_rates_by_hand(choose: Choose) -> None:
     """100 examples: one rate has the first 80 right, the other the last 75. They differ on 45 in 20 : 25, so the
     difference of 5 points has a standard error of about √(0.45 − 0.05²) / 10."""
     choice = choose(first(80), [i >= 25 for i in range(100)], test=(0.7, 0.9))
+    noise = choice.draw_noise()
     error = np.sqrt((0.45 - 0.05**2) / 99)
     share = float(stats.norm.cdf(0.05 / error))
-    assert choice.num_examples == 100 and choice.shares == pytest.approx({1e-5: share, 2e-5: 1 - share}, abs=0.03)
-    assert choice.variance == pytest.approx(share * (1 - share) * 0.2**2, rel=0.05)
+    assert choice.num_examples == 100 and noise.shares == pytest.approx({1e-5: share, 2e-5: 1 - share}, abs=0.03)
+    assert noise.variance == pytest.approx(share * (1 - share) * 0.2**2, rel=0.05)
 
 
 def test_a_rate_far_behind_is_chosen_at_times(choose: Choose) -> None:
     """The first 60 right, or the other 40: the difference of 20 points has a standard error of √(1 − 0.2²) / 10."""
-    choice = choose(first(60), [i >= 60 for i in range(100)], test=(0.7, 0.9))
+    noise = choose(first(60), [i >= 60 for i in range(100)], test=(0.7, 0.9)).draw_noise()
     share = float(stats.norm.cdf(0.2 / np.sqrt((1 - 0.2**2) / 99)))
-    assert share < 0.98 and choice.shares == pytest.approx({1e-5: share, 2e-5: 1 - share}, abs=0.005)
+    assert share < 0.98 and noise.shares == pytest.approx({1e-5: share, 2e-5: 1 - share}, abs=0.005)
 
 
 def test_what_cannot_be_chosen_is_not_read(choose: Choose) -> None:
     """One rate is 40 points behind, and no predictions were kept; nor where there is one rate alone."""
-    choice = choose(first(90), first(50), test=(0.7, 0.9), is_kept=False)
-    assert (choice.shares, choice.variance) == ({1e-5: 1.0}, 0.0)
+    noise = choose(first(90), first(50), test=(0.7, 0.9), is_kept=False).draw_noise()
+    assert (noise.shares, noise.variance) == ({1e-5: 1.0}, 0.0)
 
 
 def test_one_rate_is_no_choice(choose: Choose) -> None:
     choice = choose(first(90), test=(0.7,), is_kept=False)
-    assert (choice.shares, choice.variance, choice.num_examples) == ({1e-5: 1.0}, 0.0, 0)
+    noise = choice.draw_noise()
+    assert (noise.shares, noise.variance, choice.num_examples) == ({1e-5: 1.0}, 0.0, 0)
 
 
 def test_of_equal_rates_the_lowest(choose: Choose) -> None:
-    choice = choose(first(9, of=12), first(9, of=12), first(9, of=12), test=(0.7, 0.8, 0.9))
-    assert [*choice.shares.values()] == [1, 0, 0] and choice.variance == 0
+    noise = choose(first(9, of=12), first(9, of=12), first(9, of=12), test=(0.7, 0.8, 0.9)).draw_noise()
+    assert [*noise.shares.values()] == [1, 0, 0] and noise.variance == 0
 
 
 def test_a_choice_that_is_not_known(choose: Choose) -> None:
-    choice = choose(first(80), first(75), test=(0.7, 0.9), is_kept=False)
-    assert "no per-example predictions (validation.jsonl)" in str(choice.doubt) and np.isnan(choice.variance)
+    noise = choose(first(80), first(75), test=(0.7, 0.9), is_kept=False).draw_noise()
+    assert "no per-example predictions (validation.jsonl)" in noise.why_unknown and np.isnan(noise.variance)
 
 
 def test_one_example_knows_no_noise(choose: Choose) -> None:
-    choice = choose([True], [False], test=(0.7, 0.9))
-    assert choice.doubt and np.isnan(choice.variance)
+    noise = choose([True], [False], test=(0.7, 0.9)).draw_noise()
+    assert noise.why_unknown and np.isnan(noise.variance)
 
 
 def test_a_part_of_many_examples_tells_it(choose: Choose) -> None:
@@ -91,10 +93,10 @@ def test_a_part_of_many_examples_tells_it(choose: Choose) -> None:
     many = 10 * MOST_EXAMPLES
     rng = np.random.default_rng(0)
     one, other = rng.random((2, many)) < 0.8
-    choice = choose(one.tolist(), other.tolist(), test=(0.7, 0.9), num_seeds=1)
+    noise = choose(one.tolist(), other.tolist(), test=(0.7, 0.9), num_seeds=1).draw_noise()
     error = np.std(one.astype(float) - other) / np.sqrt(many)
     share = float(stats.norm.cdf((one.mean() - other.mean()) / error))
-    assert choice.shares == pytest.approx({1e-5: share, 2e-5: 1 - share}, abs=0.05)
+    assert noise.shares == pytest.approx({1e-5: share, 2e-5: 1 - share}, abs=0.05)
 
 
 def test_rates_with_more_lost_seeds_are_no_rivals(write_cell: Callable[..., Path], scores_folder: Path) -> None:
@@ -133,8 +135,10 @@ def test_other_seeds_choose_otherwise(write_cell: Callable[..., Path], scores_fo
         for seed, value in enumerate(values):
             write_cell("m", rate=rate, seed=seed, test=value, validation=value, num_examples={"validation": 10_000})
     choice = select_rate(read_scores(scores_folder), "m", "genre").choice
-    assert choice is not None and choice.doubt and choice.degrees == 2
+    assert choice is not None and choice.degrees == 2
+    noise = choice.draw_noise()
+    assert noise.why_unknown
     assert other_seeds([(0.72, 0.70), (0.71, 0.69)]) == pytest.approx([0.0003, 0.0003])
     share = float(stats.norm.cdf(0.01 / np.sqrt(0.0006)))
-    assert choice.shares == pytest.approx({1e-5: share, 2e-5: 1 - share}, abs=0.02)
-    assert choice.variance == pytest.approx(share * (1 - share) * 0.01**2, rel=0.05)
+    assert noise.shares == pytest.approx({1e-5: share, 2e-5: 1 - share}, abs=0.02)
+    assert noise.variance == pytest.approx(share * (1 - share) * 0.01**2, rel=0.05)

@@ -65,15 +65,16 @@ def test_only_what_is_missing_is_run(grid: Grid) -> None:
     }
     for task in grid.tasks:  # what validation would have chosen on other examples is known from what was kept
         choice = select_rate(read_scores(grid.out), read_scores(grid.out).models[0], task).choice
-        assert choice is not None and choice.doubt is None and sum(choice.shares.values()) == 1
+        assert choice is not None and sum(choice.draw_noise().shares.values()) == 1
+        assert not choice.draw_noise().why_unknown
     wider = replace(grid, seeds=(0, 1, 2))
     assert missing(wider) == 4
     told = plan_missing(wider, HERE)
     mean = sum(sum(score.seconds.values()) for score in scores) / 8
-    assert [record["missing"] for record in told["cells"]] == [2, 2] and told["unknown_trainings"] == 0
-    assert told["seconds_of_one_worker"] == pytest.approx(4 * mean)
+    assert [record["missing"] for record in told.cells] == [2, 2] and told.unknown_trainings == 0
+    assert told.seconds_of_one_worker == pytest.approx(4 * mean)
     scores[0].folder.joinpath("score.json").write_text("{")  # type: ignore[union-attr]
-    assert plan_missing(wider, HERE)["known_trainings"] == 4, "what is damaged is told where scores are shown"
+    assert plan_missing(wider, HERE).known_trainings == 4, "what is damaged is told where scores are shown"
 
 
 @pytest.mark.slow
@@ -167,9 +168,9 @@ def test_tasks_that_share_a_training_are_one(grid: Grid, data_dirs: dict[str, Pa
     of_one = scores[0].seconds["train"] + sum(score.seconds["evaluate"] for score in scores)
     assert scores[0].seconds["train"] == scores[1].seconds["train"]
     told = plan_missing(shared, HERE)
-    assert (told["seconds_of_one_worker"], told["known_trainings"]) == (pytest.approx(3 * of_one), 3)
+    assert (told.seconds_of_one_worker, told.known_trainings) == (pytest.approx(3 * of_one), 3)
     told = plan_missing(replace(shared, out=tmp_path / "empty"), HERE)
-    assert (told["seconds_of_one_worker"], told["unknown_trainings"]) == (None, 4)
+    assert (told.seconds_of_one_worker, told.unknown_trainings) == (None, 4)
 
 
 @pytest.mark.parametrize(("engine", "precision"), [(Engine(workers=2), "fp32"), (Engine(kind="ray"), "bf16")])

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from biphase.errors import InputError
+from biphase.errors import InputError, StoppedError
 from biphase.finetuning import fit
 from biphase.finetuning.metrics import is_one_for_all, macro_f1, micro_f1
 from biphase.finetuning.scores import KeptExamples, linearize, read_examples, read_score
@@ -40,13 +40,12 @@ def test_linearized_noise_is_the_bootstraps(name: str) -> None:
 def test_kept_examples_are_read_when_asked_for(write_cell: Callable[..., Path]) -> None:
     lines = [{"id": str(number), "score": float(number < 3)} for number in range(4)]
     scores = [read_score(write_cell("m", seed=seed, test=0.75, lines=lines)) for seed in (0, 1)]
-    table = KeptExamples(tuple(scores)).table
+    table = KeptExamples(tuple(scores)).read()
     assert table.values_SN.tolist() == [[1, 1, 1, 0]] * 2 and table.fingerprint == read_examples(scores[0]).fingerprint
     other = read_score(write_cell("m", seed=2, test=0.75, lines=[{**row, "id": f"x{row['id']}"} for row in lines]))
     lost = read_score(write_cell("m", seed=3))
     for kept, why in (((*scores, other), "not the same"), ((*scores, lost), "no per-example predictions")):
-        found = KeptExamples(kept)
-        assert found.table is None and isinstance(found.found, InputError) and why in str(found.found)
+        assert why in KeptExamples(kept).read().why_unknown
 
 
 def test_predictions_that_were_edited_are_none(write_cell: Callable[..., Path], tmp_path: Path) -> None:
@@ -80,6 +79,19 @@ def test_contributions_of_other_predictions_are_not_used(write_cell: Callable[..
         assert read_examples(score, most=2).values_SN.tolist() == [[0, 1]]
     with np.load(tmp_path / "other" / "test.npz") as saved:
         assert saved["values"].tolist() == [0] * 4
+
+
+def test_a_stop_while_contributions_are_read_is_no_damage(
+    write_cell: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    score = read_score(write_cell("m", test=0.5, lines=[{"id": "0", "score": 0.5}]))
+
+    def stop(*_: Any, **options: Any) -> None:
+        raise StoppedError
+
+    monkeypatch.setattr(np, "load", stop)
+    with pytest.raises(StoppedError):
+        read_examples(score)
 
 
 def test_one_answer_for_all_is_degenerate(write_cell: Callable[..., Path]) -> None:

@@ -205,7 +205,7 @@ def test_one_class_for_all_is_said(write_cells: WriteCells, compare_all: Compare
         write_cells(model, "genre", [test, test], lines=labels)
     (one,) = compare_all()
     assert "degenerate: b predicts the same for all examples with 2 of 2 seeds" in one.notes
-    assert [(row.score.arm.name, row.score.num_degenerate) for row in summarize(read_scores(scores_folder))] == [
+    assert [(row.score.arm.name, row.score.count_degenerate()) for row in summarize(read_scores(scores_folder))] == [
         ("a", 0),
         ("b", 2),
     ]

@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from biphase.finetuning.scores import ExampleTable
+from biphase.finetuning.scores import ExampleTable, KeptExamples
 from biphase.report.contrasts import (
     Contrast,
     contrast,
@@ -199,16 +199,9 @@ def test_one_rule_for_all_verdicts() -> None:
 # Test examples beside seeds
 
 
-@dataclass(frozen=True)
-class KnownExamples:
-    """Contributions as `KeptExamples` reads them."""
-
-    table: ExampleTable
-
-
 def with_examples(arm: ReportArm, values_SN: np.ndarray, **seeds: Any) -> Result:
     """Scores that are the means of these contributions."""
-    examples: Any = KnownExamples(ExampleTable("examples", values_SN))
+    examples = KeptExamples((), ExampleTable("examples", values_SN))
     return Result(arm, "SC", "a", "standard", values_SN.mean(axis=1).tolist(), examples=examples, **seeds)
 
 
@@ -336,7 +329,7 @@ def test_averages_are_their_datasets() -> None:
     for name, num in (("a", 30), ("b", 50)):
         values = {arm: rng.random((3, num)) for arm in cells}
         for arm, values_SN in values.items():
-            examples: Any = KnownExamples(ExampleTable(name, values_SN))
+            examples = KeptExamples((), ExampleTable(name, values_SN))
             cells[arm].append(Result(arm, "SC", name, "standard", values_SN.mean(axis=1).tolist(), examples=examples))
         gap_SN = values[CLM] - values[MLM]
         sums, variances = sums + gap_SN.mean(axis=1) / 2, variances + gap_SN.mean(axis=0).var(ddof=1) / num / 4

@@ -91,8 +91,7 @@ def test_what_was_declared_is_answered_first_and_once_and_a_mean_says_what_carri
 
 def test_models_that_predict_one_class_are_told_in_words() -> None:
     """Not as a difference of `−0.00 points [–, –]`; and one seed has no interval, in words too."""
-    kept = KeptExamples(())
-    kept.__dict__["found"] = ExampleTable("a", np.full((3, 4), 0.25), num_degenerate=3)
+    kept = KeptExamples((), ExampleTable("a", np.full((3, 4), 0.25), num_degenerate=3))
     arms = [ReportArm(name, "objective", "1m", "mlm", 40, 100, 0, 100) for name in ("a", "b")]
     for scores, examples, said in (
         ([0.25] * 3, kept, "b on a: both predict one and the same for all examples"),

@@ -63,7 +63,7 @@ def only(results: ResultSet) -> PriceList:
 
 
 def names_of(listed: PriceList) -> list[str]:
-    return [price["mean"][0].score.arm.name for price in listed.prices]
+    return [price.mean[0].score.arm.name for price in listed.prices]
 
 
 def written(listed: PriceList, suffix: str) -> str:
@@ -77,7 +77,7 @@ def test_known_shares_in_every_kind_of_compute() -> None:
     results = make_results({**LADDER, arm: 0.75})
     listed = only(results)
     assert listed.baseline == tuple(LADDER) and names_of(listed) == ["ours"]
-    shares = {found.axis: found for found in listed.prices[0]["mean"]}
+    shares = {found.axis: found for found in listed.prices[0].mean}
     assert list(shares) == list(AXES)
     assert shares["flops"].share == pytest.approx(2**-0.5, rel=0.01)
     assert shares["tokens"].share == pytest.approx(2**-1.5, rel=0.01)
@@ -112,7 +112,7 @@ def test_what_is_compared_with_what() -> None:
     assert set(names_of(listed)) == {arm.name for arm in others}
     # At 800 steps what is better lies beyond the ladder, so those of 400 are compared.
     assert [one.score.arm.name for one in listed.compared] == ["falling-400", "hot-400", "mlm20-400", "clm-400"]
-    assert names_of(listed)[0] == "falling-800" and listed.prices[0]["mean"][0].beyond == "above"
+    assert names_of(listed)[0] == "falling-800" and listed.prices[0].mean[0].beyond == "above"
     assert list_prices(make_results({arm: LADDER[arm] for arm in list(LADDER)[:2]} | others)) == ([], []), "two budgets"
     assert list_prices(ResultSet(())) == list_prices(make_results(left_out)) == ([], [])
 
@@ -158,10 +158,10 @@ def test_a_share_by_task_says_whether_one_carries_it(more: dict[str, float], tol
     ours = make_arm("ours", 400, mask_percent=15)
     listed = only(make_results({**LADDER, ours: 0.75}, more=more))
     (price,) = listed.prices
-    assert list(price) == ["mean", "a", "b"] and told in price_sentence(listed)
+    assert list(price.by_part) == ["a", "b"] and told in price_sentence(listed)
     is_one = bool(more["a"])
-    assert price["a"][0].beyond == ("above" if is_one else "")
-    assert price["b"][0].share == pytest.approx(2**0.5 if is_one else 2**-0.5, rel=0.02)
+    assert price.by_part["a"].beyond == ("above" if is_one else "")
+    assert price.by_part["b"].share == pytest.approx(2**0.5 if is_one else 2**-0.5, rel=0.02)
     rows = list(csv.DictReader(io.StringIO(written(listed, ".csv"))))
     assert [(row["on"], row["counted_in"]) for row in rows] == [
         *(("mean", axis) for axis in AXES),
@@ -200,10 +200,10 @@ def test_what_lies_above_the_ladder_is_named_first_and_what_lies_below_last() ->
 def test_unknown_compute_has_no_column() -> None:
     """Tokens of an arm that are not known, and FLOPs of a baseline that are not."""
     ours = make_arm("ours", 400, objective="clm", tokens=None)
-    assert [one.axis for one in only(make_results({**LADDER, ours: 0.7})).prices[0]["mean"]] == ["flops"]
+    assert [one.axis for one in only(make_results({**LADDER, ours: 0.7})).prices[0].mean] == ["flops"]
     odd = {replace(arm, flops=None): score for arm, score in LADDER.items()}
     listed = only(make_results({**odd, make_arm("ours", 400, objective="clm"): 0.7}))
-    assert [found.axis for found in listed.prices[0]["mean"]] == ["tokens"]
+    assert [found.axis for found in listed.prices[0].mean] == ["tokens"]
     assert "share of tokens |\n" in written(listed, ".md") and "of its tokens" in price_sentence(listed)
 
 
@@ -232,7 +232,7 @@ def test_distances_end_on_the_line() -> None:
 def test_published_prices_and_their_files() -> None:
     """The known shares by tokens, 0.79 and 0.78, and what the intervals are over."""
     listed = only(read_reference())
-    means = [price["mean"] for price in listed.prices]
+    means = [price.mean for price in listed.prices]
     by_name = {first.score.arm.name: {found.axis: found for found in (first, *rest)} for first, *rest in means}
     assert [arm.pretrain_steps for arm in listed.baseline] == [12_000, 22_000, 42_000]
     assert by_name["610m-clm-11k-mlm40-22k"]["tokens"].share == pytest.approx(0.79, abs=0.005)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from biphase.finetuning.scores import ExampleTable
+from biphase.finetuning.scores import ExampleTable, KeptExamples
 from biphase.report.contrasts import (
     Contrast,
     difference,
@@ -157,16 +157,13 @@ def test_what_decides_has_the_power_it_promises() -> None:
 
 def test_tables_say_which_tasks_decide() -> None:
     """Task a tells the two apart, b does not; in c one model says the same for every example."""
-
-    class Kept:
-        table = ExampleTable("c", np.array([[1.0, 0.0, 1.0, 1.0]] * 3), num_degenerate=3)
-
+    kept = KeptExamples((), ExampleTable("c", np.array([[1.0, 0.0, 1.0, 1.0]] * 3), num_degenerate=3))
     cells = [
         *(model(name, [mean, mean + 0.01, mean + 0.02], dataset="a") for name, mean in (("x", 0.5), ("y", 0.7))),
         *(model(name, scores, dataset="b") for name, scores in (("x", [0.5, 0.6, 0.7]), ("y", [0.6, 0.55, 0.68]))),
     ]
     cells = [*cells[:1], model("y", [0.7, 0.712, 0.719], dataset="a"), *cells[2:]]
-    cells += [model("x", [0.75] * 3, dataset="c", examples=Kept()), model("y", [0.76, 0.77, 0.75], dataset="c")]
+    cells += [model("x", [0.75] * 3, dataset="c", examples=kept), model("y", [0.76, 0.77, 0.75], dataset="c")]
     (table,) = make_tables(ResultSet(tuple(cells)))
     assert [not needs for _, needs in table.signals[:2]] == [True, False]
     assert show_signal(*table.signals[1]).startswith("(")

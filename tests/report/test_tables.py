@@ -194,8 +194,7 @@ def test_mixed_batches_and_falling_masks_are_labelled_as_such() -> None:
 
 def test_one_and_the_same_for_all_is_marked_by_every_metric_and_is_never_the_best() -> None:
     """A tagger that says O everywhere has 0 by entities and 66.87 by the paper's metric, which keeps no examples."""
-    kept = KeptExamples(())
-    kept.__dict__["found"] = ExampleTable("a", np.zeros((2, 4)), num_degenerate=2)
+    kept = KeptExamples((), ExampleTable("a", np.zeros((2, 4)), num_degenerate=2))
     for metric, score, known in (("standard", 0.0, "examples"), ("paper", 0.6687, "predicted")):
         scores = [Result(arm, "TC", "a", metric, (score, score), **{known: kept}) for arm in (CLM, MLM)]  # type: ignore[arg-type]
         cells = [cell for row in wide_table(ResultSet(scores), metric).rows for cell in row.cells]

@@ -61,14 +61,14 @@ def test_which_pretraining_embeds_best(tree: dict[str, Any], tmp_path: Path) -> 
     place = claim_study_folder(tmp_path / "study", plan.study)
     assert run_study(plan, place, HERE) == []
     state = read_state(plan, place)
-    assert [(line["done"], line["total"]) for line in status(state)["lines"]] == [(2, 2), (6, 6)]
+    assert [(line["done"], line["total"]) for line in status(state).lines] == [(2, 2), (6, 6)]
     collected = collect_results(plan, state.scores)
     results, planned = collected.select(setup="objective").results, collected.planned_runs
     assert {(r.arm.objective, r.family, r.dataset, r.metric, r.num) for r in results} == {
         (objective, "EM", "zero-shot:passages", "standard", 2) for objective in ("clm", "mlm")
     }
     assert all(one.num_runs == planned[one.arm.name, one.dataset] == 2 for one in results)
-    assert all(one.interval.half_width > 0 and one.examples and one.examples.table is not None for one in results)
+    assert all(one.interval.half_width > 0 and one.examples and not one.examples.read().why_unknown for one in results)
     page, told, *_ = report_study(plan, place, tmp_path / "report", [])
     assert ">passages</button>" in page.read_text() and told.hypotheses and told.hypotheses[0][0].key == "mlm"
     bm25 = 100 * score_bm25(read_judged_set(tmp_path / "passages"))["ndcg_at_10"]

@@ -123,8 +123,8 @@ def test_what_is_scored_needs_no_checkpoint(plan: Plan, finished: Path, tmp_path
     assert (after.done, after.begun) == (before.done, {}) and not any(after.steps.values())
     reports = [report_study(plan, folder, tmp_path / name, []) for name, folder in (("a", finished), ("b", place))]
     assert reports[0][1].missing == reports[1][1].missing == []
-    assert [result.examples.table is not None for result in reports[1][2].results if result.examples] == [
-        result.examples.table is not None for result in reports[0][2].results if result.examples
+    assert [not result.examples.read().why_unknown for result in reports[1][2].results if result.examples] == [
+        not result.examples.read().why_unknown for result in reports[0][2].results if result.examples
     ]
     shutil.rmtree(next((place / "scores" / "tiny-50-50-12").glob("wnut17-*")))
     lacking = {train_name(name) for name in plan.runs} - read_state(plan, place).done
@@ -140,13 +140,13 @@ def test_more_pretraining_seeds_train_nothing_anew(plan: Plan, finished: Path, t
     assert second == [f"{name}-seed1" for name in plan.arms]
     before = {path: path.stat().st_mtime_ns for path in place.rglob("model.safetensors")}
     done = read_state(grown, place).done
-    assert done == read_state(plan, place).done and status(read_state(grown, place))["seeds"] == [
+    assert done == read_state(plan, place).done and status(read_state(grown, place)).seeds == [
         "pretraining seed 0: done",
         "pretraining seed 1: 0 of 10 units",
     ]
     assert not run_study(grown, place, HERE)
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert status(read_state(grown, place))["seeds"] == ["pretraining seed 0: done", "pretraining seed 1: done"]
+    assert status(read_state(grown, place)).seeds == ["pretraining seed 0: done", "pretraining seed 1: done"]
     child = grown.runs["tiny-clm-12-then-mlm40-6-seed1"]
     assert child.parent == "tiny-clm-12-seed1" and child.recipe.seed == plan.arms["tiny-clm-12"].recipe.seed + 1
     hashes = {file_hash(path) for path in (place / "runs").glob("tiny-clm-12-*/steps/12/model/model.safetensors")}
@@ -159,13 +159,13 @@ def test_more_pretraining_seeds_train_nothing_anew(plan: Plan, finished: Path, t
 
 def test_status_of_a_finished_study(plan: Plan, finished: Path) -> None:
     found = status(read_state(plan, finished))
-    assert [(line["name"], line["done"], line["total"]) for line in found["lines"]] == [
+    assert [(line["name"], line["done"], line["total"]) for line in found.lines] == [
         ("train", 5, 5),
         ("wnut17", 20, 20),
     ]
-    assert not found["failed"] and all(line["seconds_left"] == 0 for line in found["lines"])
+    assert not found.failed and all(line["seconds_left"] == 0 for line in found.lines)
     reference = Path(__file__).parents[2] / "docs" / "reference" / "command_line.md"
-    assert f"`{' '.join(found['lines'][0])}`" in reference.read_text(encoding="utf-8")
+    assert f"`{' '.join(found.lines[0])}`" in reference.read_text(encoding="utf-8")
 
 
 def test_what_is_done_has_not_failed(plan: Plan, finished: Path, tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_what_is_done_has_not_failed(plan: Plan, finished: Path, tmp_path: Path)
         (place / "failed" / f"{number}.json").write_text(json.dumps(record))
     assert len(scheduler.read_failures(place)) == 2
     found = status(read_state(plan, place))
-    assert (found["failed"], found["num_waiting"], found["lines"][0]["failed"]) == ([], 0, 0)
+    assert (found.failed, found.num_waiting, found.lines[0]["failed"]) == ([], 0, 0)
 
 
 def test_results_in_the_papers_terms(plan: Plan, finished: Path) -> None:
@@ -194,7 +194,7 @@ def test_results_in_the_papers_terms(plan: Plan, finished: Path) -> None:
     assert {(result.family, result.metric) for result in results} == {("TC", "standard"), ("TC", "paper")}
     assert all(one.num_runs == planned[one.arm.name, one.dataset] == 4 and not one.num_diverged for one in results)
     assert {result.measure for result in results} == {"f1", "paper_f1"}
-    assert {one.metric for one in results if one.num_degenerate} == {"standard", "paper"}, "O everywhere, by both"
+    assert {one.metric for one in results if one.count_degenerate()} == {"standard", "paper"}, "O everywhere, by both"
 
 
 def test_report(plan: Plan, finished: Path, tmp_path: Path) -> None:
@@ -327,11 +327,11 @@ def test_a_failure_blocks_only_what_needs_it(
         True,
     ]
     found = status(read_state(plan, place))
-    assert (found["lines"][0]["done"], found["lines"][0]["failed"]) == (3, 2)
-    assert (len(found["failed"]), found["num_waiting"]) == (1, 3)
+    assert (found.lines[0]["done"], found.lines[0]["failed"]) == (3, 2)
+    assert (len(found.failed), found.num_waiting) == (1, 3)
     monkeypatch.setattr(loop, "train", real)
     assert run_study(plan, place, HERE) == []
-    assert not status(read_state(plan, place))["failed"]
+    assert not status(read_state(plan, place)).failed
 
 
 def test_what_another_process_is_at_is_left_to_it(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -427,7 +427,7 @@ def test_a_branch_that_lacks_a_checkpoint_gets_it(
     place = copy_of(finished, tmp_path / "grown")
     grown = changed(plan, "intermediate=[{arms: [tiny-50-50-12], steps: [7]}]", "evaluation=null")
     assert {train_name("tiny-50-50-12"), train_name("tiny-clm-12")}.isdisjoint(read_state(grown, place).done)
-    assert status(read_state(grown, place))["lines"][0]["done"] == 3
+    assert status(read_state(grown, place)).lines[0]["done"] == 3
     before = read_json(place / "trained" / "tiny-clm-12.json")["seconds"]
     papers = (trained_folder(place, "tiny-clm-12") / "environment.json").read_bytes()
     claim_study_folder(place, grown.study)
@@ -592,13 +592,13 @@ def test_a_task_of_ones_own(plan: Plan, finished: Path, words_dir: Path, tmp_pat
     place = copy_of(finished, tmp_path / "study")
     unknown = changed(plan, f"evaluation.tasks=['{own}']", "evaluation.data_dirs={}")
     told = status(read_state(unknown, place))
-    assert [line["name"] for line in told["lines"]] == ["train", "places"], "not its path"
-    assert told["notes"] == ["how long places takes is a guess until its first cell is done"]
+    assert [line["name"] for line in told.lines] == ["train", "places"], "not its path"
+    assert told.notes == ["how long places takes is a guess until its first cell is done"]
     for given in (str(own), "places"):
         words = [f"evaluation.tasks=['{own}']", f"evaluation.data_dirs={{'{given}': '{words_dir}'}}"]
         asked = changed(plan, *words, "evaluation.learning_rates=[1e-3]", "evaluation.seeds=1")
         assert run_study(asked, place, HERE) == []
-    assert status(read_state(asked, place))["notes"] == []
+    assert status(read_state(asked, place)).notes == []
     assert {result.dataset for result in collect_results(asked, read_state(asked, place).scores).results} == {"places"}
     page, *_ = report_study(asked, place, tmp_path / "report", [])
     assert "places" in page.read_text(encoding="utf-8")
@@ -629,14 +629,18 @@ def test_time_left_knows_what_training_took_before(plan: Plan, finished: Path, t
     every = study_units(state)
     spent, costs = measure_units(state, every), {unit.name: unit.cost for unit in every}
     records = [read_json(finished / "trained" / f"{run}.json")["seconds"] for run in plan.runs]
-    assert spent["train"] == pytest.approx((sum(records), sum(costs[train_name(run)] for run in plan.runs)))
-    assert spent["wnut17"][0] > 0 and set(spent) == {"train", "wnut17"}
+    assert spent["train"].seconds == pytest.approx(sum(records))
+    assert spent["train"].cost == pytest.approx(sum(costs[train_name(run)] for run in plan.runs))
+    assert spent["wnut17"].seconds > 0 and set(spent) == {"train", "wnut17"}
     training = units.Unit("train tiny-clm-12", list, {}, kind="train", cost=costs["train tiny-clm-12"])
-    forecast = scheduler.Forecast([training], spent | {"wnut17": (1e6, 1.0)})
-    assert forecast.seconds_left == pytest.approx(sum(records) * training.cost / spent["train"][1])
+    forecast = scheduler.Forecast([training], spent | {"wnut17": scheduler.Pace(1e6, 1.0)})
+    assert forecast.seconds_left == pytest.approx(sum(records) * training.cost / spent["train"].cost)
     # Without the cells, `study status` tells the same for them: as long for their cost as the training took.
     place = copy_of(finished, tmp_path / "trained")
     shutil.rmtree(place / "scores")
-    lines = status(read_state(plan, place))["lines"]
+    lines = status(read_state(plan, place)).lines
     cells = sum(cost for name, cost in costs.items() if not name.startswith("train "))
-    assert [line["seconds_left"] for line in lines] == [0, pytest.approx(cells * spent["train"][0] / spent["train"][1])]
+    assert [line["seconds_left"] for line in lines] == [
+        0,
+        pytest.approx(cells * spent["train"].seconds / spent["train"].cost),
+    ]

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 from pydantic_core import to_jsonable_python
 
 from biphase import console
-from biphase.api.networks import ZERO_SHOT, print_zero_shot, run_zero_shot
+from biphase.api.networks import ZERO_SHOT, ZeroShot, run_zero_shot
 from biphase.api.own_task import write_task
 from biphase.config import parse_config
 from biphase.corpus.rows import BYTE_ORDER_MARK, PlacedRow, Row, TableForm, plain_path, rows_in_memory
@@ -28,11 +29,18 @@ from biphase.engine.scheduler import Failure
 from biphase.errors import InputError
 from biphase.files import claimed, refuse_existing, refuse_filled, whole_file
 from biphase.finetuning.config import FinetuneConfig, plan_cells
-from biphase.finetuning.grid import PAPER_LEARNING_RATES, PAPER_SEEDS, Grid, plan_missing, resolve_for, run_grid
+from biphase.finetuning.grid import (
+    PAPER_LEARNING_RATES,
+    PAPER_SEEDS,
+    Grid,
+    MissingCells,
+    plan_missing,
+    resolve_for,
+    run_grid,
+)
 from biphase.finetuning.kept import RECORD, KeptModel, find_kept, open_rows
-from biphase.finetuning.scores import Score, read_scores
+from biphase.finetuning.scores import Score, ScoreSet, read_scores
 from biphase.report import verdicts
-from biphase.tasks.families import KINDS
 from biphase.tasks.sources import name_data_dirs
 from biphase.tasks.spec import PAPER_TASKS, find_task, name_tests
 
@@ -259,7 +267,7 @@ def summary_records(rows: Iterable[verdicts.SummaryRow]) -> list[dict[str, Any]]
         record |= {"rate": score.rate, "mean": score.mean, "half_width": score.interval.half_width}
         record |= {"paper_half_width": row.paper_interval.half_width, "seeds": list(score.seeds)}
         record |= {"num_cells": score.num_runs, "num_diverged": len(row.diverged), "num_missing": len(row.missing)}
-        record |= {"num_degenerate": score.num_degenerate, "spread": row.spread.value if row.spread else None}
+        record |= {"num_degenerate": score.count_degenerate(), "spread": row.spread.value if row.spread else None}
         records.append(record)
     return records
 
@@ -330,24 +338,23 @@ def evaluate(
 
     rows = by_task(data)
     names, folders = place_data(rows, list_names(tasks or list(rows) or "paper"), Path(scores))
-    tree = run_evaluation(
+    where: Any = {"engine": engine, "address": address, "workers": workers, "workers_per_gpu": workers_per_gpu}
+    answer = run_evaluation(
         list_names(models),
         names,
-        settings=parse_config(FinetuneConfig, settings, origin="evaluate"),
+        parse_config(FinetuneConfig, settings, origin="evaluate"),
+        folders,
         learning_rates=learning_rates,
         seeds=seeds,
-        scores=scores,
-        data_dirs=folders,
+        scores=Path(scores),
         part=part,
         dry_run=dry_run,
         keep=keep,
-        engine=engine,
-        address=address,
-        workers=workers,
-        workers_per_gpu=workers_per_gpu,
+        **where,
     )
-    raise_failures(() if dry_run else tree.get("failed", ()))
-    return pandas.DataFrame(tree["cells"] if "cells" in tree else tree["scores"])
+    if isinstance(answer, ScoreSummary):
+        raise_failures(answer.failures)
+    return pandas.DataFrame(answer.cells if isinstance(answer, MissingCells) else evaluation_json(answer)["scores"])
 
 
 def compare(model_a: str | Path, model_b: str | Path, *, scores: str | Path = "scores") -> "pandas.DataFrame":
@@ -366,27 +373,36 @@ def list_names(names: str | Path | Iterable[str | Path]) -> list[str]:
     return [str(name) for name in ([names] if isinstance(names, str | Path) else names)]
 
 
+@dataclass(frozen=True)
+class ScoreSummary:
+    """What a folder of scores holds, after what was missing was run."""
+
+    scores: ScoreSet
+    rows: list[verdicts.SummaryRow]
+    comparison: list[verdicts.TaskComparison]
+    """Two models, task by task; empty where none are compared."""
+    failures: Sequence[Failure]
+    """What failed just now."""
+
+
 def run_evaluation(
     models: Sequence[str],
     tasks: Sequence[str],
-    *,
     settings: FinetuneConfig,
+    data_dirs: Sequence[tuple[str, str]],
+    *,
     learning_rates: Iterable[float],
     seeds: Iterable[int],
-    scores: str | Path,
-    data_dirs: Sequence[tuple[str, str]],
+    scores: Path,
     part: str | None,
     dry_run: bool,
     keep: str | Path | None,
     engine: EngineKind,
     pair: tuple[str, str] | None = None,
-    is_printed: bool = False,
     **workers: Any,
-) -> dict[str, Any]:
-    """Run what is missing of the grid, unless it is a dry run, read what `scores` holds then, and compare a pair.
-
-    Returns: the JSON of docs/reference/command_line.md. `is_printed` shows the scores to a person, too, as tables.
-    """
+) -> ZeroShot | MissingCells | ScoreSummary:
+    """Run what is missing of the grid, and summarize what `scores` holds then; in a dry run, count what is missing.
+    Tasks on which nothing is trained have answers of their own."""
     for key in {"learning_rate", "seed"} & settings.model_fields_set:
         raise InputError(f"{key} is one of the axes of a grid: give `{key}s`")
     for axis, numbers in {"learning_rates": learning_rates, "seeds": seeds}.items():
@@ -394,44 +410,37 @@ def run_evaluation(
             raise InputError(f"`{axis}` is {numbers!r}: give a list of numbers")
     if models and any(task.startswith(ZERO_SHOT) for task in tasks):
         refused: dict[str, Any] = {"dry_run": dry_run, "part": part, "compare": pair, "keep": keep}
-        refused |= {"settings": settings.model_fields_set}
-        zero_shot = run_zero_shot(models, tasks, Path(scores), **refused)
-        if is_printed:
-            print_zero_shot(zero_shot)
-        records = []
-        for task, by_model in zero_shot.items():
-            records += [{"model": model, "task": task, **values} for model, values in by_model.items()]
-        return {"scores": records}
+        return run_zero_shot(models, tasks, scores, **refused, settings=settings.model_fields_set)
     if keep is not None and (not models or part is not None):
         raise InputError("`keep` is for models that are fine-tuned on tasks, without `part`")
-    failures: list[Failure] = []
-    if models:
-        names = tuple(name for task in tasks for name in (PAPER_TASKS if task == "paper" else name_tests(task)))
-        folders = name_data_dirs(data_dirs, names, "`data`")
-        where = parse_config(Engine, {"kind": engine, "device": settings.device, **workers}, origin="evaluate")
-        config, axes = resolve_for(settings, where), (tuple(learning_rates), tuple(seeds))
-        grid = Grid(tuple(models), names, config, Path(scores), *axes, folders)
-        if dry_run:
-            return plan_missing(grid, where, part)
-        failures = run_grid(grid, where, part, None if keep is None else Path(keep))
-    return collect_scores(Path(scores), failures, pair, is_printed)
+    if not models:
+        return collect_scores(scores, (), pair)
+    names = tuple(name for task in tasks for name in (PAPER_TASKS if task == "paper" else name_tests(task)))
+    folders = name_data_dirs(data_dirs, names, "`data`")
+    where = parse_config(Engine, {"kind": engine, "device": settings.device, **workers}, origin="evaluate")
+    config, axes = resolve_for(settings, where), (tuple(learning_rates), tuple(seeds))
+    grid = Grid(tuple(models), names, config, scores, *axes, folders)
+    if dry_run:
+        return plan_missing(grid, where, part)
+    return collect_scores(scores, run_grid(grid, where, part, None if keep is None else Path(keep)), pair)
 
 
-def collect_scores(
-    folder: Path, failures: Sequence[Failure], pair: tuple[str, str] | None, is_printed: bool
-) -> dict[str, Any]:
-    """Summarize the scores in a folder for `run_evaluation`, and compare a pair."""
+def collect_scores(folder: Path, failures: Sequence[Failure], pair: tuple[str, str] | None) -> ScoreSummary:
+    """Summarize the scores in a folder, and compare a pair of models."""
     scores = read_scores(folder)
     rows = verdicts.summarize(scores)
-    comparisons = verdicts.compare(scores, *pair) if pair else []
-    if is_printed:
-        verdicts.print_summary(rows, scores.broken)
-        searches = [score for score in scores.scores if score.metric in KINDS["retrieval"].metrics]
-        if easier := sorted({score.task for score in searches if score.config.judged_only}):
-            line = f"among judged documents only, which scores higher than among all: {', '.join(easier)}"
-            console.out.print(line)
-        if comparisons:
-            verdicts.print_comparison(comparisons)
-    left_out = [{"path": path, "reason": reason} for path, reason in scores.broken.items()]
-    tree = {"scores": summary_records(rows), "left_out": left_out, "failed": failures}
-    return tree | ({"comparison": comparison_records(comparisons)} if comparisons else {})
+    return ScoreSummary(scores, rows, verdicts.compare(scores, *pair) if pair else [], failures)
+
+
+def evaluation_json(answer: ZeroShot | MissingCells | ScoreSummary) -> dict[str, Any]:
+    """Make the JSON of docs/reference/command_line.md."""
+    if isinstance(answer, MissingCells):
+        return vars(answer)
+    if isinstance(answer, ScoreSummary):
+        left_out = [{"path": path, "reason": reason} for path, reason in answer.scores.broken.items()]
+        tree = {"scores": summary_records(answer.rows), "left_out": left_out, "failed": answer.failures}
+        return tree | ({"comparison": comparison_records(answer.comparison)} if answer.comparison else {})
+    records = []
+    for task, by_model in answer.items():
+        records += [{"model": model, "task": task, **values} for model, values in by_model.items()]
+    return {"scores": records}

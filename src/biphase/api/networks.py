@@ -308,4 +308,4 @@ def search(
         opened = open_index(folder, embedder, text, text_field)
     else:
         opened = build_index(name, str(embedder), folder, text_field)
-    return pandas.DataFrame(answer_question(folder, opened, question, top))
+    return pandas.DataFrame(answer_question(opened, question, top))

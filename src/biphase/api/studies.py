@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from biphase.study.advise import Advice
     from biphase.study.cost import Estimate, Machine
     from biphase.study.plan import Plan
+    from biphase.study.run import StudyStatus
 
 
 def study(
@@ -149,10 +150,8 @@ class OpenStudy:
         console.err.print(f"{self.folder / DECLARED} is plain text, and proves nothing against its author: {remedy}")
         return {"study": planned.study.name, "hash": digest, "hypotheses": words, "declared": told}
 
-    def progress(self) -> dict[str, Any]:
-        """Return how far the study is: `lines` of the training runs, then of the cells of each task; how far each of
-        several seeds of pretraining is; `notes` on guesses; what `failed`; `num_waiting`, how many units need one that
-        failed."""
+    def progress(self) -> "StudyStatus":
+        """Return how far the study is, and what failed."""
         from biphase.study.folder import read_state
         from biphase.study.run import status
 
@@ -163,7 +162,7 @@ class OpenStudy:
         the time that one worker needs."""
         import pandas
 
-        return pandas.DataFrame(self.progress()["lines"])
+        return pandas.DataFrame(self.progress().lines)
 
     def report(self, out: str | Path | None = None) -> Path:
         """Write tables, figures, verdicts and one HTML page from what is finished so far; returns the page.

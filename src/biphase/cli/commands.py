@@ -356,23 +356,14 @@ def evaluate(
         raise InputError(f"which model? Only settings are given: {' '.join(settings)}")
     refuse_doubles("key", [setting.partition("=")[0] for setting in settings])
     config = parse_config(FinetuneConfig, {}, settings, origin="evaluate")
-    tree = finetuning.run_evaluation(
-        names,
-        tasks or ["paper"],
-        settings=config,
-        data_dirs=show.parse_data_dirs(data or ()),
-        pair=compare,
-        is_printed=form == "text",
-        **options,
-    )
-    is_plan = "cells" in tree
+    data_dirs = show.parse_data_dirs(data or ())
+    answer = finetuning.run_evaluation(names, tasks or ["paper"], config, data_dirs, pair=compare, **options)
     if form == "json":
-        console.out.print(to_json(tree))
-    elif is_plan:
-        show.print_facts(tree)
-        if tree["unknown_trainings"]:
-            console.out.print("unknown trainings are of tasks without a finished cell to judge by: run one seed first")
-    finetuning.raise_failures(() if is_plan else tree.get("failed", ()))
+        console.out.print(to_json(finetuning.evaluation_json(answer)))
+    else:
+        show.print_evaluation(answer)
+    if isinstance(answer, finetuning.ScoreSummary):
+        finetuning.raise_failures(answer.failures)
 
 
 @like(networks.embed, arguments="recipe changes")
@@ -432,14 +423,13 @@ def study_run(file: str, changes: Changes, folder: OutFolder, **options: Any) ->
     studies.study(file, changes, folder).run(**options)
 
 
-@like(studies.study, arguments="file changes", hidden="data", shows=show.print_facts)
-def study_status(file: str, changes: Changes, folder: OutFolder) -> dict[str, Any]:
+@like(studies.study, arguments="file changes", hidden="data", shows=lambda status: show.print_facts(vars(status)))
+def study_status(file: str, changes: Changes, folder: OutFolder) -> Any:
     """Show what is done, begun and failed, and how long the rest takes.
 
     Example: `biphase study status mini`
     """
-    study = studies.study(file, changes, folder)
-    return {"study": study.planned.study.name, "folder": str(study.folder), **study.progress()}
+    return studies.study(file, changes, folder).progress()
 
 
 @like(studies.study, OpenStudy.report, arguments="file changes", hidden="data")

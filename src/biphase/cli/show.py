@@ -3,9 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from biphase.api.finetuning import ScoreSummary
+from biphase.api.networks import ZeroShot, print_zero_shot
 from biphase.console import duration, out, print_rows
 from biphase.engine.scheduler import Failure
 from biphase.errors import InputError
+from biphase.finetuning.grid import MissingCells
+from biphase.report import verdicts
+from biphase.tasks.families import KINDS
 
 LONG_CHARACTERS = 60
 """Facts with a longer text among their parts are shown one part a line."""
@@ -58,6 +63,23 @@ def tell_fact(name: str, value: Any) -> str:
         case float():
             return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
     return str(value)
+
+
+def print_evaluation(answer: ZeroShot | MissingCells | ScoreSummary) -> None:
+    """Print the tables that `evaluate` answers with."""
+    if isinstance(answer, MissingCells):
+        print_facts(vars(answer))
+        if answer.unknown_trainings:
+            out.print("unknown trainings are of tasks without a finished cell to judge by: run one seed first")
+    elif isinstance(answer, ScoreSummary):
+        verdicts.print_summary(answer.rows, answer.scores.broken)
+        searches = [score for score in answer.scores.scores if score.metric in KINDS["retrieval"].metrics]
+        if easier := sorted({score.task for score in searches if score.config.judged_only}):
+            out.print(f"among judged documents only, which scores higher than among all: {', '.join(easier)}")
+        if answer.comparison:
+            verdicts.print_comparison(answer.comparison)
+    else:
+        print_zero_shot(answer)
 
 
 def print_task(facts: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ Letters: N passages, D width.
 import json
 from array import array
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from biphase import console
+from biphase.config import Strict
 from biphase.corpus.text import Document, cut_words, find_text_sources, join_words, read_documents
 from biphase.embedding.model import embed_to_file, find_similar, hash_embedder, load_embedder, width_of
 from biphase.embedding.pairs import hash_text
@@ -32,38 +34,64 @@ PASSAGE_WORDS = 120
 SAMPLE = "A word, and 永和九年 歲在癸丑 คำไทย\nat last. " * 40
 """A text whose passages tell one way of cutting from another."""
 
-Opened = tuple[dict[str, Any], SentenceTransformer]
-"""The manifest of an index, and the model that it was made with."""
+
+class IndexManifest(Strict):
+    """What an index was made of: its `index.json`."""
+
+    model: str
+    """The name of the embedding model."""
+    model_hash: str
+    text: str
+    text_hash: str
+    num_passages: int
+    width: int
+    """Numbers in a vector."""
+    text_field: str
+    model_place: str
+    """Where the model was on this machine; empty for one of the hub."""
+    cutting: str = ""
+    """The hash of the way in which texts were cut."""
+    sources: list[str]
+    """The data sets of the hub that the text names, with the commit."""
 
 
-def open_index(path: Path, model: str | None, text: str | None, text_field: str) -> Opened:
-    """Read the manifest of an index, and load its model from where it is now. Raises `InputError` where its model or
-    text is another one or has changed, or its text would be cut into other passages."""
+@dataclass(frozen=True)
+class Index:
+    """An index that was opened, and the model that it was made with."""
+
+    folder: Path
+    manifest: IndexManifest
+    embedder: SentenceTransformer
+
+
+def open_index(path: Path, model: str | None, text: str | None, text_field: str) -> Index:
+    """Open an index with its model, from where this is now. Raises `InputError` where its model or text is another one
+    or has changed, or its text would be cut into other passages."""
     remedy = "delete the index and build it again"
     refuse_damaged(path, remedy)
-    manifest = read_json_as(path / "index.json", dict[str, Any], remedy)
-    model_path = model or (manifest["model_place"] if is_here(manifest["model_place"]) else manifest["model"])
-    name = text or manifest["text"]
-    text_hash = manifest["text_hash"]
-    if text or (not manifest["sources"] and Path(name).exists()):
-        text_hash = hash_text(name, find_text_sources([name], manifest["sources"]))
-    has_changed = text_hash != manifest["text_hash"]
-    is_other_field = manifest["text_field"] != text_field
-    is_its_place = model is None or model == manifest["model"]
+    manifest = read_json_as(path / "index.json", IndexManifest, remedy)
+    model_path = model or (manifest.model_place if is_here(manifest.model_place) else manifest.model)
+    name = text or manifest.text
+    text_hash = manifest.text_hash
+    if text or (not manifest.sources and Path(name).exists()):
+        text_hash = hash_text(name, find_text_sources([name], manifest.sources))
+    has_changed = text_hash != manifest.text_hash
+    is_other_field = manifest.text_field != text_field
+    is_its_place = model is None or model == manifest.model
     other_model = "which has changed since" if is_its_place else f"not by {model}"
     differences = {
-        f"by {manifest['model']}, {other_model}": hash_embedder(model_path) != manifest["model_hash"],
+        f"by {manifest.model}, {other_model}": hash_embedder(model_path) != manifest.model_hash,
         f"of another text than {text} holds now": bool(text) and has_changed,
-        f"of the field '{manifest['text_field']}', not of '{text_field}'": bool(text) and is_other_field,
-        "of passages that were cut in another way": manifest.get("cutting") != cutting_hash(),
+        f"of the field '{manifest.text_field}', not of '{text_field}'": bool(text) and is_other_field,
+        "of passages that were cut in another way": manifest.cutting != cutting_hash(),
     }
     for difference, is_there in differences.items():
         if is_there:
-            remedy = "rebuild it (--rebuild)" + ("" if text else f" from its text, {manifest['text']}")
+            remedy = "rebuild it (--rebuild)" + ("" if text else f" from its text, {manifest.text}")
             raise InputError(f"{path} was made {difference}: {remedy}")
     if has_changed:
         console.err.print(f"{name} has changed since {path} was made of it: search it, with --rebuild")
-    return manifest, load_embedder(model_path)
+    return Index(path, manifest, load_embedder(model_path))
 
 
 def is_here(model: str) -> bool:
@@ -82,9 +110,8 @@ def cutting_hash() -> str:
     return content_hash(list(cut_document(Document("sample", SAMPLE))))[:16]
 
 
-def build_index(text: str, model: str, index: Path, text_field: str) -> Opened:
-    """Embed all passages of the text, and return the index's manifest and the model. The folder appears whole, and
-    replaces only what was built there before."""
+def build_index(text: str, model: str, index: Path, text_field: str) -> Index:
+    """Embed all passages of the text. The folder appears whole, and replaces only what was built there before."""
     folder, target = Path(text).expanduser().resolve(), index.resolve()
     if target.is_relative_to(folder) and not any(part.startswith(".") for part in target.relative_to(folder).parts):
         raise InputError(f"{index} is inside of {text}, and would be searched too: give an index beside it")
@@ -102,18 +129,18 @@ def build_index(text: str, model: str, index: Path, text_field: str) -> Opened:
         if not lines:
             raise InputError(f"{text} holds no text to search")
         np.save(part / LINES, np.array(lines, dtype=np.int64))
-        manifest = {
-            "model": model,
-            "model_hash": hash_embedder(model),
-            "text": text,
-            "text_hash": text_hash,
-            "num_passages": len(lines),
-            "width": width_of(embedder),
-            "text_field": text_field,
-            "model_place": str(Path(model).absolute()) if is_here(model) else "",  # empty for a model of the hub
-            "cutting": cutting_hash(),
-            "sources": [source.record_name for source in sources if source.path is None],  # of the hub, with the commit
-        }
+        manifest = IndexManifest(
+            model=model,
+            model_hash=hash_embedder(model),
+            text=text,
+            text_hash=text_hash,
+            num_passages=len(lines),
+            width=width_of(embedder),
+            text_field=text_field,
+            model_place=str(Path(model).absolute()) if is_here(model) else "",
+            cutting=cutting_hash(),
+            sources=[source.record_name for source in sources if source.path is None],
+        )
         with console.track("index words", None, "passages"):
             words = index_bm25(read_passages(part))
             if words is not None:
@@ -121,9 +148,9 @@ def build_index(text: str, model: str, index: Path, text_field: str) -> Opened:
         path, shape_ND = part / VECTORS, (len(lines), width_of(embedder))
         unit = {"normalize_embeddings": embedder.similarity_fn_name == "cosine"}
         embed_to_file(embedder.encode_document, read_passages(part), shape_ND, path, "index", **unit)
-        write_json(part / "index.json", manifest)
+        write_json(part / "index.json", manifest.model_dump())
     console.err.print(f"{index}: {len(lines):,} passages")
-    return manifest, embedder
+    return Index(index, manifest, embedder)
 
 
 def read_passages(part: Path) -> Iterator[str]:
@@ -133,19 +160,19 @@ def read_passages(part: Path) -> Iterator[str]:
             yield json.loads(line)["text"]
 
 
-def answer_question(index: Path, opened: Opened, question: str, top: int) -> list[dict[str, Any]]:
+def answer_question(index: Index, question: str, top: int) -> list[dict[str, Any]]:
     """Find the best passages by the model, and by BM25 over the same passages: a record for each."""
-    manifest, embedder = opened
-    with reading(index, "rebuild it"):
-        lines_N = np.load(index / LINES, mmap_mode="r", allow_pickle=False)
-        rows_ND = np.load(index / VECTORS, mmap_mode="c", allow_pickle=False)  # as tensors want to be writable
-        words = open_bm25(index / WORDS)
+    folder, embedder = index.folder, index.embedder
+    with reading(folder, "rebuild it"):
+        lines_N = np.load(folder / LINES, mmap_mode="r", allow_pickle=False)
+        rows_ND = np.load(folder / VECTORS, mmap_mode="c", allow_pickle=False)  # as tensors want to be writable
+        words = open_bm25(folder / WORDS)
     is_cosine = embedder.similarity_fn_name == "cosine"
     query_1D = embedder.encode_query([question], normalize_embeddings=is_cosine, convert_to_tensor=True).cpu()
     [hits] = find_similar(embedder, query_1D, torch.from_numpy(rows_ND), top)
-    hits_by_name = {manifest["model"]: hits, "BM25": query_bm25(words, [question], top)[0]}
+    hits_by_name = {index.manifest.model: hits, "BM25": query_bm25(words, [question], top)[0]}
     records = []
-    with reading(index / PASSAGES, "rebuild it"), open(index / PASSAGES, "rb") as file:
+    with reading(folder / PASSAGES, "rebuild it"), open(folder / PASSAGES, "rb") as file:
         for name, ranked in hits_by_name.items():
             for rank, (number, value) in enumerate(ranked, start=1):
                 file.seek(lines_N[number])

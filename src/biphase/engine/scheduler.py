@@ -208,6 +208,15 @@ def record_failure(path: Path, mtime: int | None, unit: Unit, outcome: Outcome) 
     return failure
 
 
+@dataclass(frozen=True)
+class Pace:
+    """What units of a kind took that are done."""
+
+    seconds: float
+    cost: float
+    """The sum of their `cost`."""
+
+
 LEAST_SHARE = 0.1
 
 
@@ -218,12 +227,12 @@ class Forecast:
     there is one of its kind, as all. As many units run side by side as did when the last one ended.
     """
 
-    def __init__(self, units: Sequence[Unit], spent: Mapping[str, tuple[float, float]] | None = None) -> None:
-        """`spent`: seconds and costs of what was done before, by kind."""
+    def __init__(self, units: Sequence[Unit], spent: Mapping[str, Pace] | None = None) -> None:
+        """`spent`: what was done before, by kind."""
         self.left: dict[str, float] = defaultdict(float)
         """The cost of the units that are left, by kind."""
-        self.seconds = defaultdict(float, {kind: seconds for kind, (seconds, _) in (spent or {}).items()})
-        self.costs = defaultdict(float, {kind: cost for kind, (_, cost) in (spent or {}).items()})
+        self.seconds = defaultdict(float, {kind: pace.seconds for kind, pace in (spent or {}).items()})
+        self.costs = defaultdict(float, {kind: pace.cost for kind, pace in (spent or {}).items()})
         """What those that are done took and cost, by kind."""
         self.running: dict[str, tuple[Unit, float, float]] = {}
         """Each unit that has said how far it is, with the share that is done and the seconds that this took."""
@@ -280,14 +289,14 @@ def run_batch(
     num_done: int = 0,
     waits_for_busy: bool = False,
     on_done: Callable[[Unit], None] = lambda unit: None,
-    spent: Mapping[str, tuple[float, float]] | None = None,
+    spent: Mapping[str, Pace] | None = None,
 ) -> list[Failure]:
     """Run units whose values are lists of lines to say; returns what failed, which `folder` records too.
 
     Args:
         label: what the bar is called; it counts `things`, by the units' `size`, of which `num_done` were done before.
         waits_for_busy: wait for what other processes are at, in place of leaving it to them.
-        spent: seconds and costs of what was done before, by kind, to tell the time left by.
+        spent: what was done before, by kind, to tell the time left by.
     """
     by_name = {unit.name: unit for unit in units}
     records: dict[str, tuple[Path, int | None]] = {}

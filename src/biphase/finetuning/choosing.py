@@ -12,12 +12,11 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from biphase.errors import InputError, nearest
-from biphase.finetuning.scores import KeptExamples, Score, ScoreSet, short_name
+from biphase.finetuning.scores import Score, ScoreSet, join_examples, short_name
 
 NUM_DRAWS = 10_000
 MOST_EXAMPLES = 500
@@ -28,13 +27,26 @@ than so many of these behind is not the one that other examples choose."""
 
 
 @dataclass(frozen=True)
+class ChoiceNoise:
+    """How far a choice of rate hangs on the validation examples and seeds that made it."""
+
+    shares: Mapping[float, float]
+    """With which probability each rate would be chosen on other examples by other seeds, where it can be at all."""
+    variance: float
+    """The variance of the mean test score over such choices; nan where nothing is known of them."""
+    why_unknown: str = ""
+    """Why it is not known what other examples would have chosen."""
+
+
+@dataclass
 class RateChoice:
-    """The scores of a model on a task among which validation chose; their validation predictions are read when first
-    asked for."""
+    """The scores of a model on a task among which validation chose."""
 
     by_rate: Mapping[float, Sequence[Score]]
     """The scores at each rate, of seeds that did not diverge."""
     metric: str
+    noise: ChoiceNoise | None = None
+    """What `draw_noise` returns, once it was called."""
 
     @property
     def num_examples(self) -> int:
@@ -48,58 +60,47 @@ class RateChoice:
         """The degrees of freedom of the spread over seeds; without one, those of the spread over examples."""
         return sum(len(scores) - 1 for scores in self.by_rate.values()) or self.num_examples - 1
 
-    @cached_property
-    def seed_variances(self) -> dict[float, float]:
-        """Compute the variances of `other_seeds`, by rate."""
-        values_KS = [[score.metrics["validation"][self.metric] for score in scores] for scores in self.by_rate.values()]
-        return dict(zip(self.by_rate, other_seeds(values_KS), strict=True))
-
-    @cached_property
-    def rivals(self) -> list[float]:
-        """List the rates, from the lowest, that other examples or seeds could have chosen at all."""
-        means = {rate: self.mean(rate, "validation") for rate in sorted(self.by_rate)}
-        error = math.sqrt(2 * max(self.seed_variances.values())) + 1 / math.sqrt(max(self.num_examples, 1))
-        return [rate for rate, mean in means.items() if mean >= max(means.values()) - REACH * error]
-
-    @cached_property
-    def values_KN(self) -> np.ndarray | InputError:
-        """[K, N] what the validation examples contribute to the mean at each rival, or why that is not known."""
-        if self.num_examples < 2:
-            return InputError("no two validation examples chose")
-        scores = tuple(score for rate in self.rivals for score in self.by_rate[rate])
-        table = KeptExamples(scores, "validation", MOST_EXAMPLES).found
-        if isinstance(table, InputError):
-            return table
-        firsts = np.cumsum([len(self.by_rate[rate]) for rate in self.rivals])[:-1]
-        return np.stack([values_SN.mean(axis=0) for values_SN in np.split(table.values_SN, firsts)])
-
-    @property
-    def doubt(self) -> InputError | None:
-        """Why it is not known what other examples would have chosen."""
-        return self.values_KN if len(self.rivals) > 1 and isinstance(self.values_KN, InputError) else None
-
-    @cached_property
-    def shares(self) -> Mapping[float, float]:
-        """With which probability each rate would be chosen on other examples by other seeds, where it can be at all."""
-        if len(self.rivals) == 1:
-            return {self.rivals[0]: 1.0}
-        covariance_KK = np.diag([self.seed_variances[rate] for rate in self.rivals])
-        if not isinstance(self.values_KN, InputError):
-            covariance_KK = covariance_KK + np.cov(self.values_KN) / self.num_examples
-        means_K = np.array([self.mean(rate, "validation") for rate in self.rivals])
-        return dict(zip(self.rivals, draw_choices(means_K, covariance_KK).tolist(), strict=True))
-
-    @cached_property
-    def variance(self) -> float:
-        """Compute the variance of the mean test score over such choices; nan where nothing is known of them."""
-        if self.doubt and not any(self.seed_variances.values()):
-            return math.nan
-        shares_K = np.array([*self.shares.values()])
-        scores_K = np.array([self.mean(rate, "test") for rate in self.shares])
-        return float(shares_K @ (scores_K - shares_K @ scores_K) ** 2)
+    def draw_noise(self) -> ChoiceNoise:
+        """Draw what other validation examples and seeds would have chosen. Predictions are read, and choices drawn,
+        once."""
+        if self.noise is None:
+            self.noise = measure_noise(self)
+        return self.noise
 
     def mean(self, rate: float, split: str) -> float:
         return float(np.mean([score.metrics[split][self.metric] for score in self.by_rate[rate]]))
+
+
+def measure_noise(choice: RateChoice) -> ChoiceNoise:
+    """Draw the noise of a choice, as `RateChoice.draw_noise` returns it."""
+    # 1. The rates, from the lowest, that other examples or seeds could have chosen at all.
+    values_KS = [[score.metrics["validation"][choice.metric] for score in seeds] for seeds in choice.by_rate.values()]
+    seed_variances = dict(zip(choice.by_rate, other_seeds(values_KS), strict=True))
+    error = math.sqrt(2 * max(seed_variances.values())) + 1 / math.sqrt(max(choice.num_examples, 1))
+    means = {rate: choice.mean(rate, "validation") for rate in sorted(choice.by_rate)}
+    rivals = [rate for rate, mean in means.items() if mean >= max(means.values()) - REACH * error]
+    if len(rivals) == 1:
+        return ChoiceNoise({rivals[0]: 1.0}, variance=0.0)
+
+    # 2. How their means vary over seeds and, where predictions were kept, over examples.
+    why_unknown = "no two validation examples chose"
+    covariance_KK = np.diag([seed_variances[rate] for rate in rivals])
+    if choice.num_examples >= 2:
+        scores = [score for rate in rivals for score in choice.by_rate[rate]]
+        table = join_examples(scores, "validation", MOST_EXAMPLES)
+        why_unknown = table.why_unknown
+        if not why_unknown:
+            firsts = np.cumsum([len(choice.by_rate[rate]) for rate in rivals])[:-1]
+            values_KN = np.stack([values_SN.mean(axis=0) for values_SN in np.split(table.values_SN, firsts)])
+            covariance_KK = covariance_KK + np.cov(values_KN) / choice.num_examples
+
+    # 3. How often each is the best, and what the test score does then.
+    shares_K = draw_choices(np.array([means[rate] for rate in rivals]), covariance_KK)
+    scores_K = np.array([choice.mean(rate, "test") for rate in rivals])
+    variance = float(shares_K @ (scores_K - shares_K @ scores_K) ** 2)
+    if why_unknown and not any(seed_variances.values()):
+        variance = math.nan
+    return ChoiceNoise(dict(zip(rivals, shares_K.tolist(), strict=True)), variance, why_unknown)
 
 
 def other_seeds(values_KS: Sequence[Sequence[float]]) -> list[float]:

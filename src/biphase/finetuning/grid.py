@@ -15,7 +15,7 @@ from typing import Any
 from biphase.console import err
 from biphase.encoder.models import identify
 from biphase.engine.local import Engine, Unit, count_workers
-from biphase.engine.scheduler import Failure, Forecast, read_failures, run_batch, run_units
+from biphase.engine.scheduler import Failure, Forecast, Pace, read_failures, run_batch, run_units
 from biphase.errors import InputError, refuse_doubles
 from biphase.files import read_json_as, refuse_filled
 from biphase.finetuning.choosing import choose_rate, validation_by_rate
@@ -135,9 +135,26 @@ def tell_downloads(grid: Grid) -> None:
         )
 
 
-def plan_missing(grid: Grid, engine: Engine, part: str | None = None) -> dict[str, Any]:
-    """Count the cells that each model has on each task and those that are missing; how long one worker needs for the
-    trainings that finished ones of their tasks can judge (None where these judge none)."""
+@dataclass(frozen=True)
+class MissingCells:
+    """What a grid lacks, and how long that takes."""
+
+    rates: tuple[float, ...]
+    seeds: tuple[int, ...]
+    cells: list[dict[str, Any]]
+    """For each model on each task, how many `cells` it has, and how many of these are `finished` and `missing`."""
+    workers: int
+    seconds_of_one_worker: float | None
+    """For the trainings that finished ones of their tasks can judge; None where these judge none."""
+    known_trainings: int
+    """How many these are."""
+    unknown_trainings: int
+    failed: list[Failure]
+    """What failed when it was last tried."""
+
+
+def plan_missing(grid: Grid, engine: Engine, part: str | None = None) -> MissingCells:
+    """Count the cells that are missing, and forecast how long they take."""
     trainings = plan_grid(grid, part)
     missing = missing_trainings(trainings, grid.out)
     totals = Counter((cell.model.name, cell.task.name) for cell in chain(*trainings))
@@ -149,16 +166,16 @@ def plan_missing(grid: Grid, engine: Engine, part: str | None = None) -> dict[st
     spent = measure_grid(grid, trainings)
     judgeable = [unit for unit in grid_units(grid, missing) if unit.kind in spent]
     seconds = sum((Forecast(judgeable, spent).seconds_by_kind or {}).values())
-    return {
-        "rates": grid.learning_rates,
-        "seeds": grid.seeds,
-        "cells": cells,
-        "workers": count_workers(engine),
-        "seconds_of_one_worker": seconds if judgeable or not missing else None,
-        "known_trainings": len(judgeable),
-        "unknown_trainings": len(missing) - len(judgeable),
-        "failed": read_failures(grid.out),
-    }
+    return MissingCells(
+        grid.learning_rates,
+        grid.seeds,
+        cells,
+        workers=count_workers(engine),
+        seconds_of_one_worker=seconds if judgeable or not missing else None,
+        known_trainings=len(judgeable),
+        unknown_trainings=len(missing) - len(judgeable),
+        failed=read_failures(grid.out),
+    )
 
 
 def grid_units(grid: Grid, trainings: Iterable[SharedTraining]) -> list[Unit]:
@@ -192,7 +209,7 @@ def grid_units(grid: Grid, trainings: Iterable[SharedTraining]) -> list[Unit]:
     return [*encodings.values(), *units]
 
 
-def measure_grid(grid: Grid, trainings: Iterable[SharedTraining]) -> dict[str, tuple[float, float]]:
+def measure_grid(grid: Grid, trainings: Iterable[SharedTraining]) -> dict[str, Pace]:
     """Measure the trainings that gave a score, as `measure_cells` does."""
     finished, scores = list[SharedTraining](), list[Score]()
     for training in trainings:
@@ -203,17 +220,18 @@ def measure_grid(grid: Grid, trainings: Iterable[SharedTraining]) -> dict[str, t
     return measure_cells(grid_units(grid, finished), scores)
 
 
-def measure_cells(finished: Iterable[Unit], scores: Iterable[Score]) -> dict[str, tuple[float, float]]:
-    """Add up seconds and costs of the fine-tunings that gave some scores, by the task that they are trained on: what
-    tells how long others on the task take. `finished` are their units."""
+def measure_cells(finished: Iterable[Unit], scores: Iterable[Score]) -> dict[str, Pace]:
+    """Add up the fine-tunings that gave some scores, by the task that they are trained on: it tells how long others on
+    the task take. `finished` are their units."""
     costs: dict[str, list[float]] = {}
     for unit in finished:
         costs.setdefault(unit.kind, []).append(unit.cost)
-    spent = dict[str, tuple[float, float]]()
-    for task, (num, _, seconds) in measure_trainings(scores).items():
+    paces = {}
+    for task, spent in measure_trainings(scores).items():
         if sum(costs.get(task, ())):
-            spent[task] = (seconds / num * len(costs[task]), sum(costs[task]))
-    return spent
+            seconds = spent.seconds / spent.trainings * len(costs[task])
+            paces[task] = Pace(seconds, sum(costs[task]))
+    return paces
 
 
 # What a worker does. PyTorch is loaded there only

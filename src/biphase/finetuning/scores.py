@@ -23,7 +23,7 @@ from pydantic_core import from_json
 
 from biphase import console, files
 from biphase.config import Strict
-from biphase.errors import InputError, first_line
+from biphase.errors import InputError, first_line, told_as
 from biphase.finetuning import metrics
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig
 from biphase.tasks.spec import EVALUATED_SPLITS, EvaluatedSplit
@@ -223,9 +223,19 @@ def read_scores(folder: Path) -> ScoreSet:
     return ScoreSet(tuple(scores), broken)
 
 
-def measure_trainings(scores: Iterable[Score]) -> dict[str, tuple[int, int, float]]:
-    """Count the trainings that gave these scores, their steps, and the seconds of them and of all evaluations, by the
-    task that they are trained on. Tasks that share a training say its steps and seconds each; they count once."""
+@dataclass(frozen=True)
+class Spent:
+    """What the trainings on a task took."""
+
+    trainings: int
+    steps: int
+    seconds: float
+    """With those of all evaluations."""
+
+
+def measure_trainings(scores: Iterable[Score]) -> dict[str, Spent]:
+    """Add up the trainings that gave these scores, by the task that they are trained on. Tasks that share a training
+    say its steps and seconds each; they count once."""
     trained: dict[str, dict[tuple[str, float, int], Score]] = defaultdict(dict)
     evaluated: dict[str, float] = defaultdict(float)
     for score in scores:
@@ -234,7 +244,7 @@ def measure_trainings(scores: Iterable[Score]) -> dict[str, tuple[int, int, floa
     spent = {}
     for task, trainings in trained.items():
         seconds = evaluated[task] + sum(score.seconds["train"] for score in trainings.values())
-        spent[task] = (len(trainings), sum(score.num_steps for score in trainings.values()), seconds)
+        spent[task] = Spent(len(trainings), sum(score.num_steps for score in trainings.values()), seconds)
     return spent
 
 
@@ -316,6 +326,8 @@ class ExampleTable:
     """The mean of a row is its score; the spread of a row, as of any N values, gives the score's standard error."""
     num_degenerate: int = 0
     """With how many of the scores one and the same is predicted for all: one class, no entity, one answer."""
+    why_unknown: str = ""
+    """Why there are no examples: predictions were not kept, are damaged, or are of other examples."""
 
 
 def read_contributions(path: Path, score: Score, written: str | None) -> tuple[list[str], metrics.Contributions, bool]:
@@ -326,7 +338,7 @@ def read_contributions(path: Path, score: Score, written: str | None) -> tuple[l
     """
     archive = path.with_suffix(".npz")
     # One bit of it may raise any of a dozen errors, of zipfile, zlib or NumPy: each means that it cannot be read.
-    with suppress(Exception), np.load(archive, allow_pickle=False) as saved:
+    with suppress(InputError), told_as(f"{archive} cannot be read"), np.load(archive, allow_pickle=False) as saved:
         if str(saved["predictions"]) == written:
             values, statistic = saved["values"], metrics.STATISTICS.get(str(saved["statistic"]))
             return saved["ids"].tolist(), (values, statistic), bool(saved["is_degenerate"])
@@ -375,31 +387,32 @@ def read_examples(score: Score, split: EvaluatedSplit = "test", most: int | None
     return ExampleTable(files.content_hash(ids), linearize(values, statistic)[None], int(is_degenerate))
 
 
-@dataclass(frozen=True)
+@dataclass
 class KeptExamples:
-    """The predictions that were kept beside scores of one model or recipe on a task; read when first asked for."""
+    """The predictions that were kept beside test scores of one model or recipe on a task."""
 
     scores: tuple[Score, ...]
-    split: EvaluatedSplit = "test"
-    most: int | None = None
-    """As in `read_examples`."""
+    table: ExampleTable | None = None
+    """What `read` returns, once it was called."""
 
-    @cached_property
-    def found(self) -> ExampleTable | InputError:
-        """The table, in the order of `scores`; or why there is none: not kept, damaged, or of other examples."""
-        try:
-            sets = [read_examples(score, self.split, self.most) for score in self.scores]
-        except InputError as error:
-            return error
+    def read(self) -> ExampleTable:
+        """Read the table, in the order of `scores`. Its files are read once."""
+        if self.table is None:
+            self.table = join_examples(self.scores)
+        return self.table
+
+
+def join_examples(scores: Iterable[Score], split: EvaluatedSplit = "test", most: int | None = None) -> ExampleTable:
+    """Read the table of several scores, as `read_examples` does for one. It says where it is not known what examples
+    contribute."""
+    try:
+        sets = [read_examples(score, split, most) for score in scores]
         if len({examples.fingerprint for examples in sets}) > 1:
-            return InputError(f"the {self.split} examples are not the same")
-        values_SN = np.concatenate([examples.values_SN for examples in sets])
-        return ExampleTable(sets[0].fingerprint, values_SN, sum(examples.num_degenerate for examples in sets))
-
-    @property
-    def table(self) -> ExampleTable | None:
-        """Return the table; None where it is not known what examples contribute."""
-        return None if isinstance(self.found, InputError) else self.found
+            raise InputError(f"the {split} examples are not the same")
+    except InputError as error:
+        return ExampleTable("", np.empty((0, 0)), why_unknown=str(error))
+    values_SN = np.concatenate([examples.values_SN for examples in sets])
+    return ExampleTable(sets[0].fingerprint, values_SN, sum(examples.num_degenerate for examples in sets))
 
 
 def linearize(values: np.ndarray, statistic: metrics.Statistic | None) -> np.ndarray:

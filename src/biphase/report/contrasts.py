@@ -207,7 +207,7 @@ def variance(values: np.ndarray) -> float:
 def over_test_sets(groups: list[Terms]) -> tuple[list[tuple[float, int]], float] | None:
     """Return the variance of the sum from the examples of each test set, with its degrees of freedom; and the part that
     seeds and examples share. None unless all scores say what each example contributes."""
-    tables = {id(score): score.examples and score.examples.table for group in groups for _, score in group}
+    tables = {id(score): score.examples and score.examples.read() for group in groups for _, score in group}
     usable = {key: table for key, table in tables.items() if table and table.values_SN.shape[1] > 1}
     if len(usable) < len(tables):
         return None
@@ -239,11 +239,11 @@ def of_choices(terms: Terms) -> tuple[float, float]:
     for weight, score in terms:
         weights[id(score)] = weights.get(id(score), 0.0) + weight
     choices = {id(score): score.choice for _, score in terms if score.num_pretrainings == 1 or score.choice}
-    usable = {key: choice for key, choice in choices.items() if choice and not math.isnan(choice.variance)}
-    if len(usable) < len(choices):
+    variances = {key: choice.draw_noise().variance for key, choice in choices.items() if choice}
+    if len(variances) < len(choices) or any(map(math.isnan, variances.values())):
         return 0.0, math.nan
-    degrees = [choice.degrees for choice in usable.values() if choice.num_examples]
-    return sum(weights[key] ** 2 * choice.variance for key, choice in usable.items()), min(degrees, default=math.nan)
+    degrees = [choice.degrees for choice in choices.values() if choice and choice.num_examples]
+    return sum(weights[key] ** 2 * value for key, value in variances.items()), min(degrees, default=math.nan)
 
 
 def interaction(values_RN: np.ndarray) -> float:

@@ -222,10 +222,14 @@ LEAST_SAVING = 0.05
 """A share whose logarithm is nearer to zero saves or costs nothing that a task could carry."""
 
 
-Price = Mapping[str, Sequence[Equivalent]]
-"""What an arm pays for its score, as shares of what the baseline pays for the same: `mean` → by the mean over all data
-sets, in FLOPs and in tokens, as far as these are known; each family and each data set, where there are several → by
-that, in the first kind of compute."""
+@dataclass(frozen=True)
+class Price:
+    """What an arm pays for its score, as shares of what the baseline pays for the same."""
+
+    mean: tuple[Equivalent, ...]
+    """For the mean over all data sets, in FLOPs and in tokens, as far as these are known."""
+    by_part: Mapping[str, Equivalent]
+    """For each family and each data set, where there are several, in the first of these."""
 
 
 @dataclass(frozen=True)
@@ -275,7 +279,7 @@ def head_prices(
     results: ResultSet, baseline: tuple[ReportArm, ...], prices: list[Price], declared: Mapping[str, Sequence[str]]
 ) -> PriceList:
     """Choose which prices a headline is about, and see what the first of them is without each data set."""
-    means = [price["mean"][0] for price in prices]
+    means = [price.mean[0] for price in prices]
     budgets = sorted({mean.score.arm.pretrain_steps for mean in means})
     steps = max((budget for budget in budgets if budget < baseline[-1].pretrain_steps), default=budgets[0])
     compared = tuple(mean for mean in means if mean.score.arm.pretrain_steps == steps)
@@ -324,12 +328,12 @@ def price_arms(results: ResultSet, baseline: Sequence[ReportArm], priced: Sequen
         known_axes = [axis for axis in axes if getattr(arm, axis)]
         if known_axes and results.scores.get(arm.name, {}).keys() >= set(datasets):
             price_on = partial(compute_equivalent, results, arm, baseline)
-            mean = {"mean": [price_on(axis, datasets) for axis in known_axes]}
-            prices.append(mean | {part: [price_on(known_axes[0], names)] for part, names in parts.items()})
+            mean = tuple(price_on(axis, datasets) for axis in known_axes)
+            prices.append(Price(mean, {part: price_on(known_axes[0], names) for part, names in parts.items()}))
 
     def rank(price: Price) -> tuple[float, ...]:
         """Sort key: what lies above all of the ladder costs less than its share says, what lies below more."""
-        mean = price["mean"][0]
+        mean = price.mean[0]
         order = {"above": 0, "": 1, "below": 2}[mean.beyond]
         return -mean.score.arm.pretrain_steps, order, mean.share, -mean.score.mean
 
@@ -341,14 +345,14 @@ def tell_kinds(price_list: PriceList, alone: str) -> str:
     `A has the score of MLM alone (40 % masked) at these shares of its FLOPs: on token classification 0.62 [0.55, 0.69],
     where B has 1.09 [0.96, 1.31]; on …`"""
     first, declared = price_list.declared[0], [mean.score.arm for mean in price_list.declared]
-    prices = {price["mean"][0].score.arm: price for price in price_list.prices}
+    prices = {price.mean[0].score.arm: price for price in price_list.prices}
     steps = {arm.pretrain_steps for arm in declared}
     controls = [arm for arm in prices if arm not in declared and arm.pretrain_steps in steps]
     datasets = {cell.family: cell.dataset for cell in first.score.cells}
     kinds = []
     for family, dataset in datasets.items():
-        part = f"{family} mean" if f"{family} mean" in price_list.prices[0] else dataset
-        shares = {arm: show_multiple(price[part][0]) for arm, price in prices.items()}
+        part = f"{family} mean" if f"{family} mean" in price_list.prices[0].by_part else dataset
+        shares = {arm: show_multiple(price.by_part[part]) for arm, price in prices.items()}
         beside = first_of([f"{arm.name} has {shares[arm]}" for arm in controls], MOST_CONTROLS)
         told = show_list([shares[arm] for arm in declared])
         kinds.append(f"on {FAMILY_NAMES[family]} {told}{beside and f', where {beside}'}")
@@ -425,26 +429,25 @@ def ladder_panel(price_list: PriceList) -> Panel:
 
 def price_tables(price_list: PriceList) -> list[Table]:
     """Make a table with a row for every arm, of shares by the mean; and another one of shares by family and task."""
-    counted = {equivalent.axis for price in price_list.prices for equivalent in price["mean"]}
+    counted = {equivalent.axis for price in price_list.prices for equivalent in price.mean}
     shared = [axis for axis in AXES if axis in counted]
-    parts = [part for part in price_list.prices[0] if part != "mean"]
+    parts = [*price_list.prices[0].by_part]
     size, label = price_list.baseline[0].size, f"MLM {price_list.baseline[0].mask_percent} %"
     rows, by_part = [], []
     records: list[Sequence[object]] = [PRICE_COLUMNS]
     for price in price_list.prices:
-        first, shares = price["mean"][0], {mean.axis: show_multiple(mean) for mean in price["mean"]}
+        first, shares = price.mean[0], {mean.axis: show_multiple(mean) for mean in price.mean}
         arm = first.score.arm
         steps, score = Cell(f"{arm.pretrain_steps:,}"), interval_cell(first.score.interval)
         rows.append(Row((arm.name,), (steps, score, *(Cell(shares.get(axis, MISSING)) for axis in shared))))
-        by_part.append(Row((arm.name,), (steps, *(Cell(show_multiple(price[part][0])) for part in parts))))
-        for part, equivalents in price.items():
-            for equivalent in equivalents:
-                facts = (arm.name, size, label, arm.pretrain_steps, part)
-                mean = interval_cell(equivalent.score.interval)
-                share = (equivalent.axis, f"{equivalent.compute:.6g}", equivalent.beyond, f"{equivalent.share:.4f}")
-                ends = [f"{end:.4f}" if 0 < end < math.inf else "" for end in (equivalent.low, equivalent.high)]
-                noises = "; ".join(equivalent.noise)
-                records.append((*facts, mean.text, mean.reach.replace(MISSING, ""), *share, *ends, noises))
+        by_part.append(Row((arm.name,), (steps, *(Cell(show_multiple(price.by_part[part])) for part in parts))))
+        for part, equivalent in [*(("mean", mean) for mean in price.mean), *price.by_part.items()]:
+            facts = (arm.name, size, label, arm.pretrain_steps, part)
+            mean = interval_cell(equivalent.score.interval)
+            share = (equivalent.axis, f"{equivalent.compute:.6g}", equivalent.beyond, f"{equivalent.share:.4f}")
+            ends = [f"{end:.4f}" if 0 < end < math.inf else "" for end in (equivalent.low, equivalent.high)]
+            noises = "; ".join(equivalent.noise)
+            records.append((*facts, mean.text, mean.reach.replace(MISSING, ""), *share, *ends, noises))
     cells, noise = price_list.compared[0].score.cells, price_list.compared[0].noise
     where = f"the mean over {len(cells)} data sets" if len(cells) > 1 else cells[0].dataset
     over = f", over {show_noise(noise)}" if noise else ""

@@ -164,7 +164,7 @@ def compare_in_words(
     `best` is the best of so many models: its p-value is multiplied by how many it could have been beside `rival`
     (Bonferroni), for the best of many equally good ones is ahead of any of them. `by_task`: their difference on each.
     """
-    if best.is_degenerate and rival.is_degenerate:
+    if best.is_degenerate() and rival.is_degenerate():
         reason = "both predict one and the same for all examples, as networks do that were trained too little"
         return f"{best.arm.name} cannot be told from {rival.arm.name} {where}: {reason}."
     gap = contrasts.difference(best, rival)

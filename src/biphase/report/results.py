@@ -173,16 +173,14 @@ class Result:
         """Number of pretraining seeds; for an average, of the dataset that has the fewest."""
         return min(len(set(part.pretraining_seeds)) or 1 for part in self.parts)
 
-    @property
-    def num_degenerate(self) -> int:
-        """Number of seeds with which the same is predicted for all examples, as far as predictions were kept."""
+    def count_degenerate(self) -> int:
+        """Count the seeds with which the same is predicted for all examples, as far as predictions were kept."""
         kept = self.examples or self.predicted
-        return kept.table.num_degenerate if kept and kept.table else 0
+        return kept.read().num_degenerate if kept else 0
 
-    @property
     def is_degenerate(self) -> bool:
-        """Whether the same is predicted for all examples with every seed, on every dataset."""
-        return all(part.num_degenerate == part.num for part in self.parts)
+        """Tell whether the same is predicted for all examples with every seed, on every dataset."""
+        return all(part.count_degenerate() == part.num for part in self.parts)
 
     @property
     def std(self) -> float:
@@ -376,9 +374,8 @@ def list_gaps(results: ResultSet) -> list[str]:
                 where = f"{comparisons[setup]['name']} · {name} · {family}"
                 lines.append(f"{where}: {', '.join(lost)} ({metric} metric)")
     for result in results.results:
-        table = result.examples and result.examples.found
-        if isinstance(table, InputError):
-            lines.append(f"{result.arm.name} on {result.dataset}: test examples are not accounted for: {table}")
+        if result.examples and (why := result.examples.read().why_unknown):
+            lines.append(f"{result.arm.name} on {result.dataset}: test examples are not accounted for: {why}")
     return list(dict.fromkeys(lines))
 
 

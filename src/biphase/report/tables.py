@@ -168,9 +168,9 @@ def mark_column(scores: Sequence[Result | None]) -> list[Cell]:
             cells.append(Cell(MISSING))
             continue
         mark: Literal["best", "tied", ""] = ""
-        if len(measured) > 1 and not best.is_degenerate:
+        if len(measured) > 1 and not best.is_degenerate():
             mark = "best" if score is best else "" if difference(best, score).side == "above" else "tied"
-        sign = "†" if any(part.num_degenerate for part in score.parts) else ""
+        sign = "†" if any(part.count_degenerate() for part in score.parts) else ""
         cells.append(Cell(show_share(score.mean) + sign, show_share(score.interval.half_width), mark, score))
     return cells
 

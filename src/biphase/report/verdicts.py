@@ -160,16 +160,16 @@ def list_doubts(scores: ScoreSet, a: Result, b: Result) -> Iterator[str]:
     tables = []
     for side in (a, b):
         assert side.examples
-        table = side.examples.found
-        if isinstance(table, InputError):
-            yield f"test examples are not accounted for: {table}"
+        table = side.examples.read()
+        if table.why_unknown:
+            yield f"test examples are not accounted for: {table.why_unknown}"
             return
         if table.num_degenerate:
             seeds = f"{table.num_degenerate} of {show_count(side.num, 'seed')}"
             yield f"degenerate: {short_name(side.arm.name)} predicts the same for all examples with {seeds}"
         tables.append(table)
-        if side.choice and side.choice.doubt:
-            yield f"what other validation examples would have chosen is not accounted for: {side.choice.doubt}"
+        if side.choice and (why := side.choice.draw_noise().why_unknown):
+            yield f"what other validation examples would have chosen is not accounted for: {why}"
     if tables[0].fingerprint != tables[1].fingerprint:
         yield "the test examples are not the same, so they are not paired"
 
@@ -256,8 +256,8 @@ def list_flaws(row: SummaryRow, where: str) -> Iterator[str]:
     if row.spread and num_unspread:
         lost = show_count(num_unspread, "cell")
         yield f"spread of {where}: lacks {lost} without a score, so it may be too small"
-    if row.score.num_degenerate:
-        seeds = f"{row.score.num_degenerate} of {show_count(row.score.num, 'seed')}"
+    if num_degenerate := row.score.count_degenerate():
+        seeds = f"{num_degenerate} of {show_count(row.score.num, 'seed')}"
         yield f"degenerate: {where} predicts the same for all with {seeds}"
 
 

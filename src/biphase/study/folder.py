@@ -161,10 +161,9 @@ class StudyState:
         kinds = {train_name(run): TRAINING for run in self.plan.runs}
         return kinds | {cell.name: scored_as(cell.task) for cell in self.plan.cells}
 
-    @property
-    def failures(self) -> list[Failure]:
-        """Units that failed last time and are still to be done: what failed as another version of the study file had it
-        may be done as this one has it, or not asked for."""
+    def read_failures(self) -> list[Failure]:
+        """Read which units failed last time and are still to be done: what failed as another version of the study file
+        had it may be done as this one has it, or not asked for."""
         left = self.kinds.keys() - self.done
         return [failure for failure in read_failures(self.folder) if failure.unit in left]
 

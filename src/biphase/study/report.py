@@ -413,8 +413,9 @@ def list_costs(state: StudyState) -> list[dict[str, object]]:
         runs = [state.plan.runs[name] for name in state.records]
         tokens = sum(run.tokens for run in runs)
         rows.append(("pretraining", len(runs), sum(run.steps for run in runs), f"{tokens:,}", spent))
-    for task, (num, steps, seconds) in trainings.items():
-        rows.append((f"fine-tuning and evaluation: {task}", num, steps, "", duration(seconds)))
+    for task, of_task in trainings.items():
+        stage, time = f"fine-tuning and evaluation: {task}", duration(of_task.seconds)
+        rows.append((stage, of_task.trainings, of_task.steps, "", time))
     return [dict(zip(COST_COLUMNS, row, strict=True)) for row in rows]
 
 
@@ -425,7 +426,7 @@ def list_missing(state: StudyState) -> Iterator[str]:
         if left[kind]:
             noun = "runs" if kind == TRAINING else f"cells of {kind}"
             yield f"{left[kind]} of {total} {noun} are not finished."
-    for failure in state.failures:
+    for failure in state.read_failures():
         if not failure.is_blocked:
             yield f"Failed: {failure.unit}: {failure.reason}"
     for scores in state.scores.values():

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from biphase.console import duration, err
 from biphase.corpus.shards import read_shard_manifest
 from biphase.encoder.models import identify
 from biphase.engine.local import Engine, Unit
-from biphase.engine.scheduler import Failure, Forecast, run_batch
+from biphase.engine.scheduler import Failure, Forecast, Pace, run_batch
 from biphase.errors import EXIT_BUSY, STOPPED, BusyError, InputError, StoppedError
 from biphase.files import locked, write_hashed, write_text
 from biphase.finetuning.grid import fit_unit, measure_cells
@@ -246,22 +246,39 @@ def choose_units(units: Sequence[Unit], only: str, done: Set[str]) -> list[Unit]
     return [unit]
 
 
-def measure_units(state: StudyState, units: Sequence[Unit]) -> dict[str, tuple[float, float]]:
-    """Add up seconds and costs of what is done, by the kind of the units: what tells how long the rest takes, from the
-    first unit of a sitting on."""
+def measure_units(state: StudyState, units: Sequence[Unit]) -> dict[str, Pace]:
+    """Add up what is done, by the kind of the units: it tells how long the rest takes, from the first unit of a sitting
+    on."""
     records = {train_name(name): record for name, record in state.records.items() if name in state.trained}
     timed = {name: record.seconds for name, record in records.items() if record.is_timed}
     trained = sum(unit.cost for unit in units if unit.name in timed)
-    spent: dict[str, tuple[float, float]] = {TRAINING: (sum(timed.values()), trained)} if trained else {}
+    spent = {TRAINING: Pace(sum(timed.values()), trained)} if trained else {}
     scored = [unit for unit in units if unit.name in state.scored]
     return spent | measure_cells(scored, [score for scores in state.scores.values() for score in scores.scores])
 
 
-def status(state: StudyState) -> dict[str, Any]:
-    """Tell how far a study is (`OpenStudy.progress`). A line is of the runs, or of the cells of a task; `running` are
-    begun and not done, whether a process is at them now or not; `seconds_left` is what one worker needs, as the bar of
-    `study run` tells it, None before anything is done."""
-    plan, units, done, failures = state.plan, study_units(state), state.done, state.failures
+@dataclass(frozen=True)
+class StudyStatus:
+    """How far a study is."""
+
+    study: str
+    folder: Path
+    lines: list[dict[str, Any]]
+    """A row for the training runs, and one for the cells of each task: `running` are begun and not done, whether a
+    process is at them now or not; `seconds_left` is what one worker needs, as the bar of `study run` tells it, None
+    before anything is done."""
+    seeds: list[str]
+    """How far each of several seeds of pretraining is."""
+    notes: list[str]
+    """Which times are guesses."""
+    failed: list[Failure]
+    num_waiting: int
+    """How many units need one that failed."""
+
+
+def status(state: StudyState) -> StudyStatus:
+    """Tell how far a study is."""
+    plan, units, done, failures = state.plan, study_units(state), state.done, state.read_failures()
     left, failed = [unit for unit in units if unit.name not in done], {failure.unit for failure in failures}
     seconds_left = Forecast(left, measure_units(state, units)).seconds_by_kind
     tasks = [find_task(task) for task in {cell.task for cell in plan.cells} if not task.startswith(EMBED)]
@@ -282,7 +299,7 @@ def status(state: StudyState) -> dict[str, Any]:
         seeds.append(f"pretraining seed {seed}: {progress}")
     causes = [failure for failure in failures if not failure.is_blocked]
     num_waiting = len(failures) - len(causes)
-    return {"lines": lines, "seeds": seeds, "notes": sorted(notes), "failed": causes, "num_waiting": num_waiting}
+    return StudyStatus(plan.study.name, state.folder, lines, seeds, sorted(notes), causes, num_waiting)
 
 
 def study_units(state: StudyState, processes: int = 1) -> list[Unit]:
