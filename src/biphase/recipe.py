@@ -267,6 +267,17 @@ class Schedule(Strict):
     warmup_steps: Count = 2000
     decay_steps: Count = 2000
 
+    def share_of_peak(self, step: int, num_steps: int) -> float:
+        """Return the rate of update `step` (from 0) of `num_steps` as a share of the peak (Hu et al. 2024).
+
+        Warm-up climbs in equal steps from 1 / warmup_steps to 1. Decay falls in equal steps from 1 to 1 / decay_steps:
+        0 would come after the last update, so that no update is wasted on it.
+        """
+        assert 0 <= step < num_steps
+        climbing = (step + 1) / self.warmup_steps if self.warmup_steps else 1.0
+        falling = (num_steps - step) / self.decay_steps if self.decay_steps else 1.0
+        return min(climbing, 1.0, falling)
+
 
 class Optimizer(Strict):
     """How gradients become updates; the defaults are the paper's AdamW."""

@@ -1,11 +1,13 @@
 """The configuration of a cell: all that it does, apart from which encoder and which task, and what of that names it."""
 
+import math
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from biphase.config import Beta, Count, PositiveCount, Share, Strict
 from biphase.errors import InputError
+from biphase.recipe import Schedule
 from biphase.tasks.spec import PAPER_TASKS, Family, Task
 
 PROTOCOL = 4
@@ -100,6 +102,12 @@ class FinetuneConfig(Strict):
         if self.shots is not None and self.max_train_examples is not None:
             raise ValueError("shots and max_train_examples both say what is trained on; give one")
         return self
+
+    def schedule(self, num_steps: int) -> Schedule:
+        """Return the schedule of so many updates: warm-up, then decay. The decay equals that of transformers' linear
+        schedule; the warm-up is ahead of it by one step, whose first update has rate 0."""
+        warmup_steps = math.ceil(self.warmup_ratio * num_steps)
+        return Schedule(warmup_steps=warmup_steps, decay_steps=num_steps - warmup_steps)
 
 
 def settle_config(config: FinetuneConfig, task: Task, max_length: int) -> FinetuneConfig:

@@ -190,23 +190,11 @@ def block_matrices(model: nn.Module) -> list[nn.Parameter]:
 
 def set_rate(optimizers: list[torch.optim.Optimizer], schedule: Schedule, step: int, num_steps: int) -> float:
     """Set the rate of update `step` in every group, by its scale, and return what the schedule says."""
-    rate = learning_rate(schedule, step, num_steps)
+    rate = schedule.peak_lr * schedule.share_of_peak(step, num_steps)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = rate * group["lr_scale"]
     return rate
-
-
-def learning_rate(schedule: Schedule, step: int, num_steps: int) -> float:
-    """Return the rate of update `step` (from 0) of `num_steps`: warmup-stable-decay (Table 1; Hu et al. 2024).
-
-    Warm-up climbs in equal steps from peak / warmup_steps to the peak; decay falls in equal steps from the peak to
-    peak / decay_steps, so that 0 would come after the last update and no update is wasted on it.
-    """
-    assert 0 <= step < num_steps
-    climbing = (step + 1) / schedule.warmup_steps if schedule.warmup_steps else 1.0
-    falling = (num_steps - step) / schedule.decay_steps if schedule.decay_steps else 1.0
-    return schedule.peak_lr * min(climbing, 1.0, falling)
 
 
 class Muon(torch.optim.Optimizer):
