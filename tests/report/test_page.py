@@ -7,6 +7,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,11 +18,13 @@ from biphase import style
 from biphase.errors import InputError
 from biphase.report.claims import judge_claims
 from biphase.report.contrasts import with_averages
-from biphase.report.figures import FIGURES
+from biphase.report.figures import FIGURES, Panel, Part, list_figures, plot_panel, save_figure
 from biphase.report.formats import show_estimate, show_p_value, show_points
 from biphase.report.page import PageText, inline_svg, write_report
 from biphase.report.paper import measure_findings, read_reference, report_paper
 from biphase.report.results import ResultSet
+from biphase.report.statistics import Interval
+from biphase.style import SERIES
 
 VOID = {"meta", "link", "br", "hr", "img", "input", "path", "use", "line", "circle", "rect"}
 
@@ -241,26 +244,40 @@ def test_inline_svg() -> None:
         "</svg>"
     )
     styles = {"fill: none": "s0"}
-    assert inline_svg(text, "tree", styles) == (
+    assert inline_svg([Part("whole", text)], "tree", styles) == (
         '<svg class="whole" viewBox="0 0 1 1"><defs/><clipPath id="tree-0"/><g clip-path="url(#tree-0)" class="s1">'
         '<use href="#tree-1" x="1.2" width="3"/></g><path id="tree-1" class="s1"/></svg>'
     )
     assert styles == {"fill: none": "s0", "stroke: currentColor; fill: var(--grid)": "s1"}
 
 
-def test_panels_are_parts_that_may_be_stacked(paper_file: Path) -> None:
+def test_panels_are_parts_that_may_be_stacked(paper_file: Path, tmp_path: Path) -> None:
     """A legend and a part for each panel, which have all words of the file and no name that leads nowhere."""
     text = (paper_file.parent / "figures" / "splits.svg").read_text()
-    parts = inline_svg(text, "splits", {})
+    plots, _ = list_figures(read_reference())
+    parts = inline_svg(save_figure("splits", plots["splits"], tmp_path), "splits", {})
     assert re.findall(r'<svg class="(\w+)"', parts) == ["legend", *["panel"] * 4]
     words = re.compile(r"<text[^>]*>([^<]+)</text>")
     assert sorted(words.findall(parts)) == sorted(words.findall(text))
     named = set(re.findall(r"(?:url\(|href=\")#([\w-]+)", parts))
-    assert named and named <= set(re.findall(r' id="([^"]+)"', parts))
-    assert len(parts) < 0.4 * len(text)
-    # An unfinished study may have nothing to name in a legend.
-    nameless = re.sub(r"(?s)(<g id=\"legend_1\">).*?</g>\n </g>", r"\1</g></g>", text)
-    assert re.findall(r'<svg class="(\w+)"', inline_svg(nameless, "splits", {})) == ["panel"] * 4
+    ids = re.findall(r' id="([^"]+)"', parts)
+    assert named and named <= set(ids) and len(ids) == len(set(ids))
+    assert len(parts) < 0.5 * len(text)
+
+
+def test_panels_have_equal_boxes_with_all_words_inside(tmp_path: Path) -> None:
+    """Labels of six digits and of two, as Chromium would see them: no label is cut, and all axes are as wide."""
+    wide = [
+        Panel("lines", [("a", SERIES[0], [(x, Interval(x, x, x), 5.0)])], {"ylabel": "y"}) for x in (0.5, 5e3, 1, 2)
+    ]
+    legend, *panels = save_figure("wide", [partial(plot_panel, panel) for panel in wide], tmp_path)
+    boxes = [[float(word) for word in re.findall(r'viewBox="([^"]+)"', part.svg)[0].split()] for part in panels]
+    assert legend.kind == "legend" and len({(width, height) for _, _, width, height in boxes}) == 1
+    for part, (left, top, width, height) in zip(panels, boxes, strict=True):
+        places = re.findall(r'<text [^>]*x="([-0-9.]+)" y="([-0-9.]+)"', part.svg)
+        assert places
+        for x, y in places:
+            assert left < float(x) < left + width and top < float(y) < top + height
 
 
 def test_an_estimate_has_two_digits() -> None:

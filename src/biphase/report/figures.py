@@ -8,12 +8,14 @@ those of the paper (its figures 2 to 12), for any study in which these compariso
 import math
 import multiprocessing
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from io import StringIO
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -392,8 +394,16 @@ def plot_loss_curves(losses: Mapping[str, Sequence[Mapping[str, Any]]], objectiv
     axes.legend(loc="upper right", fontsize="small")
 
 
-def save_figure(name: str, plots: Plots, folder: Path) -> Path:
-    """Write `NAME.svg` and `NAME.pdf`, and return the SVG. Equal plots give equal files, to the byte."""
+@dataclass(frozen=True)
+class Part:
+    """A part of a figure, by which a page arranges it anew."""
+
+    kind: Literal["whole", "legend", "panel"]
+    svg: str
+
+
+def save_figure(name: str, plots: Plots, folder: Path) -> list[Part]:
+    """Write `NAME.svg` and `NAME.pdf`, and return the figure in parts. Equal plots give equal files, to the byte."""
     import matplotlib
     from fontTools.subset import Options
     from matplotlib.backends.backend_pdf import FigureCanvasPdf
@@ -410,7 +420,32 @@ def save_figure(name: str, plots: Plots, folder: Path) -> Path:
         FigureCanvasSVG(figure).print_svg(svg, metadata={"Date": None})
         figure.set_layout_engine("none")
         FigureCanvasPdf(figure).print_pdf(svg.with_suffix(".pdf"), metadata={"CreationDate": None})
-    return svg
+        return [*draw_parts(figure)] if len(plots) > 1 else [Part("whole", svg.read_text(encoding="utf-8"))]
+
+
+def draw_parts(figure: "Figure") -> Iterator[Part]:
+    """Draw the legend and each panel of a figure alone, as they stand in it. All panels have the same room around
+    their axes, as much as one of them needs: so the axes stay aligned."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.transforms import Bbox
+
+    canvas = FigureCanvasSVG(figure)
+    panels = [axes for axes in figure.axes if axes.axison]
+    frames = np.array([axes.bbox.extents for axes in panels])
+    needed = np.array([axes.get_tightbbox().extents for axes in panels])
+    low, high = (needed - frames).min(axis=0), (needed - frames).max(axis=0)
+    room = [*low[:2], *high[2:]]
+    parts: list[Any] = [*figure.legends, *panels]
+    boxes = [legend.get_window_extent() for legend in figure.legends]
+    boxes += [Bbox.from_extents(frame + room) for frame in frames]
+    for part, box in zip(parts, boxes, strict=True):
+        for other in parts:
+            other.set_visible(other is part)
+        file = StringIO()
+        canvas.print_svg(file, metadata={"Date": None})
+        seen = f"{box.x0:.1f} {figure.bbox.height - box.y1:.1f} {box.width:.1f} {box.height:.1f}"
+        svg = re.sub(r'(?<=viewBox=")[^"]*', seen, file.getvalue(), count=1)
+        yield Part("legend" if part in figure.legends else "panel", svg)
 
 
 def arrange_panels(plots: Plots) -> "Figure":
