@@ -430,12 +430,12 @@ def draw_parts(figure: "Figure") -> Iterator[Part]:
     from matplotlib.transforms import Bbox
 
     canvas = FigureCanvasSVG(figure)
-    panels = [axes for axes in figure.axes if axes.axison]
+    panels: list[Any] = [axes for axes in figure.axes if axes.axison]
     frames = np.array([axes.bbox.extents for axes in panels])
     needed = np.array([axes.get_tightbbox().extents for axes in panels])
     low, high = (needed - frames).min(axis=0), (needed - frames).max(axis=0)
     room = [*low[:2], *high[2:]]
-    parts: list[Any] = [*figure.legends, *panels]
+    parts = [*figure.legends, *panels]
     boxes = [legend.get_window_extent() for legend in figure.legends]
     boxes += [Bbox.from_extents(frame + room) for frame in frames]
     for part, box in zip(parts, boxes, strict=True):
