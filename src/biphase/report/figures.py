@@ -8,7 +8,6 @@ those of the paper (its figures 2 to 12), for any study in which these compariso
 import math
 import multiprocessing
 import os
-import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -426,26 +425,22 @@ def save_figure(name: str, plots: Plots, folder: Path) -> list[Part]:
 def draw_parts(figure: "Figure") -> Iterator[Part]:
     """Draw the legend and each panel of a figure alone, as they stand in it. All panels have the same room around
     their axes, as much as one of them needs: so the axes stay aligned."""
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.transforms import Bbox
 
-    canvas = FigureCanvasSVG(figure)
     panels: list[Any] = [axes for axes in figure.axes if axes.axison]
     frames = np.array([axes.bbox.extents for axes in panels])
-    needed = np.array([axes.get_tightbbox().extents for axes in panels])
-    low, high = (needed - frames).min(axis=0), (needed - frames).max(axis=0)
-    room = [*low[:2], *high[2:]]
-    parts = [*figure.legends, *panels]
+    rooms = np.array([axes.get_tightbbox().extents for axes in panels]) - frames
+    room = [*rooms.min(axis=0)[:2], *rooms.max(axis=0)[2:]]
     boxes = [legend.get_window_extent() for legend in figure.legends]
     boxes += [Bbox.from_extents(frame + room) for frame in frames]
+    parts = [*figure.legends, *panels]
     for part, box in zip(parts, boxes, strict=True):
         for other in parts:
             other.set_visible(other is part)
         file = StringIO()
-        canvas.print_svg(file, metadata={"Date": None})
-        seen = f"{box.x0:.1f} {figure.bbox.height - box.y1:.1f} {box.width:.1f} {box.height:.1f}"
-        svg = re.sub(r'(?<=viewBox=")[^"]*', seen, file.getvalue(), count=1)
-        yield Part("legend" if part in figure.legends else "panel", svg)
+        inches = box.transformed(figure.dpi_scale_trans.inverted())
+        figure.savefig(file, format="svg", bbox_inches=inches, metadata={"Date": None})
+        yield Part("legend" if part in figure.legends else "panel", file.getvalue())
 
 
 def arrange_panels(plots: Plots) -> "Figure":
