@@ -86,7 +86,7 @@ def prepare(
     tokenizer: str | Path,
     out: Path | str,
     *,
-    validation: Sequence[str] | Any = None,
+    validation: list[str] | Any | None = None,
     validation_fraction: float | None = None,
     workers: int | None = None,
     engine: EngineKind = "local",
