@@ -192,14 +192,14 @@ def test_what_is_given_is_escaped_and_shown(part: ResultSet, tmp_path: Path) -> 
         hostile,
         costs=[{"arm": hostile, "GPU hours": "1,200.5"}],
         commands=[f"echo {hostile}"],
-        plan_svg='<?xml version="1.0"?><svg width="9pt" viewBox="0 0 9 9"><g id="tree"><use href="#tree"/></g></svg>',
+        plan_svg='<svg width="9pt" viewBox="0 0 9 9"><g id="g_1"><path id="tree"/><use href="#tree"/></g></svg>',
         missing=[hostile],
     )
     file, *_ = write_report(part, tmp_path / "report", told)
     page = parse(file)
     assert len(page.all("script")) == 1
     assert "".join(page.words).count("alert('x')") == 6  # as title (twice), question, cost, command, and missing line
-    assert page.all("g", id="plan-0") and page.all("use", href="#plan-0")
+    assert page.all("path", id="tree") and page.all("use", href="#tree") and not page.all("g", id="g_1")
     assert page.all("section", id="costs") and page.all("section", id="reproduce") and page.all("section", id="plan")
 
 
@@ -234,7 +234,7 @@ def test_a_report_without_claims_has_no_verdicts(part: ResultSet, tmp_path: Path
 
 
 def test_inline_svg() -> None:
-    """Names of its own, colours of the page, no size, no declarations; what repeats is a class."""
+    """Colours of the page, no size, no declarations, no ids of groups; what repeats is a class."""
     text = (
         '<?xml version="1.0"?>\n<!DOCTYPE svg>\n<svg xmlns="http://www.w3.org/2000/svg" '
         'xmlns:xlink="http://www.w3.org/1999/xlink" width="10pt" height="20pt" viewBox="0 0 1 1">'
@@ -244,9 +244,9 @@ def test_inline_svg() -> None:
         "</svg>"
     )
     styles = {"fill: none": "s0"}
-    assert inline_svg([Part("whole", text)], "tree", styles) == (
-        '<svg class="whole" viewBox="0 0 1 1"><defs/><clipPath id="tree-0"/><g clip-path="url(#tree-0)" class="s1">'
-        '<use href="#tree-1" x="1.2" width="3"/></g><path id="tree-1" class="s1"/></svg>'
+    assert inline_svg([Part("whole", text)], styles) == (
+        '<svg class="whole" viewBox="0 0 1 1"><defs/><clipPath id="p1"/><g clip-path="url(#p1)" class="s1">'
+        '<use href="#m2" x="1.2" width="3"/></g><path id="m2" class="s1"/></svg>'
     )
     assert styles == {"fill: none": "s0", "stroke: currentColor; fill: var(--grid)": "s1"}
 
@@ -255,7 +255,7 @@ def test_panels_are_parts_that_may_be_stacked(paper_file: Path, tmp_path: Path) 
     """A legend and a part for each panel, which have all words of the file and no name that leads nowhere."""
     text = (paper_file.parent / "figures" / "splits.svg").read_text()
     plots, _ = list_figures(read_reference())
-    parts = inline_svg(save_figure("splits", plots["splits"], tmp_path), "splits", {})
+    parts = inline_svg(save_figure("splits", plots["splits"], tmp_path), {})
     assert re.findall(r'<svg class="(\w+)"', parts) == ["legend", *["panel"] * 4]
     words = re.compile(r"<text[^>]*>([^<]+)</text>")
     assert sorted(words.findall(parts)) == sorted(words.findall(text))

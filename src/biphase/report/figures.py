@@ -419,12 +419,13 @@ def save_figure(name: str, plots: Plots, folder: Path) -> list[Part]:
         FigureCanvasSVG(figure).print_svg(svg, metadata={"Date": None})
         figure.set_layout_engine("none")
         FigureCanvasPdf(figure).print_pdf(svg.with_suffix(".pdf"), metadata={"CreationDate": None})
-        return [*draw_parts(figure)] if len(plots) > 1 else [Part("whole", svg.read_text(encoding="utf-8"))]
+        return [*draw_parts(figure, name)] if len(plots) > 1 else [Part("whole", svg.read_text(encoding="utf-8"))]
 
 
-def draw_parts(figure: "Figure") -> Iterator[Part]:
-    """Draw the legend and each panel of a figure alone, as they stand in it. All panels have the same room around
-    their axes, as much as one of them needs: so the axes stay aligned."""
+def draw_parts(figure: "Figure", name: str) -> Iterator[Part]:
+    """Draw the legend and each panel of a figure alone, as they stand in it, with ids of their own. All panels have the
+    same room around their axes, as much as one of them needs: so the axes stay aligned."""
+    import matplotlib
     from matplotlib.transforms import Bbox
 
     panels: list[Any] = [axes for axes in figure.axes if axes.axison]
@@ -434,12 +435,13 @@ def draw_parts(figure: "Figure") -> Iterator[Part]:
     boxes = [legend.get_window_extent() for legend in figure.legends]
     boxes += [Bbox.from_extents(frame + room) for frame in frames]
     parts = [*figure.legends, *panels]
-    for part, box in zip(parts, boxes, strict=True):
+    for number, (part, box) in enumerate(zip(parts, boxes, strict=True)):
         for other in parts:
             other.set_visible(other is part)
         file = StringIO()
         inches = box.transformed(figure.dpi_scale_trans.inverted())
-        figure.savefig(file, format="svg", bbox_inches=inches, metadata={"Date": None})
+        with matplotlib.rc_context({"svg.hashsalt": f"{name} {number}"}):
+            figure.savefig(file, format="svg", bbox_inches=inches, metadata={"Date": None})
         yield Part("legend" if part in figure.legends else "panel", file.getvalue())
 
 

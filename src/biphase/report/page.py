@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, count
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element, fromstring, tostring
@@ -38,27 +38,22 @@ SUPERFLUOUS = re.compile(
 )
 """What the page says for all its pictures, digits beyond the first, and turns by nothing."""
 
-REFERENCE = re.compile(r"(?<=url\(#)[\w-]+|(?<=href=\"#)[\w-]+")
-"""An id that an attribute names."""
 
-
-def inline_svg(parts: Iterable[Part], name: str, styles: dict[str, str]) -> Markup:
-    """Return the parts of a picture without what the page states once for all pictures, and with the page's ids and
-    colours.
+def inline_svg(parts: Iterable[Part], styles: dict[str, str]) -> Markup:
+    """Return the parts of a picture without what the page states once for all pictures, and with the page's colours.
 
     `styles`: a style of the page's pictures → the name of its class; new ones are added.
     """
-    numbers, drawn = count(), []
+    drawn = []
     for part in parts:
         root = fromstring(part.svg)
-        ids = {reference: f"{name}-{next(numbers)}" for reference in dict.fromkeys(REFERENCE.findall(part.svg))}
         for node in reversed([*root.iter()]):  # children first: a group without attributes gives way to its own
             kept = [child for child in node if not child.tag.endswith(("metadata", "style"))]
             node[:] = chain.from_iterable(child if child.tag == "g" and not child.attrib else [child] for child in kept)
             node.tag = node.tag.rpartition("}")[2]
             node.text = node.text if node.text and node.text.strip() else None
             node.tail = node.tail if node.tail and node.tail.strip() else None
-            tidy_attributes(node, ids, styles)
+            tidy_attributes(node, styles)
         box = root.get("viewBox", "")
         root.attrib = {"class": part.kind, "viewBox": box}
         if part.kind == "legend":
@@ -67,18 +62,16 @@ def inline_svg(parts: Iterable[Part], name: str, styles: dict[str, str]) -> Mark
     return Markup("".join(drawn))
 
 
-def tidy_attributes(node: Element, ids: Mapping[str, str], styles: dict[str, str]) -> None:
-    """Turn an element's style into a class, its ids into the page's, and drop what is of no use there."""
+def tidy_attributes(node: Element, styles: dict[str, str]) -> None:
+    """Turn an element's style into a class, and drop what is of no use on the page, such as the ids of groups: only
+    those of other elements are referred to."""
     attributes, node.attrib = node.attrib, {}
     for name, text in attributes.items():
         key, value = name.rpartition("}")[2], SUPERFLUOUS.sub("", " ".join(text.split()))
-        value = re.sub(r"(?<=#)[\w-]+", lambda match: ids.get(match[0], match[0]), value)
         if key == "style":
             value = value.replace(INK, "currentColor").replace(GRID, "var(--grid)")
             key, value = "class", styles.setdefault(value, f"s{len(styles)}")
-        elif key == "id":
-            value = ids.get(value, "")
-        if value:
+        if value and not (key == "id" and node.tag == "g"):
             node.set(key, value)
 
 
@@ -237,7 +230,7 @@ def render(drawn: Mapping[str, Sequence[Part]], plan_svg: str, **parts: Any) -> 
     """Render the page as HTML; `drawn` are the figures by name."""
     styles = dict[str, str]()
     drawn = {**drawn, "plan": [Part("whole", plan_svg)]} if plan_svg else drawn
-    pictures = {name: inline_svg(figure, name, styles) for name, figure in drawn.items()}
+    pictures = {name: inline_svg(figure, styles) for name, figure in drawn.items()}
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.globals |= {name: show for name, show in vars(formats).items() if name.startswith("show_")}
     for function in (count_tested, effect_ends, mean_ends, locate, tables.show_signal, tell_verdict):
