@@ -1,7 +1,7 @@
 """A recipe: what it accepts, how it says no, and what is part of a run's identity."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -10,7 +10,8 @@ from pydantic import ValidationError
 from biphase.config import BUNDLED, find_yaml, load_config, parse_config
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.errors import InputError
-from biphase.recipe import Phase, Recipe
+from biphase.recipe import OBJECTIVES, ObjectiveName, Phase, Recipe
+from biphase.style import LOOKS
 
 TREE: dict[str, Any] = {
     "name": "r",
@@ -256,3 +257,8 @@ def test_what_comes_with_biphase_is_found_by_name(tmp_path: Path, monkeypatch: p
     Path("recipes").mkdir()
     Path("recipes/tiny.yaml").write_text(find_yaml(Path("tiny")).read_text().replace("name: tiny", "name: own"))
     assert load_config(Recipe, Path("recipes/tiny.yaml")).name == "own"
+
+
+def test_each_objective_has_its_facts_and_its_look() -> None:
+    assert [*OBJECTIVES] == [*get_args(ObjectiveName)]
+    assert LOOKS.keys() >= OBJECTIVES.keys()

@@ -43,8 +43,9 @@ BUNDLED = SOURCE / "bundled"
 class Strict(pydantic.BaseModel):
     """A frozen model in which an unknown key is an error.
 
-    Keys in `later` came after the first hashes of a model were written: they are left out of its tree where they stand
-    at their defaults, so that the hash of what does not use them stays.
+    Names of runs, cells and tasks are hashes of such trees, and are promised to stay. So a key that a class gets later
+    is named in `later`: it is left out of the tree where it stands at its default, and no name changes that does not
+    use it.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)

@@ -107,10 +107,6 @@ LLAMA_SHAPED = {
 through all."""
 
 
-NEWTON_SCHULZ_ITERATIONS = 5
-"""Muon iterates this often over each of its matrices in an update."""
-
-
 @dataclass(frozen=True)
 class FlopCount:
     """Floating-point operations of training one network, by what they grow with."""
@@ -140,14 +136,13 @@ def training_flops(block_weights: float, attention_width: float, head_weights: f
 
 
 def update_flops(optimizer: Optimizer, matrices: Iterable[Sequence[int]]) -> float:
-    """Count the products that one update forms, for matrices of these sizes in the blocks; AdamW forms none.
+    """Count the products that one update forms, for matrices of these sizes in the blocks; none without iterations.
 
     An iteration of Newton–Schulz on x [short, long] forms x·xᵀ, the square of that, and the product of both with x.
     """
-    if optimizer.name != "muon":
-        return 0.0
     sides = [sorted(matrix) for matrix in matrices]
-    return NEWTON_SCHULZ_ITERATIONS * sum(2.0 * short * short * (2 * long + short) for short, long in sides)
+    products = sum((2.0 * short * short * (2 * long + short) for short, long in sides), start=0.0)
+    return optimizer.matrix_update.iterations * products
 
 
 @dataclass(frozen=True)
@@ -231,7 +226,7 @@ def flops_per_token(flops: FlopCount, phase: Phase, lengths: SampleLengths) -> f
     """
     if phase.clm_share:
         return sum(share * flops_per_token(flops, part, lengths) for part, share in phase.parts)
-    if phase.objective == "clm":
+    if phase.is_causal:
         return flops.token(lengths.mean_keys / 2, 1 - 1 / lengths.mean_tokens)
     return flops.token(lengths.mean_keys, phase.mask_at(0.5))
 
@@ -254,6 +249,14 @@ def flops_between(
 
 FLOAT32, BFLOAT16 = 4, 2
 """Bytes of a number."""
+
+
+def moment_bytes(shape: Shape, optimizer: Optimizer) -> float:
+    """Return the bytes of what an optimizer keeps for all weights: for those outside of the blocks two moments."""
+    kept = len(optimizer.matrix_update.moments) * shape.block_weights
+    return float(FLOAT32 * (kept + 2 * (shape.parameters - shape.block_weights)))
+
+
 WIDTHS_KEPT = {BFLOAT16: (13, 2, 5), FLOAT32: (6, 1, 3)}
 """The factors a, b and c of the activations (above), by bytes of a number."""
 CHUNK_LOGITS = {"cpu": 2**25, "cuda": 2**29}
@@ -280,7 +283,7 @@ def plan_memory(
         temporary tensors of the optimizer.
     """
     compute, batch, device = recipe.compute, recipe.batch_tokens, "cpu" if on_cpu else "cuda"
-    microbatch_tokens, has_muon = compute.microbatch_tokens, recipe.optimizer.name == "muon"
+    microbatch_tokens = compute.microbatch_tokens
     most_tokens = batch if isinstance(batch, int) else max(batch.start, batch.to)
     num_microbatches = math.ceil(most_tokens / (devices * microbatch_tokens))
     is_bf16 = not on_cpu or compute.precision == "bf16" or (compute.precision == "auto" and has_bf16_cores())
@@ -298,9 +301,10 @@ def plan_memory(
     per_token = shape.layers * of_input * shape.width + of_block if recomputes else shape.layers * of_block
     logits = microbatch_tokens * shape.vocab_size
     in_fp32 = min(logits, PART_LOGITS[device])
-    moments = 2 * whole - FLOAT32 * (shape.block_weights if has_muon else 0)
+    moments = moment_bytes(shape, recipe.optimizer)
     updates = [0]
-    for (rows, columns), count in Counter(shape.matrices).items() if has_muon else ():  # `Muon.step_together`
+    is_iterated = recipe.optimizer.matrix_update.iterations > 0
+    for (rows, columns), count in Counter(shape.matrices).items() if is_iterated else ():  # `Muon.step_together`
         short, long = min(rows, columns), max(rows, columns)
         at_once = max(4 * short * long + short**2, 2 * short * long + 4 * short**2)
         updates.append(count * (FLOAT32 * short * long + number * at_once))

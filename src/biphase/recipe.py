@@ -5,6 +5,7 @@ Inert: nothing here reads data, touches torch or decides from the machine. Units
 """
 
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from typing import Annotated, Any, ClassVar, Literal
@@ -41,6 +42,45 @@ def find_preset(preset: str) -> dict[str, int]:
     if preset not in PRESETS:
         raise InputError(f"unknown preset '{preset}'{nearest(preset, PRESETS)}")
     return PRESETS[preset]
+
+
+ObjectiveName = Literal["clm", "mlm", "mntp"]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The facts of an objective; `pretraining.objectives.label_batch` computes it, and `style.LOOKS` has its look."""
+
+    words: str
+    is_causal: bool = False
+    """Whether it looks back only, and masks nothing."""
+
+
+OBJECTIVES: dict[ObjectiveName, Objective] = {
+    "clm": Objective("next token", is_causal=True),
+    "mlm": Objective("masked tokens"),
+    "mntp": Objective("masked tokens from one place before"),
+}
+"""The objectives, by the words for them in recipes, in the short forms of studies, and in records of runs."""
+
+
+@dataclass(frozen=True)
+class MatrixUpdate:
+    """The facts of how an optimizer updates the matrices inside the blocks. It updates all other weights as AdamW."""
+
+    moments: tuple[str, ...]
+    """The tensors that it keeps for a matrix, each as large as that."""
+    iterations: int = 0
+    """How often Newton-Schulz iterates over a matrix in an update."""
+    needs_whole_matrices: bool = False
+    """Whether FSDP, which parts them, is refused."""
+
+
+MATRIX_UPDATES = {
+    "adamw": MatrixUpdate(("exp_avg", "exp_avg_sq")),
+    "muon": MatrixUpdate(("momentum_buffer",), iterations=5, needs_whole_matrices=True),
+}
+"""By the optimizer's name; `pretraining.optimizer` computes them."""
 
 
 class Init(Strict):
@@ -164,7 +204,7 @@ class Phase(Strict):
 
     later: ClassVar[frozenset[str]] = frozenset({"mask_passes"})
 
-    objective: Literal["clm", "mlm", "mntp"]
+    objective: ObjectiveName
     steps: PositiveCount
     mask_probability: Annotated[
         Annotated[MaskShare, Tag("number")] | Annotated[MaskRamp, Tag("ramp")], NUMBER_OR_RAMP
@@ -185,9 +225,9 @@ class Phase(Strict):
     def shares_add_up(self) -> "Phase":
         if self.mask_token_share + self.random_token_share > 1 + 1e-9:
             raise ValueError("mask_token_share + random_token_share must not exceed 1")
-        if self.objective == "clm" and self.clm_share:
+        if self.is_causal and self.clm_share:
             raise ValueError("clm_share mixes CLM into a masked objective; write objective: mlm with it")
-        if self.mask_passes > 1 and (self.objective == "clm" or self.clm_share or self.is_ramped):
+        if self.mask_passes > 1 and (self.is_causal or self.clm_share or self.is_ramped):
             raise ValueError("mask_passes needs a masked objective with one mask_probability and no clm_share")
         if self.mask_passes > 1 and self.mask_passes * self.mask_at(0) > 1 + 1e-9:
             raise ValueError("mask_passes times mask_probability must not exceed 1: no token is masked twice")
@@ -196,8 +236,8 @@ class Phase(Strict):
     @property
     def label(self) -> str:
         """`clm`, `mlm40`, `mlm40+clm25`: the objective, the masked percentage, the share of CLM where it has one."""
-        if self.objective == "clm":
-            return "clm"
+        if self.is_causal:
+            return self.objective
         mixed = f"+clm{100 * self.clm_share:g}" if self.clm_share else ""
         passes = f"x{self.mask_passes}" if self.mask_passes > 1 else ""
         return f"{self.objective}{self.masked.replace('–', '-')}{passes}{mixed}"
@@ -223,7 +263,7 @@ class Phase(Strict):
     @property
     def is_causal(self) -> bool:
         """Whether it looks back only; a mixture looks as its masked objective does."""
-        return self.objective == "clm"
+        return OBJECTIVES[self.objective].is_causal
 
     @property
     def is_ramped(self) -> bool:
@@ -252,8 +292,8 @@ def join_phases(phases: Iterable[Phase]) -> tuple[Phase, ...]:
     """Write a training with as few phases as it takes: neighbours alike become one."""
     joined: list[Phase] = []
     for phase in phases:
-        # Settings of masking mean nothing under CLM; without them, two CLM phases are alike.
-        plain = Phase(objective="clm", steps=phase.steps) if phase.objective == "clm" else phase
+        # Settings of masking mean nothing where nothing is masked; without them, two phases of CLM are alike.
+        plain = Phase(objective=phase.objective, steps=phase.steps) if phase.is_causal else phase
         if joined and not plain.is_ramped and joined[-1] == plain.model_copy(update={"steps": joined[-1].steps}):
             plain = plain.model_copy(update={"steps": joined.pop().steps + plain.steps})
         joined.append(plain)
@@ -292,6 +332,17 @@ class Schedule(Strict):
     warmup_steps: Count = 2000
     decay_steps: Count = 2000
 
+    def share_of_peak(self, step: int, num_steps: int) -> float:
+        """Return the rate of update `step` (from 0) of `num_steps` as a share of the peak (Hu et al. 2024).
+
+        Warm-up climbs in equal steps from 1 / warmup_steps to 1. Decay falls in equal steps from 1 to 1 / decay_steps:
+        0 would come after the last update, so that no update is wasted on it.
+        """
+        assert 0 <= step < num_steps
+        climbing = (step + 1) / self.warmup_steps if self.warmup_steps else 1.0
+        falling = (num_steps - step) / self.decay_steps if self.decay_steps else 1.0
+        return min(climbing, 1.0, falling)
+
 
 class Optimizer(Strict):
     """How gradients become updates; the defaults are the paper's AdamW."""
@@ -309,6 +360,10 @@ class Optimizer(Strict):
     """With `muon`: its rate as a multiple of AdamW's (updates are scaled to AdamW's root mean square)."""
     muon_weight_decay: Annotated[float, Field(ge=0)] | None = None
     """With `muon`: the weight decay of its matrices; `weight_decay` unless given."""
+
+    @property
+    def matrix_update(self) -> MatrixUpdate:
+        return MATRIX_UPDATES[self.name]
 
 
 class Validation(Strict):

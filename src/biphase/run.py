@@ -21,7 +21,7 @@ from biphase import files
 from biphase.config import Count, load_config
 from biphase.console import err
 from biphase.errors import InputError
-from biphase.recipe import Recipe
+from biphase.recipe import OBJECTIVES, ObjectiveName, Recipe
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class TrainingRow(BaseModel):
     """What every record of an update in metrics.jsonl has, beside other numbers."""
 
     step: Count
-    objective: Literal["clm", "mlm", "mntp"]
+    objective: ObjectiveName
     loss: FiniteFloat
     tokens_seen: Count
     flops_per_second: FiniteFloat
@@ -116,7 +116,7 @@ class ValidationRow(BaseModel):
     """What every record of a validation in metrics.jsonl has."""
 
     step: Count
-    objective: Literal["clm", "mlm", "mntp"]
+    objective: ObjectiveName
     loss: FiniteFloat
     accuracy: FiniteFloat
     bits_per_byte: FiniteFloat
@@ -187,7 +187,7 @@ class CheckpointManifest:
     """Tokens of the data order that are behind: where the next batch begins."""
     data_fingerprint: str
     tokenizer_hash: str
-    objective: str
+    objective: ObjectiveName
     is_decayed: bool
     """Whether the learning rate has begun to fall: a branch from here does not join at full rate."""
     parent: str | None
@@ -200,6 +200,11 @@ class CheckpointManifest:
     """The run that it is a step of, as `read_own_name` gives it."""
     files: dict[str, str] = field(default_factory=dict)
     """SHA-256 of each file."""
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether its last objective looks back only."""
+        return OBJECTIVES[self.objective].is_causal
 
     @property
     def content(self) -> str:

@@ -20,7 +20,6 @@ from biphase.finetuning.config import PROTOCOL, FinetuneConfig, plan_cell, plan_
 from biphase.finetuning.encoding import CellContext
 from biphase.finetuning.encoding_cache import load_encoded
 from biphase.finetuning.fit import (
-    finetuning_rate,
     fit_cells,
     train_network,
 )
@@ -50,23 +49,23 @@ def fit_quickly(model_folder: Path, task: str, data_dirs: Dirs, out: Path | None
 
 
 def test_learning_rate_at_every_step() -> None:
-    config = FinetuneConfig(learning_rate=1.0, warmup_ratio=0.2)
-    rates = [finetuning_rate(config, step, 10) for step in range(10)]
-    assert rates == pytest.approx([1 / 2, 1, 1, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8])
-    assert [finetuning_rate(FinetuneConfig(learning_rate=2.0, warmup_ratio=0), step, 2) for step in (0, 1)] == [
-        2.0,
-        1.0,
-    ]
-    assert finetuning_rate(FinetuneConfig(learning_rate=2.0, warmup_ratio=1), 3, 4) == 2.0
-    assert finetuning_rate(FinetuneConfig(learning_rate=2.0), 0, 1) == 2.0
+    def shares(warmup_ratio: float, num_steps: int) -> list[float]:
+        schedule = FinetuneConfig(warmup_ratio=warmup_ratio).schedule(num_steps)
+        return [schedule.share_of_peak(step, num_steps) for step in range(num_steps)]
+
+    assert shares(0.2, 10) == pytest.approx([1 / 2, 1, 1, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8])
+    assert shares(0, 2) == [1, 1 / 2]
+    assert shares(1, 4)[-1] == 1
+    assert shares(0.1, 1) == [1]
 
 
 def test_decay_is_that_of_transformers() -> None:
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=5e-5)
-    schedule = get_linear_schedule_with_warmup(optimizer, 100, 1000)
+    theirs = get_linear_schedule_with_warmup(optimizer, 100, 1000)
+    ours = FinetuneConfig().schedule(1000)
     for step in range(1000):
         ahead = step if step >= 100 else step + 1
-        assert finetuning_rate(FinetuneConfig(), step, 1000) == pytest.approx(5e-5 * schedule.lr_lambdas[0](ahead))
+        assert ours.share_of_peak(step, 1000) == pytest.approx(theirs.lr_lambdas[0](ahead))
 
 
 @pytest.mark.parametrize("head", ["span", "token"])

@@ -1,6 +1,7 @@
 """Which parameter gets which update; Muon against PyTorch's own, and its orthogonal updates."""
 
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from biphase.encoder.packed import PackedModel
 from biphase.encoder.proofs import freeze_unreached
 from biphase.errors import InputError
 from biphase.pretraining.optimizer import (
+    STATE_KEYS,
     Muon,
     block_matrices,
     make_optimizers,
@@ -24,7 +26,7 @@ from biphase.pretraining.optimizer import (
     set_rate,
     transformer_blocks,
 )
-from biphase.recipe import Optimizer, Schedule
+from biphase.recipe import MATRIX_UPDATES, Optimizer, Schedule
 
 
 def constant(rate: float) -> Schedule:
@@ -151,3 +153,20 @@ def test_layers_are_known_by_what_they_are() -> None:
     assert transformer_blocks(model) == list(model.layers)
     del model.layers
     assert transformer_blocks(model) == list(model.projections)
+
+
+@pytest.mark.parametrize("name", get_args(Optimizer.model_fields["name"].annotation))
+def test_an_optimizer_keeps_the_moments_that_plans_count(name: str) -> None:
+    model = tiny()
+    optimizers = make_optimizers(Optimizer(name=name), model)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    kept: dict[nn.Parameter, dict[str, torch.Tensor]] = {}
+    for optimizer in optimizers:
+        optimizer.step()
+        kept |= optimizer.state
+        assert all(state.keys() == STATE_KEYS[type(optimizer)] for state in optimizer.state.values())
+    for parameter in model.parameters():
+        moments = {key for key, tensor in kept[parameter].items() if tensor.shape == parameter.shape}
+        is_in_block = any(parameter is matrix for matrix in block_matrices(model))
+        assert moments == {*MATRIX_UPDATES[name if is_in_block else "adamw"].moments}

@@ -7,13 +7,12 @@ from math import floor
 import pytest
 
 from biphase.pretraining.objectives import phase_of_step
-from biphase.pretraining.optimizer import learning_rate
 from biphase.recipe import BatchRamp, Phase, Schedule, cut_phases
 
 
 def rates(warmup: int, decay: int, steps: int, peak: float = 8.0) -> list[float]:
-    schedule = Schedule(peak_lr=peak, warmup_steps=warmup, decay_steps=decay)
-    return [learning_rate(schedule, step, steps) for step in range(steps)]
+    schedule = Schedule(warmup_steps=warmup, decay_steps=decay)
+    return [peak * schedule.share_of_peak(step, steps) for step in range(steps)]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +49,7 @@ def test_a_branch_that_decays_goes_on_at_the_peak() -> None:
 def test_a_step_outside_is_our_mistake() -> None:
     for step in (-1, 10):
         with pytest.raises(AssertionError):
-            learning_rate(Schedule(), step, 10)
+            Schedule().share_of_peak(step, 10)
 
 
 def test_each_step_has_its_mixture() -> None:

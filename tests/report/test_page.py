@@ -7,6 +7,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,11 +18,13 @@ from biphase import style
 from biphase.errors import InputError
 from biphase.report.claims import judge_claims
 from biphase.report.contrasts import with_averages
-from biphase.report.figures import FIGURES
+from biphase.report.figures import FIGURES, Panel, Part, list_figures, plot_panel, save_figure
 from biphase.report.formats import show_estimate, show_p_value, show_points
 from biphase.report.page import PageText, inline_svg, write_report
 from biphase.report.paper import measure_findings, read_reference, report_paper
 from biphase.report.results import ResultSet
+from biphase.report.statistics import Interval
+from biphase.style import SERIES
 
 VOID = {"meta", "link", "br", "hr", "img", "input", "path", "use", "line", "circle", "rect"}
 
@@ -189,14 +192,14 @@ def test_what_is_given_is_escaped_and_shown(part: ResultSet, tmp_path: Path) -> 
         hostile,
         costs=[{"arm": hostile, "GPU hours": "1,200.5"}],
         commands=[f"echo {hostile}"],
-        plan_svg='<?xml version="1.0"?><svg width="9pt" viewBox="0 0 9 9"><g id="tree"><use href="#tree"/></g></svg>',
+        plan_svg='<svg width="9pt" viewBox="0 0 9 9"><g id="g_1"><path id="tree"/><use href="#tree"/></g></svg>',
         missing=[hostile],
     )
     file, *_ = write_report(part, tmp_path / "report", told)
     page = parse(file)
     assert len(page.all("script")) == 1
     assert "".join(page.words).count("alert('x')") == 6  # as title (twice), question, cost, command, and missing line
-    assert page.all("g", id="plan-0") and page.all("use", href="#plan-0")
+    assert page.all("path", id="tree") and page.all("use", href="#tree") and not page.all("g", id="g_1")
     assert page.all("section", id="costs") and page.all("section", id="reproduce") and page.all("section", id="plan")
 
 
@@ -231,7 +234,7 @@ def test_a_report_without_claims_has_no_verdicts(part: ResultSet, tmp_path: Path
 
 
 def test_inline_svg() -> None:
-    """Names of its own, colours of the page, no size, no declarations; what repeats is a class."""
+    """Colours of the page, no size, no declarations, no ids of groups; what repeats is a class."""
     text = (
         '<?xml version="1.0"?>\n<!DOCTYPE svg>\n<svg xmlns="http://www.w3.org/2000/svg" '
         'xmlns:xlink="http://www.w3.org/1999/xlink" width="10pt" height="20pt" viewBox="0 0 1 1">'
@@ -241,26 +244,40 @@ def test_inline_svg() -> None:
         "</svg>"
     )
     styles = {"fill: none": "s0"}
-    assert inline_svg(text, "tree", styles) == (
-        '<svg class="whole" viewBox="0 0 1 1"><defs/><clipPath id="tree-0"/><g clip-path="url(#tree-0)" class="s1">'
-        '<use href="#tree-1" x="1.2" width="3"/></g><path id="tree-1" class="s1"/></svg>'
+    assert inline_svg([Part("whole", text)], styles) == (
+        '<svg class="whole" viewBox="0 0 1 1"><defs/><clipPath id="p1"/><g clip-path="url(#p1)" class="s1">'
+        '<use href="#m2" x="1.2" width="3"/></g><path id="m2" class="s1"/></svg>'
     )
     assert styles == {"fill: none": "s0", "stroke: currentColor; fill: var(--grid)": "s1"}
 
 
-def test_panels_are_parts_that_may_be_stacked(paper_file: Path) -> None:
+def test_panels_are_parts_that_may_be_stacked(paper_file: Path, tmp_path: Path) -> None:
     """A legend and a part for each panel, which have all words of the file and no name that leads nowhere."""
     text = (paper_file.parent / "figures" / "splits.svg").read_text()
-    parts = inline_svg(text, "splits", {})
+    plots, _ = list_figures(read_reference())
+    parts = inline_svg(save_figure("splits", plots["splits"], tmp_path), {})
     assert re.findall(r'<svg class="(\w+)"', parts) == ["legend", *["panel"] * 4]
     words = re.compile(r"<text[^>]*>([^<]+)</text>")
     assert sorted(words.findall(parts)) == sorted(words.findall(text))
     named = set(re.findall(r"(?:url\(|href=\")#([\w-]+)", parts))
-    assert named and named <= set(re.findall(r' id="([^"]+)"', parts))
-    assert len(parts) < 0.4 * len(text)
-    # An unfinished study may have nothing to name in a legend.
-    nameless = re.sub(r"(?s)(<g id=\"legend_1\">).*?</g>\n </g>", r"\1</g></g>", text)
-    assert re.findall(r'<svg class="(\w+)"', inline_svg(nameless, "splits", {})) == ["panel"] * 4
+    ids = re.findall(r' id="([^"]+)"', parts)
+    assert named and named <= set(ids) and len(ids) == len(set(ids))
+    assert len(parts) < 0.5 * len(text)
+
+
+def test_panels_have_equal_boxes_with_all_words_inside(tmp_path: Path) -> None:
+    """Labels of six digits and of two, as Chromium would see them: no label is cut, and all axes are as wide."""
+    wide = [
+        Panel("lines", [("a", SERIES[0], [(x, Interval(x, x, x), 5.0)])], {"ylabel": "y"}) for x in (0.5, 5e3, 1, 2)
+    ]
+    legend, *panels = save_figure("wide", [partial(plot_panel, panel) for panel in wide], tmp_path)
+    boxes = [[float(word) for word in re.findall(r'viewBox="([^"]+)"', part.svg)[0].split()] for part in panels]
+    assert legend.kind == "legend" and len({(width, height) for _, _, width, height in boxes}) == 1
+    for part, (left, top, width, height) in zip(panels, boxes, strict=True):
+        places = re.findall(r'<text [^>]*x="([-0-9.]+)" y="([-0-9.]+)"', part.svg)
+        assert places
+        for x, y in places:
+            assert left < float(x) < left + width and top < float(y) < top + height
 
 
 def test_an_estimate_has_two_digits() -> None:

@@ -13,7 +13,6 @@ import pytest
 
 from biphase.config import BUNDLED, parse_config
 from biphase.errors import InputError
-from biphase.pretraining.optimizer import learning_rate
 from biphase.recipe import Phase, Recipe, cut_phases, phases_between
 from biphase.study.arms import Arm, expand_arms
 from biphase.study.plan import Plan, history, plan_study, run_that_trains, share_trunks
@@ -45,7 +44,8 @@ def updates(recipe: Recipe) -> Iterator[Update]:
     for phase in recipe.curriculum:
         for step in range(phase.steps):
             masked = 0.0 if phase.objective == "clm" else round(phase.mask_at((step + 0.5) / phase.steps), 9)
-            yield phase.objective, masked, learning_rate(recipe.schedule, run_step, recipe.num_steps)
+            share = recipe.schedule.share_of_peak(run_step, recipe.num_steps)
+            yield phase.objective, masked, recipe.schedule.peak_lr * share
             run_step += 1
 
 

@@ -59,15 +59,16 @@ def finetune(
     template: str | None = None,
     label: str | None = None,
     missing: Literal["refuse", "drop"] = "refuse",
-    scores: str | Path = "scores",
-    keep: str | Path | None = None,
+    scores: Path | str = "scores",
+    keep: Path | str | None = None,
     **settings: Any,
 ) -> Score:
     """Fine-tune one model on one task with one rate and seed, and score it on validation and test.
 
     Args:
         model: RUN[@STEP], a model folder, or a hub id (ID@REVISION).
-        task: a name such as snli, or a YAML file that describes one; in Python, for rows, also a name for them.
+        task: a name such as snli, or a YAML file that describes one.
+            In Python: for rows also a name for them.
         data: the folder with the task's data as published, in place of the hub; or, without such a task, rows to train
             on (a DataFrame, a `datasets.Dataset`, dictionaries, a file) or a mapping of `train`, `validation` and
             `test` to such. What is missing is drawn from train. The columns tell what the task is.
@@ -144,7 +145,7 @@ def predict(
     model: str | Path,
     data: Any,
     *,
-    out: str | Path | None = None,
+    out: Path | str | None = None,
     template: str | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
 ) -> "pandas.DataFrame | Path":
@@ -152,8 +153,8 @@ def predict(
 
     Args:
         model: a folder that `finetune` kept, or a hub id with a head.
-        data: a file of rows (.jsonl, .csv, .tsv, .json, .parquet, columns; .txt: a text a line); in Python also a
-            DataFrame, a `datasets.Dataset`, texts, or rows as dictionaries.
+        data: a file of rows (.jsonl, .csv, .tsv, .json, .parquet, columns; .txt: a text a line).
+            In Python: also a DataFrame, a `datasets.Dataset`, texts, or rows as dictionaries.
         out: write a .jsonl, .csv or .tsv file, row by row; a table as the one that was read.
         template: columns in braces, for a model that does not say what its inputs are: `{text}`.
         device: auto, cpu or cuda.
@@ -302,7 +303,7 @@ def evaluate(
     *,
     learning_rates: Iterable[float] = PAPER_LEARNING_RATES,
     seeds: Iterable[int] = PAPER_SEEDS,
-    scores: str | Path = "scores",
+    scores: Path | str = "scores",
     data: Mapping[str, Any] | None = None,
     engine: EngineKind = "local",
     address: str | None = None,
@@ -310,7 +311,7 @@ def evaluate(
     workers_per_gpu: int = 1,
     part: str | None = None,
     dry_run: bool = False,
-    keep: str | Path | None = None,
+    keep: Path | str | None = None,
     **settings: Any,
 ) -> "pandas.DataFrame":
     """Fine-tune and score models on tasks with every rate and seed, if not done yet; validation chooses the rate.
@@ -396,7 +397,7 @@ def run_evaluation(
     scores: Path,
     part: str | None,
     dry_run: bool,
-    keep: str | Path | None,
+    keep: Path | str | None,
     engine: EngineKind,
     pair: tuple[str, str] | None = None,
     **workers: Any,

@@ -2,7 +2,7 @@
 and search."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 def train_tokenizer(
-    sources: Any,
-    out: str | Path,
+    sources: Sequence[str] | Any,
+    out: Path | str,
     *,
     vocab_size: int = 32_768,
     limit_mb: float | None = 1000.0,
@@ -37,8 +37,8 @@ def train_tokenizer(
     """Train a byte-level BPE tokenizer on text; returns its folder.
 
     Args:
-        sources: files (.txt, .md, .jsonl, also .gz, .zst; .parquet, .arrow), folders, globs, hub data sets (ID:SUBSET);
-            in Python also a `datasets.Dataset`, a DataFrame, texts or rows in memory.
+        sources: files (.txt, .md, .jsonl, also .gz, .zst; .parquet, .arrow), folders, globs, hub data sets (ID:SUBSET).
+            In Python: also a `datasets.Dataset`, a DataFrame, texts or rows in memory.
         out: the folder to write.
         vocab_size: tokens, special ones included.
         limit_mb: train on at most this many MB of text.
@@ -58,13 +58,16 @@ def train_tokenizer(
     return Path(out)
 
 
-def pretrain(recipe: Any, changes: Changes = (), *, runs: str | Path = "runs") -> Path:
+def pretrain(
+    recipe: str | Path | Mapping[str, Any] | Recipe, changes: Changes = (), *, runs: Path | str = "runs"
+) -> Path:
     """Pretrain, continue or adapt as a recipe says; returns the run's folder. The same call resumes.
 
     Args:
-        recipe: a YAML file, or the name of one that comes with biphase: tiny; in Python also a mapping of its keys, or
-            a `biphase.recipe.Recipe`.
-        changes: changes to single keys, such as schedule.peak_lr=1e-3; in Python also `{"schedule.peak_lr": 1e-3}`.
+        recipe: a YAML file, or the name of one that comes with biphase: tiny.
+            In Python: also a mapping of its keys, or a `biphase.recipe.Recipe`.
+        changes: changes to single keys, such as schedule.peak_lr=1e-3.
+            In Python: also `{"schedule.peak_lr": 1e-3}`.
         runs: where run folders are.
     """
     settings = read_settings(Recipe, recipe, changes)
@@ -174,14 +177,17 @@ def needs_embeddings(feature: str) -> Iterator[None]:
         raise InputError(f"{feature} needs {error.name}: pip install 'biphase[{extra}]'") from None
 
 
-def embed(recipe: Any, changes: Changes = (), *, runs: str | Path = "runs") -> Path:
+def embed(
+    recipe: str | Path | Mapping[str, Any] | EmbeddingRecipe, changes: Changes = (), *, runs: Path | str = "runs"
+) -> Path:
     """Train an encoder or a decoder into an embedding model for sentence-transformers; returns its folder. The same
     call resumes.
 
     Args:
-        recipe: a YAML file, or the name of one that comes with biphase: embed; in Python also a mapping of its keys, or
-            a `biphase.embedding.recipe.EmbeddingRecipe`.
-        changes: changes to single keys, such as out=embedder; in Python also `{"out": "embedder"}`.
+        recipe: a YAML file, or the name of one that comes with biphase: embed.
+            In Python: also a mapping of its keys, or a `biphase.embedding.recipe.EmbeddingRecipe`.
+        changes: changes to single keys, such as out=embedder.
+            In Python: also `{"out": "embedder"}`.
         runs: where run folders are.
     """
     settings = read_settings(EmbeddingRecipe, recipe, changes)
@@ -253,11 +259,11 @@ def keep_result(out: Path, model: str, task: str, result: object) -> None:
 
 
 def search(
-    source: Any,
+    source: str | Any,
     question: str,
     *,
     model: str | Path | None = None,
-    index: str | Path | None = None,
+    index: Path | str | None = None,
     top: int = 5,
     rebuild: bool = False,
     text_field: str = "text",
@@ -265,8 +271,8 @@ def search(
     """Find passages for a question, by an embedding model and by BM25. Documents are embedded once and kept.
 
     Args:
-        source: an index, or files to make one of (a file, a folder or a glob); in Python also texts or rows in memory,
-            of which a copy is kept beside the index.
+        source: an index, or files to make one of (a file, a folder or a glob).
+            In Python: also texts or rows in memory, of which a copy is kept beside the index.
         question: what to look for.
         model: an embedding model: a folder or a hub id; an index knows its own.
         index: where the index of a text is kept; SOURCE.index unless given.

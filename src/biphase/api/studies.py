@@ -37,7 +37,8 @@ def study(
     """Open a controlled study: one file → plan, runs, report. Its hypotheses must be about arms and tasks that it has.
 
     Args:
-        file: a YAML file, or the name of one that comes with biphase: mini; in Python also a mapping of the same keys.
+        file: a YAML file, or the name of one that comes with biphase: mini.
+            In Python: also a mapping of the same keys.
         changes: changes to single keys, such as pretraining_seeds=3.
         folder: the study's folder; study-NAME unless given.
         data: for tasks that `evaluation.tasks` names: rows as `finetune` takes them, such as a DataFrame, which are
@@ -191,7 +192,7 @@ def advise(
     devices: int | None = None,
     efficiency: float | None = None,
     flops: float | None = None,
-    study: str | Path | None = None,
+    study: Path | str | None = None,
     from_scratch: bool = False,
     text_field: str = "text",
 ) -> "Advice":
@@ -199,7 +200,8 @@ def advise(
     batch and steps, each with its reason, as a recipe ready for `pretrain`.
 
     Args:
-        text: your text: shards, whose tokens are known, or a file or a folder; in Python also texts or rows in memory.
+        text: your text: shards, whose tokens are known, or a file or a folder.
+            In Python: also texts or rows in memory.
         hours: how long the devices may work.
         device: such as H100, or a run to measure by; this machine's CPU, measured for ten seconds, unless given.
         devices: how many; 1, or all cores, unless given.

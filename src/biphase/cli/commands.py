@@ -12,7 +12,8 @@ from functools import wraps
 from inspect import Parameter as PythonParameter
 from inspect import Signature, getdoc, signature
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from cyclopts import Parameter
 from docstring_parser import parse
@@ -66,18 +67,7 @@ DataDir = Annotated[
     Path | None, Parameter(name="--data-dir", help="the folder with the task's data as published, in place of the hub.")
 ]
 OutFolder = Annotated[Path | None, Parameter(name="--out")]
-
-WORDS: dict[str, Any] = {
-    **dict.fromkeys(("file", "recipe", "run", "source", "tokenizer"), str),
-    **dict.fromkeys(("language", "model"), str | None),
-    "changes": Changes,
-    "learning_rates": Annotated[tuple[float, ...], in_one_word(parse_rates, "rates, by commas.")],
-    "scores": Annotated[Path, Parameter(name="--out")],
-    "seeds": Annotated[tuple[int, ...], in_one_word(parse_seeds, "by commas, or ranges such as 0-4.")],
-    "sources": Sequence[str],
-    "validation": list[str] | None,
-}
-"""Types on the command line for parameters that take more kinds of things in Python."""
+ScoresFolder = Annotated[Path, Parameter(name="--out")]
 
 
 def like(
@@ -86,9 +76,11 @@ def like(
     hidden: str = "",
     shows: Callable[[Any], str | None] | None = None,
 ) -> Callable[..., Any]:
-    """Make a command of a function: it has the parameters of other functions, with their defaults and descriptions,
-    and then its own. Where it names one of theirs, it says the type. A function without parameters has only a
-    description, and its command calls the first of the others.
+    """Make a command of a function: it has the parameters of other functions, with their types, defaults and
+    descriptions, and then its own. Where it names one of theirs, it says the type. A function without parameters has
+    only a description, and its command calls the first of the others.
+
+    What `In Python:` begins in a description of theirs is for Python alone.
 
     Args:
         functions: those from which parameters are taken.
@@ -104,7 +96,7 @@ def like(
             for name, parameter in signature(function).parameters.items():
                 is_typed = parameter.annotation is not parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
                 if is_typed and name not in (*parameters, *hidden.split()):
-                    kind = declared[name].annotation if name in declared else WORDS.get(name, parameter.annotation)
+                    kind = declared.get(name, parameter).annotation
                     is_argument, description = name in arguments.split(), descriptions.get(name, "")
                     parameters[name] = as_option(parameter, kind, description, is_argument)
         if shows is not None:
@@ -131,19 +123,20 @@ def like(
 
 
 def as_option(parameter: PythonParameter, kind: Any, description: str, is_argument: bool) -> PythonParameter:
-    """Turn a parameter of Python into one of this type on the command line."""
+    """Turn a parameter of Python into one of this type on the command line; of several kinds, it has the first."""
     settings, default = list[Parameter](), parameter.default
     if get_origin(kind) is Annotated:
         kind, *settings = get_args(kind)
-    if Path in get_args(kind):
-        kind = Path | None if type(None) in get_args(kind) else Path
-    for_words, for_python, _ = " ".join(description.split()).partition("; in Python")
+    if get_origin(kind) in (Union, UnionType):
+        kind, *others = get_args(kind)
+        kind = kind | None if type(None) in others else kind
+    for_words, _, _ = " ".join(description.split()).partition(" In Python:")
     shown_default: bool | str | None = None
     if default is False or default == ():
         shown_default = False
     elif isinstance(default, tuple):
         shown_default = ", ".join(f"{number:g}" for number in default)
-    described = Parameter(help=f"{for_words}." if for_python else for_words, show_default=shown_default)
+    described = Parameter(help=for_words, show_default=shown_default)
     passing: Any = parameter.POSITIONAL_ONLY if is_argument else parameter.KEYWORD_ONLY
     if is_argument and get_origin(kind) is Sequence:  # as `*words`, the only form in which options may stand between
         settings.append(Parameter(required=default is parameter.empty))
@@ -232,14 +225,14 @@ def prepare() -> None:
 
 
 @like(networks.pretrain, arguments="recipe changes")
-def pretrain(**options: Any) -> None:
+def pretrain(changes: Changes, **options: Any) -> None:
     """Pretrain, continue or adapt as a recipe says. The same command resumes; torchrun spreads it over devices.
 
     Example: `biphase pretrain tiny data.shards=shards schedule.peak_lr=1e-3`
 
     Several processes: `torchrun --nproc-per-node 8 -m biphase pretrain 210m compute.parallel=fsdp`
     """
-    run = networks.pretrain(**options)
+    run = networks.pretrain(changes=changes, **options)
     console.err.print(f"next: biphase export {run} encoder")
 
 
@@ -299,14 +292,18 @@ def task_check() -> None:
 
 @like(finetuning.finetune, arguments="model task changes", hidden="template label missing")
 def finetune(
-    task: Annotated[str, Parameter(required=True)], data: DataDir, changes: Changes = (), **options: Any
+    task: Annotated[str, Parameter(required=True)],
+    data: DataDir,
+    scores: ScoresFolder,
+    changes: Changes = (),
+    **options: Any,
 ) -> None:
     """Fine-tune one model on one task with one rate and seed, and score it on validation and test.
 
     Example: `biphase finetune runs/tiny-1a2b3c4d snli learning_rate=1e-4 seed=3 --keep snli-model`
     """
     settings = parse_config(FinetuneConfig, {}, changes, origin=task).model_dump(exclude_unset=True)
-    finetuning.finetune(task=task, data=data, **options, **settings)
+    finetuning.finetune(task=task, data=data, scores=scores, **options, **settings)
 
 
 @like(finetuning.predict, arguments="model data")
@@ -336,6 +333,9 @@ def evaluate(
         list[str] | None,
         Parameter(name="--data-dir", help="TASK=FOLDER with the task's data as published; may be repeated."),
     ],
+    learning_rates: Annotated[tuple[float, ...], in_one_word(parse_rates, "rates, by commas.")],
+    seeds: Annotated[tuple[int, ...], in_one_word(parse_seeds, "by commas, or ranges such as 0-4.")],
+    scores: ScoresFolder,
     compare: Annotated[
         tuple[str, str] | None, Parameter(help="two models: who wins where, and is it more than noise?")
     ] = None,
@@ -356,8 +356,17 @@ def evaluate(
         raise InputError(f"which model? Only settings are given: {' '.join(settings)}")
     refuse_doubles("key", [setting.partition("=")[0] for setting in settings])
     config = parse_config(FinetuneConfig, {}, settings, origin="evaluate")
-    data_dirs = show.parse_data_dirs(data or ())
-    answer = finetuning.run_evaluation(names, tasks or ["paper"], config, data_dirs, pair=compare, **options)
+    answer = finetuning.run_evaluation(
+        names,
+        tasks or ["paper"],
+        settings=config,
+        learning_rates=learning_rates,
+        seeds=seeds,
+        scores=scores,
+        data_dirs=show.parse_data_dirs(data or ()),
+        pair=compare,
+        **options,
+    )
     if form == "json":
         console.out.print(to_json(finetuning.evaluation_json(answer)))
     else:
@@ -367,11 +376,12 @@ def evaluate(
 
 
 @like(networks.embed, arguments="recipe changes")
-def embed() -> None:
+def embed(changes: Changes, **options: Any) -> None:
     """Train an encoder or a decoder into an embedding model for sentence-transformers. The same command resumes.
 
     Example: `biphase embed embed model=encoder out=embedder`
     """
+    networks.embed(changes=changes, **options)
 
 
 @like(networks.search, arguments="source question", shows=show.print_passages)

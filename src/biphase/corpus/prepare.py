@@ -82,11 +82,11 @@ class ShardPlan:
 
 
 def prepare(
-    sources: Any,
+    sources: Sequence[str] | Any,
     tokenizer: str | Path,
-    out: str | Path,
+    out: Path | str,
     *,
-    validation: Any = None,
+    validation: list[str] | Any | None = None,
     validation_fraction: float | None = None,
     workers: int | None = None,
     engine: EngineKind = "local",
@@ -100,8 +100,8 @@ def prepare(
     """Tokenize text into memory-mapped shards; returns their folder. The same call goes on where it was stopped.
 
     Args:
-        sources: files (.txt, .md, .jsonl, also .gz, .zst; .parquet, .arrow), folders, globs, hub data sets (ID:SUBSET);
-            in Python also a `datasets.Dataset`, a DataFrame, texts or rows in memory, of which a copy is kept in `out`.
+        sources: files (.txt, .md, .jsonl, also .gz, .zst; .parquet, .arrow), folders, globs, hub data sets (ID:SUBSET).
+            In Python: also a `datasets.Dataset`, a DataFrame, texts or rows in memory; `out` keeps a copy of these.
         tokenizer: a tokenizer folder, hub id or Llama 3 tokenizer.model.
         out: the folder to write.
         validation: sources whose documents are for validation.

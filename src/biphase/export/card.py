@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from biphase import __version__
 from biphase.encoder.network import language_model_class
 from biphase.errors import InputError
+from biphase.recipe import phases_between
 from biphase.run import (
     CheckpointManifest,
     Run,
@@ -99,11 +100,8 @@ def tell_history(run: Run, manifest: CheckpointManifest) -> tuple[str | None, li
     line for the beginning and for each run since, as far as the parents are still here and unchanged."""
     recipe = read_recipe(run)
     init = recipe.init
-    phases, steps_left = [], manifest.run_step
-    for phase in recipe.curriculum:
-        if steps_left > 0:
-            phases.append(f"{min(phase.steps, steps_left):,} steps of {phase.words}")
-        steps_left -= phase.steps
+    trained = phases_between(recipe.curriculum, 0, manifest.run_step)
+    phases = [f"{phase.steps:,} steps of {phase.words}" for phase in trained]
     inherited = f", with the parent's {' and '.join(manifest.carried)}" if manifest.parent else ""
     settings = f"{recipe.batch_label} tokens a step, peak rate {recipe.schedule.peak_lr}"
     line = f"`{run.path.name}`: {' → '.join(phases)}, {settings}{inherited}."

@@ -40,7 +40,7 @@ def merge_with_parent(network: PreTrainedModel, run: Run, manifest: CheckpointMa
     """
     if not 0 < share < 1:
         raise InputError(f"merge {share:g} is no share of the parent: give one above 0 and below 1, such as 0.5")
-    if manifest.objective == "clm":
+    if manifest.is_causal:
         raise InputError(f"{run.path} ended with CLM: merge is for an encoder that came from a decoder")
     name, folder, recipe = find_decoder(run, manifest)
     embedding: Any = network.get_input_embeddings()
@@ -68,7 +68,7 @@ def find_decoder(run: Run, manifest: CheckpointManifest) -> tuple[str, Path, Rec
     if parent.content != manifest.parent:
         raise InputError(f"{init.checkpoint} is not what {run.path} started from: it was trained anew since")
     parent_run = Run(folder.parent.parent)
-    if parent.objective != "clm":
+    if not parent.is_causal:
         return find_decoder(parent_run, parent)
     return f"{parent_run.path.name}@{parent.step}", folder / "model", recipe
 
@@ -115,7 +115,7 @@ def export_checkpoint(reference: str, folder: Path, merge: float | None = None) 
     run = Run(source.parent.parent)
     recipe, network = read_recipe(run), load_model(source / "model")
     merged = "" if merge is None else merge_with_parent(network, run, manifest, merge)
-    causal = manifest.objective == "clm"
+    causal = manifest.is_causal
     exported = network
     if causal and isinstance(network.config, EuroBertConfig):  # the same network in the class that looks back
         exported = LlamaForCausalLM(as_llama(network.config))

@@ -3,6 +3,7 @@
 A cell's name is the hash of the bytes of model and data, and of all that decides its result.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from biphase.encoder.models import Encoder, identify
 from biphase.errors import InputError
 from biphase.files import content_hash
 from biphase.machine import has_bf16_cores, visible_gpus
+from biphase.recipe import Schedule
 from biphase.tasks.families import KINDS
 from biphase.tasks.sources import DataDirs, TaskSource, find_task_sources
 from biphase.tasks.spec import PAPER_TASKS, Task
@@ -107,6 +109,12 @@ class FinetuneConfig(Strict):
         if self.shots is not None and self.max_train_examples is not None:
             raise ValueError("shots and max_train_examples both say what is trained on; give one")
         return self
+
+    def schedule(self, num_steps: int) -> Schedule:
+        """Return the schedule of so many updates: warm-up, then decay. The decay equals that of transformers' linear
+        schedule; the warm-up is ahead of it by one step, whose first update has rate 0."""
+        warmup_steps = math.ceil(self.warmup_ratio * num_steps)
+        return Schedule(warmup_steps=warmup_steps, decay_steps=num_steps - warmup_steps)
 
 
 def settle_config(config: FinetuneConfig, task: Task, max_length: int) -> FinetuneConfig:

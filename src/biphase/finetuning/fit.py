@@ -42,6 +42,7 @@ def train_network(network: nn.Module, split: EncodedSplit, cell: CellContext) ->
     # 1. What is trained on, and for how long.
     config = cell.config
     items, num_steps = choose_items(split, config)
+    schedule = config.schedule(num_steps)
     # 2. Optimizer. Weight decay is on matrices, not on norms and biases.
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
     groups = [
@@ -60,7 +61,7 @@ def train_network(network: nn.Module, split: EncodedSplit, cell: CellContext) ->
     with console.track(f"fine-tune {cell.task.name}", num_steps, "steps") as progress:
         for step, indices in enumerate(training_order(len(items), config.batch_size, num_steps, config.seed)):
             for group in optimizer.param_groups:
-                group["lr"] = finetuning_rate(config, step, num_steps)
+                group["lr"] = config.learning_rate * schedule.share_of_peak(step, num_steps)
             loss = split.accumulate_gradients(network, items[indices], cell)
             norm = nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
             optimizer.step()
@@ -125,19 +126,6 @@ def training_order(num_items: int, batch_size: int, num_steps: int, seed: int) -
         if batch == 0:
             order = np.random.default_rng((seed, epoch)).permutation(num_items)
         yield order[batch * batch_size : (batch + 1) * batch_size]
-
-
-def finetuning_rate(config: FinetuneConfig, step: int, num_steps: int) -> float:
-    """The rate of update `step` (from 0): up to the peak in equal steps, then down to 0 after the last update.
-
-    The decay equals that of transformers' linear schedule; the warm-up is ahead of it by one step, whose first update
-    has rate 0.
-    """
-    assert 0 <= step < num_steps
-    warmup_steps = math.ceil(config.warmup_ratio * num_steps)
-    climbing = (step + 1) / warmup_steps if warmup_steps else 1.0
-    falling = (num_steps - step) / (num_steps - warmup_steps) if warmup_steps < num_steps else 1.0
-    return config.learning_rate * min(climbing, falling, 1.0)
 
 
 def evaluate_cell(

@@ -23,11 +23,8 @@ from biphase.distributed import World
 from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError, first_line, told_as
 from biphase.files import hash_below, whole_folder, write_hashed
-from biphase.pretraining.optimizer import Muon
+from biphase.pretraining.optimizer import STATE_KEYS
 from biphase.run import CheckpointManifest, Run
-
-STATE_KEYS = {torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"}, Muon: {"momentum_buffer"}}
-"""The names of the tensors that each optimizer keeps for a parameter."""
 
 
 def save_checkpoint(

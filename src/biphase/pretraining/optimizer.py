@@ -24,8 +24,7 @@ from biphase.device import missing_for_compile
 from biphase.distributed import World
 from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError
-from biphase.flops import NEWTON_SCHULZ_ITERATIONS
-from biphase.recipe import ComputeConfig, Optimizer, Schedule
+from biphase.recipe import MATRIX_UPDATES, ComputeConfig, Optimizer, Schedule
 
 COMPILE_PAYS_AFTER_FLOPS = 3e14
 """On a CPU, compiling takes up to a minute and saves time in bf16; in fp32 the products are all that counts."""
@@ -190,23 +189,11 @@ def block_matrices(model: nn.Module) -> list[nn.Parameter]:
 
 def set_rate(optimizers: list[torch.optim.Optimizer], schedule: Schedule, step: int, num_steps: int) -> float:
     """Set the rate of update `step` in every group, by its scale, and return what the schedule says."""
-    rate = learning_rate(schedule, step, num_steps)
+    rate = schedule.peak_lr * schedule.share_of_peak(step, num_steps)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = rate * group["lr_scale"]
     return rate
-
-
-def learning_rate(schedule: Schedule, step: int, num_steps: int) -> float:
-    """Return the rate of update `step` (from 0) of `num_steps`: warmup-stable-decay (Table 1; Hu et al. 2024).
-
-    Warm-up climbs in equal steps from peak / warmup_steps to the peak; decay falls in equal steps from the peak to
-    peak / decay_steps, so that 0 would come after the last update and no update is wasted on it.
-    """
-    assert 0 <= step < num_steps
-    climbing = (step + 1) / schedule.warmup_steps if schedule.warmup_steps else 1.0
-    falling = (num_steps - step) / schedule.decay_steps if schedule.decay_steps else 1.0
-    return schedule.peak_lr * min(climbing, 1.0, falling)
 
 
 class Muon(torch.optim.Optimizer):
@@ -246,13 +233,20 @@ class Muon(torch.optim.Optimizer):
         return parameter.grad.lerp(state["momentum_buffer"], momentum)
 
 
+STATE_KEYS = {
+    torch.optim.AdamW: {"step", *MATRIX_UPDATES["adamw"].moments},
+    Muon: {*MATRIX_UPDATES["muon"].moments},
+}
+"""The names of the tensors that each optimizer keeps for a parameter."""
+
+
 def orthogonalize(matrices: Tensor, dtype: torch.dtype) -> Tensor:
     """[n, A, B] → matrices with the same singular vectors and singular values near 1, by Newton–Schulz iteration."""
     tall = matrices.shape[1] > matrices.shape[2]
     x = (matrices.mT if tall else matrices).to(dtype)
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     a, b, c = QUINTIC
-    for _ in range(NEWTON_SCHULZ_ITERATIONS):
+    for _ in range(MATRIX_UPDATES["muon"].iterations):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
     return x.mT if tall else x

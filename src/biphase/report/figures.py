@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from io import StringIO
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -392,8 +393,16 @@ def plot_loss_curves(losses: Mapping[str, Sequence[Mapping[str, Any]]], objectiv
     axes.legend(loc="upper right", fontsize="small")
 
 
-def save_figure(name: str, plots: Plots, folder: Path) -> Path:
-    """Write `NAME.svg` and `NAME.pdf`, and return the SVG. Equal plots give equal files, to the byte."""
+@dataclass(frozen=True)
+class Part:
+    """A part of a figure, by which a page arranges it anew."""
+
+    kind: Literal["whole", "legend", "panel"]
+    svg: str
+
+
+def save_figure(name: str, plots: Plots, folder: Path) -> list[Part]:
+    """Write `NAME.svg` and `NAME.pdf`, and return the figure in parts. Equal plots give equal files, to the byte."""
     import matplotlib
     from fontTools.subset import Options
     from matplotlib.backends.backend_pdf import FigureCanvasPdf
@@ -410,7 +419,30 @@ def save_figure(name: str, plots: Plots, folder: Path) -> Path:
         FigureCanvasSVG(figure).print_svg(svg, metadata={"Date": None})
         figure.set_layout_engine("none")
         FigureCanvasPdf(figure).print_pdf(svg.with_suffix(".pdf"), metadata={"CreationDate": None})
-    return svg
+        return [*draw_parts(figure, name)] if len(plots) > 1 else [Part("whole", svg.read_text(encoding="utf-8"))]
+
+
+def draw_parts(figure: "Figure", name: str) -> Iterator[Part]:
+    """Draw the legend and each panel of a figure alone, as they stand in it, with ids of their own. All panels have the
+    same room around their axes, as much as one of them needs: so the axes stay aligned."""
+    import matplotlib
+    from matplotlib.transforms import Bbox
+
+    panels: list[Any] = [axes for axes in figure.axes if axes.axison]
+    frames = np.array([axes.bbox.extents for axes in panels])
+    rooms = np.array([axes.get_tightbbox().extents for axes in panels]) - frames
+    room = [*rooms.min(axis=0)[:2], *rooms.max(axis=0)[2:]]
+    boxes = [legend.get_window_extent() for legend in figure.legends]
+    boxes += [Bbox.from_extents(frame + room) for frame in frames]
+    parts = [*figure.legends, *panels]
+    for number, (part, box) in enumerate(zip(parts, boxes, strict=True)):
+        for other in parts:
+            other.set_visible(other is part)
+        file = StringIO()
+        inches = box.transformed(figure.dpi_scale_trans.inverted())
+        with matplotlib.rc_context({"svg.hashsalt": f"{name} {number}"}):
+            figure.savefig(file, format="svg", bbox_inches=inches, metadata={"Date": None})
+        yield Part("legend" if part in figure.legends else "panel", file.getvalue())
 
 
 def arrange_panels(plots: Plots) -> "Figure":

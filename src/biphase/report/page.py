@@ -27,7 +27,7 @@ from biphase.files import own_folder
 from biphase.report import contrasts, formats, tables
 from biphase.report.claims import Claim, Finding, Verdicts, count_tested, tell_finding, tell_verdict
 from biphase.report.equivalents import ladder_panel, list_prices, price_sentence, price_tables
-from biphase.report.figures import figure_pool, list_figures, plot_panel, save_figure
+from biphase.report.figures import Part, figure_pool, list_figures, plot_panel, save_figure
 from biphase.report.formats import show_count, show_share, tell_p_value
 from biphase.report.results import ALL_TASKS, FAMILY_NAMES, Result, ResultSet, check_averages, list_gaps, read_words
 from biphase.report.statistics import SIGNIFICANCE
@@ -38,87 +38,41 @@ SUPERFLUOUS = re.compile(
 )
 """What the page says for all its pictures, digits beyond the first, and turns by nothing."""
 
-REFERENCE = re.compile(r"(?<=url\(#)[\w-]+|(?<=href=\"#)[\w-]+")
-"""An id that an attribute names."""
 
-PANEL_TITLE, PANEL_LABELS, PANEL_END, CHARACTER_WIDTH = 18.0, 32.0, 12.0, 5.4
-"""The room of a panel's title above its axes, of the labels below, and of half a label at the end, and the width of a
-character."""
-
-
-def inline_svg(text: str, name: str, styles: dict[str, str]) -> Markup:
-    """Return a picture in one part, or as a legend and a part for each of several panels, without what the page states
-    once for all pictures, and with the page's ids and colours.
+def inline_svg(parts: Iterable[Part], styles: dict[str, str]) -> Markup:
+    """Return the parts of a picture without what the page states once for all pictures, and with the page's colours.
 
     `styles`: a style of the page's pictures → the name of its class; new ones are added.
     """
-    root = fromstring(text)
-    ids = {reference: f"{name}-{number}" for number, reference in enumerate(dict.fromkeys(REFERENCE.findall(text)))}
-    for node in [*root.iter()]:
-        node[:] = [child for child in node if not child.tag.endswith(("metadata", "style"))]
-        node.tag = node.tag.rpartition("}")[2]
-        node.text = node.text if node.text and node.text.strip() else None
-        node.tail = node.tail if node.tail and node.tail.strip() else None
-        tidy_attributes(node, ids, styles)
-    parts = []
-    for kind, box, content in cut_panels(root):
-        part = Element("svg", {"class": kind, "viewBox": box})
-        if kind == "legend":
-            part.set("width", f"{1.5 * float(box.split()[2]):.0f}")
-        part[:] = content
-        dissolve_groups(part)
-        parts.append(tostring(part, encoding="unicode").replace(" />", "/>"))
-    return Markup("".join(parts))
+    drawn = []
+    for part in parts:
+        root = fromstring(part.svg)
+        for node in reversed([*root.iter()]):  # children first: a group without attributes gives way to its own
+            kept = [child for child in node if not child.tag.endswith(("metadata", "style"))]
+            node[:] = chain.from_iterable(child if child.tag == "g" and not child.attrib else [child] for child in kept)
+            node.tag = node.tag.rpartition("}")[2]
+            node.text = node.text if node.text and node.text.strip() else None
+            node.tail = node.tail if node.tail and node.tail.strip() else None
+            tidy_attributes(node, styles)
+        box = root.get("viewBox", "")
+        root.attrib = {"class": part.kind, "viewBox": box}
+        if part.kind == "legend":
+            root.set("width", f"{1.5 * float(box.split()[2]):.0f}")
+        drawn.append(tostring(root, encoding="unicode").replace(" />", "/>"))
+    return Markup("".join(drawn))
 
 
-def tidy_attributes(node: Element, ids: Mapping[str, str], styles: dict[str, str]) -> None:
-    """Turn an element's style into a class, its ids into the page's, and drop what is of no use there."""
+def tidy_attributes(node: Element, styles: dict[str, str]) -> None:
+    """Turn an element's style into a class, and drop what is of no use on the page, such as the ids of groups: only
+    those of other elements are referred to."""
     attributes, node.attrib = node.attrib, {}
     for name, text in attributes.items():
         key, value = name.rpartition("}")[2], SUPERFLUOUS.sub("", " ".join(text.split()))
-        value = re.sub(r"(?<=#)[\w-]+", lambda match: ids.get(match[0], match[0]), value)
         if key == "style":
             value = value.replace(INK, "currentColor").replace(GRID, "var(--grid)")
             key, value = "class", styles.setdefault(value, f"s{len(styles)}")
-        elif key == "id":
-            value = ids.get(value, value if value.startswith(("axes_", "legend_")) else "")
-        if value:
+        if value and not (key == "id" and node.tag == "g"):
             node.set(key, value)
-
-
-def cut_panels(root: Element) -> Iterator[tuple[str, str, list[Element]]]:
-    """Cut a figure of several panels into its legend and each panel; any other picture stays whole. A part is its kind,
-    its `viewBox` and its elements."""
-    groups = [node for node in root.iter("g") if node.get("id", "").startswith(("axes_", "legend_"))]
-    named = [(group.attrib.pop("id"), group) for group in groups]
-    panels = [group for key, group in named if key.startswith("axes_") and next(group.iter("path"), None) is not None]
-    if len(panels) < 2:
-        yield "whole", root.get("viewBox", ""), [*root]
-        return
-    of_figure, shared = [*root.iterfind("g/g")], [*root.iterfind("defs")]  # ids are those of the page
-    legends = [node for key, node in named if key.startswith("legend_") and node in of_figure and any(node.itertext())]
-    # The first path of a panel is the frame of its axes: M left bottom L right bottom L right top ...
-    frames = []
-    for panel in panels:
-        frame = next(panel.iter("path")).attrib["d"]
-        frames.append([float(number) for number in re.findall(r"[0-9.]+", frame)[:6]])
-    # The room for labels left of the axes, which is that of the wider of two columns.
-    margin, top = max(frames[0][0], frames[1][0] - frames[0][2] - PANEL_END), frames[0][5] - PANEL_TITLE
-    for legend in legends:
-        texts = [(float(text.attrib["x"]), len(text.text or "")) for text in legend.iter("text")]
-        begin, end = min(x for x, _ in texts) - 30, max(x + CHARACTER_WIDTH * num for x, num in texts)
-        yield "legend", f"{begin:.0f} 0 {end - begin:.0f} {top:.0f}", [legend]
-    for panel, (left, bottom, right, _, _, upper) in zip(panels, frames, strict=True):
-        size = f"{right - left + margin + PANEL_END:.0f} {bottom - upper + PANEL_TITLE + PANEL_LABELS:.0f}"
-        yield "panel", f"{left - margin:.0f} {upper - PANEL_TITLE:.0f} {size}", [*shared, panel]
-        shared = []
-
-
-def dissolve_groups(node: Element) -> None:
-    """Replace groups without attributes by their content."""
-    for child in node:
-        dissolve_groups(child)
-    node[:] = [inner for child in node for inner in (child if child.tag == "g" and not child.attrib else [child])]
 
 
 def answer_sentences(results: ResultSet, hypotheses: Sequence[Finding] = ()) -> Iterator[str]:
@@ -246,7 +200,7 @@ def write_report(
             prices=[*zip(price_sentences, priced, strict=True)],
             figures=figures,
             tables=printed,
-            svgs={file.stem: file.read_text("utf-8") for file in sorted(drawn)},
+            drawn=dict(zip(plots, drawn, strict=True)),
             **vars(page_text) | {"missing": [*page_text.missing, *unpriced, *lacks]},
         )
         for name, text in {**texts, "index.html": html}.items():
@@ -272,11 +226,11 @@ def tell_answer(results: ResultSet, price_sentences: Iterable[str], page_text: P
         yield page_text.verdicts[1]
 
 
-def render(svgs: Mapping[str, str], plan_svg: str, **parts: Any) -> str:
-    """Render the page as HTML; `svgs` are the figures by name."""
+def render(drawn: Mapping[str, Sequence[Part]], plan_svg: str, **parts: Any) -> str:
+    """Render the page as HTML; `drawn` are the figures by name."""
     styles = dict[str, str]()
-    drawn = {**svgs, "plan": plan_svg} if plan_svg else svgs
-    pictures = {name: inline_svg(text, name, styles) for name, text in drawn.items()}
+    drawn = {**drawn, "plan": [Part("whole", plan_svg)]} if plan_svg else drawn
+    pictures = {name: inline_svg(figure, styles) for name, figure in drawn.items()}
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.globals |= {name: show for name, show in vars(formats).items() if name.startswith("show_")}
     for function in (count_tested, effect_ends, mean_ends, locate, tables.show_signal, tell_verdict):

@@ -22,11 +22,13 @@ from biphase.errors import InputError, nearest
 from biphase.files import read_json, read_json_as
 from biphase.flops import (
     DEVICES,
+    FLOAT32,
     LLAMA_SHAPED,
     SampleLengths,
     Shape,
     flops_between,
     known_device,
+    moment_bytes,
     plan_memory,
     read_shape,
     shape_of,
@@ -269,7 +271,7 @@ def tell_memory(model: str, shape: Shape, recipe: Recipe, is_on_cpu: bool) -> st
         layouts: list[tuple[int, str]] = [(8, "ddp"), (8, "fsdp"), (64, "fsdp")]
         ddp, fsdp, fsdp_of_64 = [show_gib(plan_memory(shape, recipe, *layout)["total"]) for layout in layouts]
         needed = f"{show_gib(alone)} on one GPU, {ddp} on each of 8 under DDP"
-        if recipe.optimizer.name != "muon":  # which needs whole matrices
+        if not recipe.optimizer.matrix_update.needs_whole_matrices:
             needed += f", {fsdp} on each of 8 and {fsdp_of_64} of 64 under FSDP"
     return f"{model}: at most {needed} (microbatches of {recipe.compute.microbatch_tokens:,} tokens)"
 
@@ -289,7 +291,8 @@ def fit_memory(shape: Shape, recipe: Recipe, machine: Machine) -> Recipe | None:
     smaller microbatches, activation checkpointing, FSDP over all devices. None where nothing is."""
     first, smallest = recipe.compute, recipe.data.max_sample_tokens
     sizes = [size for step in range(8) if (size := first.microbatch_tokens >> step) >= smallest]
-    over = [1] if recipe.optimizer.name == "muon" or machine.devices == 1 else [1, machine.devices]
+    is_alone = recipe.optimizer.matrix_update.needs_whole_matrices or machine.devices == 1
+    over = [1] if is_alone else [1, machine.devices]
     for devices, recomputes, size in product(over, (first.activation_checkpointing, True), sizes):
         changes: dict[str, Any] = {"microbatch_tokens": size, "activation_checkpointing": recomputes}
         changes |= {"parallel": "fsdp"} if devices > 1 else {}
@@ -320,10 +323,6 @@ def tell_misfit(model: str, shape: Shape, recipe: Recipe, machine: Machine) -> s
 
 def show_gib(num_bytes: float) -> str:
     return f"{show_estimate(num_bytes / 2**30)} GiB"
-
-
-BYTES_PER_WEIGHT = 4
-"""Checkpoints hold weights and moments in fp32."""
 
 
 @dataclass(frozen=True)
@@ -461,16 +460,14 @@ def cell_cost(
 
 
 def count_disk(plan: Plan, sizes: Mapping[str, RunSize]) -> dict[str, float]:
-    """Bytes of all checkpoints, of those that must be there for a while, and of the models' weights."""
+    """Bytes of all checkpoints, of those that must be there for a while, and of the models' weights; all in fp32."""
     disk = dict.fromkeys(("models", "needed", "everything"), 0.0)
     for (run, _), users in plan.checkpoints.items():
         shape, _ = sizes[run]
         if shape is None:
             continue
-        # AdamW keeps two moments of a weight, Muon one of the matrices inside the blocks.
-        has_muon = plan.runs[run].recipe.optimizer.name == "muon"
-        weights = float(BYTES_PER_WEIGHT * shape.parameters)
-        moments = 2 * weights - (BYTES_PER_WEIGHT * shape.block_weights if has_muon else 0)
+        weights = float(FLOAT32 * shape.parameters)
+        moments = moment_bytes(shape, plan.runs[run].recipe.optimizer)
         disk["everything"] += weights + moments
         disk["models"] += weights if users["models"] else 0.0
         disk["needed"] += weights if users["models"] or users["needed_by"] else 0.0

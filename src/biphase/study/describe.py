@@ -25,6 +25,7 @@ from rich.tree import Tree
 from biphase.console import duration, printable
 from biphase.embedding.recipe import set_name
 from biphase.errors import DOCS, InputError
+from biphase.recipe import OBJECTIVES
 from biphase.report.contrasts import POWER, USUAL_NOISE, smallest_difference
 from biphase.report.formats import format_bytes, show_count, show_estimate, show_list
 from biphase.report.tables import PLAIN
@@ -40,7 +41,6 @@ PICTURE_FORMATS = (".svg", ".png", ".pdf")
 LANE_INCHES = 0.2
 HEIGHT = 0.36
 """Half of a lane's bar at the full rate."""
-NAMES = {"clm": "CLM: next token", "mlm": "MLM: masked tokens", "mntp": "MNTP: masked tokens from one place before"}
 
 
 def draw_plan(plan: Plan, path: Path) -> None:
@@ -55,7 +55,7 @@ def draw_plan(plan: Plan, path: Path) -> None:
         axes = figure.subplots()
         plot_runs(plan, axes)
         used = dict.fromkeys(phase.objective for run in plan.runs.values() for phase in run.recipe.curriculum)
-        bars = [Patch(label=NAMES[name], **look(name)) for name in used]
+        bars = [Patch(label=f"{name.upper()}: {OBJECTIVES[name].words}", **look(name)) for name in used]
         marks, _ = axes.get_legend_handles_labels()
         key = [*bars, *marks, Line2D([], [], linestyle="none", label="height of a bar: learning rate")]
         axes.set_title(f"{plan.study.title or plan.study.name}\n", loc="left", fontsize=10)
@@ -127,9 +127,9 @@ def draw_run(plan: Plan, run: PlannedRun, lane: int, axes: Axes) -> None:
 
 
 def look(objective: str) -> dict[str, Any]:
-    """Colour, and for print without colours a hatch for what is masked."""
-    hatch = {"clm": None, "mlm": "////", "mntp": "...."}[objective]
-    return {"facecolor": LOOKS[objective].color, "edgecolor": "white", "linewidth": 0, "hatch": hatch}
+    """Colour, and for print without colours a hatch, which is closer than in charts."""
+    own = LOOKS[objective]
+    return {"facecolor": own.color, "edgecolor": "white", "linewidth": 0, "hatch": 2 * own.hatch}
 
 
 def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:

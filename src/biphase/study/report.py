@@ -180,9 +180,9 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Mapping[str, RunSize]
     (*earlier, _), phases = plan.lineage(arm.name), history(plan, model)
     before = join_phases(phase for parent in earlier for phase in parent.recipe.curriculum)
     pretraining, rest = before or phases, arm.recipe.curriculum if before else ()
-    # Mixed batches count by their shares; what is no CLM is MLM to the paper.
+    # Mixed batches count by their shares; what masks tokens is MLM to the paper.
     steps, parts = sum(phase.steps for phase in pretraining), [part for phase in pretraining for part in phase.parts]
-    clm = round(sum(part.steps * share for part, share in parts if part.objective == "clm"))
+    clm = round(sum(part.steps * share for part, share in parts if part.is_causal))
     predicted = [words for words, _ in groupby(phase.predicted for phase in phases)]
     curriculum = " → ".join(predicted) if len(predicted) < 4 else f"{show_list(sorted({*predicted}))} in turns"
     masked = [phase for phase in rest or phases if not phase.is_causal]

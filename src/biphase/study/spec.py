@@ -27,13 +27,10 @@ from biphase.embedding.recipe import EmbeddingRecipe, JudgedPaths, set_name
 from biphase.errors import InputError, nearest, refuse_doubles
 from biphase.files import content_hash
 from biphase.finetuning.config import FinetuneConfig
-from biphase.recipe import Phase, join_phases
+from biphase.recipe import OBJECTIVES, Phase, join_phases
 from biphase.report.results import FAMILY_CODES
 from biphase.tasks.sources import name_data_dirs
 from biphase.tasks.spec import find_task, split_name
-
-SHORT_OBJECTIVES = ("clm", "mlm", "mntp")
-"""The words for objectives in the short forms: those of a recipe's phase."""
 
 NUMBER = r"\d+(?:\.\d+)?"
 SHORT_PHASE = re.compile(
@@ -106,9 +103,9 @@ def read_short_form(text: str, named: Iterable[str]) -> Iterator[dict[str, Any]]
     long_form = re.sub(rf"^({NUMBER}k?)\+({NUMBER}k?)$", r"\1 clm + \2 mlm", long_form)
     for piece in long_form.split("+"):
         match = SHORT_PHASE.fullmatch(piece.strip())
-        if match is None or match["objective"] not in SHORT_OBJECTIVES:
+        if match is None or match["objective"] not in OBJECTIVES:
             raise InputError(
-                f"unknown curriculum '{text}'{nearest(text, [*named, *SHORT_OBJECTIVES])}; short forms are such as "
+                f"unknown curriculum '{text}'{nearest(text, [*named, *OBJECTIVES])}; short forms are such as "
                 "mlm30, 25/75, 5k+17k and 40k clm + 2k mlm20"
             )
         amount, unit, objective, percent, to = match.group("amount", "unit", "objective", "percent", "to")
