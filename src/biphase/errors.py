@@ -124,6 +124,13 @@ def refuse_doubles(kind: str, values: Sequence[Hashable]) -> None:
             raise InputError(f"{kind} {value} is named twice; drop or rename one of the two")
 
 
+def refuse_unknown(kind: str, word: str, names: Iterable[str]) -> None:
+    """Raises `InputError` for a word that is none of the names, with the nearest of them."""
+    names = set(names)
+    if word not in names:
+        raise InputError(f"{kind} '{word}'{nearest(word, names)}")
+
+
 def nearest(word: str, names: Iterable[str]) -> str:
     """Give a hint for a mistyped name: `"; did you mean 'x'?"`, or the list of what is known when nothing is near."""
     names = sorted(names)

@@ -44,7 +44,7 @@ from typing import Any
 
 import numpy as np
 
-from biphase.errors import InputError, nearest
+from biphase.errors import InputError, refuse_unknown
 from biphase.machine import has_bf16_cores
 from biphase.recipe import Optimizer, Phase, Recipe, phases_between
 
@@ -226,8 +226,7 @@ PRESETS = {name: dict(zip(SHAPE_KEYS, sizes, strict=True)) for name, sizes in PR
 
 def find_preset(preset: str) -> dict[str, int]:
     """Return the sizes of a preset. Raises `InputError` for an unknown one."""
-    if preset not in PRESETS:
-        raise InputError(f"unknown preset '{preset}'{nearest(preset, PRESETS)}")
+    refuse_unknown("unknown preset", preset, PRESETS)
     return PRESETS[preset]
 
 

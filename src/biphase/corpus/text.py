@@ -35,7 +35,7 @@ from biphase.corpus.rows import (
     rows_in_memory,
     saved_tables,
 )
-from biphase.errors import InputError, first_of, nearest
+from biphase.errors import InputError, first_of, nearest, refuse_unknown
 from biphase.files import file_hash, whole_file
 from biphase.hub import hub_says, load_rows, pin_commit
 
@@ -363,8 +363,7 @@ def read_documents(
     Raises `InputError` naming file and line: broken JSON, a missing field (the fields that are there are listed), a
     text that is no string, bytes that are not UTF-8, half a surrogate pair, damaged compression.
     """
-    if txt_documents not in get_args(TxtDocuments):
-        raise InputError(f"txt_documents '{txt_documents}' is unknown{nearest(txt_documents, get_args(TxtDocuments))}")
+    refuse_unknown("unknown txt_documents", txt_documents, get_args(TxtDocuments))
     if source.path is not None and kind_of(Path(source.name)) == "text":
         documents = read_txt(source.path, txt_documents)
     else:

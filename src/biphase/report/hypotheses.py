@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from biphase.errors import InputError, clipped, nearest
+from biphase.errors import InputError, clipped, refuse_unknown
 from biphase.report.claims import Claim, Inequality, strongest
 from biphase.report.contrasts import Contrast, contrast, jackknife
 from biphase.report.equivalents import contrast_at_share, refuse_gaps
@@ -193,8 +193,7 @@ def whole_names(line: AskedInequality, ladders: Mapping[str, Ladder]) -> str:
 
 def check_name(operand: Operand, ladders: Mapping[str, Ladder]) -> None:
     """Raises `InputError` for a name that stands for no arm, or for several where one is wanted."""
-    if operand.name not in ladders:
-        raise InputError(f"unknown arm '{operand.name}'{nearest(operand.name, ladders)}")
+    refuse_unknown("unknown arm", operand.name, ladders)
     if not ladders[operand.name]:
         raise InputError(f"no arm is '{operand.name}'")
     is_group = any(len(arms) > 1 for arms in ladders[operand.name].values())

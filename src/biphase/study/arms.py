@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 from biphase.config import parse_config
-from biphase.errors import InputError, nearest, refuse_doubles
+from biphase.errors import InputError, nearest, refuse_doubles, refuse_unknown
 from biphase.files import content_hash
 from biphase.flops import PRESETS
 from biphase.recipe import Phase, Recipe
@@ -109,9 +109,7 @@ def find_lineage(arm: UnresolvedArm, unresolved: Mapping[str, UnresolvedArm]) ->
     there, has fewer pretraining seeds, or continues itself."""
     lineage = [arm]
     while isinstance(arm.source, str):
-        if arm.source not in unresolved:
-            hint = nearest(arm.source, unresolved)
-            raise InputError(f"arm '{arm.name}' continues the unknown arm '{arm.source}'{hint}")
+        refuse_unknown(f"arm '{arm.name}' continues the unknown arm", arm.source, unresolved)
         parent = unresolved[arm.source]
         if arm.seeds.count > parent.seeds.count:
             raise InputError(
@@ -157,8 +155,7 @@ def list_combinations(study: spec.Study) -> Iterator[UnresolvedArm]:
     for group in study.arms:
         sources: list[spec.StartingModel | str] = [*group.parents]
         for name in group.models:
-            if name not in models:
-                raise InputError(f"arms '{group.group}': unknown model '{name}'{nearest(name, models)}")
+            refuse_unknown(f"arms '{group.group}': unknown model", name, models)
             sources += sweep_architecture(group, models[name])
         seeds = group.pretraining_seeds or study.pretraining_seeds
         axes: dict[str, tuple[Any, ...]] = {k: v for k, v in group.sweep.items() if not k.startswith(spec.ARCHITECTURE)}

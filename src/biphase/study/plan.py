@@ -30,7 +30,7 @@ from functools import cached_property
 from itertools import product
 from typing import Any, Literal
 
-from biphase.errors import InputError, nearest
+from biphase.errors import InputError, refuse_unknown
 from biphase.files import content_hash
 from biphase.finetuning.config import FinetuneConfig
 from biphase.recipe import Init, Phase, Recipe, cut_phases, join_phases, phases_between
@@ -254,10 +254,8 @@ def list_models(study: spec.Study, arms: Mapping[str, Arm]) -> tuple[EvaluatedMo
     before_decay: dict[str, EvaluatedModel] = {}
     for intermediate in study.intermediate:
         for pooled in intermediate.arms:
+            refuse_unknown("intermediate: unknown arm", pooled, (arm.pooled_name for arm in arms.values()))
             seeds = [arm for arm in arms.values() if arm.pooled_name == pooled]
-            if not seeds:
-                hint = nearest(pooled, {arm.pooled_name for arm in arms.values()})
-                raise InputError(f"intermediate: unknown arm '{pooled}'{hint}")
             for arm, count in product(seeds, intermediate.steps):
                 name, step, flat_end = arm.name, arm.origin + count, arm.recipe.decay_start
                 if count > flat_end:

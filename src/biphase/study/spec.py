@@ -24,7 +24,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from biphase import config
 from biphase.console import printable
 from biphase.embedding.recipe import EmbeddingRecipe, JudgedPaths, set_name
-from biphase.errors import InputError, nearest, refuse_doubles
+from biphase.errors import InputError, nearest, refuse_doubles, refuse_unknown
 from biphase.files import content_hash
 from biphase.finetuning.config import FinetuneConfig
 from biphase.recipe import Phase, join_phases
@@ -420,9 +420,7 @@ def check_evaluation(evaluation: Evaluation) -> None:
     for task in trained:
         finetune_config(evaluation, task, evaluation.learning_rates[0], evaluation.seeds[0])
     for task in evaluation.per_task:
-        if task not in trained:
-            hint = nearest(task, trained)
-            raise InputError(f"evaluation.per_task: '{task}' is none of the tasks that are trained{hint}")
+        refuse_unknown("evaluation.per_task: the study does not train on", task, trained)
     find_data_dirs(evaluation)
     if evaluation.embed is not None:
         evaluation.embed.settle()
