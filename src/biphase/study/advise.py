@@ -7,7 +7,7 @@ thumb (`rules.yaml`), the curriculum from the user's own study where there is on
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
@@ -19,9 +19,9 @@ from biphase.corpus.text import find_language, find_text_sources, read_documents
 from biphase.errors import SOURCE, InputError
 from biphase.flops import PRESETS, SampleLengths, Shape, flops_per_token, shape_of
 from biphase.recipe import Checkpoints, ComputeConfig, Data, Init, Optimizer, Phase, Recipe, Schedule, Validation
-from biphase.report.formats import format_bytes, show_estimate, show_list
+from biphase.report.formats import format_bytes, show_estimate, show_list, write_steps
 from biphase.study.cost import Machine, fit_memory
-from biphase.study.spec import curriculum_label, fill_budget, read_curriculum, write_steps
+from biphase.study.spec import curriculum_label, fill_budget, read_curriculum
 
 FRESH_EPOCHS, MOST_EPOCHS = 4, 40
 """By the law below, text repeated up to the first is nearly as good as new, and beyond the second worth nothing."""
@@ -367,18 +367,21 @@ def advise(
     facts |= {"tokens": show_estimate(continued.tokens), "part": show_estimate(encoder["tokens"] / continued.tokens)}
     tokens = recipe.tokens_before(recipe.num_steps)
     spent = tokens * mean_token_flops(chosen.shape, recipe.curriculum, chosen.context)
-    return Advice(
+    advice = Advice(
         best_use=rules["best_use"][case].format(**facts),
         recipe=recipe,
         vocab_size=chosen.shape.vocab_size,
         flops=spent,
         machine=machine,
-        choices=tuple(explain_choices(chosen, candidates, recipe, evident or explain_usual(chosen), text)),
+        choices=(),
         candidates=candidates,
         chosen=chosen,
-        caveats=tuple(list_caveats(chosen, budget, spent, text, evidence if evident else (), unfit, machine)),
+        caveats=(),
         text=text,
     )
+    choices = explain_choices(advice, evident or explain_usual(chosen))
+    caveats = list_caveats(advice, budget, evidence if evident else (), unfit)
+    return replace(advice, choices=tuple(choices), caveats=tuple(caveats))
 
 
 def explain_usual(chosen: Candidate) -> Choice:
@@ -388,16 +391,9 @@ def explain_usual(chosen: Candidate) -> Choice:
     return apply_rule("curriculum", chosen.kind, curriculum=chosen.curriculum, reach=reach)
 
 
-def list_caveats(
-    chosen: Candidate,
-    budget: float,
-    spent: float,
-    text: TextAmount | None,
-    evidence: Sequence[Evidence] = (),
-    unfit: Sequence[str] = (),
-    machine: Machine | None = None,
-) -> Iterator[str]:
+def list_caveats(advice: Advice, budget: float, evidence: Sequence[Evidence], unfit: Sequence[str]) -> Iterator[str]:
     """List what to keep in mind, a sentence each; `unfit` are presets without the memory that they need."""
+    chosen, text, spent = advice.chosen, advice.text, advice.flops
     is_new, is_small = chosen.kind != "continued", chosen.kind == "small network"
     tested = max((item.tokens for item in evidence), default=0.0)
     holds = {
@@ -410,7 +406,7 @@ def list_caveats(
         "budget left": text is not None and spent < 0.8 * budget,
         "decoders": is_new,
     }
-    facts: dict[str, Any] = {"names": show_list(unfit), "machine": machine, "fresh": FRESH_EPOCHS}
+    facts: dict[str, Any] = {"names": show_list(unfit), "machine": advice.machine, "fresh": FRESH_EPOCHS}
     facts |= {"evidence": tested, "times": show_estimate(chosen.tokens / (tested or math.inf))}
     if text is not None:
         share, readable = spent / budget, budget / spent * chosen.tokens / FRESH_EPOCHS
@@ -501,11 +497,10 @@ def write_recipe(chosen: Candidate, machine: Machine | None, text: TextAmount | 
     return recipe if machine is None else fit_memory(shape, recipe, machine)
 
 
-def explain_choices(
-    chosen: Candidate, candidates: Sequence[Candidate], recipe: Recipe, curriculum: Choice, text: TextAmount | None
-) -> Iterator[Choice]:
-    """Yield the rule that holds for each thing that is chosen, in their order."""
-    possible, kind = [item for item in candidates if item.tokens >= LEAST_TOKENS], chosen.kind
+def explain_choices(advice: Advice, curriculum: Choice) -> Iterator[Choice]:
+    """Yield the rule that holds for each thing that is chosen, in their order; the curriculum has one already."""
+    chosen, recipe, text, kind = advice.chosen, advice.recipe, advice.text, advice.chosen.kind
+    possible = [item for item in advice.candidates if item.tokens >= LEAST_TOKENS]
     cases = {"schedule": "any"}
     if len(possible) == 1:
         cases["size"] = "one"
