@@ -469,7 +469,7 @@ def test_seeds_of_a_parent_and_of_intermediate_models() -> None:
 def test_seeds_that_would_change_nothing_are_refused() -> None:
     models = [{"name": "given", "model": "somebody/decoder"}]
     arms: list[dict[str, Any]] = [{"models": ["given"], "curricula": ["clm"], "budgets": [100]}]
-    with pytest.raises(InputError, match="nothing of it is drawn"):
+    with pytest.raises(InputError, match="and 'given-clm-100-seed1' are the same model under two names"):
         plan_study(make_study(arms, f"models={models}", "pretraining_seeds={count: 2, order: false}"))
     plan_study(make_study(arms, f"models={models}", "pretraining_seeds=2"))
 

@@ -11,6 +11,7 @@ from biphase.errors import InputError, nearest, refuse_doubles, refuse_unknown
 from biphase.files import content_hash
 from biphase.flops import PRESETS
 from biphase.recipe import Phase, Recipe
+from biphase.report.formats import write_steps
 from biphase.study import spec
 
 
@@ -172,7 +173,7 @@ def list_combinations(study: spec.Study) -> Iterator[UnresolvedArm]:
 def name_arm(group: spec.ArmGroup, source: str, curriculum: str, steps: int, swept: Sequence[tuple[str, Any]]) -> str:
     """Fill in the group's template for names. Raises `InputError` for a template that cannot be."""
     kind = "model" if group.models else "parent"
-    values = {kind: source, "curriculum": spec.curriculum_label(curriculum), "budget": spec.write_steps(steps)}
+    values = {kind: source, "curriculum": spec.curriculum_label(curriculum), "budget": write_steps(steps)}
     values |= {key.rpartition(".")[2]: str(value) for key, value in swept}
     template = group.name or "-".join([f"{{{kind}}}-{{curriculum}}-{{budget}}", *label_settings(swept)])
     try:
@@ -185,8 +186,7 @@ def name_arm(group: spec.ArmGroup, source: str, curriculum: str, steps: int, swe
 def write_arm(study: spec.Study, arm: UnresolvedArm, model: spec.StartingModel, seed: int) -> Arm:
     """Write the arm's recipe: that of the study, changed by its model, its group and its point of the sweep.
 
-    The recipe's own seeds are those of the first pretraining seed; the others count on from there. Raises `InputError`
-    where another seed would train the same model.
+    The recipe's own seeds are those of the first pretraining seed; the others count on from there.
     """
     # 1. What the study file says.
     swept = []
@@ -211,16 +211,13 @@ def write_arm(study: spec.Study, arm: UnresolvedArm, model: spec.StartingModel, 
     recipe = parse_config(Recipe, settings, origin=f"arm '{arm.name}'")
     # 3. What is of its pretraining seed.
     if seed:
-        draws = recipe.init.model is None or any(phase.objective != "clm" for phase in recipe.curriculum)
-        if not draws and not arm.seeds.order:
-            raise InputError(
-                f"arm '{name}': nothing of it is drawn, for its weights are given and CLM masks nothing: all its "
-                "pretraining seeds would be one model; give its group pretraining_seeds: 1, or let the order of the "
-                "data differ: leave out order: false"
-            )
         order_seed = recipe.data.order_seed + (seed if arm.seeds.order else 0)
         data = recipe.data.model_copy(update={"order_seed": order_seed})
-        recipe = recipe.model_copy(update={"seed": recipe.seed + seed, "data": data})
+        # With given weights, CLM, which masks nothing, and one order of the data, the seed draws nothing: it is the
+        # same model again, which `share_trunks` refuses.
+        draws = recipe.init.model is None or any(phase.objective != "clm" for phase in recipe.curriculum)
+        own_seed = recipe.seed + (seed if draws or arm.seeds.order else 0)
+        recipe = recipe.model_copy(update={"seed": own_seed, "data": data})
     group, sweep = arm.group.group, "-".join(label_settings(arm.swept))
     return Arm(name, arm.name, group, model.name, recipe.init.checkpoint, arm.curriculum, recipe, seed, sweep)
 

@@ -34,6 +34,7 @@ from biphase.errors import InputError, refuse_unknown
 from biphase.files import content_hash
 from biphase.finetuning.config import FinetuneConfig
 from biphase.recipe import Init, Phase, Recipe, cut_phases, join_phases, phases_between
+from biphase.report.formats import write_steps
 from biphase.report.grammar import AskedInequality
 from biphase.report.hypotheses import Ladder, bind
 from biphase.report.paper import read_findings
@@ -336,9 +337,7 @@ def share_trunks(arms: Mapping[str, Arm]) -> dict[str, Arm]:
         for relative in earlier:
             rival = arms[relative].recipe
             if (recipe.curriculum, recipe.schedule) == (rival.curriculum, rival.schedule):
-                raise InputError(
-                    f"arms '{relative}' and '{name}' are the same model under two names; remove one of them"
-                )
+                raise InputError(f"arms '{relative}' and '{name}' are the same model under two names; leave one out")
             if shared_steps(recipe, rival) > longest:
                 trunk, longest = relative, shared_steps(recipe, rival)
         if trunk:
@@ -422,7 +421,7 @@ def list_ladders(plan: Plan) -> dict[str, Ladder]:
     names_of_models = {*ladders}
     for arm in plan.arms.values():
         # The names that it shares with the same arm at other budgets; and what it is called there at every place.
-        short, spot = arm.name.removesuffix(f"-{spec.write_steps(arm.recipe.num_steps)}"), spots[arm.name]
+        short, spot = arm.name.removesuffix(f"-{write_steps(arm.recipe.num_steps)}"), spots[arm.name]
         names = [short, arm.group]
         if arm.parent is None and not arm.settings:
             names.append(arm.curriculum)
