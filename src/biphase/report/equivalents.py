@@ -20,7 +20,7 @@ from scipy import optimize
 from biphase.errors import InputError, first_of
 from biphase.report.contrasts import Contrast, Noise, average, contrast
 from biphase.report.figures import MARKER_SIZE, Panel, round_ticks
-from biphase.report.formats import MISSING, short_steps, show_list, show_noise
+from biphase.report.formats import MISSING, show_list, show_noise, write_steps
 from biphase.report.results import FAMILY_NAMES, ReportArm, Result, ResultSet, read_words, reference_mask
 from biphase.report.tables import Cell, Row, Table, interval_cell
 from biphase.style import LOOKS, SERIES
@@ -451,7 +451,7 @@ def price_tables(price_list: PriceList) -> list[Table]:
     once = "" if "pretraining seeds" in noise else " Each model was pretrained once: this is about these models."
     rule = read_words()["prices_rule"].format(where=where, over=over) + once
     name, heads = f"compute-equivalents-{size}", ("steps", "score (%)", *(f"share of {AXES[axis]}" for axis in shared))
-    budgets = ", ".join(short_steps(arm.pretrain_steps) for arm in price_list.baseline)
+    budgets = ", ".join(write_steps(arm.pretrain_steps) for arm in price_list.baseline)
     title = f"Compute-equivalents, {size}: baseline {label} alone with {budgets} steps"
     tables = [Table(name, title, ("model",), heads, tuple(rows), (rule,), records)]
     if parts:

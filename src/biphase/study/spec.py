@@ -65,11 +65,6 @@ def read_steps(value: Any) -> Any:
     return int(steps) if steps.denominator == 1 else value
 
 
-def write_steps(steps: int) -> str:
-    """42000 → `42k`."""
-    return f"{steps // 1000}k" if steps and steps % 1000 == 0 else str(steps)
-
-
 def curriculum_label(text: str) -> str:
     """Write a curriculum as part of a name: `25/75` → `25-75`."""
     return re.sub(r"[^A-Za-z0-9.]+", "-", text)

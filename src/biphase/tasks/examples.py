@@ -7,7 +7,7 @@ documents without the prefixes of the encoder's input.
 
 import math
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ import numpy as np
 
 from biphase.console import err
 from biphase.corpus.rows import LABEL_REMEDY, SHORT_ROW, Row, column, excerpt, id_of, text_column
-from biphase.errors import InputError, first_of
+from biphase.errors import InputError, first_of, refuse_doubles
 from biphase.tasks import spec
 from biphase.tasks.sources import TaskSource, read_rows
 from biphase.tasks.splits import TEST_SHARE, TRAIN_SHARE, Collection, TaskData, draw_indices, hold_out, load_collection
@@ -247,9 +247,7 @@ def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | N
             remedy = "; leave `test` out: a part of train takes its place" if split == "test" else ""
             raise InputError(f"task '{task.name}': the {split} split in {source.name} has no labelled examples{remedy}")
         if task.family == "question_answering":  # answers are compared by id
-            [(id, times)] = Counter(example.id for example in examples[split]).most_common(1)
-            if times > 1:
-                raise InputError(f"{source.name}: the {split} split has two questions with the id '{id}'")
+            refuse_doubles(f"{source.name}: {split}: the question", [example.id for example in examples[split]])
     draw_splits(source, examples, most_evaluated)
     splits = {split: tuple(examples[split]) for split in spec.TASK_SPLITS}
     return TaskData(task, **splits, left_out=left_out)
@@ -438,16 +436,13 @@ def make_question(task: spec.Task, origin: str, row: Row) -> Question | None:
     if not context.strip():
         raise InputError(f"{origin}: question '{id}' has an empty context")
     locate = partial(find_answer, f"{origin}: question '{id}'", context)
+    gold: list[Answer] = []
+    if not row.get("is_impossible"):
+        gold = read_spans(origin, "answers", column(origin, row, "answers", LABEL_REMEDY))
     if "candidates" not in row:
-        spans = (
-            []
-            if row.get("is_impossible")
-            else read_spans(origin, "answers", column(origin, row, "answers", LABEL_REMEDY))
-        )
-        answers = tuple(dict.fromkeys(locate(text, start) for text, start in spans))
+        answers = tuple(dict.fromkeys(locate(text, start) for text, start in gold))
         return Question(id, text_column(origin, row, "question"), context, answers)
     candidates = {locate(text, start) for text, start in read_spans(origin, "candidates", row["candidates"])}
-    gold = read_spans(origin, "answers", column(origin, row, "answers", LABEL_REMEDY))
     if not gold:
         return None
     # The hub keeps only the texts of answers: their mentions are the candidates that read so.
