@@ -161,7 +161,10 @@ def test_a_compute_equivalent_asks_for_the_whole_ladder_of_the_baseline() -> Non
             "clm - (clm at the largest budget) > 0",
             "all names are one arm; other models or budgets have whole names, .*3m-clm-400",
         ),
-        ("mlm40 - clm > 0 on QA", "unknown task or family 'QA'; known: average, every family, every task, wnut17"),
+        (
+            "mlm40 - clm > 0 on QA",
+            "unknown task or family 'QA'; known: SC, TC, average",
+        ),
         ("mlm40 - clm > 0 for 7b", "unknown model '7b'; known: 1m, 3m"),
         ("25/75 - clm > 0 at 1600 steps", "share no model and budget there; known: 25/75 for 1m, 400 steps.*; other"),
         ("mlm40 - clm > 1", "'points', of 100, is wanted where the end stands"),

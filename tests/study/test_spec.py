@@ -107,7 +107,7 @@ def continued(parent: str) -> str:
         ("arms.0.curricula=[0.1/99.9]", "gives one of its phases less than a step of 100"),
         ("arms.0.curricula=[30+30]", "has 60 steps, which is not the budget of 100"),
         ("arms.0.curricula=[50% clm + 10 mlm]", "mixes steps and shares"),
-        ("arms.0.curricula=[clm40]", "clm masks nothing"),
+        ("arms.0.curricula=[clm40]", "unknown curriculum 'clm40'; did you mean 'clm'"),
         ("arms.0.curricula=[1.5 clm + 2 mlm]", "^curriculum '1.5 clm .*', phase 0: 'steps' is '1.5': .* valid integer"),
         ("arms.0.curricula=[0 clm + 2 mlm]", "'steps' is '0': input should be greater than"),
         ("arms.0.curricula=[mlmm]", "unknown curriculum 'mlmm'; did you mean 'mlm'"),

@@ -215,17 +215,15 @@ def label_choice(line: AskedInequality, terms: Sequence[Operand], task: str, spo
 
 def expand_tasks(words: Sequence[str], tasks: Mapping[str, str]) -> list[str]:
     """Return the names of tasks and codes of families that `words` stand for, and `average` for itself."""
-    families = list(dict.fromkeys(tasks.values()))
-    names = {MEAN_OF_FAMILIES: [MEAN_OF_FAMILIES], "every family": families, "every task": [*tasks]}
-    names |= {task: [task] for task in tasks}
+    families, task_names = list(dict.fromkeys(tasks.values())), [*tasks]
+    names = {MEAN_OF_FAMILIES: [MEAN_OF_FAMILIES]} | {task: [task] for task in tasks}
+    names |= dict.fromkeys(("every family", "some family"), families)
+    names |= dict.fromkeys(("every task", "some task"), task_names)
     codes = {family: family for family in families} | FAMILY_CODES
     names |= {phrase: [code] for phrase, code in codes.items() if code in families and phrase not in tasks}
-    choices = ", ".join(names)
-    names |= {"some family": families, "some task": [*tasks]}
     expanded: list[str] = []
     for name in words:
-        if name not in names:
-            raise InputError(f"unknown task or family '{name}'; known: {choices}")
+        refuse_unknown("unknown task or family", name, names)
         expanded += names[name]
     return list(dict.fromkeys(expanded))
 

@@ -447,10 +447,9 @@ def bind_hypotheses(plan: Plan) -> Iterator[list[AskedLine]]:
                 cited = CITED.fullmatch(line.strip())
                 if cited is None:
                     lines.append(bind(line, ladders, plan.families))
-                elif cited[1] in findings:
-                    lines.append(cited[1])
                 else:
-                    raise InputError(f"'{line}': the paper's findings are {', '.join(findings)}")
+                    refuse_unknown("unknown finding of the paper", cited[1], findings)
+                    lines.append(cited[1])
         except InputError as error:
             raise InputError(f"hypothesis '{hypothesis.name}': {error}") from None
         yield lines

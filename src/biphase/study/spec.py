@@ -37,9 +37,10 @@ SHORT_OBJECTIVES = ("clm", "mlm", "mntp")
 
 NUMBER = r"\d+(?:\.\d+)?"
 SHORT_PHASE = re.compile(
-    rf"(?:(?P<amount>{NUMBER})(?P<unit>k|%|)\s+)?(?P<objective>[a-z]+)(?P<percent>{NUMBER})?(?:(?<=\d)-(?P<to>{NUMBER}))?"
+    rf"(?:(?P<amount>{NUMBER})(?P<unit>k|%|)\s+)?(?P<objective>{'|'.join(SHORT_OBJECTIVES)})"
+    rf"(?:(?<!clm)(?P<percent>{NUMBER})(?:-(?P<to>{NUMBER}))?)?"
 )
-"""`40k clm`, `25% mlm20`, `500 mntp`, `mlm`, `mlm40-15`."""
+"""`40k clm`, `25% mlm20`, `500 mntp`, `mlm`, `mlm40-15`; clm, which masks nothing, has no percentage."""
 
 
 class NamedCurriculum(config.Strict):
@@ -101,15 +102,13 @@ def read_short_form(text: str, named: Iterable[str]) -> Iterator[dict[str, Any]]
     long_form = re.sub(rf"^({NUMBER}k?)\+({NUMBER}k?)$", r"\1 clm + \2 mlm", long_form)
     for piece in long_form.split("+"):
         match = SHORT_PHASE.fullmatch(piece.strip())
-        if match is None or match["objective"] not in SHORT_OBJECTIVES:
+        if match is None:
             raise InputError(
                 f"unknown curriculum '{text}'{nearest(text, [*named, *SHORT_OBJECTIVES])}; short forms are such as "
                 "mlm30, 25/75, 5k+17k and 40k clm + 2k mlm20"
             )
         amount, unit, objective, percent, to = match.group("amount", "unit", "objective", "percent", "to")
         phase: dict[str, Any] = {"objective": objective}
-        if objective == "clm" and percent:
-            raise InputError(f"curriculum '{text}': clm masks nothing; write clm, not clm{percent}")
         if to:
             phase["mask_probability"] = {"from": float(percent) / 100, "to": float(to) / 100}
         elif percent:
