@@ -96,7 +96,7 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
         settings = recipe.model_dump(mode="json")
         files.write_text(folder / "config.yaml", yaml.safe_dump(settings, sort_keys=False))
         tracking = None if (folder / "done.json").exists() else recipe.tracking
-        with console.open_tracking(tracking, folder, settings, steps_done(stage_runs) + 1) as send:
+        with console.open_tracking(tracking, folder, settings) as send:
             model.to(device)
             records = run_stages(stage_runs, send)
             cosines = layer_cosines(model[0], before[0])
@@ -183,18 +183,6 @@ def open_stages(recipe: EmbeddingRecipe, model: SentenceTransformer) -> list["St
             console.err.print(f"stage {stage.name}: {pairs.name}: {pairs.origin}", markup=False)
         stage_runs.append(run)
     return stage_runs
-
-
-def steps_done(stage_runs: Sequence["StageRun"]) -> int:
-    """Count the steps of the stages that are trained, and of an interrupted one up to its last checkpoint."""
-    steps = 0
-    for run in stage_runs:
-        last = last_checkpoint(run.folder / "trainer")
-        if (run.folder / "done.json").exists():
-            steps += int(files.read_json(run.folder / "done.json")["steps"])
-        elif last is not None:
-            steps += int(last.name.partition("-")[2])
-    return steps
 
 
 def last_checkpoint(folder: Path) -> Path | None:
