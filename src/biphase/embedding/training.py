@@ -173,9 +173,6 @@ def open_stages(recipe: EmbeddingRecipe, model: SentenceTransformer) -> list["St
     for stage in recipe.stages:
         sources = [read_pairs(source, recipe.seed) for source in stage.data]
         check_stage(stage, sources)
-        widths = {len(pairs.table.columns) for pairs in sources if pairs.kind == "pairs"}
-        if len(widths) > 1 and stage.hard_negatives is None:
-            console.err.print(f"stage {stage.name}: its sources have unlike numbers of negatives", markup=False)
         run = StageRun(recipe, stage, model, sources=sources, teacher=teachers[stage.teacher])
         for kind in {pairs.kind for pairs in sources}:
             make_loss(run, kind)

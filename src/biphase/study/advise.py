@@ -379,16 +379,8 @@ def advise(
         caveats=(),
         text=text,
     )
-    choices = explain_choices(advice, evident or explain_usual(chosen))
     caveats = list_caveats(advice, budget, evidence if evident else (), unfit)
-    return replace(advice, choices=tuple(choices), caveats=tuple(caveats))
-
-
-def explain_usual(chosen: Candidate) -> Choice:
-    """Give the reason for the usual curriculum, and say where size or tokens are not those that it was measured at."""
-    is_near = chosen.name == MEASURED_PRESET and 0.5 <= chosen.tokens / MEASURED_TOKENS <= 2
-    reach = "" if is_near else read_rules()["reach"].format(chosen=chosen)
-    return apply_rule("curriculum", chosen.kind, curriculum=chosen.curriculum, reach=reach)
+    return replace(advice, choices=tuple(explain_choices(advice, evident)), caveats=tuple(caveats))
 
 
 def list_caveats(advice: Advice, budget: float, evidence: Sequence[Evidence], unfit: Sequence[str]) -> Iterator[str]:
@@ -497,9 +489,14 @@ def write_recipe(chosen: Candidate, machine: Machine | None, text: TextAmount | 
     return recipe if machine is None else fit_memory(shape, recipe, machine)
 
 
-def explain_choices(advice: Advice, curriculum: Choice) -> Iterator[Choice]:
-    """Yield the rule that holds for each thing that is chosen, in their order; the curriculum has one already."""
+def explain_choices(advice: Advice, evident: Choice | None) -> Iterator[Choice]:
+    """Yield the rule that holds for each thing that is chosen, in their order; `evident` is the curriculum by the
+    user's own study."""
     chosen, recipe, text, kind = advice.chosen, advice.recipe, advice.text, advice.chosen.kind
+    # The usual curriculum has its reason from one size and number of tokens; where these are others, that is said.
+    is_near = chosen.name == MEASURED_PRESET and 0.5 <= chosen.tokens / MEASURED_TOKENS <= 2
+    reach = "" if is_near else read_rules()["reach"].format(chosen=chosen)
+    curriculum = evident or apply_rule("curriculum", kind, curriculum=chosen.curriculum, reach=reach)
     possible = [item for item in advice.candidates if item.tokens >= LEAST_TOKENS]
     cases = {"schedule": "any"}
     if len(possible) == 1:
