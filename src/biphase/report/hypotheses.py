@@ -34,8 +34,8 @@ Spot = tuple[str, int]
 """A model and a budget at which an inequality is to hold; `""` and 0 where it is asked about once."""
 
 Ladder = Mapping[Spot, Mapping[str, str]]
-"""What a name in an inequality stands for: the arm at every model and budget that it is there for; of a group all of
-them, each under what it is called at every place."""
+"""The arms that a name in an inequality stands for, by model and budget: one arm, or the members of a group by their
+short names."""
 
 
 def show_spot(spot: Spot) -> str:

@@ -113,8 +113,8 @@ CITED = re.compile(r"(F[0-9]+) of the paper")
 """A line that is one of the paper's findings as a whole."""
 
 AskedLine = str | Sequence[Sequence[AskedInequality]]
-"""A line of a hypothesis: the key of a finding of the paper, such as F1, which finds its arms by itself; or
-inequalities over the plan's arms, of each of these lists one is enough."""
+"""A line of a hypothesis: the key of a finding of the paper, such as F1, which finds its arms by itself; or groups of
+inequalities over the plan's arms, where a group holds if one of its members does."""
 
 
 @dataclass(frozen=True)
