@@ -111,8 +111,8 @@ def clipped(text: str, limit: int = 200) -> str:
     return text if len(text) <= limit else f"{text[:limit]}…"
 
 
-def first_of(names: Sequence[str], most: int) -> str:
-    """`a, b, c and 4 more`."""
+def first_of(names: Sequence[str], most: int = 3) -> str:
+    """Join as many names as a sentence bears: `a, b, c and 4 more`."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from biphase.console import duration, out, print_rows
 from biphase.engine.scheduler import Failure
-from biphase.errors import InputError
+from biphase.errors import InputError, first_of
 
 LONG_CHARACTERS = 60
 """Facts with a longer text among their parts are shown one part a line."""
@@ -66,10 +66,9 @@ def print_task(facts: dict[str, Any]) -> None:
     lines: dict[str, Any] = {**facts, "labels": None, "classes": len(facts["classes"]), "also_in_train": shared}
     for part, counts in facts["labels"].items():
         parts = [f"{label} {number:,}" for label, number in counts.items()]
-        more = f"; {len(parts) - MOST_LABELS} more" if len(parts) > MOST_LABELS else ""
         absent = [name for name in facts["classes"] if name not in counts]
         never = f"; never: {', '.join(absent)}" if absent else ""
-        lines[f"labels of {part}"] = f"{', '.join(parts[:MOST_LABELS])}{more}{never}"
+        lines[f"labels of {part}"] = f"{first_of(parts, MOST_LABELS)}{never}"
     print_facts(lines)
     for part in shared:
         remedy = "; remove duplicates from the data" if part in facts["drawn"] else ""

@@ -127,8 +127,6 @@ def searched_words(text: str) -> list[str]:
 TxtDocuments = Literal["file", "paragraphs", "lines"]
 
 READABLE = ".txt, .md, .jsonl, .ndjson (these also as .gz or .zst), .parquet and .arrow; by its name also .csv"
-NAMES_SHOWN = 3
-"""Files that are named of those that stay out."""
 HUB_ADDRESS = re.compile(
     r"(?:hub:)?(?P<dataset>[\w.-]+/[\w.-]+)(?::(?P<config>[\w.-]*))?(?::(?P<split>[\w.]+))?(?:@(?P<revision>[\w./-]+))?"
 )
@@ -307,7 +305,7 @@ def folder_sources(folder: Path) -> list[TextSource]:
 def name_left_out(kind: str, names: list[str], number: int) -> None:
     if names:
         message = f"{len(names):,} of {number:,} files are {kind} and stay out"
-        console.err.print(f"{message}: {first_of(names, NAMES_SHOWN)}", markup=False)
+        console.err.print(f"{message}: {first_of(names)}", markup=False)
 
 
 def file_source(path: Path) -> TextSource:

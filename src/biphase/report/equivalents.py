@@ -215,9 +215,6 @@ def show_ends(equivalent: Equivalent) -> str:
 LEAST_RUNGS = 3
 """So many budgets of MLM alone make a ladder worth reading shares off."""
 
-MOST_CONTROLS = 3
-"""A sentence names as many."""
-
 LEAST_SAVING = 0.05
 """A share whose logarithm is nearer to zero saves or costs nothing that a task could carry."""
 
@@ -349,7 +346,7 @@ def tell_kinds(price_list: PriceList, alone: str) -> str:
     for family, dataset in datasets.items():
         part = f"{family} mean" if f"{family} mean" in price_list.prices[0] else dataset
         shares = {arm: show_multiple(price[part][0]) for arm, price in prices.items()}
-        beside = first_of([f"{arm.name} has {shares[arm]}" for arm in controls], MOST_CONTROLS)
+        beside = first_of([f"{arm.name} has {shares[arm]}" for arm in controls])
         told = show_list([shares[arm] for arm in declared])
         kinds.append(f"on {FAMILY_NAMES[family]} {told}{beside and f', where {beside}'}")
     names, verb = show_list([arm.name for arm in declared]), "have" if len(declared) > 1 else "has"

@@ -161,10 +161,6 @@ def find_answer(origin: str, context: str, text: str, start: int) -> Answer:
     return text, min(starts, key=lambda at: abs(at - start))
 
 
-CLASSES_SHOWN = 5
-"""Classes that are named of those that a split has not."""
-
-
 FilledText = tuple[str, tuple[tuple[int, int], ...]]
 """A task's template, filled, and where each of its columns stands in the text."""
 
@@ -277,7 +273,7 @@ def draw_splits(
     for split in ["train", *drawn] if drawn and not task.choices else ():
         absent = sorted(set[int]().union(*classes.values()) - classes[split])
         if absent:
-            names = first_of([task.classes[number] for number in absent], CLASSES_SHOWN)
+            names = first_of([task.classes[number] for number in absent])
             use = "left to train on" if split == "train" else f"drawn for {split}"
             sentence = f"{task.name}: none of the {len(examples[split]):,} examples {use} has {names}"
             has_shares = "" if task.stratified or task.problem_type else ", or `stratified: true`"
