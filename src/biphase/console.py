@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -53,18 +53,15 @@ def name_scalars(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 @contextmanager
-def open_tracking(
-    name: TrackingName | None, folder: Path, settings: Mapping[str, Any], first_step: int
-) -> Iterator[Send]:
+def open_tracking(name: TrackingName | None, folder: Path, settings: Mapping[str, Any]) -> Iterator[Send]:
     """Send records while it is open, and what belongs to a run's folder.
 
     W&B's run is the same one when a run goes on, with its files below the folder. Project, mode and account are W&B's
-    own settings (WANDB_PROJECT, WANDB_MODE, `wandb login`).
+    own settings (WANDB_PROJECT, WANDB_MODE, `wandb login`). What an earlier process told TensorBoard is taken back from
+    the step of the first record on; W&B leaves out steps that it has.
 
     Args:
         settings: what W&B shows beside the curves.
-        first_step: steps from here on that an earlier process told TensorBoard of are taken back. W&B leaves out steps
-            that it has.
 
     Raises:
         InputError: the package is missing, or W&B cannot be reached.
@@ -73,9 +70,14 @@ def open_tracking(
     if name == "tensorboard":
         from torch.utils.tensorboard import SummaryWriter
 
-        with SummaryWriter(str(folder / "tensorboard"), purge_step=first_step) as writer:
+        with ExitStack() as opened:
+            writer: SummaryWriter | None = None
 
             def add(record: Mapping[str, Any]) -> None:
+                nonlocal writer
+                if writer is None:
+                    writer = SummaryWriter(str(folder / "tensorboard"), purge_step=record["step"])
+                    opened.enter_context(writer)
                 for key, value in name_scalars(record).items():
                     writer.add_scalar(key, value, record["step"])
 

@@ -111,8 +111,8 @@ def clipped(text: str, limit: int = 200) -> str:
     return text if len(text) <= limit else f"{text[:limit]}…"
 
 
-def first_of(names: Sequence[str], most: int) -> str:
-    """`a, b, c and 4 more`."""
+def first_of(names: Sequence[str], most: int = 3) -> str:
+    """Join as many names as a sentence bears: `a, b, c and 4 more`."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
@@ -122,6 +122,13 @@ def refuse_doubles(kind: str, values: Sequence[Hashable]) -> None:
     for value, count in Counter(values).items():
         if count > 1:
             raise InputError(f"{kind} {value} is named twice; drop or rename one of the two")
+
+
+def refuse_unknown(kind: str, word: str, names: Iterable[str]) -> None:
+    """Raises `InputError` for a word that is none of the names, with the nearest of them."""
+    names = set(names)
+    if word not in names:
+        raise InputError(f"{kind} '{word}'{nearest(word, names)}")
 
 
 def nearest(word: str, names: Iterable[str]) -> str:

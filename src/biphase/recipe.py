@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, field_validator, mod
 
 from biphase.config import Beta, Count, PositiveCount, Seed, Setting, Share, Strict
 from biphase.console import TrackingName
-from biphase.errors import InputError, nearest
+from biphase.errors import refuse_unknown
 from biphase.files import content_hash
 
 MaskShare = Annotated[float, Field(gt=0, lt=1)]
@@ -39,8 +39,7 @@ PRESETS = {name: dict(zip(SHAPE_KEYS, sizes, strict=True)) for name, sizes in PR
 
 def find_preset(preset: str) -> dict[str, int]:
     """Return the sizes of a preset. Raises `InputError` for an unknown one."""
-    if preset not in PRESETS:
-        raise InputError(f"unknown preset '{preset}'{nearest(preset, PRESETS)}")
+    refuse_unknown("unknown preset", preset, PRESETS)
     return PRESETS[preset]
 
 

@@ -146,7 +146,7 @@ def test_failed_cells_are_exit_code_two(call: Any, models: Path, tmp_path: Path)
         (["MODEL", "--learning-rates", "3e-3"], "rate 0.003 is named twice"),
         (["MODEL", "--part", "9/3"], "must be NUMBER/TOTAL"),
         (["MODEL", "--data-dir", "wnut17"], "must be TASK=FOLDER"),
-        (["MODEL", "--data-dir", "wnut=x"], "--data-dir: 'wnut' is none of the tasks; did you mean 'wnut17'?"),
+        (["MODEL", "--data-dir", "wnut=x"], "--data-dir: unknown task 'wnut'; did you mean 'wnut17'?"),
     ],
 )
 def test_bad_words(call: Any, models: Path, arguments: list[str], said: str) -> None:
@@ -188,7 +188,7 @@ def test_which_tasks_data_is_given_for(tmp_path: Path) -> None:
 
     assert named("own=x", "nq=y", "msmarco=z") == {"own": "x", "nq": "y", "msmarco": "z"}
     assert named(f"{own}=x") == {"own": "x"}
-    with pytest.raises(InputError, match=r"'snli' is none of the tasks; known: msmarco, nq, own"):
+    with pytest.raises(InputError, match=r"unknown task 'snli'; known: msmarco, nq, own"):
         named("snli=x")
     with pytest.raises(InputError, match=r"data: nq has a already"):
         named("nq=a", "nq=b")

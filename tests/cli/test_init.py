@@ -126,7 +126,7 @@ def test_a_study_of_tasks_and_text_that_are_here() -> None:
     assert study.evaluation is not None and study.evaluation.data_dirs == {"own.yaml": "data"}
     assert (study.planning.devices, study.planning.vocab_size) == (2, None)
     assert "# short cells" in Path("mine.yaml").read_text()
-    for given, message in (("other.yaml", "must be TASK=FOLDER"), ("snli=data", "'snli' is none of the tasks")):
+    for given, message in (("other.yaml", "must be TASK=FOLDER"), ("snli=data", "unknown task 'snli'")):
         with pytest.raises(InputError, match=message):
             init_study("demo", shards="s", tasks="own.yaml", data_dir=[given], out=Path("b.yaml"))
 

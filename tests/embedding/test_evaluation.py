@@ -99,9 +99,9 @@ def test_results_are_kept_in_the_form_of_mteb(encoder_folder: Path, beir: Path, 
     assert found["scores"]["test"][0]["main_score"] == found["scores"]["test"][0]["ndcg_at_10"]
     with pytest.raises(InputError, match="fine-tuned"):
         run_zero_shot([str(encoder_folder)], [f"zero-shot:{beir}", "snli"], tmp_path / "scores")
-    with pytest.raises(InputError, match="would both be called beir"):
+    with pytest.raises(InputError, match="judged texts: beir is named twice"):
         run_zero_shot([str(encoder_folder)], [f"zero-shot:{beir}", "zero-shot:other/beir"], tmp_path / "scores")
-    with pytest.raises(InputError, match="two models have the same folder name"):
+    with pytest.raises(InputError, match="name of the folder encoder is named twice"):
         run_zero_shot([str(encoder_folder), "x/encoder"], [f"zero-shot:{beir}"], tmp_path / "scores")
 
 

@@ -101,7 +101,7 @@ CAVEATS: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     ({"tokens": 3e9}, {"evidence": [Evidence("mlm", 60.0, 1.5, tokens=3e9)]}, ["read its losses as a ranking"]),
     ({}, {"text": TextAmount(text_bytes=1e12)}, ["guessed from bytes"]),
     ({}, {"text": TextAmount(tokens=1e12)}, []),
-    ({}, {"text": TextAmount(tokens=1e9), "spent": 7e13}, ["uses 70% of the budget"]),
+    ({}, {"text": TextAmount(tokens=1e9), "flops": 7e13}, ["uses 70% of the budget"]),
     ({}, {"unfit": ["1b"], "machine": find_machine("T4")}, ["the memory of T4: 1b"]),
 ]
 
@@ -109,9 +109,11 @@ CAVEATS: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
 @pytest.mark.parametrize(("candidate", "settings", "expected"), CAVEATS)
 def test_what_to_keep_in_mind(candidate: dict[str, Any], settings: dict[str, Any], expected: list[str]) -> None:
     """Of 210m and 5e10 tokens; decoders are always named where random weights are trained."""
-    chosen = next(item for item in advise(flops=1e21, from_scratch=True).candidates if item.name == "210m")
-    given = {"budget": 1e14, "spent": 1e14, "text": None} | settings
-    *told, last = list_caveats(replace(chosen, **{"tokens": 5e10} | candidate), **given)
+    advice = advise(flops=1e21, from_scratch=True)
+    chosen = next(item for item in advice.candidates if item.name == "210m")
+    evidence, unfit = settings.pop("evidence", ()), settings.pop("unfit", ())
+    advice = replace(advice, chosen=replace(chosen, **{"tokens": 5e10} | candidate), **{"flops": 1e14} | settings)
+    *told, last = list_caveats(advice, 1e14, evidence, unfit)
     assert last.startswith("a good decoder") and "biphase init recipe adapt" in last
     assert len(told) == len(expected) and all(words in caveat for words, caveat in zip(expected, told, strict=True))
 

@@ -3,7 +3,8 @@
 import pytest
 
 from biphase.recipe import MaskRamp
-from biphase.study.spec import NamedCurriculum, fill_budget, read_curriculum, write_steps
+from biphase.report.formats import write_steps
+from biphase.study.spec import NamedCurriculum, fill_budget, read_curriculum
 
 
 def phases_of(text: str, budget: int | None, *named: NamedCurriculum) -> list[tuple[str, int, float | MaskRamp]]:

@@ -227,7 +227,7 @@ def test_findings_of_the_paper_are_hypotheses_too() -> None:
         assert [one.label for one in judged.inequalities] == [one.label for one in known[key].inequalities]
         assert [one.p_value for one in judged.inequalities] == [one.p_value for one in known[key].inequalities]
     assert first.verdict == "supported" and not own.is_tested
-    with pytest.raises(InputError, match="the paper's findings are F1, F2"):
+    with pytest.raises(InputError, match="unknown finding of the paper 'F9'; known: F1, F2"):
         make_plan("F9 of the paper")
 
 

@@ -358,7 +358,7 @@ def test_bad_questions(tmp_path: Path, changes: dict, message: str) -> None:
 def test_questions_have_ids_of_their_own(tmp_path: Path) -> None:
     folder = asked(tmp_path, ASKED)
     (folder / "validation.jsonl").write_text(lines(ASKED, ASKED))
-    with pytest.raises(InputError, match=r"the test split has two questions with the id 'q'"):
+    with pytest.raises(InputError, match=r"test: the question q is named twice"):
         load_task("squad", folder)
 
 

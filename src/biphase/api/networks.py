@@ -13,7 +13,7 @@ from biphase.corpus.packing import open_text
 from biphase.corpus.text import TxtDocuments, are_names, check_place, find_text_sources, name_sources, sample_texts
 from biphase.embedding.recipe import EmbeddingRecipe, refuse_equal_names
 from biphase.encoder.models import find_folder
-from biphase.errors import InputError
+from biphase.errors import InputError, refuse_doubles
 from biphase.files import read_json, refuse_filled, refuse_foreign, write_json
 from biphase.hub import fetch_model
 from biphase.machine import refuse_versions
@@ -225,8 +225,7 @@ def run_zero_shot(models: Sequence[str], tasks: Sequence[str], out: Path, **refu
     paths = [task.removeprefix("zero-shot:") for task in tasks if task.startswith("zero-shot:")]
     published = [task.removeprefix("mteb:") for task in tasks if task.startswith("mteb:")]
     refuse_equal_names(tuple(paths))
-    if len({Path(model).name for model in models}) < len(set(models)):
-        raise InputError("two models have the same folder name, by which their scores are kept: rename one")
+    refuse_doubles("models: the name of the folder", [Path(model).name for model in dict.fromkeys(models)])
     for path in paths:
         if not Path(path).exists():
             raise InputError(f"{path} does not exist")

@@ -81,13 +81,7 @@ def describe_computing() -> dict[str, str]:
         capability = f"compute capability {properties.major}.{properties.minor}"
         facts[f"cuda:{number}"] = f"{properties.name}, {properties.total_memory / GIB:,.0f} GiB, {capability}"
     if not facts:
-        built = torch.version.cuda or torch.version.hip
-        reason = (
-            f"built for {built}, but no device is seen; PyTorch for CPUs takes gigabytes less"
-            if built
-            else "this PyTorch is built without CUDA"
-        )
-        facts["GPUs"] = f"none: {reason}"
+        facts["GPUs"] = f"none is seen; this PyTorch is built for {torch.version.cuda or torch.version.hip or 'CPUs'}"
     device = choose_device("auto")
     dtype = choose_dtype("auto", device)
     _, compiles = decide_compile(ComputeConfig(), device, dtype, 2 * COMPILE_PAYS_AFTER_FLOPS)

@@ -4,6 +4,7 @@ import math
 import re
 import sys
 from collections.abc import Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -88,13 +89,8 @@ def fit_to_text(recipe: Recipe, shards: Path) -> tuple[dict[str, Any], list[str]
         share = most / batch / recipe.num_steps
         steps = [math.ceil(share * phase.steps) for phase in recipe.curriculum]
         changes = {f"curriculum.{number}.steps": count for number, count in enumerate(steps)} | {"batch_tokens": batch}
-        counts = {
-            "schedule.warmup_steps": recipe.schedule.warmup_steps,
-            "schedule.decay_steps": recipe.schedule.decay_steps,
-            "validation.every_steps": recipe.validation.every_steps,
-            "checkpoints.every_steps": recipe.checkpoints.every_steps,
-        }
-        changes |= {key: math.floor(share * count) for key, count in counts.items()}
+        scaled = "schedule.warmup_steps", "schedule.decay_steps", "validation.every_steps", "checkpoints.every_steps"
+        changes |= {key: math.floor(share * attrgetter(key)(recipe)) for key in scaled}
         tokens, hint = batch * sum(steps), "; to read it more often would gain nothing"
     times = console.plain_number(tokens / text_tokens)
     return changes, [f"# It reads the {text_tokens:,} tokens of the text {times} times{hint}.\n"]

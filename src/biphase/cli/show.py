@@ -7,7 +7,7 @@ from biphase.api.finetuning import ScoreSummary
 from biphase.api.networks import ZeroShot, print_zero_shot
 from biphase.console import duration, out, print_rows
 from biphase.engine.scheduler import Failure
-from biphase.errors import InputError
+from biphase.errors import InputError, first_of
 from biphase.finetuning.grid import MissingCells
 from biphase.report import verdicts
 from biphase.tasks.families import KINDS
@@ -88,10 +88,9 @@ def print_task(facts: dict[str, Any]) -> None:
     lines: dict[str, Any] = {**facts, "labels": None, "classes": len(facts["classes"]), "also_in_train": shared}
     for part, counts in facts["labels"].items():
         parts = [f"{label} {number:,}" for label, number in counts.items()]
-        more = f"; {len(parts) - MOST_LABELS} more" if len(parts) > MOST_LABELS else ""
         absent = [name for name in facts["classes"] if name not in counts]
         never = f"; never: {', '.join(absent)}" if absent else ""
-        lines[f"labels of {part}"] = f"{', '.join(parts[:MOST_LABELS])}{more}{never}"
+        lines[f"labels of {part}"] = f"{first_of(parts, MOST_LABELS)}{never}"
     print_facts(lines)
     for part in shared:
         remedy = "; remove duplicates from the data" if part in facts["drawn"] else ""

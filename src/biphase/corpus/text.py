@@ -34,7 +34,7 @@ from biphase.corpus.rows import (
     rows_in_memory,
     saved_tables,
 )
-from biphase.errors import InputError, first_of, nearest
+from biphase.errors import InputError, first_of, nearest, refuse_unknown
 from biphase.files import file_hash, whole_file
 from biphase.hub import hub_says, load_rows, pin_commit
 
@@ -112,8 +112,6 @@ def join_words(words: Sequence[str]) -> str:
 TxtDocuments = Literal["file", "paragraphs", "lines"]
 
 READABLE = ".txt, .md, .jsonl, .ndjson (these also as .gz or .zst), .parquet and .arrow; by its name also .csv"
-NAMES_SHOWN = 3
-"""Files that are named of those that stay out."""
 HUB_ADDRESS = re.compile(
     r"(?:hub:)?(?P<dataset>[\w.-]+/[\w.-]+)(?::(?P<config>[\w.-]*))?(?::(?P<split>[\w.]+))?(?:@(?P<revision>[\w./-]+))?"
 )
@@ -292,7 +290,7 @@ def folder_sources(folder: Path) -> list[TextSource]:
 def name_left_out(kind: str, names: list[str], number: int) -> None:
     if names:
         message = f"{len(names):,} of {number:,} files are {kind} and stay out"
-        console.err.print(f"{message}: {first_of(names, NAMES_SHOWN)}", markup=False)
+        console.err.print(f"{message}: {first_of(names)}", markup=False)
 
 
 def file_source(path: Path) -> TextSource:
@@ -348,8 +346,7 @@ def read_documents(
     Raises `InputError` naming file and line: broken JSON, a missing field (the fields that are there are listed), a
     text that is no string, bytes that are not UTF-8, half a surrogate pair, damaged compression.
     """
-    if txt_documents not in get_args(TxtDocuments):
-        raise InputError(f"txt_documents '{txt_documents}' is unknown{nearest(txt_documents, get_args(TxtDocuments))}")
+    refuse_unknown("unknown txt_documents", txt_documents, get_args(TxtDocuments))
     if source.path is not None and kind_of(Path(source.name)) == "text":
         documents = read_txt(source.path, txt_documents)
     else:

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 from biphase.config import PositiveCount, Strict
 from biphase.console import TrackingName
 from biphase.corpus.rows import Delimiter
-from biphase.errors import InputError, refuse_doubles
+from biphase.errors import refuse_doubles
 from biphase.files import content_hash
 
 PositiveFloat = Annotated[float, Field(gt=0)]
@@ -53,8 +53,6 @@ class PairSource(Strict):
     def one_source(self) -> "PairSource":
         if (self.path is None) == (self.from_text is None):
             raise ValueError("give exactly one of path and from_text")
-        if self.from_text is not None and self.columns:
-            raise ValueError("columns are those of a path; from_text has text_field")
         return self
 
 
@@ -102,10 +100,8 @@ class EmbeddingStage(Strict):
 
     @model_validator(mode="after")
     def loss_fits(self) -> "EmbeddingStage":
-        if (self.loss == "distill") != (self.teacher is not None):
-            raise ValueError("loss: distill and teacher belong together")
-        if self.projection and self.teacher is None:
-            raise ValueError("projection maps to a teacher's dimension, and there is no teacher")
+        if (self.loss == "distill") != (self.teacher is not None) or (self.projection and self.teacher is None):
+            raise ValueError("loss: distill and teacher belong together, and projection with both")
         if self.orthogonal_weight and self.loss in ("cached_mnrl", "distill"):
             raise ValueError(f"orthogonal_weight goes with mnrl and cosent, not with {self.loss}")
         return self
@@ -125,10 +121,7 @@ def set_name(path: str) -> str:
 
 def refuse_equal_names(paths: tuple[str, ...]) -> tuple[str, ...]:
     """Raise `InputError` where two sets of judged texts have one name: their scores would be taken for each other's."""
-    by_name: dict[str, str] = {}
-    for path in paths:
-        if path != by_name.setdefault(set_name(path), path):
-            raise InputError(f"{by_name[set_name(path)]} and {path} would both be called {set_name(path)}: rename one")
+    refuse_doubles("judged texts:", [set_name(path) for path in dict.fromkeys(paths)])
     return paths
 
 

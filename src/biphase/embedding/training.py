@@ -96,7 +96,7 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
         settings = recipe.model_dump(mode="json")
         files.write_text(folder / "config.yaml", yaml.safe_dump(settings, sort_keys=False))
         tracking = None if (folder / "done.json").exists() else recipe.tracking
-        with console.open_tracking(tracking, folder, settings, steps_done(stage_runs) + 1) as send:
+        with console.open_tracking(tracking, folder, settings) as send:
             model.to(device)
             records = run_stages(stage_runs, send)
             cosines = layer_cosines(model[0], before[0])
@@ -173,9 +173,6 @@ def open_stages(recipe: EmbeddingRecipe, model: SentenceTransformer) -> list["St
     for stage in recipe.stages:
         sources = [read_pairs(source, recipe.seed) for source in stage.data]
         check_stage(stage, sources)
-        widths = {len(pairs.table.columns) for pairs in sources if pairs.kind == "pairs"}
-        if len(widths) > 1 and stage.hard_negatives is None:
-            console.err.print(f"stage {stage.name}: its sources have unlike numbers of negatives", markup=False)
         run = StageRun(recipe, stage, model, sources=sources, teacher=teachers[stage.teacher])
         for kind in {pairs.kind for pairs in sources}:
             make_loss(run, kind)
@@ -183,18 +180,6 @@ def open_stages(recipe: EmbeddingRecipe, model: SentenceTransformer) -> list["St
             console.err.print(f"stage {stage.name}: {pairs.name}: {pairs.origin}", markup=False)
         stage_runs.append(run)
     return stage_runs
-
-
-def steps_done(stage_runs: Sequence["StageRun"]) -> int:
-    """Count the steps of the stages that are trained, and of an interrupted one up to its last checkpoint."""
-    steps = 0
-    for run in stage_runs:
-        last = last_checkpoint(run.folder / "trainer")
-        if (run.folder / "done.json").exists():
-            steps += int(files.read_json(run.folder / "done.json")["steps"])
-        elif last is not None:
-            steps += int(last.name.partition("-")[2])
-    return steps
 
 
 def last_checkpoint(folder: Path) -> Path | None:

@@ -25,7 +25,7 @@ from transformers.models.auto import modeling_auto
 from biphase import console
 from biphase.encoder.attention import ATTENTION, PackedLayout
 from biphase.encoder.proofs import FailedProofError, check_padded, find_first_position, looks_both_ways
-from biphase.errors import InputError, first_line, is_raised_here, nearest, told_as
+from biphase.errors import InputError, first_line, is_raised_here, refuse_unknown, told_as
 from biphase.hub import load_model_config, refuse_pickles
 from biphase.recipe import find_preset
 
@@ -82,8 +82,7 @@ def make_model(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_
     """
     sizes, defaults = find_preset(preset), EuroBertConfig().to_dict()
     for key, value in architecture.items():
-        if key not in defaults:
-            raise InputError(f"init.architecture: unknown key '{key}'{nearest(key, defaults)}")
+        refuse_unknown("init.architecture: unknown key", key, defaults)
         if key.endswith("token_id"):
             raise InputError(f"init.architecture: '{key}' follows from the tokenizer of the shards; leave it out")
         most = MOST_LAYERS if key == "num_hidden_layers" else MOST_OF_A_SIZE

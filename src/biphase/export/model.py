@@ -109,7 +109,6 @@ def export_checkpoint(reference: str, folder: Path, merge: float | None = None) 
     Raises:
         InputError: no such checkpoint, a damaged one, a folder that holds something else, or nothing to merge with.
     """
-    refuse_filled(folder)
     source = find_checkpoint(reference)
     manifest = read_checkpoint_manifest(source)
     run = Run(source.parent.parent)

@@ -273,8 +273,8 @@ def has_text_lines(task: Task, layout: FileLayout, file: Path) -> bool:
 
 
 def with_task_names(task: Task, layout: FileLayout, row: Row) -> Row:
-    """A row with the task's columns, whether it has these, those of the files of its kind, which go first, or those
-    of other files that the task names, or of the hub's data."""
+    """Rename a row's columns to the task's. Names that files with this ending have win over the row's own; those of
+    other files and of the hub come last."""
     others: Row = {}
     for form in reversed(task.forms):
         others |= renamed(row, form.rename)

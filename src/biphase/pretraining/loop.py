@@ -340,7 +340,7 @@ def open_log(job: Job, batches: Batches, flops: FlopCount, steps: range, *, is_l
     is_written = is_logged and job.world.is_main
     tracking = job.recipe.tracking if is_written else None
     with (
-        open_tracking(tracking, job.run.path, job.recipe.model_dump(mode="json"), steps.start + 1) as send,
+        open_tracking(tracking, job.run.path, job.recipe.model_dump(mode="json")) as send,
         track("pretrain", steps.stop, "steps", steps.start) as progress,
     ):
         if is_written:  # what was logged later is dropped: it will be logged again

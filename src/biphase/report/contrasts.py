@@ -330,10 +330,6 @@ def say_difference(
     return f"{name} {verb} {rival}{where and f' {where}'}: {scores}, {show_difference(gap)}"
 
 
-MOST_TASKS = 3
-"""A sentence names as many tasks."""
-
-
 def tell_carriers(by_task: Mapping[str, Contrast], bound: float = 0.0) -> str:
     """Say which tasks do not carry a mean that is shown to lie above a bound, and which one does, if it is the only
     one; nothing where each carries it. A task carries it if the same test puts the task alone above the bound.
@@ -348,7 +344,7 @@ def tell_carriers(by_task: Mapping[str, Contrast], bound: float = 0.0) -> str:
     if not others or len(sides) == 1:
         return ""
     one = f"{carriers[0]} carries this: {show_difference(tested[carriers[0]])}. " if len(carriers) == 1 else ""
-    return f"{one}Not shown on {len(others)} of {len(sides)} tasks alone: {first_of(others, MOST_TASKS)}."
+    return f"{one}Not shown on {len(others)} of {len(sides)} tasks alone: {first_of(others)}."
 
 
 def with_averages(results: ResultSet) -> ResultSet:

@@ -20,7 +20,7 @@ from scipy import optimize
 from biphase.errors import InputError, first_of
 from biphase.report.contrasts import Contrast, Noise, average, contrast
 from biphase.report.figures import MARKER_SIZE, Panel, round_ticks
-from biphase.report.formats import MISSING, short_steps, show_list, show_noise
+from biphase.report.formats import MISSING, show_list, show_noise, write_steps
 from biphase.report.results import FAMILY_NAMES, ReportArm, Result, ResultSet, read_words, reference_mask
 from biphase.report.tables import Cell, Row, Table, interval_cell
 from biphase.style import LOOKS, SERIES
@@ -215,9 +215,6 @@ def show_ends(equivalent: Equivalent) -> str:
 LEAST_RUNGS = 3
 """So many budgets of MLM alone make a ladder worth reading shares off."""
 
-MOST_CONTROLS = 3
-"""A sentence names as many."""
-
 LEAST_SAVING = 0.05
 """A share whose logarithm is nearer to zero saves or costs nothing that a task could carry."""
 
@@ -353,7 +350,7 @@ def tell_kinds(price_list: PriceList, alone: str) -> str:
     for family, dataset in datasets.items():
         part = f"{family} mean" if f"{family} mean" in price_list.prices[0].by_part else dataset
         shares = {arm: show_multiple(price.by_part[part]) for arm, price in prices.items()}
-        beside = first_of([f"{arm.name} has {shares[arm]}" for arm in controls], MOST_CONTROLS)
+        beside = first_of([f"{arm.name} has {shares[arm]}" for arm in controls])
         told = show_list([shares[arm] for arm in declared])
         kinds.append(f"on {FAMILY_NAMES[family]} {told}{beside and f', where {beside}'}")
     names, verb = show_list([arm.name for arm in declared]), "have" if len(declared) > 1 else "has"
@@ -454,7 +451,7 @@ def price_tables(price_list: PriceList) -> list[Table]:
     once = "" if "pretraining seeds" in noise else " Each model was pretrained once: this is about these models."
     rule = read_words()["prices_rule"].format(where=where, over=over) + once
     name, heads = f"compute-equivalents-{size}", ("steps", "score (%)", *(f"share of {AXES[axis]}" for axis in shared))
-    budgets = ", ".join(short_steps(arm.pretrain_steps) for arm in price_list.baseline)
+    budgets = ", ".join(write_steps(arm.pretrain_steps) for arm in price_list.baseline)
     title = f"Compute-equivalents, {size}: baseline {label} alone with {budgets} steps"
     tables = [Table(name, title, ("model",), heads, tuple(rows), (rule,), records)]
     if parts:

@@ -23,7 +23,7 @@ import numpy as np
 
 from biphase.machine import end_with_parent, grace, num_cores
 from biphase.report.contrasts import difference
-from biphase.report.formats import group_measures, short_steps, show_list
+from biphase.report.formats import group_measures, show_list, write_steps
 from biphase.report.results import FAMILY_NAMES, ReportArm, ResultSet, num_parameters, read_words
 from biphase.report.statistics import Interval, rate_spread, stability_rates
 from biphase.style import INK, LOOKS, PLOT_STYLE, SERIES, Look, plot_losses
@@ -149,7 +149,7 @@ def name_share(arm: ReportArm) -> str:
 
 
 def name_split(arm: ReportArm) -> str:
-    return f"{short_steps(arm.clm_steps)} CLM, then {short_steps(arm.mlm_steps)} MLM" if arm.clm_steps else "MLM"
+    return f"{write_steps(arm.clm_steps)} CLM, then {write_steps(arm.mlm_steps)} MLM" if arm.clm_steps else "MLM"
 
 
 choose_ratios = partial(choose_arms, setup="objective", objective="mlm")
@@ -221,7 +221,7 @@ def fill_panels(name: str, results: ResultSet) -> list[Panel]:
     if len(values) < (1 if has_names else 2):
         return []
     ticks, unit = [*range(len(values))] if has_names else values, ""
-    labels = [short_steps(value) if isinstance(value, int) else str(value) for value in values]
+    labels = [write_steps(value) if isinstance(value, int) else str(value) for value in values]
     if row.kind == "rings":
         ticks, labels, unit = round_ticks(values)
     settings: dict[str, Any] = {"xscale": "log"} if row.is_logarithmic else {}

@@ -58,9 +58,9 @@ def show_spread(spread: Interval | None) -> str:
     return show_share(spread.value) + ends
 
 
-def short_steps(steps: int) -> str:
-    """Show `12000` as `12k`, and `950` as it is."""
-    return f"{steps // 1000}k" if steps >= 1000 and steps % 1000 == 0 else f"{steps:,}"
+def write_steps(steps: int) -> str:
+    """Write 42000 as `42k`, and 1200 as it is, as names of arms have it."""
+    return f"{steps // 1000}k" if steps and steps % 1000 == 0 else str(steps)
 
 
 def show_list(words: Sequence[str]) -> str:

@@ -114,14 +114,8 @@ def parse_inequality(text: str) -> AskedInequality:
     except UnexpectedCharacters as error:
         rest = clipped(line[error.pos_in_stream :], 20)
         raise InputError(f"'{rest}' is not in the grammar; perhaps a quote is not closed") from None
-    left, sign, number, unit, *places = tree.children
+    left, sign, number, *places = tree.children
     bound, is_equivalent = float(number), left.data == "equivalent"
-    if unit and is_equivalent:
-        raise InputError("a share of compute has no points; write it as a number, such as 0.6")
-    if bound and not unit and not is_equivalent:
-        raise InputError(f"{bound:g} of what? Write {bound:g} points, of 100")
-    if is_equivalent and bound <= 0:
-        raise InputError("a share of compute lies above 0")
     if is_equivalent:
         arm, baseline = left.children
         operands = [Operand(1.0, arm.strip(QUOTES)), Operand(-1.0, baseline.strip(QUOTES))]
@@ -161,8 +155,6 @@ def read_arm(tree: SyntaxTree) -> Operand:
         quantifier, name = tree.children
         return Operand(1.0, name.strip(QUOTES), quantifier=str(quantifier or ""))
     function, name, axis = map(str, tree.children)
-    if axis == RATE and function != "spread":
-        raise InputError(f"over rates there is a spread, no {function}")
     return Operand(1.0, name.strip(QUOTES), function=function, axis=axis)
 
 

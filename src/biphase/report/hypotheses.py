@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from biphase.errors import InputError, clipped, nearest
+from biphase.errors import InputError, clipped, refuse_unknown
 from biphase.report.claims import Claim, Inequality, strongest
 from biphase.report.contrasts import Contrast, contrast, jackknife
 from biphase.report.equivalents import contrast_at_share, refuse_gaps
@@ -34,8 +34,8 @@ Spot = tuple[str, int]
 """A model and a budget at which an inequality is to hold; `""` and 0 where it is asked about once."""
 
 Ladder = Mapping[Spot, Mapping[str, str]]
-"""What a name in an inequality stands for: the arm at every model and budget that it is there for; of a group all of
-them, each under what it is called at every place."""
+"""The arms that a name in an inequality stands for, by model and budget: one arm, or the members of a group by their
+short names."""
 
 
 def show_spot(spot: Spot) -> str:
@@ -193,8 +193,7 @@ def whole_names(line: AskedInequality, ladders: Mapping[str, Ladder]) -> str:
 
 def check_name(operand: Operand, ladders: Mapping[str, Ladder]) -> None:
     """Raises `InputError` for a name that stands for no arm, or for several where one is wanted."""
-    if operand.name not in ladders:
-        raise InputError(f"unknown arm '{operand.name}'{nearest(operand.name, ladders)}")
+    refuse_unknown("unknown arm", operand.name, ladders)
     if not ladders[operand.name]:
         raise InputError(f"no arm is '{operand.name}'")
     is_group = any(len(arms) > 1 for arms in ladders[operand.name].values())
@@ -216,17 +215,15 @@ def label_choice(line: AskedInequality, terms: Sequence[Operand], task: str, spo
 
 def expand_tasks(words: Sequence[str], tasks: Mapping[str, str]) -> list[str]:
     """Return the names of tasks and codes of families that `words` stand for, and `average` for itself."""
-    families = list(dict.fromkeys(tasks.values()))
-    names = {MEAN_OF_FAMILIES: [MEAN_OF_FAMILIES], "every family": families, "every task": [*tasks]}
-    names |= {task: [task] for task in tasks}
+    families, task_names = list(dict.fromkeys(tasks.values())), [*tasks]
+    names = {MEAN_OF_FAMILIES: [MEAN_OF_FAMILIES]} | {task: [task] for task in tasks}
+    names |= dict.fromkeys(("every family", "some family"), families)
+    names |= dict.fromkeys(("every task", "some task"), task_names)
     codes = {family: family for family in families} | FAMILY_CODES
     names |= {phrase: [code] for phrase, code in codes.items() if code in families and phrase not in tasks}
-    choices = ", ".join(names)
-    names |= {"some family": families, "some task": [*tasks]}
     expanded: list[str] = []
     for name in words:
-        if name not in names:
-            raise InputError(f"unknown task or family '{name}'; known: {choices}")
+        refuse_unknown("unknown task or family", name, names)
         expanded += names[name]
     return list(dict.fromkeys(expanded))
 

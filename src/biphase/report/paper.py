@@ -20,7 +20,7 @@ from biphase.config import BUNDLED, read_yaml
 from biphase.errors import InputError, clipped
 from biphase.report import claims
 from biphase.report.contrasts import with_averages
-from biphase.report.formats import short_steps, show_count, show_list
+from biphase.report.formats import show_count, show_list, write_steps
 from biphase.report.hypotheses import Ladder, Spot, bind, make_line
 from biphase.report.page import PageText, write_report
 from biphase.report.results import ReportArm, Result, ResultSet, reference_mask
@@ -120,7 +120,7 @@ def stand_for(definition: Mapping[str, Any], results: ResultSet) -> Ladder:
             and least <= arm.budget / longest[arm.size, arm.cpt_steps > 0] <= most
         )
         if is_chosen:
-            split = f"{short_steps(arm.clm_steps)}+{short_steps(arm.mlm_steps)}"
+            split = f"{write_steps(arm.clm_steps)}+{write_steps(arm.mlm_steps)}"
             objective = split if arm.objective == "clm+mlm" else arm.objective
             mask = f"{arm.mask_percent}%" if arm.mask_percent else ""
             kind = " ".join(filter(None, [arm.parent if arm.cpt_steps else "", objective, mask]))

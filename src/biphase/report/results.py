@@ -202,8 +202,8 @@ class ResultSet:
 
     @cached_property
     def scores(self) -> dict[str, dict[str, Result]]:
-        """Name of a model → a dataset, the code of a family for its average, or `ALL_TASKS` → its score by the primary
-        metric, with the arm of the first of its comparisons."""
+        """Scores by the primary metric: by model, then by dataset, code of a family (its average) or `ALL_TASKS`. An
+        arm is given for the first of its comparisons."""
         scores: dict[str, dict[str, Result]] = {}
         for result in self.results:
             if result.metric == self.primary_metric:

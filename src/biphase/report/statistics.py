@@ -2,7 +2,7 @@
 
 Whatever is random takes its generator: the same generator gives the same numbers.
 
-Letters: N values, S seeds, R learning rates or repetitions, B resamples, C sums.
+Letters: N values, S seeds, R learning rates or repetitions, B resamples.
 """
 
 from collections.abc import Sequence
@@ -97,25 +97,12 @@ def rate_spread(scores_RS: ArrayLike, rng: np.random.Generator, num_resamples: i
     """
     scores_RS = np.asarray(scores_RS, dtype=np.float64)
     assert scores_RS.ndim == 2
-    is_there_RS = ~np.isnan(scores_RS)
-    num = int(is_there_RS.sum())
+    scores_RS = scores_RS[:, ~np.isnan(scores_RS).all(axis=0)]  # seeds that have a score
+    num, num_seeds = int((~np.isnan(scores_RS)).sum()), scores_RS.shape[1]
     if num < 2:
         return Interval(np.nan, num=num)
-    # A variance is a function of three sums over seeds: how many scores there are, their sum, and their squares' sum.
-    # So a resample of seeds is a weighted sum of S rows. Squares are of values around zero: the sums do not cancel.
-    values_RS = np.where(is_there_RS, scores_RS - scores_RS[is_there_RS].mean(), 0.0)
-    sums_SC = np.stack([is_there_RS.sum(axis=0), values_RS.sum(axis=0), (values_RS**2).sum(axis=0)], axis=1)
-
-    def std(sums_BC: np.ndarray) -> np.ndarray:
-        num_B, sum_B, squares_B = sums_BC.T  # two scores or more: each of two seeds or more has one
-        return np.sqrt(np.maximum((squares_B - sum_B**2 / num_B) / (num_B - 1), 0))
-
-    measured = float(std(sums_SC.sum(axis=0, keepdims=True))[0])
     low = high = np.nan
-    sums_SC = sums_SC[is_there_RS.any(axis=0)]
-    num_seeds = len(sums_SC)
     if num_seeds > 1:
         drawn_BS = rng.integers(0, num_seeds, (num_resamples, num_seeds))
-        weights_BS = (drawn_BS[:, :, None] == np.arange(num_seeds)).sum(axis=1)  # how often each seed was drawn
-        low, high = np.quantile(std(weights_BS @ sums_SC), TAILS)
-    return Interval(measured, float(low), float(high), num=num)
+        low, high = np.quantile(np.nanstd(scores_RS[:, drawn_BS], axis=(0, 2), ddof=1), TAILS)
+    return Interval(float(np.nanstd(scores_RS, ddof=1)), float(low), float(high), num=num)

@@ -18,7 +18,7 @@ from rich.text import Text
 from biphase.console import out, printable
 from biphase.errors import SOURCE
 from biphase.report.contrasts import difference, measure_signal
-from biphase.report.formats import MISSING, csv_text, short_steps, show_share, tell_measures
+from biphase.report.formats import MISSING, csv_text, show_share, tell_measures, write_steps
 from biphase.report.results import (
     ALL_TASKS,
     AVERAGE,
@@ -94,7 +94,7 @@ STUBS: dict[str, Callable[[ReportArm], str]] = {
 WIDE_STUBS: dict[str, Callable[[ReportArm], str]] = {
     "model": lambda arm: arm.name,
     "network": lambda arm: arm.size,
-    "steps": lambda arm: short_steps(arm.pretrain_steps + arm.cpt_steps),
+    "steps": lambda arm: write_steps(arm.pretrain_steps + arm.cpt_steps),
     "objective": STUBS["objective"],
     "masked": STUBS["masked"],
 }

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from biphase.console import out
-from biphase.errors import InputError
+from biphase.errors import InputError, first_of
 from biphase.finetuning.choosing import find_scored_model
 from biphase.finetuning.scores import TASK_SETTINGS, GridPoint, ScoreSet, base_name, differing, short_name, show_rate
 from biphase.report import contrasts
@@ -249,8 +249,8 @@ def print_summary(rows: Sequence[SummaryRow], broken: Mapping[Path, str] | None 
 def list_flaws(row: SummaryRow, where: str) -> Iterator[str]:
     """List the flaws that a reader must know of a row beyond its numbers."""
     if row.missing:
-        cells = [f"{show_rate(rate)} seed {seed}" for rate, seed in row.missing[:3]]
-        lost = f"{show_count(len(row.missing), 'cell')}: {', '.join(cells)}{', …' if len(row.missing) > 3 else ''}"
+        cells = [f"{show_rate(rate)} seed {seed}" for rate, seed in row.missing]
+        lost = f"{show_count(len(row.missing), 'cell')}: {first_of(cells)}"
         yield f"missing: {where}: {lost}"
     num_unspread = sum(is_stability_rate(rate) for rate, _ in (*row.diverged, *row.missing))
     if row.spread and num_unspread:

@@ -7,7 +7,7 @@ thumb (`rules.yaml`), the curriculum from the user's own study where there is on
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
@@ -30,9 +30,9 @@ from biphase.recipe import (
     Schedule,
     Validation,
 )
-from biphase.report.formats import format_bytes, show_estimate, show_list
+from biphase.report.formats import format_bytes, show_estimate, show_list, write_steps
 from biphase.study.cost import Machine, fit_memory
-from biphase.study.spec import curriculum_label, fill_budget, read_curriculum, write_steps
+from biphase.study.spec import curriculum_label, fill_budget, read_curriculum
 
 FRESH_EPOCHS, MOST_EPOCHS = 4, 40
 """By the law below, text repeated up to the first is nearly as good as new, and beyond the second worth nothing."""
@@ -378,37 +378,25 @@ def advise(
     facts |= {"tokens": show_estimate(continued.tokens), "part": show_estimate(encoder["tokens"] / continued.tokens)}
     tokens = recipe.tokens_before(recipe.num_steps)
     spent = tokens * mean_token_flops(chosen.shape, recipe.curriculum, chosen.context)
-    return Advice(
+    advice = Advice(
         best_use=rules["best_use"][case].format(**facts),
         recipe=recipe,
         vocab_size=chosen.shape.vocab_size,
         flops=spent,
         machine=machine,
-        choices=tuple(explain_choices(chosen, candidates, recipe, evident or explain_usual(chosen), text)),
+        choices=(),
         candidates=candidates,
         chosen=chosen,
-        caveats=tuple(list_caveats(chosen, budget, spent, text, evidence if evident else (), unfit, machine)),
+        caveats=(),
         text=text,
     )
+    caveats = list_caveats(advice, budget, evidence if evident else (), unfit)
+    return replace(advice, choices=tuple(explain_choices(advice, evident)), caveats=tuple(caveats))
 
 
-def explain_usual(chosen: Candidate) -> Choice:
-    """Give the reason for the usual curriculum, and say where size or tokens are not those that it was measured at."""
-    is_near = chosen.name == MEASURED_PRESET and 0.5 <= chosen.tokens / MEASURED_TOKENS <= 2
-    reach = "" if is_near else read_rules()["reach"].format(chosen=chosen)
-    return apply_rule("curriculum", chosen.kind, curriculum=chosen.curriculum, reach=reach)
-
-
-def list_caveats(
-    chosen: Candidate,
-    budget: float,
-    spent: float,
-    text: TextAmount | None,
-    evidence: Sequence[Evidence] = (),
-    unfit: Sequence[str] = (),
-    machine: Machine | None = None,
-) -> Iterator[str]:
+def list_caveats(advice: Advice, budget: float, evidence: Sequence[Evidence], unfit: Sequence[str]) -> Iterator[str]:
     """List what to keep in mind, a sentence each; `unfit` are presets without the memory that they need."""
+    chosen, text, spent = advice.chosen, advice.text, advice.flops
     is_new, is_small = chosen.kind != "continued", chosen.kind == "small network"
     tested = max((item.tokens for item in evidence), default=0.0)
     holds = {
@@ -421,7 +409,7 @@ def list_caveats(
         "budget left": text is not None and spent < 0.8 * budget,
         "decoders": is_new,
     }
-    facts: dict[str, Any] = {"names": show_list(unfit), "machine": machine, "fresh": FRESH_EPOCHS}
+    facts: dict[str, Any] = {"names": show_list(unfit), "machine": advice.machine, "fresh": FRESH_EPOCHS}
     facts |= {"evidence": tested, "times": show_estimate(chosen.tokens / (tested or math.inf))}
     if text is not None:
         share, readable = spent / budget, budget / spent * chosen.tokens / FRESH_EPOCHS
@@ -512,11 +500,15 @@ def write_recipe(chosen: Candidate, machine: Machine | None, text: TextAmount | 
     return recipe if machine is None else fit_memory(shape, recipe, machine)
 
 
-def explain_choices(
-    chosen: Candidate, candidates: Sequence[Candidate], recipe: Recipe, curriculum: Choice, text: TextAmount | None
-) -> Iterator[Choice]:
-    """Yield the rule that holds for each thing that is chosen, in their order."""
-    possible, kind = [item for item in candidates if item.tokens >= LEAST_TOKENS], chosen.kind
+def explain_choices(advice: Advice, evident: Choice | None) -> Iterator[Choice]:
+    """Yield the rule that holds for each thing that is chosen, in their order; `evident` is the curriculum by the
+    user's own study."""
+    chosen, recipe, text, kind = advice.chosen, advice.recipe, advice.text, advice.chosen.kind
+    # The usual curriculum has its reason from one size and number of tokens; where these are others, that is said.
+    is_near = chosen.name == MEASURED_PRESET and 0.5 <= chosen.tokens / MEASURED_TOKENS <= 2
+    reach = "" if is_near else read_rules()["reach"].format(chosen=chosen)
+    curriculum = evident or apply_rule("curriculum", kind, curriculum=chosen.curriculum, reach=reach)
+    possible = [item for item in advice.candidates if item.tokens >= LEAST_TOKENS]
     cases = {"schedule": "any"}
     if len(possible) == 1:
         cases["size"] = "one"

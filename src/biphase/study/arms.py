@@ -7,9 +7,10 @@ from itertools import product
 from typing import Any
 
 from biphase.config import parse_config
-from biphase.errors import InputError, nearest, refuse_doubles
+from biphase.errors import InputError, nearest, refuse_doubles, refuse_unknown
 from biphase.files import content_hash
 from biphase.recipe import PRESETS, Phase, Recipe
+from biphase.report.formats import write_steps
 from biphase.study import spec
 
 
@@ -108,9 +109,7 @@ def find_lineage(arm: UnresolvedArm, unresolved: Mapping[str, UnresolvedArm]) ->
     there, has fewer pretraining seeds, or continues itself."""
     lineage = [arm]
     while isinstance(arm.source, str):
-        if arm.source not in unresolved:
-            hint = nearest(arm.source, unresolved)
-            raise InputError(f"arm '{arm.name}' continues the unknown arm '{arm.source}'{hint}")
+        refuse_unknown(f"arm '{arm.name}' continues the unknown arm", arm.source, unresolved)
         parent = unresolved[arm.source]
         if arm.seeds.count > parent.seeds.count:
             raise InputError(
@@ -156,8 +155,7 @@ def list_combinations(study: spec.Study) -> Iterator[UnresolvedArm]:
     for group in study.arms:
         sources: list[spec.StartingModel | str] = [*group.parents]
         for name in group.models:
-            if name not in models:
-                raise InputError(f"arms '{group.group}': unknown model '{name}'{nearest(name, models)}")
+            refuse_unknown(f"arms '{group.group}': unknown model", name, models)
             sources += sweep_architecture(group, models[name])
         seeds = group.pretraining_seeds or study.pretraining_seeds
         axes: dict[str, tuple[Any, ...]] = {k: v for k, v in group.sweep.items() if not k.startswith(spec.ARCHITECTURE)}
@@ -174,7 +172,7 @@ def list_combinations(study: spec.Study) -> Iterator[UnresolvedArm]:
 def name_arm(group: spec.ArmGroup, source: str, curriculum: str, steps: int, swept: Sequence[tuple[str, Any]]) -> str:
     """Fill in the group's template for names. Raises `InputError` for a template that cannot be."""
     kind = "model" if group.models else "parent"
-    values = {kind: source, "curriculum": spec.curriculum_label(curriculum), "budget": spec.write_steps(steps)}
+    values = {kind: source, "curriculum": spec.curriculum_label(curriculum), "budget": write_steps(steps)}
     values |= {key.rpartition(".")[2]: str(value) for key, value in swept}
     template = group.name or "-".join([f"{{{kind}}}-{{curriculum}}-{{budget}}", *label_settings(swept)])
     try:
@@ -187,8 +185,7 @@ def name_arm(group: spec.ArmGroup, source: str, curriculum: str, steps: int, swe
 def write_arm(study: spec.Study, arm: UnresolvedArm, model: spec.StartingModel, seed: int) -> Arm:
     """Write the arm's recipe: that of the study, changed by its model, its group and its point of the sweep.
 
-    The recipe's own seeds are those of the first pretraining seed; the others count on from there. Raises `InputError`
-    where another seed would train the same model.
+    The recipe's own seeds are those of the first pretraining seed; the others count on from there.
     """
     # 1. What the study file says.
     swept = []

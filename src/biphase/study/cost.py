@@ -399,9 +399,10 @@ def cell_costs(plan: Plan, sizes: Mapping[str, RunSize]) -> Iterator[tuple[int, 
     runs = {model.name: plan.runs[model.run] for model in plan.models}
     # Cells that differ in rate and seed alone cost the same: of the paper's 15,000, a few dozen differ.
     costs = dict[Any, tuple[int, float, float]]()
-    embed = None if plan.study.evaluation is None else plan.study.evaluation.embed
-    embedded = None if embed is None else count_embedded(embed)
-    folders = {} if plan.study.evaluation is None else find_data_dirs(plan.study.evaluation)
+    evaluation = plan.study.evaluation
+    assert evaluation is not None
+    embedded = None if evaluation.embed is None else count_embedded(evaluation.embed)
+    folders = find_data_dirs(evaluation)
     for cell in plan.cells:
         run = runs[cell.model]
         (shape, _), context = sizes[run.name], run.recipe.data.max_sample_tokens

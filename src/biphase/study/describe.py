@@ -27,13 +27,13 @@ from biphase.embedding.recipe import set_name
 from biphase.errors import DOCS, InputError
 from biphase.recipe import OBJECTIVES
 from biphase.report.contrasts import POWER, USUAL_NOISE, smallest_difference
-from biphase.report.formats import format_bytes, show_count, show_estimate, show_list
+from biphase.report.formats import format_bytes, show_count, show_estimate, show_list, write_steps
 from biphase.report.tables import PLAIN
 from biphase.study.advise import LEAST_TOKENS, Advice
 from biphase.study.cost import Estimate, Machine, task_size
 from biphase.study.declarations import hash_hypotheses
 from biphase.study.plan import Plan, PlannedRun, history
-from biphase.study.spec import EMBED, Evaluation, find_data_dirs, trainings, write_steps
+from biphase.study.spec import EMBED, Evaluation, find_data_dirs, trainings
 from biphase.style import LOOKS
 from biphase.tasks.spec import find_task
 

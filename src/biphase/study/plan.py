@@ -30,10 +30,11 @@ from functools import cached_property
 from itertools import product
 from typing import Any, Literal
 
-from biphase.errors import InputError, nearest
+from biphase.errors import InputError, refuse_unknown
 from biphase.files import content_hash
 from biphase.finetuning.config import FinetuneConfig
 from biphase.recipe import Init, Phase, Recipe, cut_phases, join_phases, phases_between
+from biphase.report.formats import write_steps
 from biphase.report.grammar import AskedInequality
 from biphase.report.hypotheses import Ladder, bind
 from biphase.report.paper import read_findings
@@ -112,8 +113,8 @@ CITED = re.compile(r"(F[0-9]+) of the paper")
 """A line that is one of the paper's findings as a whole."""
 
 AskedLine = str | Sequence[Sequence[AskedInequality]]
-"""A line of a hypothesis: the key of a finding of the paper, such as F1, which finds its arms by itself; or
-inequalities over the plan's arms, of each of these lists one is enough."""
+"""A line of a hypothesis: the key of a finding of the paper, such as F1, which finds its arms by itself; or groups of
+inequalities over the plan's arms, where a group holds if one of its members does."""
 
 
 @dataclass(frozen=True)
@@ -254,10 +255,8 @@ def list_models(study: spec.Study, arms: Mapping[str, Arm]) -> tuple[EvaluatedMo
     before_decay: dict[str, EvaluatedModel] = {}
     for intermediate in study.intermediate:
         for pooled in intermediate.arms:
+            refuse_unknown("intermediate: unknown arm", pooled, (arm.pooled_name for arm in arms.values()))
             seeds = [arm for arm in arms.values() if arm.pooled_name == pooled]
-            if not seeds:
-                hint = nearest(pooled, {arm.pooled_name for arm in arms.values()})
-                raise InputError(f"intermediate: unknown arm '{pooled}'{hint}")
             for arm, count in product(seeds, intermediate.steps):
                 name, step, flat_end = arm.name, arm.origin + count, arm.recipe.decay_start
                 if count > flat_end:
@@ -338,9 +337,7 @@ def share_trunks(arms: Mapping[str, Arm]) -> dict[str, Arm]:
         for relative in earlier:
             rival = arms[relative].recipe
             if (recipe.curriculum, recipe.schedule) == (rival.curriculum, rival.schedule):
-                raise InputError(
-                    f"arms '{relative}' and '{name}' are the same model under two names; remove one of them"
-                )
+                raise InputError(f"arms '{relative}' and '{name}' are the same model under two names; leave one out")
             if shared_steps(recipe, rival) > longest:
                 trunk, longest = relative, shared_steps(recipe, rival)
         if trunk:
@@ -424,7 +421,7 @@ def list_ladders(plan: Plan) -> dict[str, Ladder]:
     names_of_models = {*ladders}
     for arm in plan.arms.values():
         # The names that it shares with the same arm at other budgets; and what it is called there at every place.
-        short, spot = arm.name.removesuffix(f"-{spec.write_steps(arm.recipe.num_steps)}"), spots[arm.name]
+        short, spot = arm.name.removesuffix(f"-{write_steps(arm.recipe.num_steps)}"), spots[arm.name]
         names = [short, arm.group]
         if arm.parent is None and not arm.settings:
             names.append(arm.curriculum)
@@ -450,10 +447,9 @@ def bind_hypotheses(plan: Plan) -> Iterator[list[AskedLine]]:
                 cited = CITED.fullmatch(line.strip())
                 if cited is None:
                     lines.append(bind(line, ladders, plan.families))
-                elif cited[1] in findings:
-                    lines.append(cited[1])
                 else:
-                    raise InputError(f"'{line}': the paper's findings are {', '.join(findings)}")
+                    refuse_unknown("unknown finding of the paper", cited[1], findings)
+                    lines.append(cited[1])
         except InputError as error:
             raise InputError(f"hypothesis '{hypothesis.name}': {error}") from None
         yield lines

@@ -266,9 +266,6 @@ def hypotheses_json(plan: Plan, digest: str, declared: Sequence[str], findings: 
     return json.dumps(tree, indent=1, ensure_ascii=False) + "\n"
 
 
-MOST_NAMES = 3
-
-
 SOFTWARE = ("biphase", "torch", "transformers")
 
 
@@ -291,12 +288,12 @@ def list_notes(state: StudyState) -> Iterator[str]:
             for value, names in names_of.items():
                 unlike.setdefault((how, key), {}).setdefault(value, {}).update(dict.fromkeys(names))
     for (how, key), merged in unlike.items():
-        values = ", ".join(f"{value} ({first_of([*names], MOST_NAMES)})" for value, names in sorted(merged.items()))
+        values = ", ".join(f"{value} ({first_of([*names])})" for value, names in sorted(merged.items()))
         yield f"Not all {how} with the same {key}: {values}; differences between these may come from it."
     broken = chain.from_iterable(own.broken.items() for own in state.scores.values())
     yield from (f"Left out: {path} ({reason})." for path, reason in broken)
     if lost := [score for own in state.scores.values() for score in own.scores if has_lost_predictions(score)]:
-        models = first_of(sorted({score.model for score in lost}), MOST_NAMES)
+        models = first_of(sorted({score.model for score in lost}))
         unknown = "how much of their differences is chance of the test examples is not known"
         yield f"The predictions of {show_count(len(lost), 'score')} were deleted ({models}): {unknown}."
 

@@ -24,7 +24,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from biphase import config
 from biphase.console import printable
 from biphase.embedding.recipe import EmbeddingRecipe, JudgedPaths, set_name
-from biphase.errors import InputError, nearest, refuse_doubles
+from biphase.errors import InputError, nearest, refuse_doubles, refuse_unknown
 from biphase.files import content_hash
 from biphase.finetuning.config import FinetuneConfig
 from biphase.recipe import OBJECTIVES, Phase, join_phases
@@ -34,9 +34,10 @@ from biphase.tasks.spec import find_task, split_name
 
 NUMBER = r"\d+(?:\.\d+)?"
 SHORT_PHASE = re.compile(
-    rf"(?:(?P<amount>{NUMBER})(?P<unit>k|%|)\s+)?(?P<objective>[a-z]+)(?P<percent>{NUMBER})?(?:(?<=\d)-(?P<to>{NUMBER}))?"
+    rf"(?:(?P<amount>{NUMBER})(?P<unit>k|%|)\s+)?(?P<objective>{'|'.join(OBJECTIVES)})"
+    rf"(?:(?<!clm)(?P<percent>{NUMBER})(?:-(?P<to>{NUMBER}))?)?"
 )
-"""`40k clm`, `25% mlm20`, `500 mntp`, `mlm`, `mlm40-15`."""
+"""`40k clm`, `25% mlm20`, `500 mntp`, `mlm`, `mlm40-15`; clm, which masks nothing, has no percentage."""
 
 
 class NamedCurriculum(config.Strict):
@@ -60,11 +61,6 @@ def read_steps(value: Any) -> Any:
         return value
     steps = Fraction(match[1]) * 1000
     return int(steps) if steps.denominator == 1 else value
-
-
-def write_steps(steps: int) -> str:
-    """42000 → `42k`."""
-    return f"{steps // 1000}k" if steps and steps % 1000 == 0 else str(steps)
 
 
 def curriculum_label(text: str) -> str:
@@ -103,15 +99,13 @@ def read_short_form(text: str, named: Iterable[str]) -> Iterator[dict[str, Any]]
     long_form = re.sub(rf"^({NUMBER}k?)\+({NUMBER}k?)$", r"\1 clm + \2 mlm", long_form)
     for piece in long_form.split("+"):
         match = SHORT_PHASE.fullmatch(piece.strip())
-        if match is None or match["objective"] not in OBJECTIVES:
+        if match is None:
             raise InputError(
                 f"unknown curriculum '{text}'{nearest(text, [*named, *OBJECTIVES])}; short forms are such as "
                 "mlm30, 25/75, 5k+17k and 40k clm + 2k mlm20"
             )
         amount, unit, objective, percent, to = match.group("amount", "unit", "objective", "percent", "to")
         phase: dict[str, Any] = {"objective": objective}
-        if objective == "clm" and percent:
-            raise InputError(f"curriculum '{text}': clm masks nothing; write clm, not clm{percent}")
         if to:
             phase["mask_probability"] = {"from": float(percent) / 100, "to": float(to) / 100}
         elif percent:
@@ -417,9 +411,7 @@ def check_evaluation(evaluation: Evaluation) -> None:
     for task in trained:
         finetune_config(evaluation, task, evaluation.learning_rates[0], evaluation.seeds[0])
     for task in evaluation.per_task:
-        if task not in trained:
-            hint = nearest(task, trained)
-            raise InputError(f"evaluation.per_task: '{task}' is none of the tasks that are trained{hint}")
+        refuse_unknown("evaluation.per_task: the study does not train on", task, trained)
     find_data_dirs(evaluation)
     if evaluation.embed is not None:
         evaluation.embed.settle()

@@ -7,7 +7,7 @@ documents without the prefixes of the encoder's input.
 
 import math
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ import numpy as np
 
 from biphase.console import err
 from biphase.corpus.rows import SHORT_ROW, TASK_REMEDY, Row, column, excerpt
-from biphase.errors import InputError, first_of
+from biphase.errors import InputError, first_of, refuse_doubles
 from biphase.tasks import spec
 from biphase.tasks.sources import TaskSource, read_rows, text_column
 from biphase.tasks.splits import TEST_SHARE, TRAIN_SHARE, Collection, TaskData, draw_indices, hold_out, load_collection
@@ -162,10 +162,6 @@ def find_answer(origin: str, context: str, text: str, start: int) -> Answer:
     return text, min(starts, key=lambda at: abs(at - start))
 
 
-CLASSES_SHOWN = 5
-"""Classes that are named of those that a split has not."""
-
-
 FilledText = tuple[str, tuple[tuple[int, int], ...]]
 """A task's template, filled, and where each of its columns stands in the text."""
 
@@ -248,9 +244,7 @@ def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | N
             remedy = "; leave `test` out: a part of train takes its place" if split == "test" else ""
             raise InputError(f"task '{task.name}': the {split} split in {source.name} has no labelled examples{remedy}")
         if task.family == "question_answering":  # answers are compared by id
-            [(id, times)] = Counter(example.id for example in examples[split]).most_common(1)
-            if times > 1:
-                raise InputError(f"{source.name}: the {split} split has two questions with the id '{id}'")
+            refuse_doubles(f"{source.name}: {split}: the question", [example.id for example in examples[split]])
     draw_splits(source, examples, most_evaluated)
     splits = {split: tuple(examples[split]) for split in spec.TASK_SPLITS}
     return TaskData(task, **splits, left_out=left_out)
@@ -280,7 +274,7 @@ def draw_splits(
     for split in ["train", *drawn] if drawn and not task.choices else ():
         absent = sorted(set[int]().union(*classes.values()) - classes[split])
         if absent:
-            names = first_of([task.classes[number] for number in absent], CLASSES_SHOWN)
+            names = first_of([task.classes[number] for number in absent])
             use = "left to train on" if split == "train" else f"drawn for {split}"
             sentence = f"{task.name}: none of the {len(examples[split]):,} examples {use} has {names}"
             has_shares = "" if task.stratified or task.problem_type else ", or `stratified: true`"
@@ -447,16 +441,13 @@ def make_question(task: spec.Task, origin: str, row: Row) -> Question | None:
     if not context.strip():
         raise InputError(f"{origin}: question '{id}' has an empty context")
     locate = partial(find_answer, f"{origin}: question '{id}'", context)
+    gold: list[Answer] = []
+    if not row.get("is_impossible"):
+        gold = read_spans(origin, "answers", column(origin, row, "answers", LABEL_REMEDY))
     if "candidates" not in row:
-        spans = (
-            []
-            if row.get("is_impossible")
-            else read_spans(origin, "answers", column(origin, row, "answers", LABEL_REMEDY))
-        )
-        answers = tuple(dict.fromkeys(locate(text, start) for text, start in spans))
+        answers = tuple(dict.fromkeys(locate(text, start) for text, start in gold))
         return Question(id, text_column(origin, row, "question"), context, answers)
     candidates = {locate(text, start) for text, start in read_spans(origin, "candidates", row["candidates"])}
-    gold = read_spans(origin, "answers", column(origin, row, "answers", LABEL_REMEDY))
     if not gold:
         return None
     # The hub keeps only the texts of answers: their mentions are the candidates that read so.

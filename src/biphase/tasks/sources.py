@@ -28,7 +28,7 @@ from biphase.corpus.rows import (
     rows_of_file,
     saved_tables,
 )
-from biphase.errors import InputError, nearest
+from biphase.errors import InputError, refuse_unknown
 from biphase.files import content_hash, hash_stamped, stamp_of
 from biphase.hub import load_rows, pin_commit
 from biphase.tasks import spec
@@ -119,8 +119,7 @@ def name_data_dirs(pairs: Iterable[tuple[str, str]], tasks: Iterable[str], origi
         names.update(name for name in (task.name, task.trained_on, task.part_of) if name)
     for task_name, folder in pairs:
         name = spec.find_task(task_name).name if task_name.endswith((".yaml", ".yml")) else task_name
-        if name not in names:
-            raise InputError(f"{origin}: '{task_name}' is none of the tasks{nearest(name, names)}")
+        refuse_unknown(f"{origin}: unknown task", name, names)
         if name in folders:
             raise InputError(f"{origin}: {name} has {folders[name]} already")
         folders[name] = folder

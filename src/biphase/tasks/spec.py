@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from biphase.config import Strict, load_config, parse_config
 from biphase.corpus.rows import FileForm
-from biphase.errors import InputError, nearest
+from biphase.errors import InputError, nearest, refuse_unknown
 from biphase.tasks.families import KINDS, Family, Kind, ProblemType, TaskSize
 
 TaskSplit = Literal["train", "validation", "test"]
@@ -245,8 +245,7 @@ def name_tests(name: str) -> tuple[str, ...]:
 
 def with_test(task: Task, test: str) -> Task:
     """Make a task of one of a task's tests, `xnli.de`."""
-    if test not in test_names(task):
-        raise InputError(f"task '{task.name}' has no test '{test}'{nearest(test, test_names(task))}")
+    refuse_unknown(f"task '{task.name}' has no test", test, test_names(task))
     files: list[Splits] = []
     hub: Hub | None = None
     for form in task.forms:
@@ -286,8 +285,7 @@ def find_task(name: str) -> Task:
     table = task_table()
     name, test = split_name(name)
     if not name.endswith((".yaml", ".yml")):
-        if name not in table:
-            raise InputError(f"unknown task '{name}'{nearest(name, table)}")
+        refuse_unknown("unknown task", name, table)
         return table[name]
     task = load_config(Task, Path(name))
     if task.name in table:
@@ -295,6 +293,6 @@ def find_task(name: str) -> Task:
     if task.bundled or task.part_of:
         raise InputError(f"{name}: 'bundled' and 'part_of' are set by biphase itself: leave them out")
     alike = [name for name, own_task in table.items() if own_task.family == task.family]
-    if task.trained_on is not None and task.trained_on not in alike:
-        raise InputError(f"{name}: trained_on: no retrieval task '{task.trained_on}'{nearest(task.trained_on, alike)}")
+    if task.trained_on is not None:
+        refuse_unknown(f"{name}: trained_on: no retrieval task", task.trained_on, alike)
     return with_test(task, test) if test else task
