@@ -56,7 +56,7 @@ def save_checkpoint(
     wholes = (
         tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for tensor in (*parted, *moments.values())
     )
-    with world.together(f"{target} could not be written; the first process says why"):
+    with world.together():
         try:
             if world.is_main:
                 with whole_folder(target, is_lasting=True) as folder:  # older ones are dropped after this
@@ -116,8 +116,7 @@ def load_optimizer(folder: Path, model: PackedModel, optimizers: list[torch.opti
     """
     path = folder / "optimizer.safetensors"
     names = {parameter: name for name, parameter in model.named_parameters()}
-    elsewhere = f"{path} cannot be taken over; another process says why"
-    with world.together(elsewhere), told_as(f"{path} cannot be read"), safe_open(path, framework="pt") as stored:
+    with world.together(), told_as(f"{path} cannot be read"), safe_open(path, framework="pt") as stored:
         names_stored = set(stored.keys())
         for optimizer in optimizers:
             kind = type(optimizer)
