@@ -178,14 +178,19 @@ def load_model_config(source: str | Path) -> "PretrainedConfig":
         raise InputError(f"{name} is a '{config.model_type}' model, which does not read tokens of text")
     if getattr(config, "is_encoder_decoder", False):
         raise InputError(f"{name} is an encoder-decoder ({config.model_type}), which is not supported")
-    for key, count in config.to_dict().items():
-        if MADE_ONE_BY_ONE.search(key) and isinstance(count, int) and count > MOST_MADE:
-            raise InputError(f"{name}: config.json says {key} {count}; up to {MOST_MADE:,} are made")
+    refuse_endless(name, config)
     if has_other_parts(published):
         raise InputError(
             f"{name} reads images or sound beside text; make a folder of it: biphase convert {name} FOLDER"
         )
     return config
+
+
+def refuse_endless(name: str, config: Any) -> None:
+    """Raises `InputError` for a configuration of a network with too many parts to make."""
+    for key, count in config.to_dict().items():
+        if MADE_ONE_BY_ONE.search(key) and isinstance(count, int) and count > MOST_MADE:
+            raise InputError(f"{name} says {key} {count}; up to {MOST_MADE:,} are made")
 
 
 def load_whole_config(source: str | Path) -> "PretrainedConfig":

@@ -26,8 +26,8 @@ from biphase import console
 from biphase.encoder.attention import ATTENTION, PackedLayout
 from biphase.encoder.proofs import FailedProofError, check_padded, find_first_position, looks_both_ways
 from biphase.errors import InputError, first_line, is_raised_here, nearest, told_as
-from biphase.flops import find_preset
-from biphase.hub import load_model_config, refuse_pickles
+from biphase.flops import find_preset, read_shape
+from biphase.hub import load_model_config, refuse_endless, refuse_pickles
 
 
 @torch.no_grad()
@@ -59,10 +59,6 @@ def layer_cosines(network: nn.Module, before: nn.Module, name: str = "the networ
     return {layer: dot / max((first * second) ** 0.5, 1e-30) for layer, (dot, first, second) in groups.items()}
 
 
-MOST_LAYERS, MOST_OF_A_SIZE = 1_000, 2**26
-"""The most layers, and the largest size, of a vocabulary for example, that a change to a preset may ask for."""
-
-
 @dataclass(frozen=True)
 class TokenIds:
     """The ids that a network's configuration carries, by its names for them."""
@@ -81,14 +77,11 @@ def make_model(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_
     Raises `InputError` for changes that are no setting of the network, follow from the shards, or make no network.
     """
     sizes, defaults = find_preset(preset), EuroBertConfig().to_dict()
-    for key, value in architecture.items():
+    for key in architecture:
         if key not in defaults:
             raise InputError(f"init.architecture: unknown key '{key}'{nearest(key, defaults)}")
         if key.endswith("token_id"):
             raise InputError(f"init.architecture: '{key}' follows from the tokenizer of the shards; leave it out")
-        most = MOST_LAYERS if key == "num_hidden_layers" else MOST_OF_A_SIZE
-        if type(defaults[key]) is int and not (type(value) is int and 0 < value <= most):
-            raise InputError(f"init.architecture: '{key}' is {value!r}; it can be a whole number from 1 to {most:,}")
     settings = {
         "max_position_embeddings": max_len,
         "rms_norm_eps": 1e-5,
@@ -99,19 +92,19 @@ def make_model(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_
         **sizes,
         **architecture,
     }
-    if settings["vocab_size"] < tokens.vocab_size:
-        raise InputError(f"init.architecture: vocab_size is below the {tokens.vocab_size:,} tokens of the shards")
-    width, heads = settings["hidden_size"], settings["num_attention_heads"]
-    kv_heads = settings["num_key_value_heads"]
-    if width % heads or heads % kv_heads:
-        reason = f"{heads} attention heads and {kv_heads} key-value heads do not divide hidden_size {width}"
-        raise InputError(f"init.architecture: {reason} evenly")
-    if (positions := settings["max_position_embeddings"]) < max_len:
-        remedy = f"set data.max_sample_tokens={positions} or lower (it is {max_len})"
-        raise InputError(f"init.architecture: max_position_embeddings is {positions}; {remedy}, or leave it out")
+    shape = read_shape(settings)
     torch.manual_seed(seed)
     with told_as("init.architecture makes no network"), console.told_if_slow(f"drawing the weights of {preset}"):
         config = EuroBertConfig(**settings)
+        refuse_endless("init.architecture", config)
+        if config.vocab_size < tokens.vocab_size:
+            raise InputError(f"init.architecture: vocab_size is below the {tokens.vocab_size:,} tokens of the shards")
+        if shape.heads % shape.kv_heads:
+            counts = f"{shape.kv_heads} key-value heads do not divide {shape.heads} attention heads"
+            raise InputError(f"init.architecture: {counts}")
+        if (positions := config.max_position_embeddings) < max_len:
+            remedy = f"set data.max_sample_tokens={positions} or lower (it is {max_len})"
+            raise InputError(f"init.architecture: max_position_embeddings is {positions}; {remedy}, or leave it out")
         config._attn_implementation = ATTENTION
         config.use_cache = False  # as in every network that is loaded, so that branches and fresh runs save the same
         model = transformers.EuroBertForMaskedLM(config)
