@@ -35,7 +35,7 @@ from biphase.corpus.rows import (
     rows_in_memory,
     saved_tables,
 )
-from biphase.errors import InputError, first_of, nearest
+from biphase.errors import InputError, first_of, nearest, refuse_doubles
 from biphase.files import file_hash, whole_file
 from biphase.hub import hub_says, load_rows, pin_commit
 
@@ -141,7 +141,8 @@ class Document:
     id: str
     text: str
     num_bytes: int = field(default=0, compare=False)
-    """The bytes of its file on disk that are read by then; of the hub and of what is in memory, the characters."""
+    """The bytes of its file on disk that are read by then; where nobody counts them (a .csv, the hub, what is in
+    memory), the characters of its texts."""
 
 
 @dataclass(frozen=True)
@@ -243,11 +244,7 @@ def find_text_sources(sources: Any, recorded: Collection[str] = ()) -> list[Text
     if not filled:
         raise InputError(f"{named[0].name} is empty{', as are all other sources' if len(named) > 1 else ''}")
     name_left_out("empty", [source.name for source in named if source.num_bytes == 0], len(named))
-    fingerprints: set[str] = set()
-    for source in filled:
-        if source.fingerprint in fingerprints:
-            raise InputError(f"{source.name} is given twice (by name, by its folder or by a glob): name it once")
-        fingerprints.add(source.fingerprint)
+    refuse_doubles("the source", [source.path or source.name for source in filled])
     return filled
 
 
@@ -406,7 +403,8 @@ def read_fields(source: TextSource, text_field: str, id_field: str) -> Iterator[
     elif kind_of(Path(source.name)) == "parquet":
         rows = read_table(source.path, (text_field, id_field))
     elif kind_of(Path(source.name)) == "csv":
-        rows, mark = csv_rows(source.path), ":"
+        placed, mark = open_table(source.path, DEFAULT_FORM, is_csv=True)[1], ":"
+        rows = ((int(place.rpartition(":")[2]), row, 0) for place, row in placed)
     else:
         rows, mark = read_json_lines(source.path), ":"
     num_chars = 0
@@ -417,15 +415,7 @@ def read_fields(source: TextSource, text_field: str, id_field: str) -> Iterator[
         num_chars += len(text)
         id = find_field(row, id_field)
         name = document_id(source, f"{mark}{number}") if id is None else str(id)
-        yield Document(name, text, num_chars if source.path is None else num_bytes)
-
-
-def csv_rows(path: Path) -> Iterator[tuple[int, Row, int]]:
-    """Yield the rows of a .csv, each with the number of its line and how many characters are read by then."""
-    num_chars = 0
-    for place, row in open_table(path, DEFAULT_FORM, is_csv=True)[1]:
-        num_chars += sum(map(len, row.values()))
-        yield int(place.rpartition(":")[2]), row, num_chars
+        yield Document(name, text, num_bytes or num_chars)
 
 
 def read_hub_file(name: str) -> Iterator[tuple[int, Row, int]]:

@@ -25,7 +25,7 @@ from transformers.models.auto import modeling_auto
 from biphase import console
 from biphase.encoder.attention import ATTENTION, PackedLayout
 from biphase.encoder.proofs import FailedProofError, check_padded, find_first_position, looks_both_ways
-from biphase.errors import InputError, first_line, is_raised_here, nearest, told_as
+from biphase.errors import InputError, first_line, nearest, told_as
 from biphase.flops import find_preset, read_shape
 from biphase.hub import load_model_config, refuse_endless, refuse_pickles
 
@@ -177,8 +177,8 @@ def load_weights(
         if ("dropout" in key or key.endswith("_pdrop")) and isinstance(value, float):
             setattr(config, key, 0.0)  # pretraining uses none (Table 1)
     config.use_cache = False
-    try:
-        with console.told_if_slow(f"{source}: reading the weights"):
+    with told_as(f"cannot load weights from {source}"), console.told_if_slow(f"{source}: reading the weights"):
+        try:
             model, report = kind.from_pretrained(
                 str(source),
                 config=config,
@@ -188,13 +188,11 @@ def load_weights(
                 trust_remote_code=False,
                 output_loading_info=True,
             )
-    except Exception as error:  # whatever a file that others made may lead to
-        if isinstance(error, KeyError) and error.args == (attention,):
+        except KeyError as error:
+            if error.args != (attention,):
+                raise
             reason = f"'{config.model_type}' chooses among attention classes of its own and cannot be packed"
             raise FailedProofError(f"{source}: {reason}") from None
-        if is_raised_here(error):
-            raise
-        raise InputError(f"cannot load weights from {source}: {first_line(error)}") from None
     for name, weight in model.named_parameters():
         if weight.is_floating_point() and dtype not in ("auto", weight.dtype):
             raise InputError(f"{source}: its weight '{name}' stays {weight.dtype} and cannot be trained")
