@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -212,6 +211,7 @@ def make_set(
     if options.drop_copies:
         leave_out_copies(grouped, options)
     plans = [plan for split, group in grouped for plan in plan_shards(out, group, split, draft)]
+    keep_encoder(draft.tokenizer_hash, tokenizer.backend_tokenizer)
     missing = [plan for plan in plans if not plan.is_done]
     if before is not None:
         recorded = {shard.name for shard in before.shards}  # others are of sources that were grouped in another way
@@ -320,7 +320,7 @@ def tokenize_missing(plans: list[ShardPlan], missing: list[ShardPlan], engine: E
 
 
 def choose_engine(engine: Engine, num_shards: int) -> Engine:
-    """Choose where shards are made. Here a single worker is this process, which need not start."""
+    """Choose where shards are made. Here a single worker is this process: its tokenizer is loaded already."""
     # Where TOKENIZERS_PARALLELISM turns the threads of `tokenizers` off, there is a worker for each core.
     switch = os.environ.get("TOKENIZERS_PARALLELISM", "true").lower()
     cores = 1 if switch in ("", "off", "false", "f", "no", "n", "0") else CORES_PER_WORKER
@@ -330,22 +330,22 @@ def choose_engine(engine: Engine, num_shards: int) -> Engine:
     return engine.model_copy(update={"workers": number if number > 1 else 0})
 
 
-@lru_cache(maxsize=1)
-def open_encoder(file: Path, _hash: str) -> tuple["Tokenizer", bool]:
-    """Load a tokenizer, once in a process for each hash: it takes as long as a few MB of text. Return with it whether
-    texts may be cut before a letter that begins a line, and the parts be encoded alone."""
-    from tokenizers import Tokenizer
+ENCODERS: dict[str, tuple["Tokenizer", bool]] = {}
+"""The tokenizer of this process, by its hash: loading one takes as long as a few MB of text. With it, whether texts may
+be cut before a letter that begins a line, and its parts be encoded alone."""
 
-    backend = Tokenizer.from_file(str(file))
+
+def keep_encoder(hash: str, backend: "Tokenizer") -> None:
+    """Use a tokenizer that is loaded already, in this process."""
     backend.encode_special_tokens = True  # a document that spells out `<|mask|>` holds these letters, not the token
     lines = ["a\n", "b", "B.\n\n", "b ,\r\n", "é \n", "b\t\n \n", "c12\n", "the\n"]
 
     def ids(text: str) -> list[int]:
         return backend.encode(text, add_special_tokens=False).ids
 
-    return backend, all(
-        ids(first + then) == ids(first) + ids(then) for first in lines if first != "b" for then in lines
-    )
+    cuts = all(ids(first + then) == ids(first) + ids(then) for first in lines if first != "b" for then in lines)
+    ENCODERS.clear()
+    ENCODERS[hash] = backend, cuts
 
 
 def tokenize_unit(plan: ShardPlan) -> None:
@@ -357,6 +357,10 @@ def tokenize_unit(plan: ShardPlan) -> None:
     remedy = "finished files are kept; mend this, and run it again"
     with told_as(f"{plan.folder} cannot be made", remedy), files.locked(out / ".locks" / plan.folder.name, wait=True):
         if not plan.is_done:
+            if plan.draft.tokenizer_hash not in ENCODERS:
+                from tokenizers import Tokenizer
+
+                keep_encoder(plan.draft.tokenizer_hash, Tokenizer.from_file(str(out / "tokenizer" / "tokenizer.json")))
             threads = int(os.environ.get("RAYON_NUM_THREADS") or num_cores())
             tokenize_shard(plan, threads)
 
@@ -419,8 +423,7 @@ Writers = dict[ShardSplitName, SplitWriter]
 
 def tokenize_shard(plan: ShardPlan, threads: int) -> None:
     """Write the shard's folder. While `tokenizers` works on a batch, the next is read and the last one written."""
-    file = plan.folder.parents[1] / "tokenizer" / "tokenizer.json"
-    backend, cuts_at_lines = open_encoder(file, plan.draft.tokenizer_hash)
+    backend, cuts_at_lines = ENCODERS[plan.draft.tokenizer_hash]
     with files.whole_folder(plan.folder) as folder, ExitStack() as stack:
         writers: Writers = {split: SplitWriter(folder, split, plan.draft) for split in SHARD_SPLITS}
         for writer in writers.values():
