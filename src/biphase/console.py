@@ -24,6 +24,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from biphase.errors import InputError
+from biphase.machine import environment_number
 
 TrackingName = Literal["tensorboard", "wandb"]
 
@@ -175,7 +176,7 @@ def announce_loading(command: str) -> None:
 
 def is_one_of_several() -> bool:
     """Tell whether a launcher started this process beside others of the same run."""
-    return launched_as("WORLD_SIZE", 1) > 1
+    return environment_number("WORLD_SIZE", 1) > 1
 
 
 def describe_copies() -> str:
@@ -184,14 +185,6 @@ def describe_copies() -> str:
     if copies == "1" or is_one_of_several():
         return ""
     return f"; srun started this command {copies} times, each for itself: one run of several processes needs torchrun"
-
-
-def launched_as(variable: str, least: int) -> int:
-    """Return the number that a launcher gives this process in an environment variable; `least` where it is not set."""
-    value = os.environ.get(variable) or str(least)
-    if not value.isdecimal() or int(value) < least:
-        raise InputError(f"{variable}={value} in the environment is no whole number from {least} on: unset it")
-    return int(value)
 
 
 TELLING_SECONDS, STOP_SECONDS = 30.0, 1.0

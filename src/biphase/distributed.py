@@ -28,10 +28,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from biphase.console import err, launched_as, silence
+from biphase.console import err, silence
 from biphase.device import choose_device, choose_dtype
 from biphase.errors import InputError
-from biphase.machine import GRACE, STOPS, describe_kill, end_with_parent, grace, handled
+from biphase.machine import GRACE, STOPS, describe_kill, end_with_parent, environment_number, grace, handled
 from biphase.recipe import ComputeConfig
 
 PARENT = "BIPHASE_PARENT"
@@ -203,8 +203,8 @@ def join_world(compute: ComputeConfig) -> Iterator[World]:
 
     Raises `InputError` where another process has gone: in the one that is to tell it with its name.
     """
-    size = launched_as("WORLD_SIZE", 1)
-    device = choose_device(compute.device, launched_as("LOCAL_RANK", 0) if size > 1 else 0)
+    size = environment_number("WORLD_SIZE", 1)
+    device = choose_device(compute.device, environment_number("LOCAL_RANK", 0) if size > 1 else 0)
     dtype = choose_dtype(compute.precision, device)
     if size == 1:
         yield World(0, 1, device, dtype)

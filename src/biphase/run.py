@@ -270,8 +270,6 @@ def read_checkpoint_manifest(folder: Path, *, check_files: bool = True) -> Check
     """
     remedy = "delete the folder and rerun"
     manifest = files.read_hashed(folder / "manifest.json", CheckpointManifest, remedy)
-    if not manifest.files:
-        raise InputError(f"{folder} is damaged: manifest.json lists no files; {remedy}")
     run = Run(folder.parent.parent)
     if folder.parent == run.steps and (run.path / "config.yaml").exists():  # else it was copied out of its run
         name = read_own_name(run)

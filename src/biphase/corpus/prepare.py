@@ -38,7 +38,7 @@ from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer, special_ids
 from biphase.engine.local import Engine, EngineKind, Unit
 from biphase.engine.scheduler import run_units
 from biphase.errors import InputError, refuse_doubles, told_as
-from biphase.machine import num_cores
+from biphase.machine import environment_number, num_cores
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -361,7 +361,7 @@ def tokenize_unit(plan: ShardPlan) -> None:
                 from tokenizers import Tokenizer
 
                 keep_encoder(plan.draft.tokenizer_hash, Tokenizer.from_file(str(out / "tokenizer" / "tokenizer.json")))
-            threads = int(os.environ.get("RAYON_NUM_THREADS") or num_cores())
+            threads = environment_number("RAYON_NUM_THREADS", 1, num_cores())
             tokenize_shard(plan, threads)
 
 

@@ -37,7 +37,7 @@ from biphase.corpus.rows import (
 )
 from biphase.errors import InputError, first_of, nearest, refuse_doubles
 from biphase.files import file_hash, whole_file
-from biphase.hub import hub_says, load_rows, pin_commit
+from biphase.hub import load_rows, pin_commit, told_by_hub
 
 SEVERAL, CODE, UNKNOWN_LANGUAGE = "several", "code", "unknown"
 MOSTLY, MUCH = 0.8, 0.3
@@ -322,18 +322,15 @@ def hub_sources(source_name: str, recorded: Collection[str]) -> list[TextSource]
         raise InputError(f"{source_name} is no hub address; write hub:owner/name[:config[:split]][@revision]")
     dataset, config, split = match["dataset"], match["config"] or "", match["split"] or "train"
     commits = {name.rpartition("@")[2].partition("#")[0] for name in recorded if name.startswith(f"hub:{dataset}:")}
-    try:
-        if match["revision"] is None and len(commits) == 1:
-            [commit] = commits
-            message = f"{source_name}: commit {commit}, of which a part is here; name another by @REVISION"
-            console.err.print(message, markup=False)
-        else:
-            commit = pin_commit(dataset, match["revision"])
-        address = f"hub:{dataset}:{config}:{split}@{commit}"
-        counts = [int(name.rpartition("/")[2]) for name in recorded if name.startswith(f"{address}#")]
-        count = max(counts) if counts else max(stream_rows(f"{address}#1/1").num_shards, 1)
-    except InputError as error:
-        raise InputError(f"{source_name} is no local path; {error}") from None
+    if match["revision"] is None and len(commits) == 1:
+        [commit] = commits
+        message = f"{source_name}: commit {commit}, of which a part is here; name another by @REVISION"
+        console.err.print(message, markup=False)
+    else:
+        commit = pin_commit(dataset, match["revision"])
+    address = f"hub:{dataset}:{config}:{split}@{commit}"
+    counts = [int(name.rpartition("/")[2]) for name in recorded if name.startswith(f"{address}#")]
+    count = max(counts) if counts else max(stream_rows(f"{address}#1/1").num_shards, 1)
     names = [f"{address}#{number}/{count}" for number in range(1, count + 1)]
     return [TextSource(name, fingerprint=name) for name in names]
 
@@ -420,13 +417,9 @@ def read_fields(source: TextSource, text_field: str, id_field: str) -> Iterator[
 
 def read_hub_file(name: str) -> Iterator[tuple[int, Row, int]]:
     """Stream the rows of a file of the hub, each with its number; how many bytes were read is not known."""
-    number = 0
-    try:
+    with told_by_hub(f"{name}: cannot be read on", "if the network failed, run the same command again"):
         for number, row in enumerate(stream_rows(name), start=1):
             yield number, row, 0
-    except Exception as error:  # of the network, and of all that reads the files of data sets
-        remedy = "if the network failed, run the same command again"
-        raise InputError(f"{name}: cannot be read on after row {number} ({hub_says(error)}); {remedy}") from None
 
 
 def document_id(source: TextSource, location: str = "") -> str:
