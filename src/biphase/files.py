@@ -461,11 +461,10 @@ def refuse_existing(path: Path) -> None:
         raise InputError(f"{path} is there already; choose another name, or delete it first")
 
 
-def refuse_filled(folder: Path, option: str = "") -> None:
+def refuse_filled(folder: Path) -> None:
     """Refuse to write into a folder that is not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        prefix = f"{option}: " if option else ""
-        raise InputError(f"{prefix}{folder} is not an empty folder; choose another, or delete it first")
+        raise InputError(f"{folder} is not an empty folder; choose another, or delete it first")
 
 
 def refuse_foreign(path: Path, kind: str) -> None:

@@ -302,11 +302,11 @@ def train_as_told(jobs: list[dict[str, Any]]) -> None:
     if not is_first:
         checkpoint.refuse_changed = lambda *args: pytest.fail("more than one process reads all files")
         loop.whole_steps = lambda run: []  # over NFS it may see an older state of the folder
-    no_space = (OSError, "No space left") if is_first else (InputError, "another process of this run says why")
+    elsewhere = (InputError, "another process of this run says why")
     ends: dict[str, tuple[type[Exception], str]] = {
         "stopped": (StoppedError, "stopped at step 5"),
-        "full": no_space,
-        "unlogged": no_space,
+        "full": (InputError, "No space left") if is_first else elsewhere,
+        "unlogged": (OSError, "No space left") if is_first else elsewhere,
     }
     kept = []
     for job in jobs:

@@ -41,7 +41,7 @@ def save_checkpoint(
     """Write `steps/STEP`. Every process must call it; the first one writes, and where it cannot, all of them raise.
 
     Raises:
-        OSError: in the first process, such as on a full disk; `InputError` in the others.
+        InputError: in the first process with the reason, such as a full disk; in the others without it.
     """
     target = run.steps / str(manifest.step)
     weights = model.network.state_dict(keep_vars=True)  # FSDP2 parts here what validation has left whole
@@ -56,10 +56,11 @@ def save_checkpoint(
     wholes = (
         tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for tensor in (*parted, *moments.values())
     )
+    told = told_as(f"cannot write {target}", "earlier checkpoints are kept, rerun to go on")
     with world.together():
         try:
             if world.is_main:
-                with whole_folder(target, is_lasting=True) as folder:  # older ones are dropped after this
+                with told, whole_folder(target, is_lasting=True) as folder:  # older ones are dropped after this
                     whole = store_parted(weights, parted, folder / "parted", wholes) if parted else None
                     model.network.save_pretrained(folder / "model", state_dict=whole)
                     tokenizer.save_pretrained(folder / "model")
