@@ -23,7 +23,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Column, Table
 from rich.text import Text
 
-from biphase.errors import InputError
+from biphase.errors import InputError, told_as
 from biphase.machine import environment_number
 
 TrackingName = Literal["tensorboard", "wandb"]
@@ -85,7 +85,7 @@ def open_tracking(
         import wandb
 
         earlier = sorted((folder / "wandb").glob("*run-*-*"))  # offline-run-20261122_034831-abcd1234
-        try:
+        with told_as("tracking: wandb does not begin", "set WANDB_MODE=offline, and `wandb sync` later"):
             run = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "biphase"),
                 name=folder.name,
@@ -95,8 +95,6 @@ def open_tracking(
                 config=dict(settings),
                 settings=wandb.Settings(console="off", silent=True),
             )
-        except wandb.errors.Error as error:
-            raise InputError(f"tracking: wandb: {error}; or set WANDB_MODE=offline, and `wandb sync` later") from None
         err.print(f"W&B: {f'offline; `wandb sync {Path(run.dir).parent}` sends it' if run.offline else run.url}")
         exit_code = 1
         try:  # as a context of its own, a run prints what is raised
