@@ -120,9 +120,9 @@ def test_the_grace_is_what_the_user_gives(monkeypatch: pytest.MonkeyPatch) -> No
     assert machine.grace() == machine.GRACE_SECONDS
     monkeypatch.setenv(machine.GRACE, "600")
     assert machine.grace() == 600
-    for given in ("ten", "nan", "inf"):
+    for given in ("ten", "nan", "0"):
         monkeypatch.setenv(machine.GRACE, given)
-        with pytest.raises(InputError, match=f"BIPHASE_GRACE_SECONDS is '{given}'; give it seconds"):
+        with pytest.raises(InputError, match=f"BIPHASE_GRACE_SECONDS={given} in the environment is no whole number"):
             machine.grace()
 
 

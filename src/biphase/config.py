@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 import pydantic
-import yaml
 from pydantic_core import PydanticCustomError
 
-from biphase.errors import SOURCE, InputError, clipped, nearest
+from biphase.errors import SOURCE, InputError, clipped, nearest, told_as
 from biphase.files import parse_yaml, reading
 
 MAX_COUNT = 2**53
@@ -99,10 +98,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Read the mapping that a YAML file holds. Raises `InputError` naming the file."""
     with reading(path, "give a YAML file"):
         content = path.read_bytes()
-    try:
+    with told_as(f"{path} is not valid YAML"):
         tree = parse_yaml(content.decode())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not valid YAML: {clipped(' '.join(str(error).split()))}") from None
     if not isinstance(tree, dict):
         raise InputError(f"{path} must be a mapping of keys to values")
     return tree
@@ -135,11 +132,8 @@ def apply_override(tree: Any, override: str) -> Any:
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise InputError(f"'{override}' is not of the form key=value")
-    try:
+    with told_as(f"the value in '{clipped(override)}' is not valid YAML"):
         value = parse_yaml(text)
-    except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"the value in '{clipped(override)}' is not valid YAML ({clipped(reason)})") from None
 
     def replaced(node: Any, path: list[str]) -> Any:
         if not path:

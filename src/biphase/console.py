@@ -23,7 +23,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Column, Table
 from rich.text import Text
 
-from biphase.errors import InputError
+from biphase.errors import InputError, told_as
+from biphase.machine import environment_number
 
 TrackingName = Literal["tensorboard", "wandb"]
 
@@ -86,7 +87,7 @@ def open_tracking(name: TrackingName | None, folder: Path, settings: Mapping[str
         import wandb
 
         earlier = sorted((folder / "wandb").glob("*run-*-*"))  # offline-run-20261122_034831-abcd1234
-        try:
+        with told_as("tracking: wandb does not begin", "set WANDB_MODE=offline, and `wandb sync` later"):
             run = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "biphase"),
                 name=folder.name,
@@ -96,8 +97,6 @@ def open_tracking(name: TrackingName | None, folder: Path, settings: Mapping[str
                 config=dict(settings),
                 settings=wandb.Settings(console="off", silent=True),
             )
-        except wandb.errors.Error as error:
-            raise InputError(f"tracking: wandb: {error}; or set WANDB_MODE=offline, and `wandb sync` later") from None
         err.print(f"W&B: {f'offline; `wandb sync {Path(run.dir).parent}` sends it' if run.offline else run.url}")
         exit_code = 1
         try:  # as a context of its own, a run prints what is raised
@@ -177,7 +176,7 @@ def announce_loading(command: str) -> None:
 
 def is_one_of_several() -> bool:
     """Tell whether a launcher started this process beside others of the same run."""
-    return launched_as("WORLD_SIZE", 1) > 1
+    return environment_number("WORLD_SIZE", 1) > 1
 
 
 def describe_copies() -> str:
@@ -186,14 +185,6 @@ def describe_copies() -> str:
     if copies == "1" or is_one_of_several():
         return ""
     return f"; srun started this command {copies} times, each for itself: one run of several processes needs torchrun"
-
-
-def launched_as(variable: str, least: int) -> int:
-    """Return the number that a launcher gives this process in an environment variable; `least` where it is not set."""
-    value = os.environ.get(variable) or str(least)
-    if not value.isdecimal() or int(value) < least:
-        raise InputError(f"{variable}={value} in the environment is no whole number from {least} on: unset it")
-    return int(value)
 
 
 TELLING_SECONDS, STOP_SECONDS = 30.0, 1.0

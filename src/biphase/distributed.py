@@ -28,10 +28,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from biphase.console import err, launched_as, silence
+from biphase.console import err, silence
 from biphase.device import choose_device, choose_dtype
 from biphase.errors import InputError
-from biphase.machine import GRACE, STOPS, describe_kill, end_with_parent, grace
+from biphase.machine import GRACE, STOPS, describe_kill, end_with_parent, environment_number, grace, handled
 from biphase.recipe import ComputeConfig
 
 PARENT = "BIPHASE_PARENT"
@@ -78,9 +78,9 @@ class World:
         return total.tolist()
 
     @contextmanager
-    def together(self, elsewhere: str, kind: type[InputError] = InputError) -> Iterator[None]:
+    def together(self, kind: type[InputError] = InputError) -> Iterator[None]:
         """End all processes where the block fails in one by what a user or the system did: that one with its failure,
-        the others with an error of this kind, which says `elsewhere`. A collective."""
+        the others with an error of this kind, which refers to that one. A collective."""
         failure: OSError | InputError | None = None
         try:
             yield
@@ -88,7 +88,7 @@ class World:
             failure = error
         [num_failures] = self.sum(failure is not None)
         if num_failures:
-            raise failure or kind(elsewhere)
+            raise failure or kind("another process of this run says why it ends")
 
     def share(self, value: Result) -> Result:
         """Give the first process' value, plain data, to all: others may see an older state of files. A collective."""
@@ -98,11 +98,11 @@ class World:
         dist.broadcast_object_list(values, device=self.device)
         return values[0]
 
-    def decide(self, work: Callable[[], Result], elsewhere: str) -> Result:
+    def decide(self, work: Callable[[], Result]) -> Result:
         """Do `work` in the first process and give its result, plain data, to all, who end where it fails. A
         collective."""
         result: Any = None
-        with self.together(elsewhere):
+        with self.together():
             if self.is_main:
                 result = work()
         return self.share(result)
@@ -203,8 +203,8 @@ def join_world(compute: ComputeConfig) -> Iterator[World]:
 
     Raises `InputError` where another process has gone: in the one that is to tell it with its name.
     """
-    size = launched_as("WORLD_SIZE", 1)
-    device = choose_device(compute.device, launched_as("LOCAL_RANK", 0) if size > 1 else 0)
+    size = environment_number("WORLD_SIZE", 1)
+    device = choose_device(compute.device, environment_number("LOCAL_RANK", 0) if size > 1 else 0)
     dtype = choose_dtype(compute.precision, device)
     if size == 1:
         yield World(0, 1, device, dtype)
@@ -248,6 +248,16 @@ def launch() -> int:
     from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.run import main as torchrun
 
+    stops: list[float] = []
+    """The time of the first signal that asked to end."""
+
+    def end(number: int, _: Any) -> NoReturn:
+        stops.append(time.monotonic())
+        for asking in STOPS:
+            signal.signal(asking, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        raise SignalException("asked to end", sigval=signal.Signals(number))
+
     try:
         patience = max(grace() - LAUNCHER_SECONDS, 1.0)
         if sys.flags.safe_path:  # -P, which holds for its processes too
@@ -257,9 +267,12 @@ def launch() -> int:
         os.environ[PARENT] = str(os.getpid())
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", f"{patience:.0f}")
-        stops = raise_signals()
+        # torchrun's own handlers leave processes behind that are still saving when a further signal comes, and Slurm, a
+        # study and its worker may all send one.
+        os.environ.setdefault("PET_SIGNALS_TO_HANDLE", "SIGQUIT")
         logging.disable(logging.ERROR)  # half a page about each process that fails
-        torchrun()
+        with handled(end, *STOPS, signal.SIGINT):
+            torchrun()
         return 0
     except SignalException as stop:
         if stops and time.monotonic() - stops[0] >= patience:
@@ -282,30 +295,6 @@ def launch() -> int:
         line = str(error)
     err.print(f"biphase: {line}")
     return 2
-
-
-def raise_signals() -> list[float]:
-    """Have `STOPS` and Ctrl-C raise torchrun's `SignalException` from here on; the list gets the time of the first.
-
-    torchrun's own handlers leave processes behind that are still saving when a further signal comes, and Slurm, a study
-    and its worker may all send one.
-    """
-    from torch.distributed.elastic.multiprocessing import SignalException
-
-    os.environ.setdefault("PET_SIGNALS_TO_HANDLE", "SIGQUIT")
-    stops: list[float] = []
-
-    def end(number: int, _: Any) -> NoReturn:
-        stops.append(time.monotonic())
-        for asking in STOPS:
-            signal.signal(asking, signal.SIG_IGN)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        raise SignalException("asked to end", sigval=signal.Signals(number))
-
-    for number in (*STOPS, signal.SIGINT):
-        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # it is under `nohup`
-            signal.signal(number, end)
-    return stops
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from biphase.console import err
-from biphase.errors import BusyError, InputError, first_line, told_as
+from biphase.errors import BusyError, InputError, clipped, first_line, told_as
 
 MAX_DEPTH = 100
 """Nothing that biphase reads is nested deeper. Python's own walks through a value end some hundred levels further."""
@@ -78,7 +78,7 @@ def is_deep(value: Any) -> bool:
 def parse_yaml(text: str) -> Any:
     """Parse the value of a YAML text of one document, as people write it: `0100` and `1:30` are texts.
 
-    Raises `yaml.YAMLError`.
+    Raises `yaml.YAMLError` of one line.
     """
     if len(text) > MAX_YAML_CHARACTERS:
         raise yaml.YAMLError(f"it has more than {MAX_YAML_CHARACTERS:,} characters")
@@ -95,8 +95,8 @@ def parse_yaml(text: str) -> Any:
             raise RecursionError
     except RecursionError:
         raise yaml.YAMLError(DEEP) from None
-    except yaml.YAMLError:
-        raise
+    except yaml.YAMLError as error:
+        raise yaml.YAMLError(clipped(" ".join(str(error).split()))) from None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # `!!bool x`, a date that is none, a key or a text that JSON has not
         raise yaml.YAMLError(f"a value that cannot be read: {first_line(error)}") from None
@@ -461,11 +461,10 @@ def refuse_existing(path: Path) -> None:
         raise InputError(f"{path} is there already; choose another name, or delete it first")
 
 
-def refuse_filled(folder: Path, option: str = "") -> None:
+def refuse_filled(folder: Path) -> None:
     """Refuse to write into a folder that is not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        prefix = f"{option}: " if option else ""
-        raise InputError(f"{prefix}{folder} is not an empty folder; choose another, or delete it first")
+        raise InputError(f"{folder} is not an empty folder; choose another, or delete it first")
 
 
 def refuse_foreign(path: Path, kind: str) -> None:

@@ -6,7 +6,8 @@ a machine without network too, finds the model that it began with. Weights as pi
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -50,7 +51,9 @@ def fetch_model(id: str, revision: str | None = None, kind: Literal["model", "to
     refuse_missing(id, kind)
     from huggingface_hub import snapshot_download, try_to_load_from_cache
 
-    try:
+    named = f"{id} at revision {revision}" if revision else id
+    problem = f"{kind} {named} is no folder here and cannot be had from the hub"
+    with told_by_hub(problem, "give a folder, or try again"):
         files = [try_to_load_from_cache(id, name, revision=revision) for name in KNOWN_FILES]
         cached = next((Path(file).parent.name for file in files if isinstance(file, str)), None)
         if cached is None and path.parent.name and path.parent.is_dir():
@@ -59,14 +62,10 @@ def fetch_model(id: str, revision: str | None = None, kind: Literal["model", "to
         fetch = partial(snapshot_download, id, revision=cached or revision, **patterns)
         try:
             folder = Path(fetch())
-        except Exception:  # as below; what is in the cache may do without the hub
+        except Exception:  # of any kind; what is in the cache may do without the hub
             if cached is None:
                 raise
             folder = Path(fetch(local_files_only=True))  # raises for one of which files are known to lack
-    except Exception as error:  # the hub's, the network's and the disk's, each of a kind of its own
-        named = f"{id} at revision {revision}" if revision else id
-        reason = f"is no folder here and cannot be had from the hub ({hub_says(error)})"
-        raise InputError(f"{kind} {named} {reason}; give a folder, or try again") from None
     if revision != folder.name:
         console.err.print(f"{kind} {id}: commit {folder.name}")
     return folder
@@ -85,11 +84,9 @@ def pin_commit(id: str, revision: str | None) -> str:
     commit; where it does not answer, it is the commit that the revision named when the hub was last asked."""
     from huggingface_hub import HfApi
 
-    try:
+    problem = f"{id}: the commit of its {revision or 'newest'} revision cannot be had from the hub"
+    with told_by_hub(problem, DATA_REMEDY):
         return HfApi().resolve_revision(id, repo_type="dataset", revision=revision).resolved
-    except Exception as error:  # the hub's and the network's, each of a kind of its own
-        reason = f"the commit of its {revision or 'newest'} revision cannot be had from the hub ({hub_says(error)})"
-        raise InputError(f"{id}: {reason}; give a folder with a copy of the data, or try again") from None
 
 
 def load_rows(id: str, config: str | None, split: str, commit: str, streaming: bool = False) -> Any:
@@ -103,7 +100,7 @@ def load_rows(id: str, config: str | None, split: str, commit: str, streaming: b
     from datasets.utils.metadata import MetadataConfigs
     from huggingface_hub import DatasetCard, try_to_load_from_cache
 
-    try:
+    with told_by_hub(f"{id}: split '{split}' cannot be read from the hub", DATA_REMEDY):
         builder = datasets.load_dataset_builder(id, config, revision=commit)
         if isinstance(builder, Cache):
             card = try_to_load_from_cache(id, "README.md", repo_type="dataset", revision=commit)
@@ -116,12 +113,19 @@ def load_rows(id: str, config: str | None, split: str, commit: str, streaming: b
             return builder.as_streaming_dataset(split=split)
         builder.download_and_prepare()
         return builder.as_dataset(split=split)
-    except Exception as error:  # of datasets, of the hub, and of all that reads its files
-        reason = hub_says(error)
-        if "scripts are no longer supported" in reason or "trust_remote_code" in reason:
-            reason = "it needs remote code, which is never run"
-        remedy = "give a folder with a copy of the data, or try again"
-        raise InputError(f"{id}: split '{split}' cannot be read from the hub ({reason}); {remedy}") from None
+
+
+DATA_REMEDY = "give a folder with a copy of the data, or try again"
+
+
+@contextmanager
+def told_by_hub(problem: str, remedy: str) -> Iterator[None]:
+    """Turn what the hub, the network or a reader of their files raises in the block, each of a kind of its own, into an
+    `InputError`: the problem, in brackets the reason, and the remedy."""
+    try:
+        yield
+    except Exception as error:
+        raise InputError(f"{problem} ({hub_says(error)}); {remedy}") from None
 
 
 def hub_says(error: BaseException) -> str:
@@ -147,6 +151,8 @@ def hub_says(error: BaseException) -> str:
             return "it has no such revision"
         if status == 401:
             return f"there is no token, or it is not valid: {sign_in}"
+    if "scripts are no longer supported" in str(error) or "trust_remote_code" in str(error):
+        return "it needs remote code, which is never run"
     return first_line(error if "OfflineMode" in type(causes[-1]).__name__ else causes[-1])
 
 
@@ -178,14 +184,19 @@ def load_model_config(source: str | Path) -> "PretrainedConfig":
         raise InputError(f"{name} is a '{config.model_type}' model, which does not read tokens of text")
     if getattr(config, "is_encoder_decoder", False):
         raise InputError(f"{name} is an encoder-decoder ({config.model_type}), which is not supported")
-    for key, count in config.to_dict().items():
-        if MADE_ONE_BY_ONE.search(key) and isinstance(count, int) and count > MOST_MADE:
-            raise InputError(f"{name}: config.json says {key} {count}; up to {MOST_MADE:,} are made")
+    refuse_endless(name, config)
     if has_other_parts(published):
         raise InputError(
             f"{name} reads images or sound beside text; make a folder of it: biphase convert {name} FOLDER"
         )
     return config
+
+
+def refuse_endless(name: str, config: Any) -> None:
+    """Raises `InputError` for a configuration of a network with too many parts to make."""
+    for key, count in config.to_dict().items():
+        if MADE_ONE_BY_ONE.search(key) and isinstance(count, int) and count > MOST_MADE:
+            raise InputError(f"{name} says {key} {count}; up to {MOST_MADE:,} are made")
 
 
 def load_whole_config(source: str | Path) -> "PretrainedConfig":

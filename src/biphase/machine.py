@@ -38,7 +38,7 @@ ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 GRACE = "BIPHASE_GRACE_SECONDS"
 """The environment variable with the seconds from asking a process to end until it is killed."""
-GRACE_SECONDS = 110.0
+GRACE_SECONDS = 110
 """Those seconds where it is not set: training saves its state in them. Ctrl-C kills at once, and so may the system."""
 
 
@@ -203,15 +203,18 @@ def let_segments_grow(devices: Path = Path("/dev")) -> None:
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
-def grace() -> float:
-    """Return the seconds from asking a process to end until it is killed. Raises `InputError` where `GRACE` is no
-    number."""
-    text, seconds = os.environ.get(GRACE) or str(GRACE_SECONDS), math.nan
-    with suppress(ValueError):
-        seconds = float(text)
-    if not math.isfinite(seconds):
-        raise InputError(f"{GRACE} is '{text}'; give it seconds, such as 110")
-    return max(seconds, 1.0)
+def environment_number(variable: str, least: int, default: int | None = None) -> int:
+    """Return the number in an environment variable; where it is not set, the default, which is `least` unless given.
+    Raises `InputError` for anything else."""
+    value = os.environ.get(variable) or str(default or least)
+    if not value.isdecimal() or int(value) < least:
+        raise InputError(f"{variable}={value} in the environment is no whole number from {least} on: unset it")
+    return int(value)
+
+
+def grace() -> int:
+    """Return the seconds from asking a process to end until it is killed."""
+    return environment_number(GRACE, 1, GRACE_SECONDS)
 
 
 @contextmanager

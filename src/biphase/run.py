@@ -102,22 +102,24 @@ def open_run(path: Path) -> Run:
     return Run(path)
 
 
-class TrainingRow(BaseModel):
-    """What every record of an update in metrics.jsonl has, beside other numbers."""
+class MetricsRow(BaseModel):
+    """What every record in metrics.jsonl has, beside other numbers."""
 
     step: Count
     objective: ObjectiveName
     loss: FiniteFloat
+
+
+class TrainingRow(MetricsRow):
+    """What the record of an update has besides."""
+
     tokens_seen: Count
     flops_per_second: FiniteFloat
 
 
-class ValidationRow(BaseModel):
-    """What every record of a validation in metrics.jsonl has."""
+class ValidationRow(MetricsRow):
+    """What the record of a validation has besides."""
 
-    step: Count
-    objective: ObjectiveName
-    loss: FiniteFloat
     accuracy: FiniteFloat
     bits_per_byte: FiniteFloat
 
@@ -151,19 +153,12 @@ def read_recipe(run: Run) -> Recipe:
         raise InputError(f"{error}; delete it and done.json, and run the run's own command to write it anew") from None
 
 
-@dataclass(frozen=True)
-class OwnName:
-    """The part of environment.json that names the run."""
-
-    run: str
-
-
 def read_own_name(run: Run) -> str:
     """Read the name that a run was given when it began, whatever its folder is called by now: its recipe's, and the
     beginning of the hash of all that decides its weights. Its checkpoints have it too."""
     if not run.environment.exists():
         return run.path.name
-    return files.read_json_as(run.environment, OwnName, "delete it, and rerun").run
+    return str(files.read_json_as(run.environment, dict[str, Any], "delete it, and rerun").get("run"))
 
 
 def read_done(run: Run) -> dict[str, int] | None:
@@ -280,8 +275,6 @@ def read_checkpoint_manifest(folder: Path, *, check_files: bool = True) -> Check
     """
     remedy = "delete the folder and rerun"
     manifest = files.read_hashed(folder / "manifest.json", CheckpointManifest, remedy)
-    if not manifest.files:
-        raise InputError(f"{folder} is damaged: manifest.json lists no files; {remedy}")
     run = Run(folder.parent.parent)
     if folder.parent == run.steps and (run.path / "config.yaml").exists():  # else it was copied out of its run
         name = read_own_name(run)

@@ -37,7 +37,7 @@ export run made --to-hub name                     | name is no name of a reposit
 push full user/name                               | full is no model folder
 convert encoder full                              | full has files that biphase did not write
 finetune full genre                               | full has no config.json
-finetune encoder genre --keep full                | keep: full is not an empty folder
+finetune encoder genre --keep full                | full is not an empty folder
 finetune encoder snli --data-dir full             | full: task 'snli' needs train.jsonl
 predict encoder text.txt                          | fine-tune it with `biphase finetune encoder TASK --keep DIR`
 predict kept table.csv                            | no column 'text'; the columns are: a, c; give the column that

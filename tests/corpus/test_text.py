@@ -232,7 +232,7 @@ def test_bad_names(tmp_path: Path, monkeypatch) -> None:
     fails("empty/missing", "does not exist")  # the folder is here, so no owner on the hub is meant
     fails("hub:one-word", "hub:owner/name")
     fails("", "a source without a name")
-    with pytest.raises(InputError, match="given twice"):
+    with pytest.raises(InputError, match=r"the source .* is named twice"):
         find_text_sources(["train.jsonl", tmp_path])
     with pytest.raises(InputError, match="no source"):
         find_text_sources([])

@@ -424,8 +424,14 @@ def test_make_model_names_what_is_wrong() -> None:
         make_model("210n", {}, TOKENS, 64, 0)
     with pytest.raises(InputError, match="unknown key 'num_layers'; did you mean 'num_hidden_layers'"):
         make_model("1m", {"num_layers": 3}, TOKENS, 64, 0)
-    with pytest.raises(InputError, match=r"5 attention heads and 4 key-value heads"):
+    with pytest.raises(InputError, match=r"init.architecture makes no network .*number of attention heads \(5\)"):
         make_model("1m", {"num_attention_heads": 5}, TOKENS, 64, 0)
+    with pytest.raises(InputError, match=r"3 key-value heads do not divide 4 attention heads"):
+        make_model("1m", {"num_key_value_heads": 3}, TOKENS, 64, 0)
+    with pytest.raises(InputError, match=r"'hidden_size' is 'wide'; it must be a whole number"):
+        make_model("1m", {"hidden_size": "wide"}, TOKENS, 64, 0)
+    with pytest.raises(InputError, match=r"num_hidden_layers 100000; up to 1,000 are made"):
+        make_model("1m", {"num_hidden_layers": 100_000}, TOKENS, 64, 0)
     with pytest.raises(InputError, match=r"init.architecture makes no network .*hidden_act"):
         make_model("1m", {"hidden_act": 3}, TOKENS, 64, 0)
     with pytest.raises(InputError, match=r"max_position_embeddings is 16; set data.max_sample_tokens=16 or lower"):

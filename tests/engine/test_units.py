@@ -721,7 +721,7 @@ def test_ray_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_cluster_that_is_not_there() -> None:
     pytest.importorskip("ray", reason="Ray is not installed")
-    with pytest.raises(InputError, match=r"no Ray cluster at '127\.0\.0\.1:1': Connection refused"):
+    with pytest.raises(InputError, match=r"no Ray cluster at '127\.0\.0\.1:1' \(Connection refused\)"):
         list(run_units([Unit("a", os.getpid, {})], Engine(kind="ray", address="127.0.0.1:1")))
 
 

@@ -89,14 +89,14 @@ def finetune(
         remedy = "rows as data" if data is None else f"a file of rows as data, which {data} is not"
         raise InputError(f"which task? Name one, such as snli, or a YAML file, or give {remedy}")
     if keep is not None:
-        refuse_filled(Path(keep), "keep")
+        refuse_filled(Path(keep))
     [plan] = plan_cells(str(model), [task], config, {} if folder is None else {find_task(task).name: folder})
     is_old = plan.is_finished(Path(scores))
     from biphase.finetuning.fit import fit_cells
 
     with nullcontext() if keep is None else claimed(Path(keep).resolve(), "keep.part"):
         if keep is not None:
-            refuse_filled(Path(keep), "keep")  # another process may have written it meanwhile
+            refuse_filled(Path(keep))  # another process may have written it meanwhile
         [score] = fit_cells([plan], Path(scores), keep=None if keep is None else Path(keep))
     console.out.print(score.headline() + (" · finished before" if is_old else ""), markup=False)
     of_model = ""

@@ -17,7 +17,7 @@ from typing import Any, Literal, NoReturn
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from biphase import __version__
-from biphase.console import announce_loading, describe_copies, err, is_one_of_several, launched_as, silence, take_turn
+from biphase.console import announce_loading, describe_copies, err, is_one_of_several, silence, take_turn
 from biphase.errors import (
     DOCS,
     EXIT_BUSY,
@@ -32,7 +32,7 @@ from biphase.errors import (
     refuse_doubles,
     told_as,
 )
-from biphase.machine import prepare_process, refuse_versions
+from biphase.machine import environment_number, prepare_process, refuse_versions
 
 PATH = {
     "Begin": ("demo", "init", "doctor"),
@@ -138,7 +138,7 @@ def main() -> NoReturn:
     if "torch" not in sys.modules:
         announce_loading(" ".join(["biphase", *sys.argv[1:2]]))
     try:
-        if is_one_of_several() and launched_as("LOCAL_RANK", 0) > 0:
+        if is_one_of_several() and environment_number("LOCAL_RANK", 0) > 0:
             silence()  # one of the processes of a machine tells what is wrong with the command
         with memory_told("end what else takes memory here, or take a larger machine"):
             run_command(sys.argv[1:])

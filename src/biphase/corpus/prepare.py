@@ -37,8 +37,8 @@ from biphase.corpus.text import TextSource, TxtDocuments, find_text_sources, nam
 from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer, special_ids, token_byte_lengths, tokenizer_hash
 from biphase.engine.local import Engine, EngineKind, Unit
 from biphase.engine.scheduler import run_units
-from biphase.errors import InputError, told_as
-from biphase.machine import num_cores
+from biphase.errors import InputError, refuse_doubles, told_as
+from biphase.machine import environment_number, num_cores
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -167,10 +167,8 @@ def find_both(sources: Sequence[str | Path], held_out: Sequence[str | Path], out
     if not held_out:
         return [(None, find_text_sources(sources, recorded))]
     train, validation = find_text_sources(sources, recorded), find_text_sources(held_out, recorded)
-    fingerprints = {source.fingerprint for source in validation}
-    for source in train:
-        if source.fingerprint in fingerprints:
-            raise InputError(f"{source.name} is given both for training and for validation")
+    named = [source.path or source.name for source in (*train, *validation)]
+    refuse_doubles("for training and for validation, the source", named)
     return [("train", train), ("validation", validation)]
 
 
@@ -363,7 +361,7 @@ def tokenize_unit(plan: ShardPlan) -> None:
                 from tokenizers import Tokenizer
 
                 keep_encoder(plan.draft.tokenizer_hash, Tokenizer.from_file(str(out / "tokenizer" / "tokenizer.json")))
-            threads = int(os.environ.get("RAYON_NUM_THREADS") or num_cores())
+            threads = environment_number("RAYON_NUM_THREADS", 1, num_cores())
             tokenize_shard(plan, threads)
 
 

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from biphase.config import Strict
-from biphase.errors import InputError, clipped, refuse_doubles
+from biphase.errors import InputError, clipped, refuse_doubles, told_as
 from biphase.files import parse_json, reading
 
 Format = Literal["jsonl", "tsv", "csv", "json", "parquet", "columns", "conllu", "squad", "record", "trec", "mldr"]
@@ -177,11 +177,8 @@ def check_text(location: str, name: str, value: Any) -> str:
     """Return the value of a field as a text. Raises `InputError` for another type and for half of a surrogate pair."""
     if not isinstance(value, str):
         raise InputError(f"{location}: column '{name}' is {excerpt(value)}, not a text: mend the row or take it out")
-    try:
+    with told_as(f"{location}: column '{name}' is no Unicode", "take it out"):
         value.encode()
-    except UnicodeEncodeError as error:
-        message = f"half of a surrogate pair at character {error.start}, which is no Unicode"
-        raise InputError(f"{location}: column '{name}' has {message}: take it out") from None
     return value
 
 

@@ -14,7 +14,7 @@ documents.
 from bisect import bisect_right
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, get_args
 
 import numpy as np
 import xxhash
@@ -24,7 +24,7 @@ from biphase.config import Count, PositiveCount, Strict
 from biphase.corpus.text import TxtDocuments
 from biphase.corpus.tokenizer import find_tokenizer, token_byte_lengths, tokenizer_hash
 from biphase.errors import InputError, nearest
-from biphase.files import file_hash, read_hashed, validate_record
+from biphase.files import file_hash, read_hashed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 ShardSplitName = Literal["train", "validation"]
 SHARD_SPLITS: tuple[ShardSplitName, ...] = get_args(ShardSplitName)
-
-FORMAT_VERSION = 2
 
 
 class SplitRecord(Strict):
@@ -80,7 +78,7 @@ are also among those for training."""
 class ShardManifest(Strict):
     """The record of a whole set, in manifest.json. What the shards tell is empty until they are there."""
 
-    format_version: int = FORMAT_VERSION
+    format_version: Literal[2] = 2
     fingerprint: str = ""
     """The hash of the content: the same for any path, number of workers and time of making."""
     sources_hash: str
@@ -104,11 +102,7 @@ def read_shard_manifest(folder: Path) -> ShardManifest:
     path = folder / "manifest.json"
     if not path.exists():
         raise InputError(f"{folder} is no shard set, or not finished ({path.name} is missing): run biphase prepare")
-    remedy = "delete it and run biphase prepare again"
-    record = read_hashed(path, dict[str, Any], remedy)
-    if (version := record.get("format_version")) != FORMAT_VERSION:
-        raise InputError(f"{path} has format version {version}, this biphase reads {FORMAT_VERSION}: prepare it anew")
-    return validate_record(path, record, ShardManifest, remedy)
+    return read_hashed(path, ShardManifest, "delete it and run biphase prepare again")
 
 
 def wrong_size(folder: Path, split: ShardSplitName, part: SplitRecord, dtype: str) -> str | None:

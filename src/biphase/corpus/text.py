@@ -34,9 +34,9 @@ from biphase.corpus.rows import (
     rows_in_memory,
     saved_tables,
 )
-from biphase.errors import InputError, first_of, nearest, refuse_unknown
+from biphase.errors import InputError, first_of, nearest, refuse_doubles, refuse_unknown
 from biphase.files import file_hash, whole_file
-from biphase.hub import hub_says, load_rows, pin_commit
+from biphase.hub import load_rows, pin_commit, told_by_hub
 
 SEVERAL, CODE, UNKNOWN_LANGUAGE = "several", "code", "unknown"
 MOSTLY, MUCH = 0.8, 0.3
@@ -124,7 +124,8 @@ class Document:
     id: str
     text: str
     num_bytes: int = field(default=0, compare=False)
-    """The bytes of its file on disk that are read by then; of the hub and of what is in memory, the characters."""
+    """The bytes of its file on disk that are read by then; where nobody counts them (a .csv, the hub, what is in
+    memory), the characters of its texts."""
 
 
 @dataclass(frozen=True)
@@ -226,11 +227,7 @@ def find_text_sources(sources: Any, recorded: Collection[str] = ()) -> list[Text
     if not filled:
         raise InputError(f"{named[0].name} is empty{', as are all other sources' if len(named) > 1 else ''}")
     name_left_out("empty", [source.name for source in named if source.num_bytes == 0], len(named))
-    fingerprints: set[str] = set()
-    for source in filled:
-        if source.fingerprint in fingerprints:
-            raise InputError(f"{source.name} is given twice (by name, by its folder or by a glob): name it once")
-        fingerprints.add(source.fingerprint)
+    refuse_doubles("the source", [source.path or source.name for source in filled])
     return filled
 
 
@@ -308,18 +305,15 @@ def hub_sources(source_name: str, recorded: Collection[str]) -> list[TextSource]
         raise InputError(f"{source_name} is no hub address; write hub:owner/name[:config[:split]][@revision]")
     dataset, config, split = match["dataset"], match["config"] or "", match["split"] or "train"
     commits = {name.rpartition("@")[2].partition("#")[0] for name in recorded if name.startswith(f"hub:{dataset}:")}
-    try:
-        if match["revision"] is None and len(commits) == 1:
-            [commit] = commits
-            message = f"{source_name}: commit {commit}, of which a part is here; name another by @REVISION"
-            console.err.print(message, markup=False)
-        else:
-            commit = pin_commit(dataset, match["revision"])
-        address = f"hub:{dataset}:{config}:{split}@{commit}"
-        counts = [int(name.rpartition("/")[2]) for name in recorded if name.startswith(f"{address}#")]
-        count = max(counts) if counts else max(stream_rows(f"{address}#1/1").num_shards, 1)
-    except InputError as error:
-        raise InputError(f"{source_name} is no local path; {error}") from None
+    if match["revision"] is None and len(commits) == 1:
+        [commit] = commits
+        message = f"{source_name}: commit {commit}, of which a part is here; name another by @REVISION"
+        console.err.print(message, markup=False)
+    else:
+        commit = pin_commit(dataset, match["revision"])
+    address = f"hub:{dataset}:{config}:{split}@{commit}"
+    counts = [int(name.rpartition("/")[2]) for name in recorded if name.startswith(f"{address}#")]
+    count = max(counts) if counts else max(stream_rows(f"{address}#1/1").num_shards, 1)
     names = [f"{address}#{number}/{count}" for number in range(1, count + 1)]
     return [TextSource(name, fingerprint=name) for name in names]
 
@@ -388,7 +382,8 @@ def read_fields(source: TextSource, text_field: str, id_field: str) -> Iterator[
     elif kind_of(Path(source.name)) == "parquet":
         rows = read_table(source.path, (text_field, id_field))
     elif kind_of(Path(source.name)) == "csv":
-        rows, mark = csv_rows(source.path), ":"
+        placed, mark = open_table(source.path, DEFAULT_FORM, is_csv=True)[1], ":"
+        rows = ((int(place.rpartition(":")[2]), row, 0) for place, row in placed)
     else:
         rows, mark = read_json_lines(source.path), ":"
     num_chars = 0
@@ -399,26 +394,14 @@ def read_fields(source: TextSource, text_field: str, id_field: str) -> Iterator[
         num_chars += len(text)
         id = find_field(row, id_field)
         name = document_id(source, f"{mark}{number}") if id is None else str(id)
-        yield Document(name, text, num_chars if source.path is None else num_bytes)
-
-
-def csv_rows(path: Path) -> Iterator[tuple[int, Row, int]]:
-    """Yield the rows of a .csv, each with the number of its line and how many characters are read by then."""
-    num_chars = 0
-    for place, row in open_table(path, DEFAULT_FORM, is_csv=True)[1]:
-        num_chars += sum(map(len, row.values()))
-        yield int(place.rpartition(":")[2]), row, num_chars
+        yield Document(name, text, num_bytes or num_chars)
 
 
 def read_hub_file(name: str) -> Iterator[tuple[int, Row, int]]:
     """Stream the rows of a file of the hub, each with its number; how many bytes were read is not known."""
-    number = 0
-    try:
+    with told_by_hub(f"{name}: cannot be read on", "if the network failed, run the same command again"):
         for number, row in enumerate(stream_rows(name), start=1):
             yield number, row, 0
-    except Exception as error:  # of the network, and of all that reads the files of data sets
-        remedy = "if the network failed, run the same command again"
-        raise InputError(f"{name}: cannot be read on after row {number} ({hub_says(error)}); {remedy}") from None
 
 
 def document_id(source: TextSource, location: str = "") -> str:

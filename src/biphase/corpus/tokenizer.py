@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic_core import from_json
 
 from biphase import console
 from biphase.errors import InputError, told_as
@@ -140,8 +139,9 @@ def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerFast":
         from tokenizers import Tokenizer
 
         with told_as(f"{path} is neither a tokenizer.json nor a Llama 3 tokenizer.model (base64 and a rank a line)"):
-            refuse_ids(path)
-            return with_all_roles(wrap_backend(Tokenizer.from_file(str(path)), {}), str(path))
+            backend = Tokenizer.from_file(str(path))
+            refuse_ids(backend, path)
+            return with_all_roles(wrap_backend(backend, {}), str(path))
     tokenizer = find_tokenizer(fetch_model(os.path.expanduser(source), kind="tokenizer"), str(source))  # `./x` as it is
     if tokenizer is None:
         raise InputError(f"tokenizer {source} has no tokenizer files (tokenizer.json or the like)")
@@ -164,7 +164,6 @@ def load_pretrained_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
 
     with told_as(f"tokenizer {folder} cannot be loaded"):
         if (folder / "tokenizer.json").exists():
-            refuse_ids(folder / "tokenizer.json")
             tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, trust_remote_code=False)
         else:
             from transformers import AutoTokenizer  # imports torch, so it comes late
@@ -173,27 +172,17 @@ def load_pretrained_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         kind = type(tokenizer).__name__
         raise InputError(f"tokenizer {folder} is a {kind}, which has no fast version (tokenizer.json)")
+    refuse_ids(tokenizer.backend_tokenizer, folder)
     return tokenizer
 
 
-def refuse_ids(file: Path) -> None:
-    """Raise `InputError` for a tokenizer.json whose ids `tokenizers` takes and fails on later: none, one twice, or one
-    so high that the ids below it fill all memory."""
-    try:
-        content = from_json(file.read_bytes())
-    except ValueError:
-        return  # `tokenizers` itself tells of what is no JSON, and of other forms
-    match content:
-        case {"model": {"vocab": dict() as vocab}}:
-            ids = [number for number in vocab.values() if isinstance(number, int)]
-        case {"model": {"vocab": list() as vocab}}:
-            ids = list(range(len(vocab)))
-        case _:
-            return
-    if ids and len({*ids}) == len(ids) and max(ids) < MAX_VOCAB_SIZE:
-        return
-    needed = f"it needs tokens, and for each an id of its own below {MAX_VOCAB_SIZE:,}"
-    raise InputError(f"{file} is damaged ({needed}); take it from where it is whole")
+def refuse_ids(backend: "Tokenizer", path: Path) -> None:
+    """Raise `InputError` for ids that `tokenizers` takes and fails on later: none, one twice, or one so high that the
+    ids below it fill all memory."""
+    ids = backend.get_vocab(with_added_tokens=False).values()
+    if not ids or len({*ids}) < len(ids) or max(ids) >= MAX_VOCAB_SIZE:
+        needed = f"it needs tokens, and for each an id of its own below {MAX_VOCAB_SIZE:,}"
+        raise InputError(f"tokenizer {path} is damaged ({needed}); take it from where it is whole")
 
 
 def with_all_roles(tokenizer: "PreTrainedTokenizerFast", name: str) -> "PreTrainedTokenizerFast":

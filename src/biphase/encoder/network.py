@@ -25,8 +25,9 @@ from transformers.models.auto import modeling_auto
 from biphase import console
 from biphase.encoder.attention import ATTENTION, PackedLayout
 from biphase.encoder.proofs import FailedProofError, check_padded, find_first_position, looks_both_ways
-from biphase.errors import InputError, first_line, is_raised_here, refuse_unknown, told_as
-from biphase.hub import load_model_config, refuse_pickles
+from biphase.errors import InputError, first_line, refuse_unknown, told_as
+from biphase.flops import read_shape
+from biphase.hub import load_model_config, refuse_endless, refuse_pickles
 from biphase.recipe import find_preset
 
 
@@ -59,10 +60,6 @@ def layer_cosines(network: nn.Module, before: nn.Module, name: str = "the networ
     return {layer: dot / max((first * second) ** 0.5, 1e-30) for layer, (dot, first, second) in groups.items()}
 
 
-MOST_LAYERS, MOST_OF_A_SIZE = 1_000, 2**26
-"""The most layers, and the largest size, of a vocabulary for example, that a change to a preset may ask for."""
-
-
 @dataclass(frozen=True)
 class TokenIds:
     """The ids that a network's configuration carries, by its names for them."""
@@ -81,13 +78,10 @@ def make_model(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_
     Raises `InputError` for changes that are no setting of the network, follow from the shards, or make no network.
     """
     sizes, defaults = find_preset(preset), EuroBertConfig().to_dict()
-    for key, value in architecture.items():
+    for key in architecture:
         refuse_unknown("init.architecture: unknown key", key, defaults)
         if key.endswith("token_id"):
             raise InputError(f"init.architecture: '{key}' follows from the tokenizer of the shards; leave it out")
-        most = MOST_LAYERS if key == "num_hidden_layers" else MOST_OF_A_SIZE
-        if type(defaults[key]) is int and not (type(value) is int and 0 < value <= most):
-            raise InputError(f"init.architecture: '{key}' is {value!r}; it can be a whole number from 1 to {most:,}")
     settings = {
         "max_position_embeddings": max_len,
         "rms_norm_eps": 1e-5,
@@ -98,19 +92,19 @@ def make_model(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_
         **sizes,
         **architecture,
     }
-    if settings["vocab_size"] < tokens.vocab_size:
-        raise InputError(f"init.architecture: vocab_size is below the {tokens.vocab_size:,} tokens of the shards")
-    width, heads = settings["hidden_size"], settings["num_attention_heads"]
-    kv_heads = settings["num_key_value_heads"]
-    if width % heads or heads % kv_heads:
-        reason = f"{heads} attention heads and {kv_heads} key-value heads do not divide hidden_size {width}"
-        raise InputError(f"init.architecture: {reason} evenly")
-    if (positions := settings["max_position_embeddings"]) < max_len:
-        remedy = f"set data.max_sample_tokens={positions} or lower (it is {max_len})"
-        raise InputError(f"init.architecture: max_position_embeddings is {positions}; {remedy}, or leave it out")
+    shape = read_shape(settings)
     torch.manual_seed(seed)
     with told_as("init.architecture makes no network"), console.told_if_slow(f"drawing the weights of {preset}"):
         config = EuroBertConfig(**settings)
+        refuse_endless("init.architecture", config)
+        if config.vocab_size < tokens.vocab_size:
+            raise InputError(f"init.architecture: vocab_size is below the {tokens.vocab_size:,} tokens of the shards")
+        if shape.heads % shape.kv_heads:
+            counts = f"{shape.kv_heads} key-value heads do not divide {shape.heads} attention heads"
+            raise InputError(f"init.architecture: {counts}")
+        if (positions := config.max_position_embeddings) < max_len:
+            remedy = f"set data.max_sample_tokens={positions} or lower (it is {max_len})"
+            raise InputError(f"init.architecture: max_position_embeddings is {positions}; {remedy}, or leave it out")
         config._attn_implementation = ATTENTION
         config.use_cache = False  # as in every network that is loaded, so that branches and fresh runs save the same
         model = transformers.EuroBertForMaskedLM(config)
@@ -183,8 +177,8 @@ def load_weights(
         if ("dropout" in key or key.endswith("_pdrop")) and isinstance(value, float):
             setattr(config, key, 0.0)  # pretraining uses none (Table 1)
     config.use_cache = False
-    try:
-        with console.told_if_slow(f"{source}: reading the weights"):
+    with told_as(f"cannot load weights from {source}"), console.told_if_slow(f"{source}: reading the weights"):
+        try:
             model, report = kind.from_pretrained(
                 str(source),
                 config=config,
@@ -194,13 +188,11 @@ def load_weights(
                 trust_remote_code=False,
                 output_loading_info=True,
             )
-    except Exception as error:  # whatever a file that others made may lead to
-        if isinstance(error, KeyError) and error.args == (attention,):
+        except KeyError as error:
+            if error.args != (attention,):
+                raise
             reason = f"'{config.model_type}' chooses among attention classes of its own and cannot be packed"
             raise FailedProofError(f"{source}: {reason}") from None
-        if is_raised_here(error):
-            raise
-        raise InputError(f"cannot load weights from {source}: {first_line(error)}") from None
     for name, weight in model.named_parameters():
         if weight.is_floating_point() and dtype not in ("auto", weight.dtype):
             raise InputError(f"{source}: its weight '{name}' stays {weight.dtype} and cannot be trained")

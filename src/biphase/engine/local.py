@@ -242,9 +242,9 @@ def describe_error(error: BaseException) -> str:
     frames = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     frames = [(path, line) for path, line in frames if path != Path(__file__)]
     own_frames = [(path.relative_to(SOURCE), line) for path, line in frames if path.is_relative_to(SOURCE)]
-    if own_frames:
-        return f"{problem} ({own_frames[-1][0]}:{own_frames[-1][1]})"
-    return f"{problem} ({frames[-1][0].name}:{frames[-1][1]})" if frames else problem
+    for path, line in own_frames[-1:] or frames[-1:]:
+        problem += f" ({path if own_frames else path.name}:{line})"
+    return problem
 
 
 # Worker processes

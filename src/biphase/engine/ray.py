@@ -23,7 +23,7 @@ from typing import Any
 from biphase import __version__
 from biphase.console import err, silence
 from biphase.engine.local import Engine, Message, Outcome, WorkerProcess, end_processes
-from biphase.errors import SOURCE, InputError, StoppedError
+from biphase.errors import SOURCE, InputError, StoppedError, told_as
 from biphase.files import content_hash, file_hash, is_locked, locked
 from biphase.machine import grace, python_process
 
@@ -77,10 +77,8 @@ def connect_ray(address: str | None) -> None:
     address = address or os.environ.get("RAY_ADDRESS")
     host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
     if colon and port.isdecimal():  # Ray itself tries for minutes
-        try:
+        with told_as(f"no Ray cluster at '{address}'"):
             socket.create_connection((host, int(port)), timeout=10).close()
-        except OSError as error:
-            raise InputError(f"no Ray cluster at '{address}': {error.strerror or error}") from None
     if address is not None:
         # Join in a process that can be ended first: where something listens but does not answer as a cluster, Ray
         # tries for minutes, in code that no signal interrupts.
@@ -98,14 +96,9 @@ def connect_ray(address: str | None) -> None:
             token = "set RAY_AUTH_MODE=token here and on all nodes, and RAY_AUTH_TOKEN unless ~/.ray/auth_token has it"
             raise InputError(f"no Ray cluster at '{address}': {reason}? Where it wants a token, {token}")
     handler = signal.getsignal(signal.SIGTERM)
-    try:
-        with chdir(os.sep):  # Ray has its processes import modules from the folder in which it is begun
-            ray.init(
-                address=address or "local", log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False
-            )
-    except (ConnectionError, RuntimeError, ValueError, ImportError) as error:
-        problem = " ".join(str(error).split())
-        raise InputError(f"no Ray cluster at '{address}': {problem}" if address else f"Ray: {problem}") from None
+    problem = f"no Ray cluster at '{address}'" if address else "Ray does not start here"
+    with told_as(problem), chdir(os.sep):  # Ray has its processes import modules from the folder in which it is begun
+        ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)  # `ray.init` put its own in its place
 

@@ -15,7 +15,7 @@ from biphase.config import by_commas
 from biphase.console import out as console
 from biphase.errors import InputError, told_as
 from biphase.files import files_below
-from biphase.hub import hub_says
+from biphase.hub import told_by_hub
 from biphase.run import Run, name_run, split_reference, whole_steps
 
 CARD_NAME = "README.md"
@@ -59,7 +59,6 @@ def push(
         InputError: before anything is sent, for a folder or card that should not go; or with what the hub says.
     """
     from huggingface_hub import CommitOperationAdd, HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HTTPError
 
     languages = by_commas(language) if isinstance(language, str) else list(language or ())
     check_repository(repo)
@@ -79,7 +78,8 @@ def push(
             card = complete_card(card, files[CARD_NAME], license, languages)
             uploads[revision] = {**files, CARD_NAME: card.encode()}
         if not dry_run:
-            try:
+            remedy = "is the name right, and are you signed in (`hf auth login`)?"
+            with told_by_hub(f"{repo} cannot be sent to", remedy):
                 api.create_repo(repo, private=not public, exist_ok=True)
                 if not public and not api.model_info(repo).private:
                     raise InputError(f"{repo} is there already, and public; say public to send to it")
@@ -90,9 +90,6 @@ def push(
                     message = f"biphase push ({revision})"
                     commit = api.create_commit(repo, operations, commit_message=message, revision=revision)
                     report.append(commit.commit_url)
-            except (HfHubHTTPError, HTTPError, OSError) as error:
-                remedy = "is the name right, and are you signed in (`hf auth login`)?"
-                raise InputError(f"{repo}: {hub_says(error)}; {remedy}") from None
     console.print("\n".join(report))
 
 

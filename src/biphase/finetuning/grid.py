@@ -279,7 +279,7 @@ def check_keep(trainings: Iterable[SharedTraining], folder: Path) -> BestCells:
     for target, cells in candidates.items():
         check_keepable(open_encoder(cells[0].model), cells[0].task, cells[0].config)
         if not (target / RECORD).is_file():
-            refuse_filled(target, "keep")
+            refuse_filled(target)
     return candidates
 
 

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from biphase.distributed import World
 from biphase.encoder.packed import PackedModel
-from biphase.errors import InputError, first_line, told_as
+from biphase.errors import InputError, told_as
 from biphase.files import hash_below, whole_folder, write_hashed
 from biphase.pretraining.optimizer import STATE_KEYS
 from biphase.run import CheckpointManifest, Run
@@ -38,7 +38,7 @@ def save_checkpoint(
     """Write `steps/STEP`. Every process must call it; the first one writes, and where it cannot, all of them raise.
 
     Raises:
-        OSError, InputError: in the first process, such as on a full disk; `InputError` in the others.
+        InputError: in the first process with the reason, such as a full disk; in the others without it.
     """
     target = run.steps / str(manifest.step)
     weights = model.network.state_dict(keep_vars=True)  # FSDP2 parts here what validation has left whole
@@ -53,20 +53,16 @@ def save_checkpoint(
     wholes = (
         tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for tensor in (*parted, *moments.values())
     )
-    with world.together(f"{target} could not be written; the first process says why"):
+    told = told_as(f"cannot write {target}", "earlier checkpoints are kept, rerun to go on")
+    with world.together():
         try:
             if world.is_main:
-                with whole_folder(target, is_lasting=True) as folder:  # older ones are dropped after this
+                with told, whole_folder(target, is_lasting=True) as folder:  # older ones are dropped after this
                     whole = store_parted(weights, parted, folder / "parted", wholes) if parted else None
                     model.network.save_pretrained(folder / "model", state_dict=whole)
                     tokenizer.save_pretrained(folder / "model")
                     write_tensors(folder / "optimizer.safetensors", moments, wholes)
                     write_hashed(folder / "manifest.json", asdict(manifest) | {"files": hash_below(folder)})
-        except InputError:
-            raise
-        except (SafetensorError, ValueError) as error:  # a full disk; settings that transformers does not save
-            problem = f"cannot write {target}: {first_line(error)}"
-            raise InputError(f"{problem}; earlier checkpoints are kept, rerun to go on") from error
         finally:
             for _ in wholes:  # every process takes part in gathering each, also where the first one could not write
                 pass
@@ -113,8 +109,7 @@ def load_optimizer(folder: Path, model: PackedModel, optimizers: list[torch.opti
     """
     path = folder / "optimizer.safetensors"
     names = {parameter: name for name, parameter in model.named_parameters()}
-    elsewhere = f"{path} cannot be taken over; another process says why"
-    with world.together(elsewhere), told_as(f"{path} cannot be read"), safe_open(path, framework="pt") as stored:
+    with world.together(), told_as(f"{path} cannot be read"), safe_open(path, framework="pt") as stored:
         names_stored = set(stored.keys())
         for optimizer in optimizers:
             kind = type(optimizer)

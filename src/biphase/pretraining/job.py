@@ -97,8 +97,7 @@ def open_job(
         return Run(root / f"{recipe.name}-{identity[:8]}")
 
     if init.checkpoint is not None:
-        elsewhere = f"{init.checkpoint} cannot be taken over; the first process says why"
-        origin = world.decide(lambda: find_branch(recipe, text, root, run_from), elsewhere)
+        origin = world.decide(lambda: find_branch(recipe, text, root, run_from))
     run = run_from(origin)
     if (name := read_own_name(run)) != run.path.name:
         raise InputError(f"{run.path} holds the run {name}: give that its own name back, or delete it")
@@ -191,7 +190,7 @@ def hold_run(job: Job) -> Iterator[None]:
     if world.size > 1 and compute.parallel == "ddp":
         remedy += ", or compute.parallel=fsdp"
     with ExitStack() as held:
-        with world.together(f"{run.path} is in use by another process", BusyError):
+        with world.together(BusyError):
             if world.is_main:
                 environment = describe_machine(world.device) | {"processes": world.size}
                 environment["precision"] = str(world.dtype).removeprefix("torch.")
@@ -259,8 +258,7 @@ def load_state(job: Job, run_step: int) -> State:
     recipe, world, start = job.recipe, job.world, job.origin
     if run_step:
         folder = job.run.steps / str(start.step + run_step)
-        elsewhere = f"{folder} cannot be taken over; the first process says why"
-        manifest = world.decide(partial(read_checkpoint_manifest, folder), elsewhere)
+        manifest = world.decide(partial(read_checkpoint_manifest, folder))
         model_folder, tokens_seen = str(folder / "model"), manifest.tokens_seen
         start = replace(start, tokens_seen=tokens_seen, model_folder=model_folder, optimizer_folder=folder)
     load = partial(load_network, recipe, start, job.text.main)
@@ -268,7 +266,7 @@ def load_state(job: Job, run_step: int) -> State:
     network, whole = optimizer.outline_network(load, world) if sharded else (load(), None)
     counted: Any = whole if sharded else network  # an outline forms no products
     num_tokens = job.tokens_before(recipe.num_steps)
-    flops = world.decide(partial(count_flops, counted), "FLOPs are not counted; the first process says why")
+    flops = world.decide(partial(count_flops, counted))
     work = num_tokens * flops.per_token
     compiles, compiling = optimizer.decide_compile(recipe.compute, world.device, world.dtype, work)
     model = optimizer.parallelize(PackedModel(network), recipe.compute, world, compiles=compiles)

@@ -121,9 +121,7 @@ def train_steps(job: Job, begin: int, stop: int, *, is_logged: bool) -> int:
                 job, state, microbatches, step, lambda: (bool(world.signals), log.failure is not None)
             )
             if step == begin:
-                world.decide(
-                    partial(refuse_other_weights, job, begin), "the weights were replaced; the first process says more"
-                )
+                world.decide(partial(refuse_other_weights, job, begin))
             state.tokens_seen += numbers["tokens"]
             seconds = time.perf_counter() - since
             since += seconds
@@ -136,7 +134,7 @@ def train_steps(job: Job, begin: int, stop: int, *, is_logged: bool) -> int:
                 for part, _ in mixture.parts:
                     log.record_validation(done, part, validate(state.model, part.with_mask_at(1)))
             if validates or saves or could_not_log:
-                with world.together(f"{job.run.metrics} could not be written; the first process says why"):
+                with world.together():
                     if log.failure is not None:
                         raise log.failure
             if saves:

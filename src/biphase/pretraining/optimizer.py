@@ -78,7 +78,7 @@ def outline_network(
     process. Every process must call it.
     """
     whole = None
-    with world.together("the network could not be made; the first process says why"):
+    with world.together():
         if world.is_main:
             whole = load()
     outline: Any = None
