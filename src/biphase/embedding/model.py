@@ -270,7 +270,8 @@ def teach_once(table: Dataset, teacher: SentenceTransformer, stage: str, path: P
     encoders: list[Any] = [teacher.encode_query] + [teacher.encode_document] * (len(columns) - 1)
     if "score" in table.column_names:
         encoders = [teacher.encode, teacher.encode]
-    rows_CD = pa.list_(pa.list_(pa.float32(), width_of(teacher)), len(columns))
+    width = width_of(teacher)
+    rows_CD = pa.list_(pa.list_(pa.float32(), width), len(columns))
     schema = pa.schema([*((column, pa.string()) for column in columns), ("label", rows_CD)])
 
     def teach() -> Iterator[pa.Table]:
@@ -279,8 +280,10 @@ def teach_once(table: Dataset, teacher: SentenceTransformer, stage: str, path: P
                 embeddings = []
                 for encode, column in zip(encoders, columns, strict=True):
                     embeddings.append(encode_batch(encode, texts[column]))
-                rows_BCD = torch.stack(embeddings, dim=1).tolist()
-                yield pa.table({**texts, "label": rows_BCD}, schema=schema)
+                flat = pa.array(torch.stack(embeddings, dim=1).flatten().cpu().numpy())
+                rows_BC = pa.FixedSizeListArray.from_arrays(flat, width)
+                rows_BCD = pa.FixedSizeListArray.from_arrays(rows_BC, len(columns))
+                yield pa.table([*texts.values(), rows_BCD], schema=schema)
                 progress.advance(len(rows_BCD))
 
     return table_once(path, schema, teach())

@@ -53,6 +53,8 @@ class PairSource(Strict):
     def one_source(self) -> "PairSource":
         if (self.path is None) == (self.from_text is None):
             raise ValueError("give exactly one of path and from_text")
+        if self.from_text is not None and self.columns:
+            raise ValueError("columns are those of a path; from_text has text_field")
         return self
 
 
