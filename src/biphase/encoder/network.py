@@ -180,9 +180,7 @@ def load_weights(
     or as stored with `auto`. Without `config`, the network is the one that the folder describes."""
     config = config or load_model_config(source)
     refuse_pickles(source)  # transformers opens whatever their index names
-    for key, value in config.to_dict().items():
-        if ("dropout" in key or key.endswith("_pdrop")) and isinstance(value, float):
-            setattr(config, key, 0.0)  # pretraining uses none (Table 1)
+    config.update(dict.fromkeys(dropout_shares(config), 0.0))  # pretraining uses none (Table 1)
     config.use_cache = False
     try:
         with console.told_if_slow(f"{source}: reading the weights"):
@@ -216,6 +214,12 @@ def load_weights(
     if lacking and not lacks_head:
         raise InputError(f"{source} lacks {len(lacking)} weights of {type(model).__name__}, such as '{lacking[0]}'")
     return model
+
+
+def dropout_shares(config: PretrainedConfig) -> dict[str, float]:
+    """List the settings of a configuration that say how much is dropped in training."""
+    shares = {key: value for key, value in config.to_dict().items() if isinstance(value, float)}
+    return {key: value for key, value in shares.items() if "dropout" in key or key.endswith("_pdrop")}
 
 
 def make_generation_saveable(model: PreTrainedModel) -> None:
@@ -294,6 +298,11 @@ class PaddedBackbone(nn.Module):
         return self.network.get_input_embeddings()
 
 
+def without_padding(backbone: nn.Module) -> Any:
+    """Return the network of transformers itself."""
+    return backbone.network if isinstance(backbone, PaddedBackbone) else backbone
+
+
 def load_backbone(source: str | Path) -> nn.Module:
     """Load a network without a head from a folder or the hub, fp32, no dropout, for `packed_hidden` with any layout.
 
@@ -334,7 +343,7 @@ def load_headless(source: str | Path, attention: str) -> PreTrainedModel:
 
 def fresh_backbone(backbone: nn.Module) -> nn.Module:
     """Make a network of the same shape with random weights from torch's generator."""
-    network: Any = backbone.network if isinstance(backbone, PaddedBackbone) else backbone
+    network = without_padding(backbone)
     fresh: Any = type(network)(copy.deepcopy(network.config))
     if getattr(fresh, "pooler", None) is not None:
         fresh.pooler = nn.Identity()
