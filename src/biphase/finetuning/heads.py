@@ -361,7 +361,12 @@ def auto_class(task: Task) -> Any:
 
 
 class OtherHeadError(InputError):
-    """A class of transformers has another head than the paper's."""
+    """The class `kind` of transformers has another head than the paper's."""
+
+    def __init__(self, kind: str) -> None:
+        scored = "the paper's, which is trained here"
+        super().__init__(f"keep: {kind} has another head than {scored}; head=transformers trains and scores its own")
+        self.kind = kind
 
 
 def plan_to_keep(plan: CellPlan) -> CellPlan:
@@ -376,7 +381,8 @@ def plan_to_keep(plan: CellPlan) -> CellPlan:
         config = plan.config.model_copy(update={"head": "transformers"})
         plan = plan_cell(plan.model, plan.train, plan.evaluation, config)
         check_keepable(encoder, plan.task, plan.config)
-        err.print(f"{error}: so here, while `evaluate` scores the paper's, which is the same for all networks")
+        why = "`evaluate` trains the paper's, which is the same for all networks"
+        err.print(f"{error.kind} has another head than the paper's: its own is trained (head=transformers); {why}")
     return plan
 
 
@@ -444,11 +450,10 @@ def with_same_head(network: Any, encoder: Encoder, cell: CellContext) -> Any:
         config = as_llama(config)
         set_direction(config, causal=False)
     model = make_class(config, network.backbone, cell).eval()
-    kind = type(model).__name__
-    refusal: InputError = OtherHeadError(f"keep: {kind} has another head than the paper's; head=transformers trains it")
+    refusal: InputError = OtherHeadError(type(model).__name__)
     if cell.config.frozen:
-        reason = f"{kind} has another head than the one layer of a linear probe"
-        refusal = InputError(f"keep: {reason}; leave frozen out")
+        kept = f"a linear probe cannot be kept for {cell.task.family.replace('_', ' ')}"
+        refusal = InputError(f"keep: {kept}: {type(model).__name__} has more than its one layer; leave frozen out")
     model.base_model.load_state_dict(inner.state_dict(), strict=False)
     layers = [layer for layer in model.children() if isinstance(layer, nn.Linear)]
     trained_layers = [layer for layer in network.children() if isinstance(layer, nn.Linear)]
