@@ -10,6 +10,7 @@ Letters: T packed tokens, N samples of a batch, L longest sample, D width.
 """
 
 import copy
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -264,6 +265,13 @@ def train_padding_row(model: PreTrainedModel) -> None:
             row_D.normal_(std=getattr(model.config, "initializer_range", 0.02))
 
 
+def pad_batch(samples: Sequence[Tensor], pad_id: int) -> dict[str, Tensor]:
+    """Pad samples on the right: the inputs of a network of transformers, [N, L]."""
+    masks = [torch.ones_like(tokens_T) for tokens_T in samples]
+    padded = nn.utils.rnn.pad_sequence(list(samples), batch_first=True, padding_value=pad_id)
+    return {"input_ids": padded, "attention_mask": nn.utils.rnn.pad_sequence(masks, batch_first=True)}
+
+
 class PaddedBackbone(nn.Module):
     """A network that knows only padded batches, called with packed tokens like any other."""
 
@@ -276,7 +284,7 @@ class PaddedBackbone(nn.Module):
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, layout: PackedLayout, use_cache: bool = False) -> Any:
         """Compute `last_hidden_state` [1, T, D] of tokens [1, T]; the network numbers the positions itself."""
-        device, pad_id = input_ids.device, getattr(self.config, "pad_token_id", None) or 0
+        pad_id = getattr(self.config, "pad_token_id", None) or 0
         lengths = layout.bounds_S1.diff().tolist()
         samples = input_ids[0, : sum(lengths)].split(lengths)
         batches: dict[int, list[int]] = {}
@@ -284,11 +292,7 @@ class PaddedBackbone(nn.Module):
             batches.setdefault(length if self.equal_lengths else 0, []).append(number)
         hidden: dict[int, Tensor] = {}
         for numbers in batches.values():
-            members = [samples[number] for number in numbers]
-            tokens_NL = nn.utils.rnn.pad_sequence(members, batch_first=True, padding_value=pad_id)
-            lengths_N = torch.tensor([lengths[number] for number in numbers], device=device)
-            is_token_NL = torch.arange(tokens_NL.shape[1], device=device) < lengths_N[:, None]
-            hidden_NLD = self.network(input_ids=tokens_NL, attention_mask=is_token_NL.long()).last_hidden_state
+            hidden_NLD = self.network(**pad_batch([samples[number] for number in numbers], pad_id)).last_hidden_state
             for number, hidden_LD in zip(numbers, hidden_NLD, strict=True):
                 hidden[number] = hidden_LD[: lengths[number]]
         hidden_TD = torch.cat([hidden[number] for number in range(len(samples))])

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from biphase.console import err
 from biphase.corpus.tokenizer import NEW_NAMES, find_tokenizer, misreading_class
 from biphase.encoder.models import Encoder, identify, stamp_model
-from biphase.encoder.network import dropout_shares, fresh_backbone, load_backbone, without_padding
+from biphase.encoder.network import dropout_shares, fresh_backbone, load_backbone, pad_batch, without_padding
 from biphase.encoder.packed import packed_hidden
 from biphase.encoder.proofs import agree, telling_tokens
 from biphase.errors import InputError
@@ -180,7 +180,7 @@ class ClassNetwork(nn.Module):
         model = make_class(config, backbone, cell)
         if type(model.base_model) is not type(network):
             kinds = f"{type(model).__name__} reads texts with a {type(model.base_model).__name__}"
-            raise InputError(f"head=transformers: {kinds}, biphase with a {type(network).__name__}; leave head out")
+            raise InputError(f"{kinds}, biphase with a {type(network).__name__}; leave keep and head out")
         if hasattr(network, "pooler"):
             network.pooler = model.base_model.pooler
         attention = model.config._attn_implementation
@@ -204,7 +204,7 @@ def make_class(config: Any, backbone: nn.Module, cell: CellContext) -> Any:
         model = auto_class(cell.task).from_config(config, attn_implementation="sdpa" if has_sdpa else "eager")
     except ValueError:
         kind = f"{cell.task.family.replace('_', ' ')} by a network of type '{config.model_type}'"
-        raise InputError(f"keep: transformers has no class for {kind}; leave keep and head out") from None
+        raise InputError(f"transformers has no class for {kind}; leave keep and head out") from None
     return model.float()
 
 
@@ -235,7 +235,7 @@ def padded_logits(model: Any, batch: Batch) -> Tensor:
 
     A sample less than half as long as the longest is in another padded batch, so that padding is never most of one.
     """
-    pad_id, device = getattr(model.config, "pad_token_id", None) or 0, batch.tokens_T.device
+    pad_id = getattr(model.config, "pad_token_id", None) or 0
     lengths = batch.texts.lengths_S[batch.samples].tolist()
     samples = batch.tokens_T.split(lengths)
     rest = sorted(range(len(lengths)), key=lambda number: -lengths[number])
@@ -243,10 +243,7 @@ def padded_logits(model: Any, batch: Batch) -> Tensor:
     while rest:
         numbers = [number for number in rest if 2 * lengths[number] >= lengths[rest[0]]]
         rest = rest[len(numbers) :]
-        tokens_NL = nn.utils.rnn.pad_sequence([samples[n] for n in numbers], batch_first=True, padding_value=pad_id)
-        lengths_N = torch.tensor([lengths[number] for number in numbers], device=device)
-        is_token_NL = torch.arange(tokens_NL.shape[1], device=device) < lengths_N[:, None]
-        output = model(input_ids=tokens_NL, attention_mask=is_token_NL.long())
+        output = model(**pad_batch([samples[number] for number in numbers], pad_id))
         is_span = "start_logits" in output
         outputs = torch.stack([output.start_logits, output.end_logits], -1) if is_span else output[0]
         for number, part in zip(numbers, outputs, strict=True):
@@ -408,7 +405,7 @@ def check_keepable(encoder: Encoder, task: Task, finetuning: FinetuneConfig) -> 
     if finetuning.head == "transformers":
         both, alone = proof_batch(model, cell, (0, 1)), [proof_batch(model, cell, (number,)) for number in (0, 1)]
         if not agree(padded_logits(model, both), torch.cat([padded_logits(model, batch) for batch in alone])):
-            raise InputError(f"keep: {type(model).__name__} gives something else for a text in a batch than alone")
+            raise InputError(f"keep: {type(model).__name__} gives something else for a text in a batch than alone; leave keep out")
 
 
 def proof_batch(model: Any, cell: CellContext, samples: Sequence[int]) -> Batch:
