@@ -12,7 +12,7 @@ from biphase.encoder.network import TokenIds, make_model
 from biphase.finetuning.config import FinetuneConfig, plan_cells, settle_config
 from biphase.finetuning.encoding import CellContext, EncodedSplit
 from biphase.finetuning.fit import fit_cells
-from biphase.finetuning.heads import Encoder, load_encoder
+from biphase.finetuning.heads import Encoder, load_encoder, plan_to_keep
 from biphase.finetuning.scores import Score
 from biphase.tasks.spec import find_task, task_table
 
@@ -53,6 +53,8 @@ def fit_cell(
 ) -> Score:
     """One cell alone, planned and fitted."""
     plans = plan_cells(model, [task], config, {} if data_dir is None else {find_task(task).name: data_dir})
+    if keep is not None:
+        plans = [*map(plan_to_keep, plans)]
     with TemporaryDirectory() as folder:
         return fit_cells(plans, out or Path(folder), keep=keep)[0]
 

@@ -342,22 +342,6 @@ def test_any_folder_with_a_head(model_folder: Path, tmp_path: Path) -> None:
         assert (one["predicted"], one["probability"]) == (said["label"], pytest.approx(said["score"], abs=1e-4))
 
 
-def test_a_head_that_no_class_of_transformers_has_is_not_kept(
-    model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path
-) -> None:
-    """It is said before anything is trained."""
-    config = transformers.BertConfig(
-        vocab_size=400, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
-    )
-    transformers.BertModel(config).save_pretrained(tmp_path / "encoder")
-    load_encoder(str(model_folder)).tokenizer.pretrained.save_pretrained(tmp_path / "encoder")
-    with pytest.raises(
-        InputError,
-        match="its head in transformers differs from the one that biphase trains; encoders of",
-    ):
-        fit_and_keep("snli", tmp_path / "encoder", data_dirs["snli"], tmp_path)
-
-
 def test_what_predicts_nothing_is_refused(model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path) -> None:
     file = tmp_path / "texts.txt"
     file.write_text("a dog\n")

@@ -77,6 +77,7 @@ def finetune(
         missing: `drop` leaves rows of data without label or text out; a task file has a key for it.
         scores: where finished cells are kept.
         keep: write the fine-tuned model to this folder, for transformers' pipelines, unless its training diverges.
+            Where its class there has another head than the paper's, that one is trained, and a line says so.
         settings: changes to single keys of the cell, such as `learning_rate=1e-4, seed=3`.
     """
     if not isinstance(task, str | Path | None):
@@ -91,9 +92,13 @@ def finetune(
     if keep is not None:
         refuse_filled(Path(keep))
     [plan] = plan_cells(str(model), [task], config, {} if folder is None else {find_task(task).name: folder})
-    is_old = plan.is_finished(Path(scores))
     from biphase.finetuning.fit import fit_cells
 
+    if keep is not None:
+        from biphase.finetuning.heads import plan_to_keep
+
+        plan = plan_to_keep(plan)
+    is_old = plan.is_finished(Path(scores))
     with nullcontext() if keep is None else claimed(Path(keep).resolve(), "keep.part"):
         if keep is not None:
             refuse_filled(Path(keep))  # another process may have written it meanwhile

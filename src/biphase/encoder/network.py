@@ -10,6 +10,7 @@ Letters: T packed tokens, N samples of a batch, L longest sample, D width.
 """
 
 import copy
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -173,9 +174,7 @@ def load_weights(
     or as stored with `auto`. Without `config`, the network is the one that the folder describes."""
     config = config or load_model_config(source)
     refuse_pickles(source)  # transformers opens whatever their index names
-    for key, value in config.to_dict().items():
-        if ("dropout" in key or key.endswith("_pdrop")) and isinstance(value, float):
-            setattr(config, key, 0.0)  # pretraining uses none (Table 1)
+    config.update(dict.fromkeys(dropout_shares(config), 0.0))  # pretraining uses none (Table 1)
     config.use_cache = False
     with told_as(f"cannot load weights from {source}"), console.told_if_slow(f"{source}: reading the weights"):
         try:
@@ -207,6 +206,12 @@ def load_weights(
     if lacking and not lacks_head:
         raise InputError(f"{source} lacks {len(lacking)} weights of {type(model).__name__}, such as '{lacking[0]}'")
     return model
+
+
+def dropout_shares(config: PretrainedConfig) -> dict[str, float]:
+    """List the settings of a configuration that say how much is dropped in training."""
+    shares = {key: value for key, value in config.to_dict().items() if isinstance(value, float)}
+    return {key: value for key, value in shares.items() if "dropout" in key or key.endswith("_pdrop")}
 
 
 def make_generation_saveable(model: PreTrainedModel) -> None:
@@ -251,6 +256,13 @@ def train_padding_row(model: PreTrainedModel) -> None:
             row_D.normal_(std=getattr(model.config, "initializer_range", 0.02))
 
 
+def pad_batch(samples: Sequence[Tensor], pad_id: int) -> dict[str, Tensor]:
+    """Pad samples on the right: the inputs of a network of transformers, [N, L]."""
+    masks = [torch.ones_like(tokens_T) for tokens_T in samples]
+    padded = nn.utils.rnn.pad_sequence(list(samples), batch_first=True, padding_value=pad_id)
+    return {"input_ids": padded, "attention_mask": nn.utils.rnn.pad_sequence(masks, batch_first=True)}
+
+
 class PaddedBackbone(nn.Module):
     """A network that knows only padded batches, called with packed tokens like any other."""
 
@@ -263,7 +275,7 @@ class PaddedBackbone(nn.Module):
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, layout: PackedLayout, use_cache: bool = False) -> Any:
         """Compute `last_hidden_state` [1, T, D] of tokens [1, T]; the network numbers the positions itself."""
-        device, pad_id = input_ids.device, getattr(self.config, "pad_token_id", None) or 0
+        pad_id = getattr(self.config, "pad_token_id", None) or 0
         lengths = layout.bounds_S1.diff().tolist()
         samples = input_ids[0, : sum(lengths)].split(lengths)
         batches: dict[int, list[int]] = {}
@@ -271,11 +283,7 @@ class PaddedBackbone(nn.Module):
             batches.setdefault(length if self.equal_lengths else 0, []).append(number)
         hidden: dict[int, Tensor] = {}
         for numbers in batches.values():
-            members = [samples[number] for number in numbers]
-            tokens_NL = nn.utils.rnn.pad_sequence(members, batch_first=True, padding_value=pad_id)
-            lengths_N = torch.tensor([lengths[number] for number in numbers], device=device)
-            is_token_NL = torch.arange(tokens_NL.shape[1], device=device) < lengths_N[:, None]
-            hidden_NLD = self.network(input_ids=tokens_NL, attention_mask=is_token_NL.long()).last_hidden_state
+            hidden_NLD = self.network(**pad_batch([samples[number] for number in numbers], pad_id)).last_hidden_state
             for number, hidden_LD in zip(numbers, hidden_NLD, strict=True):
                 hidden[number] = hidden_LD[: lengths[number]]
         hidden_TD = torch.cat([hidden[number] for number in range(len(samples))])
@@ -283,6 +291,11 @@ class PaddedBackbone(nn.Module):
 
     def get_input_embeddings(self) -> nn.Module:
         return self.network.get_input_embeddings()
+
+
+def without_padding(backbone: nn.Module) -> Any:
+    """Return the network of transformers itself."""
+    return backbone.network if isinstance(backbone, PaddedBackbone) else backbone
 
 
 def load_backbone(source: str | Path) -> nn.Module:
@@ -325,7 +338,7 @@ def load_headless(source: str | Path, attention: str) -> PreTrainedModel:
 
 def fresh_backbone(backbone: nn.Module) -> nn.Module:
     """Make a network of the same shape with random weights from torch's generator."""
-    network: Any = backbone.network if isinstance(backbone, PaddedBackbone) else backbone
+    network = without_padding(backbone)
     fresh: Any = type(network)(copy.deepcopy(network.config))
     if getattr(fresh, "pooler", None) is not None:
         fresh.pooler = nn.Identity()

@@ -44,7 +44,7 @@ DEFAULT_MAX_LENGTH = 2028
 class FinetuneConfig(Strict):
     """All that a cell does, apart from which encoder and which task. Defaults are the paper's where it has a value."""
 
-    later: ClassVar[frozenset[str]] = frozenset({"frozen", "shots", "keep_texts", "ranking"})
+    later: ClassVar[frozenset[str]] = frozenset({"frozen", "shots", "keep_texts", "ranking", "head"})
 
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5e-5
     seed: Count = 0
@@ -81,8 +81,12 @@ class FinetuneConfig(Strict):
     """The type of the arithmetic. `auto`: bf16 where the device has units for it."""
     weight_dtype: Literal["fp32", "bf16"] = "fp32"
     """The type of weights and moments. `bf16`: as the paper did, where updates at low rates round away."""
+    head: Literal["paper", "transformers"] = "paper"
+    """The head on the network: the paper's, the same on all networks, whose scores compare; or that of the network's
+    class in transformers, with its dropout, on padded batches. `finetune --keep` trains the second where the class has
+    another head than the paper's."""
     head_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """The dropout of the token classifier; the other heads have none."""
+    """The dropout of the paper's token classifier; its other heads have none."""
     qa_head: Literal["span", "token"] = "span"
     """Question answering by start and end of a span, or, as in the paper, by classifying tokens."""
     doc_stride: Count = 128
@@ -125,6 +129,8 @@ def settle_config(config: FinetuneConfig, task: Task, max_length: int) -> Finetu
     """
     if config.frozen and task.kind.is_search:
         raise InputError(f"frozen: {task.name} has no head to train; zero-shot:FOLDER scores embeddings as they are")
+    if config.head == "transformers" and (config.frozen or config.qa_head == "token"):
+        raise InputError(f"head=transformers: {'frozen' if config.frozen else 'qa_head=token'} is for the paper's head")
     matters = settings_that_matter(config, task)
     settled: dict[str, Any] = {}
     for name in FAMILY_SETTINGS:
@@ -145,7 +151,9 @@ def settings_that_matter(config: FinetuneConfig, task: Task) -> set[str]:
         matters.remove("head_dropout" if config.qa_head == "span" else "doc_stride")
     if task.kind.is_search and config.ranking == "pairs":
         matters.remove("scale")
-    return matters
+    elif task.kind.is_search:
+        matters.remove("head")
+    return matters - {"head_dropout"} if config.head == "transformers" else matters
 
 
 def resolve_precision(config: FinetuneConfig) -> FinetuneConfig:

@@ -27,7 +27,7 @@ from biphase.files import locked
 from biphase.finetuning.config import PROTOCOL, CellPlan, FinetuneConfig
 from biphase.finetuning.encoding import CellContext, EncodedSplit, EncodedTask
 from biphase.finetuning.encoding_cache import load_encoded
-from biphase.finetuning.heads import build_network, check_keepable, open_encoder, refuse_replaced, to_transformers
+from biphase.finetuning.heads import build_network, open_encoder, refuse_replaced, to_transformers
 from biphase.finetuning.kept import keep_network
 from biphase.finetuning.metrics import Rows
 from biphase.finetuning.scores import Score, read_score, write_cell
@@ -176,8 +176,9 @@ def fit_cells(plans: Sequence[CellPlan], out: Path, keep: Path | None = None) ->
     one process load the model and encode the task once.
 
     Args:
-        keep: the trained network becomes a model folder there (`kept.keep_network`); a finished cell is trained again
-            for it, its score stays. A training that diverges leaves none.
+        keep: the trained network, which `heads.check_keepable` lets pass, becomes a model folder there
+            (`kept.keep_network`); a finished cell is trained again for it, its score stays. A training that diverges
+            leaves none.
 
     Raises `BusyError` when another process is at work on one of the cells.
     """
@@ -218,8 +219,6 @@ def run_cells(plans: Sequence[CellPlan], out: Path | None, keep: Path | None) ->
     computing = explain_computing(config.precision, device, encoder.backbone)
     console.err.print(f"{computing} · not compiled (too short a run)")
     config = config.model_copy(update={"device": device.type})
-    if keep is not None:
-        check_keepable(encoder, plans[0].task, config)
     # 2. The data as token ids: of the task that is trained on, and of those that are evaluated.
     trained, _ = load_encoded(source, encoder, config)
     evaluated = [load_encoded(plan.evaluation, encoder, config) for plan in plans]

@@ -5,8 +5,8 @@ The copy has those rows of the embedding only that the cell's texts use. The oth
 up by nobody, so scores stay the same; but every step they would cost their share of gradients, norm and optimizer: with
 a vocabulary of 128,256 and small batches, more than all else.
 
-What is trained goes into transformers' own classes, so that their `pipeline` predicts as ours does. A network whose
-head no class of transformers has is refused before it is trained: what is kept computes what was scored.
+What is trained goes into transformers' own classes, so that their `pipeline` predicts as ours does. Where such a class
+has another head than the paper's, `head: transformers` trains that one: what is kept computes what was scored.
 
 A frozen encoder's rows are computed once for all cells of a process: rates and seeds train their layer on rows that are
 looked up. Rows are made in blocks of neighbours, so that a row is the same to the last bit whichever cell asked first.
@@ -29,14 +29,14 @@ from torch import Tensor, nn
 from biphase.console import err
 from biphase.corpus.tokenizer import NEW_NAMES, find_tokenizer, misreading_class
 from biphase.encoder.models import Encoder, identify, stamp_model
-from biphase.encoder.network import fresh_backbone, load_backbone
+from biphase.encoder.network import dropout_shares, fresh_backbone, load_backbone, pad_batch, without_padding
 from biphase.encoder.packed import packed_hidden
-from biphase.encoder.proofs import telling_tokens
+from biphase.encoder.proofs import agree, telling_tokens
 from biphase.errors import InputError
 from biphase.export.model import as_llama, set_direction
-from biphase.finetuning.config import FinetuneConfig, settings_that_matter
+from biphase.finetuning.config import CellPlan, FinetuneConfig, plan_cell, settings_that_matter
 from biphase.finetuning.encoding import Batch, CellContext, EncodedSplit, HashedTokenizer, TokenizedTexts, pack
-from biphase.hub import AFTER_PADDING, output_width
+from biphase.hub import AFTER_PADDING, load_model_config, output_width
 from biphase.tasks.spec import Task
 
 UNUSED_EMBEDDINGS = 1024
@@ -99,9 +99,13 @@ class UsedEmbedding(nn.Embedding):
 
 
 def copy_backbone(
-    backbone: Any, texts: Sequence[TokenizedTexts], weights: Literal["pretrained", "random"] = "pretrained"
+    backbone: Any,
+    texts: Sequence[TokenizedTexts],
+    weights: Literal["pretrained", "random"] = "pretrained",
+    pad_id: int | None = None,
 ) -> nn.Module:
-    """A copy for these texts; for any text, where none are given. Random weights come from torch's generator.
+    """A copy for these texts, padded with `pad_id` where that is given; for any text, where none are given. Random
+    weights come from torch's generator.
 
     The whole embedding stays where it is more than a table.
     """
@@ -111,9 +115,10 @@ def copy_backbone(
     if not texts or not is_table(backbone, embedding):
         return copy.deepcopy(backbone)
     # Networks without packing pad their batches themselves.
-    pad_id = getattr(backbone.config, "pad_token_id", None) or 0
+    own_pad_id = getattr(backbone.config, "pad_token_id", None) or 0
+    pad_ids = [own_pad_id, own_pad_id if pad_id is None else pad_id]
     once = {id(part.tokens_T): part for part in texts}.values()  # splits may share their texts
-    used_U = np.unique(np.concatenate([[pad_id], *(part.used_U for part in once)]))
+    used_U = np.unique(np.concatenate([pad_ids, *(part.used_U for part in once)]))
     # What deepcopy takes for copied already, it does not copy: the whole embedding never exists twice.
     return copy.deepcopy(backbone, {id(embedding): UsedEmbedding(embedding, torch.from_numpy(used_U))})
 
@@ -160,17 +165,90 @@ class TaskNetwork(nn.Module):
         return self.out(self.dropout(rows)).float()
 
 
+class ClassNetwork(nn.Module):
+    """A network inside its class of transformers, with that class's own new head, random by torch's generator, and the
+    head's dropout. A pooler is part of the head: the network is loaded without.
+
+    Raises `InputError` where transformers has no class for the task, or one that reads texts with another network.
+    """
+
+    def __init__(self, backbone: nn.Module, encoder: Encoder, cell: CellContext) -> None:
+        super().__init__()
+        network = without_padding(backbone)
+        config = config_with_head(network.config, encoder, cell)
+        config.update(dropout_shares(load_model_config(encoder.folder)))
+        model = make_class(config, backbone, cell)
+        if type(model.base_model) is not type(network):
+            kinds = f"{type(model).__name__} reads texts with a {type(model.base_model).__name__}"
+            raise InputError(f"{kinds}, biphase with a {type(network).__name__}; leave keep and head out")
+        if hasattr(network, "pooler"):
+            network.pooler = model.base_model.pooler
+        attention = model.config._attn_implementation
+        setattr(model, model.base_model_prefix, network)
+        model.set_attn_implementation(attention)
+        self.model = model
+
+    @property
+    def backbone(self) -> Any:
+        return self.model.base_model
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits [S, C] or [T, C], fp32."""
+        return padded_logits(self.model, batch)
+
+
+def make_class(config: Any, backbone: nn.Module, cell: CellContext) -> Any:
+    """A network of transformers for a task, with random weights. Raises `InputError` where it has no class for that."""
+    has_sdpa = getattr(backbone, "_supports_sdpa", False)  # a network that runs on padded batches attends as it did
+    try:
+        model = auto_class(cell.task).from_config(config, attn_implementation="sdpa" if has_sdpa else "eager")
+    except ValueError:
+        kind = f"{cell.task.family.replace('_', ' ')} by a network of type '{config.model_type}'"
+        raise InputError(f"transformers has no class for {kind}; leave keep and head out") from None
+    return model.float()
+
+
+def config_with_head(config: Any, encoder: Encoder, cell: CellContext) -> Any:
+    """Copy a network's configuration, with what its head gives, and the token that pads batches: the tokenizer's, or
+    the end of text where that has no embedding. Types that number positions from behind padding have it already."""
+    config = copy.deepcopy(config)
+    config.num_labels = cell.num_outputs
+    if cell.task.family != "question_answering":
+        config.id2label = {0: cell.task.label} if cell.num_outputs == 1 else dict(enumerate(cell.task.classes))
+        config.label2id = {name: number for number, name in config.id2label.items()}
+        config.problem_type = cell.task.problem_type
+    if cell.task.family == "retrieval":  # else CrossEncoder would give other numbers, in the same order
+        config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
+    config.pad_token_id = padding_token(encoder)
+    return config
+
+
+def padding_token(encoder: Encoder) -> int:
+    config: Any = encoder.backbone.config
+    number = config.pad_token_id if config.model_type in AFTER_PADDING else encoder.tokenizer.pretrained.pad_token_id
+    return number if number in range(config.vocab_size) else encoder.tokenizer.closing
+
+
 def padded_logits(model: Any, batch: Batch) -> Tensor:
     """Compute the logits of a class of transformers with its own head, which takes padded batches: fp32, [S, C] of
-    samples, or [T, C] of tokens; C are start and end of an answer's span."""
-    lengths_S = batch.layout.bounds_S1.long().diff()
-    is_token_SL = torch.arange(int(lengths_S.max()), device=lengths_S.device) < lengths_S[:, None]
-    padded_SL = batch.tokens_T.new_full(is_token_SL.shape, getattr(model.config, "pad_token_id", None) or 0)
-    padded_SL[is_token_SL] = batch.tokens_T
-    output = model(input_ids=padded_SL, attention_mask=is_token_SL.long())
-    is_span = "start_logits" in output
-    logits = torch.stack([output.start_logits, output.end_logits], -1) if is_span else output[0]
-    return (logits[is_token_SL] if logits.ndim == 3 else logits).float()
+    samples, or [T, C] of tokens; C are start and end of an answer's span.
+
+    A sample less than half as long as the longest is in another padded batch, so that padding is never most of one.
+    """
+    pad_id = getattr(model.config, "pad_token_id", None) or 0
+    lengths = batch.texts.lengths_S[batch.samples].tolist()
+    samples = batch.tokens_T.split(lengths)
+    rest = sorted(range(len(lengths)), key=lambda number: -lengths[number])
+    logits: dict[int, Tensor] = {}
+    while rest:
+        numbers = [number for number in rest if 2 * lengths[number] >= lengths[rest[0]]]
+        rest = rest[len(numbers) :]
+        output = model(**pad_batch([samples[number] for number in numbers], pad_id))
+        is_span = "start_logits" in output
+        outputs = torch.stack([output.start_logits, output.end_logits], -1) if is_span else output[0]
+        for number, part in zip(numbers, outputs, strict=True):
+            logits[number] = part[: lengths[number]] if outputs.ndim == 3 else part[None]
+    return torch.cat([logits[number] for number in range(len(lengths))]).float()
 
 
 def new_linear(backbone: Any, num_outputs: int) -> nn.Linear:
@@ -245,7 +323,12 @@ def build_network(encoder: Encoder, cell: CellContext, splits: Iterable[EncodedS
     if can_look_up(cell):
         return TaskNetwork(FrozenFeatures(encoder, cell), cell)
     texts = [value for split in splits for value in vars(split).values() if isinstance(value, TokenizedTexts)]
-    network: Any = TaskNetwork(copy_backbone(encoder.backbone, texts, cell.config.weights), cell)
+    network: Any
+    if cell.config.head == "transformers":
+        backbone = copy_backbone(encoder.backbone, texts, cell.config.weights, padding_token(encoder))
+        network = ClassNetwork(backbone, encoder, cell)
+    else:
+        network = TaskNetwork(copy_backbone(encoder.backbone, texts, cell.config.weights), cell)
     if cell.config.frozen:
         network.backbone.requires_grad_(False)
     return network.to(torch.bfloat16) if cell.config.weight_dtype == "bf16" else network
@@ -274,9 +357,36 @@ def auto_class(task: Task) -> Any:
     return getattr(transformers, f"AutoModel{task.kind.head}")
 
 
+class OtherHeadError(InputError):
+    """The class `kind` of transformers has another head than the paper's."""
+
+    def __init__(self, kind: str) -> None:
+        scored = "the paper's, which is trained here"
+        super().__init__(f"keep: {kind} has another head than {scored}; head=transformers trains and scores its own")
+        self.kind = kind
+
+
+def plan_to_keep(plan: CellPlan) -> CellPlan:
+    """Plan to train a head that can be kept: the paper's where the network's class in transformers has it; otherwise,
+    unless the paper's was asked for, that of the class, which a line tells. Raises `InputError` as `check_keepable`."""
+    encoder = open_encoder(plan.model)
+    try:
+        check_keepable(encoder, plan.task, plan.config)
+    except OtherHeadError as error:
+        if "head" in plan.config.model_fields_set:
+            raise
+        config = plan.config.model_copy(update={"head": "transformers"})
+        plan = plan_cell(plan.model, plan.train, plan.evaluation, config)
+        check_keepable(encoder, plan.task, plan.config)
+        why = "`evaluate` trains the paper's, which is the same for all networks"
+        err.print(f"{error.kind} has another head than the paper's: its own is trained (head=transformers); {why}")
+    return plan
+
+
+@torch.no_grad()
 def check_keepable(encoder: Encoder, task: Task, finetuning: FinetuneConfig) -> None:
-    """Raises `InputError` for a network whose head is another one in transformers, and for templates that are no
-    prompts."""
+    """Raises `InputError` for a network whose head is another one in transformers (`OtherHeadError`) or gives something
+    else for a text in a batch than alone, and for templates that are no prompts."""
     cell = CellContext(task, finetuning, torch.device("cpu"), torch.float32)
     if task.family == "question_answering" and finetuning.qa_head != "span":
         raise InputError("keep: transformers has no class with the token head; give qa_head=span")
@@ -291,75 +401,65 @@ def check_keepable(encoder: Encoder, task: Task, finetuning: FinetuneConfig) -> 
             f"otherwise than the tokenizer.json of {encoder.name}: what is kept would predict something else"
         )
     with torch.random.fork_rng(devices=[]):
-        to_transformers(TaskNetwork(copy_backbone(encoder.backbone, []), cell), encoder, cell)
+        model = to_transformers(build_network(encoder, cell, []), encoder, cell)
+    if finetuning.head == "transformers":
+        both, alone = proof_batch(model, cell, (0, 1)), [proof_batch(model, cell, (number,)) for number in (0, 1)]
+        if not agree(padded_logits(model, both), torch.cat([padded_logits(model, batch) for batch in alone])):
+            raise InputError(f"keep: {type(model).__name__} gives something else for a text in a batch than alone; leave keep out")
+
+
+def proof_batch(model: Any, cell: CellContext, samples: Sequence[int]) -> Batch:
+    """One or both of two samples, of 12 and 7 tokens, on the CPU."""
+    tokens_T = telling_tokens(model.base_model, 19).numpy()
+    texts = TokenizedTexts(tokens_T, np.array([0, 12, 19]), np.array([], dtype=np.int64))
+    return pack(texts, np.array(samples), replace(cell, device=torch.device("cpu"), dtype=torch.float32))
 
 
 @torch.no_grad()
 def to_transformers(network: Any, encoder: Encoder, cell: CellContext) -> Any:
-    """Turn a network into one of transformers for any text, on the CPU. Raises `InputError` where the class of its type
-    has another head."""
+    """Turn a network into one of transformers for any text, on the CPU. Raises `OtherHeadError` where the class of its
+    type has another head."""
     network, pretrained = network.float().cpu().eval(), encoder.backbone
     # Back to the encoder itself, or to the whole embedding, whose rows are as they were where no text used them.
     if isinstance(network.backbone, FrozenFeatures):
         network.backbone = copy_backbone(pretrained, [])
-    used = network.backbone.get_input_embeddings()
+    inner = without_padding(network.backbone)
+    used = inner.get_input_embeddings()
     if isinstance(used, UsedEmbedding):
         whole = copy.deepcopy(pretrained.get_input_embeddings()).to(used.weight.dtype)
         is_used_V = used.row_of_V < used.num_embeddings
         whole.weight[is_used_V] = used.weight[used.row_of_V[is_used_V]].to(whole.weight.device)
-        network.backbone.set_input_embeddings(whole)
+        inner.set_input_embeddings(whole)
     if cell.is_embedder:
         return network.backbone
-    config = copy.deepcopy(network.backbone.config)
+    return network.model if isinstance(network, ClassNetwork) else with_same_head(network, encoder, cell)
+
+
+@torch.no_grad()
+def with_same_head(network: Any, encoder: Encoder, cell: CellContext) -> Any:
+    """The class of transformers for a network with the paper's head, with the weights of both. Raises `OtherHeadError`
+    where it computes something else."""
+    inner = without_padding(network.backbone)
+    config = config_with_head(inner.config, encoder, cell)
+    config.classifier_pooling = "mean"  # EuroBERT's and ModernBERT's name for what the paper's head does
     # A EuroBERT has no class for answers, but is a Llama that looks both ways.
     if cell.task.family == "question_answering" and isinstance(config, transformers.EuroBertConfig):
         config = as_llama(config)
         set_direction(config, causal=False)
-    if cell.task.family != "question_answering":
-        config.id2label = {0: cell.task.label} if cell.num_outputs == 1 else dict(enumerate(cell.task.classes))
-        config.label2id = {name: number for number, name in config.id2label.items()}
-        config.problem_type = cell.task.problem_type
-        config.classifier_pooling = "mean"  # EuroBERT's and ModernBERT's name for what our head does
-    if cell.task.family == "retrieval":  # else CrossEncoder would give other numbers, in the same order
-        config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
-    return with_same_head(config, network, cell)
-
-
-@torch.no_grad()
-def with_same_head(config: Any, network: Any, cell: CellContext) -> Any:
-    """The class of transformers for a configuration, with the weights of ours. Raises `InputError` where there is none
-    that computes the same."""
-    kind = auto_class(cell.task)
-    is_sequence = kind is transformers.AutoModelForSequenceClassification
-    is_probe = cell.config.frozen and is_sequence
-    kept = "a linear probe" if is_probe else f"a network of type '{config.model_type}'"
-    reason = "its head in transformers differs from the one that biphase trains"
-    remedy = "leave frozen out" if is_probe else "encoders of biphase's own presets (EuroBERT) can be"
-    refusal = InputError(f"keep: {kept} cannot be kept for {cell.task.family.replace('_', ' ')}: {reason}; {remedy}")
-    has_dense_layer = config.model_type == "modernbert" and not is_sequence
-    if has_dense_layer:
-        config.classifier_activation = "linear"  # see below
-    try:
-        model = kind.from_config(config, attn_implementation="sdpa").float().eval()
-    except ValueError:
-        raise refusal from None
-    model.base_model.load_state_dict(network.backbone.state_dict(), strict=False)
+    model = make_class(config, network.backbone, cell).eval()
+    refusal: InputError = OtherHeadError(type(model).__name__)
+    if cell.config.frozen:
+        kept = f"a linear probe cannot be kept for {cell.task.family.replace('_', ' ')}"
+        refusal = InputError(f"keep: {kept}: {type(model).__name__} has more than its one layer; leave frozen out")
+    model.base_model.load_state_dict(inner.state_dict(), strict=False)
     layers = [layer for layer in model.children() if isinstance(layer, nn.Linear)]
     trained_layers = [layer for layer in network.children() if isinstance(layer, nn.Linear)]
     if [layer.weight.shape for layer in layers] != [layer.weight.shape for layer in trained_layers]:
         raise refusal
     for new, old in zip(layers, trained_layers, strict=True):
         new.load_state_dict(old.state_dict(), strict=False)
-    if has_dense_layer:
-        # ModernBERT's dense layer and norm below its classifier of tokens shall change nothing: the layer takes the
-        # scale of the network's last norm away, which leaves what is normed already, and the norm brings it back.
-        scale_D = model.base_model.final_norm.weight
-        model.head.dense.weight.copy_(torch.diag(1 / scale_D))
-        model.head.norm.weight.copy_(scale_D)
-    # On padded samples of 12 and 5 tokens it must give the logits that ours gives on them packed.
-    tokens_T = telling_tokens(model.base_model, 17).numpy()
-    texts = TokenizedTexts(tokens_T, np.array([0, 12, 17]), np.array([], dtype=np.int64))
-    batch = pack(texts, np.arange(2), replace(cell, device=torch.device("cpu"), dtype=torch.float32))
+    # On padded samples it must give the logits that ours gives on them packed.
+    batch = proof_batch(model, cell, (0, 1))
     if not torch.allclose(network(batch), padded_logits(model, batch), rtol=1e-3, atol=1e-4):
         raise refusal
     return model

@@ -76,6 +76,8 @@ def keep_network(model: Any, encoder: Encoder, cell: "CellContext", folder: Path
     tokenizer = copy.deepcopy(encoder.tokenizer.pretrained)
     close_texts(tokenizer)
     tokenizer.model_max_length = cell.config.max_length
+    if not cell.is_embedder:  # the token that the head takes for padding
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(model.config.pad_token_id)
     if cell.config.ranking == "pairs":  # both texts of a pair had the same type
         tokenizer.model_input_names = ["input_ids", "attention_mask"]
     with whole_folder(folder) as part:

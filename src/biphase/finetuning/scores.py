@@ -96,6 +96,7 @@ class Score(Strict):
     def result(self) -> str:
         """Name the cell and its value on each split."""
         name = f"{self.task} · {self.model} · lr {self.config.learning_rate:g} · seed {self.config.seed}"
+        name += " · head=transformers" if self.config.head == "transformers" else ""
         if self.diverged:
             return f"{name}: diverged at step {self.diverged_at_step}"
         values = [f"{split} {values.get(self.metric, np.nan):.2%}" for split, values in self.metrics.items()]

@@ -74,6 +74,7 @@ SEQUENCE_CLASSIFICATION = Kind(
     example="reviews",
     size=TaskSize(train_examples=50_000, example_tokens=40, evaluated_tokens=1_000_000),
     has_classes=True,
+    settings=("head",),
 )
 
 KINDS: dict[Family | ProblemType, Kind] = {
@@ -89,7 +90,7 @@ KINDS: dict[Family | ProblemType, Kind] = {
         has_classes=True,
         has_token_outputs=True,
         input_columns=("text",),
-        settings=("head_dropout",),
+        settings=("head", "head_dropout"),
     ),
     "question_answering": Kind(
         code="QA",
@@ -101,7 +102,7 @@ KINDS: dict[Family | ProblemType, Kind] = {
         size=TaskSize(train_examples=90_000, example_tokens=200, evaluated_tokens=3_000_000),
         num_outputs=2,
         has_token_outputs=True,
-        settings=("head_dropout", "qa_head", "doc_stride", "max_answer_tokens"),
+        settings=("head", "head_dropout", "qa_head", "doc_stride", "max_answer_tokens"),
         encoding_settings=("qa_head", "doc_stride"),
     ),
     "retrieval": Kind(
@@ -115,7 +116,7 @@ KINDS: dict[Family | ProblemType, Kind] = {
         num_outputs=1,
         is_search=True,
         input_columns=("query", "document"),
-        settings=("ranking", "scale", "judged_only"),
+        settings=("head", "ranking", "scale", "judged_only"),
         encoding_settings=("judged_only", "ranking"),
     ),
     "multiple_choice": Kind(
@@ -128,6 +129,7 @@ KINDS: dict[Family | ProblemType, Kind] = {
         size=TaskSize(train_examples=40_000, example_tokens=200, evaluated_tokens=2_000_000),
         has_classes=True,
         num_outputs=1,
+        settings=("head",),
     ),
     "regression": replace(
         SEQUENCE_CLASSIFICATION, metrics=("spearman", "pearson"), example="similarity", has_classes=False, num_outputs=1
