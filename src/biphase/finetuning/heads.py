@@ -405,7 +405,9 @@ def check_keepable(encoder: Encoder, task: Task, finetuning: FinetuneConfig) -> 
     if finetuning.head == "transformers":
         both, alone = proof_batch(model, cell, (0, 1)), [proof_batch(model, cell, (number,)) for number in (0, 1)]
         if not agree(padded_logits(model, both), torch.cat([padded_logits(model, batch) for batch in alone])):
-            raise InputError(f"keep: {type(model).__name__} gives something else for a text in a batch than alone; leave keep out")
+            raise InputError(
+                f"keep: {type(model).__name__} gives something else for a text in a batch than alone; leave keep out"
+            )
 
 
 def proof_batch(model: Any, cell: CellContext, samples: Sequence[int]) -> Batch:
