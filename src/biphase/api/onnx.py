@@ -141,8 +141,10 @@ def describe_agreement(whole: OnnxNetwork, int8: OnnxNetwork, batches: Sequence[
         alike += similar.double().tolist()
     num_texts = sum(len(features["input_ids"]) for features in batches)
     if is_label:
-        return f"the same label as with all bits for {np.mean(alike):.1%} of what {num_texts} English texts ask"
-    return f"cosine {np.mean(alike):.4f} with all bits over {num_texts} English texts, {min(alike):.4f} at least"
+        of_what = "the tokens of " if name == "logits" and len(alike) > num_texts else ""
+        return f"the same label as the fp32 file for {np.mean(alike):.1%} of {of_what}{num_texts} English texts"
+    mean, least = f"{np.mean(alike):.4f} on average", f"{min(alike):.4f} at least"
+    return f"the cosine with what the fp32 file gives is {mean}, {least}, for {num_texts} English texts"
 
 
 def find_task_data(folder: Path, test: Path | None) -> ScoredTask | None:
@@ -157,9 +159,7 @@ def find_task_data(folder: Path, test: Path | None) -> ScoredTask | None:
     if test is None:
         return None
     if not (folder / "modules.json").exists():
-        raise InputError(
-            f"test: {folder.name} does not say what its task is: only kept and embedding models are scored"
-        )
+        raise InputError("test: this model has no task of its own: only kept and embedding models are scored")
     from biphase.embedding.evaluation import read_judged_set, score_embedder
 
     judged = read_judged_set(test)

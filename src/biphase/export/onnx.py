@@ -170,10 +170,10 @@ def write_onnx(folder: Path) -> OnnxProof:
     """
     started, path = time.monotonic(), folder / ONNX_FILE
     network, reference = load_named(folder)
-    with told_if_slow(f"{folder}: tracing the network, and comparing what onnxruntime computes"):
+    with told_if_slow("tracing the network for ONNX, and comparing what onnxruntime computes"):
         trace(network, path)
         graph = OnnxNetwork(path)
-        gap = compare(graph, reference, network)
+        gap = prove_graph(graph, reference, network)
     texts = network.read_texts()
     batches = [network.batch(texts[first : first + TEXTS_AT_ONCE]) for first in range(0, len(texts), TEXTS_AT_ONCE)]
     return OnnxProof(tuple(graph.output_names), gap, megabytes(path), time.monotonic() - started, batches)
@@ -248,12 +248,13 @@ def silenced() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
-def compare(graph: OnnxNetwork, reference: Any, network: NamedOutputs) -> float:
+def prove_graph(graph: OnnxNetwork, reference: Any, network: NamedOutputs) -> float:
     """Return the largest difference of a graph to the reference, in units of an output's mean size, over texts alone,
     padded, short and long, none as the example's; and prove that a padded text gives what it gives alone.
 
     Raises `FailedProofError` where a difference is more than rounding.
     """
+    name_of_type = type(network.network).__name__
     texts, gaps = network.read_texts(), []
     batches = [network.batch(texts, lengths) for lengths in LENGTHS] + [network.batch(texts[:TEXTS_AT_ONCE])]
     for features in batches:
@@ -264,7 +265,8 @@ def compare(graph: OnnxNetwork, reference: Any, network: NamedOutputs) -> float:
             is_of_tokens = rows.ndim > 2 or name in TOKEN_OUTPUTS
             kept = features["attention_mask"].bool() if is_of_tokens else ...
             if not agree(computed[name][kept], rows[kept]):
-                raise FailedProofError(f"its ONNX graph gives another {name} than PyTorch {of_what}: it is not written")
+                reason = f"gives another {name} than PyTorch {of_what}"
+                raise FailedProofError(f"the ONNX graph of this {name_of_type} {reason}: nothing is written")
             gaps.append(float((computed[name][kept] - rows[kept]).abs().max() / rows[kept].abs().mean()))
     for number, length in enumerate(lengths_S):
         alone = graph(**{name: rows[number : number + 1, :length] for name, rows in features.items()})
@@ -272,9 +274,8 @@ def compare(graph: OnnxNetwork, reference: Any, network: NamedOutputs) -> float:
             is_of_tokens = rows.ndim > 2 or name in TOKEN_OUTPUTS
             padded = computed[name][number : number + 1]
             if not agree(padded[:, :length] if is_of_tokens else padded, rows):
-                raise FailedProofError(
-                    f"its {name} of a text of {length} tokens changes with padding: it is not written"
-                )
+                reason = f"another {name} in a batch than alone, for a text of {length} tokens"
+                raise FailedProofError(f"the ONNX graph of this {name_of_type} gives {reason}: nothing is written")
     return max(gaps)
 
 
