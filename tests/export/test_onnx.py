@@ -29,7 +29,7 @@ from biphase.pretraining.loop import train
 from ..conftest import flip_bit
 from .test_model import FAMILIES, MLM
 
-pytest.importorskip("onnx")
+onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 
 TEXTS = ["Tip", "the boy Tip ran to the Tin Woodman , who sat upon his throne", "an army of girls", "a b c d e f"]
@@ -215,6 +215,8 @@ def test_int8_is_scored_on_the_users_task(source: str, kept: SimpleNamespace, tm
     assert told[3] == f"{100 * kept.score.metrics['test']['accuracy']:.2f}"
     assert "times as fast here" in card
     assert (folder / "onnx" / "model_quantized.onnx").stat().st_size < (folder / "onnx" / "model.onnx").stat().st_size
+    weights = onnx.load(folder / "onnx" / "model_quantized.onnx").graph.initializer
+    assert max(len(weight.int32_data or weight.raw_data) for weight in weights if weight.name.endswith("_scale")) > 4
     predicted = biphase.predict(folder, kept.test)  # what was copied is whole
     assert len(predicted) == 20
 

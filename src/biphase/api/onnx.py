@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -203,5 +204,6 @@ def read_test_examples(kept: KeptModel, test: Path | None) -> TaskData | Collect
     else:
         data = load_examples(find_source(task, test), bool(config.judged_only), config.max_eval_examples)
     if isinstance(data, Collection):
-        return replace(data, train=(), relevance={**data.relevance, "validation": {}})
+        test_only = data.relevance["test"]
+        return replace(data, train=(), relevance={"validation": dict(islice(test_only.items(), 1)), "test": test_only})
     return replace(data, train=data.test[:1], validation=data.test[:1])

@@ -213,11 +213,8 @@ def trace(network: NamedOutputs, path: Path) -> None:
         if name not in TOKEN_OUTPUTS and output.ndim < 3:
             del axes[name][1]
     weights_bytes = sum(weight.numel() * weight.element_size() for weight in network.state_dict().values())
-    can_change = hasattr(network.network, "_can_set_experts_implementation")
-    if can_change and network.network._can_set_experts_implementation():
-        network.network.set_experts_implementation("batched_mm")  # else the experts of the example become the graph
     path.parent.mkdir()
-    with TemporaryDirectory(dir=path.parent) as scratch, silenced():
+    with TemporaryDirectory(dir=path.parent) as scratch, experts_without_loops(network.network), silenced():
         written = Path(scratch) / path.name
         with told_as(f"torch.onnx cannot trace {type(network.network).__name__}"):
             torch.onnx.export(
@@ -234,6 +231,18 @@ def trace(network: NamedOutputs, path: Path) -> None:
             written.rename(path)
         else:
             onnx.save_model(onnx.load(written), path, save_as_external_data=True, location=f"{path.name}_data")
+
+
+@contextmanager
+def experts_without_loops(network: Any) -> Iterator[None]:
+    """Make a mixture of experts compute by products alone: of a loop, a trace would keep the experts of its example."""
+    if not network._can_set_experts_implementation():
+        yield
+        return
+    before = network.config._experts_implementation
+    network.set_experts_implementation("batched_mm")
+    yield
+    network.set_experts_implementation(before)
 
 
 @contextmanager
