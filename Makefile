@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # For a PyTorch without CUDA: make demo TORCH='torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu'
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test newest docs lint check format bench gpu families fuzz campaigns clean
+.PHONY: demo test newest docs lint check format bench gpu families fuzz readers campaigns clean
 
 demo: $(VENV)/installed
 	$(BIN)/biphase demo
@@ -74,6 +74,12 @@ fuzz: $(VENV)/developer
 	$(BIN)/python tests/campaigns/fuzzing.py --count $(COUNT) --seed $(SEED)
 
 # Kills, full disks, hostile models, lost processes and exchanged files too; figures for docs/LOG.md.
+# Other programs that read our ONNX files: fastembed, OpenVINO, and transformers.js under Node (475 MB of npm).
+readers: $(VENV)/developer
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check fastembed openvino
+	ONNXRUNTIME_NODE_INSTALL=skip npm install --silent --prefix $(VENV)/readers @huggingface/transformers
+	BIPHASE_NODE_MODULES=$(CURDIR)/$(VENV)/readers $(BIN)/python -m pytest tests/export/test_onnx.py
+
 campaigns: fuzz
 	$(BIN)/python tests/campaigns/killing.py --count 100 --seed $(SEED)
 	$(BIN)/python tests/campaigns/full_disk.py --count 10 --seed $(SEED)

@@ -179,6 +179,8 @@ def model_facts(path: Path) -> Facts:
     if (path / "modules.json").exists():
         modules = read_json_as(path / "modules.json", list[dict[str, Any]])
         facts["sentence_transformers"] = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
+    if files := sorted(path.glob("onnx/*.onnx")):
+        facts["onnx"] = [file.name for file in files]
     if (path / RECORD).exists():
         record = read_json_as(path / RECORD, KeptModel)
         facts |= {"task": record.task.name, "family": record.task.family}

@@ -4,6 +4,7 @@ and search."""
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from biphase.files import read_json, refuse_filled, refuse_foreign, write_json
 from biphase.hub import fetch_model
 from biphase.machine import refuse_versions
 from biphase.recipe import Recipe, find_preset
-from biphase.run import find_checkpoint, name_run
+from biphase.run import find_checkpoint, name_run, split_reference
 
 if TYPE_CHECKING:
     import numpy as np
@@ -89,17 +90,26 @@ def export(
     folder: str | Path,
     merge: float | None = None,
     *,
+    onnx: bool = False,
+    int8: bool = False,
+    test: str | Path | None = None,
     to_hub: str | None = None,
     license: str | None = None,
     language: str | Iterable[str] | None = None,
 ) -> Path:
-    """Write a checkpoint as a folder that transformers loads, with a model card; returns the folder.
+    """Write a checkpoint as a folder that transformers loads, with a model card; returns the folder. Of a model folder,
+    such as a kept or an embedding model, write a copy with ONNX files.
 
     Args:
         run: a run's folder, its name, or the beginning of its folder's name in `runs`, and `@STEP`, its last one unless
-            given. Of several runs of one name it is the last that was trained.
+            given. Of several runs of one name it is the last that was trained. With `onnx`, a model folder or a hub id
+            too.
         folder: the folder to write.
         merge: average with the decoder that it came from; this share is the decoder's.
+        onnx: write onnx/model.onnx too, which is proved to compute the same.
+        int8: and onnx/model_quantized.onnx, with weights of 8 bits, for CPUs; the card says what that costs.
+        test: what int8 is scored on: of a kept model a labelled file, or the folder with its task's data; of an
+            embedding model a folder in BEIR's layout or a file of scored pairs.
         to_hub: push the folder to this repository (USER/NAME) too, private.
         license: such as apache-2.0, for a card that says none.
         language: such as en, or en,de, for a card that says none.
@@ -108,12 +118,27 @@ def export(
 
     refuse_filled(Path(folder))
     run = name_run(str(run))
-    find_checkpoint(run)
+    onnx = onnx or int8
+    is_run = not onnx or (Path(split_reference(run)[0]) / "config.yaml").exists()
+    source = find_checkpoint(run) if is_run else find_folder(run)
+    if test is not None and not int8:
+        raise InputError("`test` says what int8 is scored on: say `int8` too, or leave it out")
+    if test is not None and not Path(test).exists():
+        raise InputError(f"test: {test} does not exist")
+    if merge is not None and not is_run:
+        raise InputError(f"{run} is no run: merge is for a run that began with a decoder")
     if to_hub is not None:
         check_repository(to_hub)
-    from biphase.export.model import export_checkpoint
+    if not onnx:
+        from biphase.export.model import export_checkpoint
 
-    console.out.prose(export_checkpoint(run, Path(folder), merge))
+        console.out.prose(export_checkpoint(run, Path(folder), merge))
+    else:
+        with needs_extra("onnx", "biphase export --onnx"):
+            for package in ("onnx", "onnxruntime", "sentence_transformers"):
+                import_module(package)
+            from biphase.api.onnx import export_onnx
+        export_onnx(run if is_run else source, Path(folder), merge, int8, None if test is None else Path(test))
     if to_hub is not None:
         push(folder, to_hub, license=license, language=language)
     return Path(folder)
@@ -132,7 +157,7 @@ def load(model: str | Path) -> Any:
     for name, content in SENTENCE_TRANSFORMERS_FILES.items() if (folder / "modules.json").exists() else ():
         saved = read_json(folder / name) if (folder / name).exists() else None
         if saved != content and not (isinstance(content, dict) and saved == content | NEEDS_VERSION):
-            with needs_embeddings("an embedding model"):
+            with needs_extra("embeddings", "an embedding model"):
                 from biphase.embedding.model import load_embedder
             return load_embedder(str(model))
     return load_encoder(str(model))
@@ -167,13 +192,13 @@ ZeroShot = dict[str, dict[str, dict[str, float]]]
 
 
 @contextmanager
-def needs_embeddings(feature: str) -> Iterator[None]:
-    """Turn a package that is missing in imports, or too old, into an `InputError` with what brings it."""
-    refuse_versions("embeddings")
+def needs_extra(extra: str, feature: str) -> Iterator[None]:
+    """Turn a package of an extra that is missing in imports, or too old, into an `InputError` with what brings it."""
+    refuse_versions(extra)
     try:
         yield
     except ModuleNotFoundError as error:
-        extra = "mteb" if error.name == "mteb" else "embeddings"
+        extra = "mteb" if error.name == "mteb" else extra
         raise InputError(f"{feature} needs {error.name}: pip install 'biphase[{extra}]'") from None
 
 
@@ -194,7 +219,7 @@ def embed(
     from biphase.embedding.pairs import check_paths
 
     check_paths(settings)
-    with needs_embeddings("biphase embed"):
+    with needs_extra("embeddings", "biphase embed"):
         from biphase.embedding.training import train_embedder
     folder, facts = train_embedder(settings, Path(runs))
     cosines = [(layer, f"{cosine:.4f}") for layer, cosine in facts["cosines"].items()]
@@ -231,7 +256,7 @@ def run_zero_shot(models: Sequence[str], tasks: Sequence[str], out: Path, **refu
             raise InputError(f"{path} does not exist")
     for model in models:
         find_folder(model)
-    with needs_embeddings("zero-shot evaluation"):
+    with needs_extra("embeddings", "zero-shot evaluation"):
         from biphase.embedding.evaluation import read_judged_set, run_mteb, score_arms, to_mteb
         from biphase.embedding.model import load_embedder
     datasets = [read_judged_set(Path(path)) for path in paths]
@@ -244,7 +269,7 @@ def run_zero_shot(models: Sequence[str], tasks: Sequence[str], out: Path, **refu
     for name in published:
         scores[name] = {}
         for model, embedder in embedders.items():
-            with needs_embeddings("mteb tasks"):
+            with needs_extra("embeddings", "mteb tasks"):
                 result, main_score = run_mteb(embedder, name)
             keep_result(out, model, result["task_name"], result)
             scores[name][model] = {"main_score": main_score}
@@ -307,7 +332,7 @@ def search(
         refuse_foreign(folder, "search index")
     import pandas
 
-    with needs_embeddings("biphase search"):
+    with needs_extra("embeddings", "biphase search"):
         from biphase.embedding.index import answer_question, build_index, open_index
     if has_index:
         opened = open_index(folder, embedder, text, text_field)

@@ -8,7 +8,7 @@ class; `is_causal` in its configuration tells transformers to look both ways."""
 
 import copy
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +96,9 @@ POOLING_KEYS = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens"
 """What that spelling calls ways of pooling: `mean`, for example, `mean_tokens`."""
 
 
-def export_checkpoint(reference: str, folder: Path, merge: float | None = None) -> str:
+def export_checkpoint(
+    reference: str, folder: Path, merge: float | None = None, complete: Callable[[Path], None] | None = None
+) -> str:
     """Write the checkpoint `RUN[@STEP]` as a model folder; returns lines that say how to load it.
 
     Where `AutoTokenizer` would read texts otherwise than in training, they say so, and the folder is none for
@@ -104,7 +106,7 @@ def export_checkpoint(reference: str, folder: Path, merge: float | None = None) 
 
     With `merge`, it is averaged with the decoder that it came from first, which has that share of the result. Before
     the folder takes its name it is loaded back with transformers alone, must give the same logits as the packed
-    network, and must be causal or bidirectional as the last objective was.
+    network, and must be causal or bidirectional as the last objective was. `complete` adds to it then.
 
     Raises:
         InputError: no such checkpoint, a damaged one, a folder that holds something else, or nothing to merge with.
@@ -134,6 +136,8 @@ def export_checkpoint(reference: str, folder: Path, merge: float | None = None) 
         draw_curves(run, manifest.run_step, part / "curves.png")
         card = describe_export(run, manifest, folder.name, exported, tokenizer.eos_token, merged, misread_as)
         write_text(part / "README.md", card)
+        if complete is not None:
+            complete(part)
         write_mark(part, "encoder")
     looks = "causal" if causal else "bidirectional"
     remarks = f"\n{merged}" if merged else ""

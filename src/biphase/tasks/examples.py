@@ -217,27 +217,13 @@ def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | N
         raise InputError(f"{message}: leave validation out, and a part of train takes its place")
     if source.task.kind.is_search:
         return load_collection(source, judged_only, most_evaluated)
-    makers: dict[spec.Family, Callable[[spec.Task, str, Row], AnyExample | None]] = {
-        "sequence_classification": make_text,
-        "token_classification": partial(make_words, scheme=source.form.scheme),
-        "question_answering": make_question,
-        "multiple_choice": make_choices,
-    }
-    task, make = source.task, makers[source.task.family]
+    task = source.task
     examples: dict[spec.TaskSplit, list[AnyExample]] = {}
     left_out = 0
     lacking: dict[str, list[str]] = defaultdict(list)
     for split in source.splits:
-        examples[split] = []
-        for origin, row in read_rows(source, split):
-            reason = "short" if row is SHORT_ROW else why_left_out(task, origin, row)
-            example = None if reason else make(task, origin, row)
-            if example is not None:
-                examples[split].append(example)
-                continue
-            left_out += 1
-            if reason in ("label", "text"):
-                lacking[reason].append(origin)
+        examples[split], num_left_out = read_examples_of(source, split, lacking)
+        left_out += num_left_out
     tell_lacking(task, lacking)
     for split in source.splits:
         if not examples[split]:
@@ -248,6 +234,32 @@ def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | N
     draw_splits(source, examples, most_evaluated)
     splits = {split: tuple(examples[split]) for split in spec.TASK_SPLITS}
     return TaskData(task, **splits, left_out=left_out)
+
+
+def read_examples_of(
+    source: TaskSource, split: spec.TaskSplit, lacking: dict[str, list[str]]
+) -> tuple[list[AnyExample], int]:
+    """Read the examples of one split, and count the rows that are left out; those that lack a label or a text are added
+    to `lacking`."""
+    makers: dict[spec.Family, Callable[[spec.Task, str, Row], AnyExample | None]] = {
+        "sequence_classification": make_text,
+        "token_classification": partial(make_words, scheme=source.form.scheme),
+        "question_answering": make_question,
+        "multiple_choice": make_choices,
+    }
+    task, make = source.task, makers[source.task.family]
+    examples: list[AnyExample] = []
+    left_out = 0
+    for origin, row in read_rows(source, split):
+        reason = "short" if row is SHORT_ROW else why_left_out(task, origin, row)
+        example = None if reason else make(task, origin, row)
+        if example is not None:
+            examples.append(example)
+            continue
+        left_out += 1
+        if reason in ("label", "text"):
+            lacking[reason].append(origin)
+    return examples, left_out
 
 
 def draw_splits(
