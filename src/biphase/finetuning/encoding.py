@@ -17,10 +17,11 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from biphase.console import err
 from biphase.corpus.tokenizer import tokenizer_hash
 from biphase.device import to_device
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, PackedLayout, lay_out
-from biphase.errors import told_as
+from biphase.errors import clipped, told_as
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.metrics import Judgement
 from biphase.tasks.examples import FilledText
@@ -179,6 +180,10 @@ class EncodedSplit(ABC):
         """The class of each example, where few shots are drawn from each class; else one for all."""
         return np.zeros(self.num_examples, dtype=np.int64)
 
+    def balanced_weights(self, items: np.ndarray, cell: "CellContext") -> np.ndarray:
+        """The weights, [C], that balance the classes of some training items. Families of classes have them."""
+        raise NotImplementedError
+
     def items_of(self, examples: np.ndarray) -> np.ndarray:
         """The training items of examples."""
         return examples
@@ -253,6 +258,12 @@ def share_room(lengths: Sequence[int], room: int) -> list[int]:
     return caps
 
 
+def balance_classes(counts_C: np.ndarray) -> np.ndarray:
+    """Weights as scikit-learn's `balanced`: of n targets of k classes, n / (k · n_c). A class without any weighs 1."""
+    weights_C = counts_C.sum() / (np.count_nonzero(counts_C) * np.maximum(counts_C, 1))
+    return np.where(counts_C > 0, weights_C, 1.0)
+
+
 def count_touched(bounds_G1: np.ndarray, samples: np.ndarray) -> int:
     """Count the groups of neighbouring samples, between these bounds, that hold one of the given samples."""
     return len(np.unique(np.searchsorted(bounds_G1, samples, side="right")))
@@ -280,6 +291,28 @@ class CellContext:
     device: torch.device
     dtype: torch.dtype
     """The type of the arithmetic; autocast from the type of the weights."""
+    class_weights_C: Tensor | None = None
+    """What each class weighs in the loss, fp32, once it is known what is trained on (`with_class_weights`)."""
+
+    def with_class_weights(self, balanced_C: np.ndarray) -> "CellContext":
+        """Weigh the classes as the configuration says; `balanced_C` are the weights that balance them. Tells them."""
+        weights_C = balanced_C
+        if self.config.class_weights != "balanced":
+            weights = dict(self.config.class_weights or ())
+            weights_C = np.array([weights.get(name, 1.0) for name in self.task.classes])
+        told = (f"{name} {weight:.3g}" for name, weight in zip(self.task.classes, weights_C, strict=True))
+        err.print(f"{self.task.name}: classes weigh {clipped(', '.join(told))}", markup=False)
+        return replace(self, class_weights_C=self.on_device(weights_C.astype(np.float32)))
+
+    def cross_entropy(self, logits_XC: Tensor, targets_X: np.ndarray, all_targets: np.ndarray) -> Tensor:
+        """The share of some targets (-100: none) in the cross-entropy of all targets of a batch: torch's weighted and
+        smoothed mean over these."""
+        weights_C, targets = self.class_weights_C, self.on_device(targets_X)
+        smoothing = self.config.label_smoothing
+        loss = nn.functional.cross_entropy(logits_XC, targets, weights_C, reduction="sum", label_smoothing=smoothing)
+        if weights_C is None or len(all_targets) == 0:
+            return loss / max(len(all_targets), 1)
+        return loss / weights_C[self.on_device(all_targets)].sum()
 
     @property
     def is_embedder(self) -> bool:

@@ -10,7 +10,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import lru_cache, partial
 from string import Formatter
@@ -178,6 +178,8 @@ class LabelledText:
     label: int | float | tuple[int, ...]
     """A number of `Task.classes`, or as the task's `problem_type` says: a score, or the numbers of several classes. In
     multiple choice, the number of the right choice."""
+    group: str = ""
+    """The value of `Task.group`."""
 
 
 @dataclass(frozen=True)
@@ -186,6 +188,7 @@ class TaggedWords:
     words: tuple[str, ...]
     tags: tuple[int, ...]
     """Numbers of `Task.classes`, which are in IOB2."""
+    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -197,6 +200,7 @@ class Question:
     """An unanswerable question has none."""
     candidates: tuple[Answer, ...] = ()
     """ReCoRD's entities, in the order of the text; `question` keeps its @placeholder."""
+    group: str = ""
 
 
 AnyExample = LabelledText | TaggedWords | Question
@@ -227,7 +231,8 @@ def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | N
         "question_answering": make_question,
         "multiple_choice": make_choices,
     }
-    task, make = source.task, makers[source.task.family]
+    task = source.task
+    make = partial(make_grouped, makers[task.family])
     examples: dict[spec.TaskSplit, list[AnyExample]] = {}
     left_out = 0
     lacking: dict[str, list[str]] = defaultdict(list)
@@ -252,6 +257,7 @@ def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | N
             if times > 1:
                 raise InputError(f"{source.name}: the {split} split has two questions with the id '{id}'")
     draw_splits(source, examples, most_evaluated)
+    tell_groups(task, {split: {example.group for example in examples[split]} for split in spec.TASK_SPLITS})
     splits = {split: tuple(examples[split]) for split in spec.TASK_SPLITS}
     return TaskData(task, **splits, left_out=left_out)
 
@@ -269,7 +275,10 @@ def draw_splits(
         if len(examples["train"]) < 2:
             raise InputError(f"{train_of} is too small to hold out a {split}")
         strata = np.array([classes_of(example)[0] for example in examples["train"]]) if task.stratified else None
-        examples["train"], examples[split] = hold_out(examples["train"], shares[split], strata)
+        groups = np.array([example.group for example in examples["train"]]) if task.group else None
+        if groups is not None and len(np.unique(groups)) < 2:
+            raise InputError(f"{train_of} has too few values of '{task.group}' to hold out whole groups for {split}")
+        examples["train"], examples[split] = hold_out(examples["train"], shares[split], strata, groups)
     for split in spec.TASK_SPLITS if task.problem_type == "regression" else spec.TASK_SPLITS[:1]:
         labels = {example.label for example in examples[split] if isinstance(example, LabelledText)}
         if len(labels) == 1 and len(examples[split]) > 1 and not task.choices:
@@ -289,6 +298,32 @@ def draw_splits(
         for split in spec.EVALUATED_SPLITS:
             indices = draw_indices(len(examples[split]), most_evaluated)
             examples[split] = [examples[split][index] for index in indices]
+
+
+def make_grouped(
+    make: Callable[[spec.Task, str, Row], AnyExample | None], task: spec.Task, origin: str, row: Row
+) -> AnyExample | None:
+    """Make an example with its group, where the task has a column for it."""
+    example = make(task, origin, row)
+    if example is None or task.group is None:
+        return example
+    value = column(origin, row, task.group, "or leave `group` out of the task")
+    if is_missing(value):
+        raise InputError(f"{origin}: no group stands in '{task.group}': fill it in, or leave `group` out of the task")
+    return replace(example, group=str(value))
+
+
+def tell_groups(task: spec.Task, groups: dict[spec.TaskSplit, set[str]]) -> None:
+    """Say how many groups each split has, and how many of them are in train too, where the files of the splits do not
+    divide them."""
+    if task.group is None:
+        return
+    counts = ", ".join(f"{len(names):,} in {split}" for split, names in groups.items())
+    err.print(f"{task.name}: groups by '{task.group}': {counts}", markup=False)
+    for split in spec.EVALUATED_SPLITS:
+        if shared := groups[split] & groups["train"]:
+            sentence = f"{len(shared):,} of {len(groups[split]):,} groups of {split} are in train too"
+            err.print(f"{task.name}: {sentence}; leave `{split}` out to have whole groups held out", markup=False)
 
 
 def classes_of(example: AnyExample) -> tuple[int, ...]:
