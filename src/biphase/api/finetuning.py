@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ from biphase import console
 from biphase.api.networks import ZERO_SHOT, ZeroShot, run_zero_shot
 from biphase.api.own_task import write_task
 from biphase.config import parse_config
-from biphase.corpus.rows import BYTE_ORDER_MARK, PlacedRow, Row, TableForm, plain_path, rows_in_memory
+from biphase.corpus.rows import BYTE_ORDER_MARK, PlacedRow, Row, TableForm, ending_of, rows_in_memory
 from biphase.corpus.text import keep_rows
 from biphase.engine.local import Engine, EngineKind
 from biphase.engine.scheduler import Failure
@@ -42,7 +42,7 @@ from biphase.finetuning.kept import RECORD, KeptModel, find_kept, open_rows
 from biphase.finetuning.scores import Score, ScoreSet, read_scores
 from biphase.report import verdicts
 from biphase.tasks.sources import name_data_dirs
-from biphase.tasks.spec import PAPER_TASKS, find_task, name_tests
+from biphase.tasks.spec import PAPER_TASKS, find_task, is_own_task, name_tests
 
 if TYPE_CHECKING:
     import pandas
@@ -59,6 +59,7 @@ def finetune(
     template: str | None = None,
     label: str | None = None,
     missing: Literal["refuse", "drop"] = "refuse",
+    group: str | None = None,
     scores: str | Path = "scores",
     keep: str | Path | None = None,
     **settings: Any,
@@ -74,25 +75,31 @@ def finetune(
         template: columns in braces that make the input of rows, in place of all their columns of texts.
         label: the column of rows with the label, or with the list of tags, where its name does not tell.
         missing: `drop` leaves rows of data without label or text out; a task file has a key for it.
+        group: the column of rows whose values stay together where splits are drawn; a task file has a key for it.
         scores: where finished cells are kept.
         keep: write the fine-tuned model to this folder, for transformers' pipelines, unless its training diverges.
-        settings: changes to single keys of the cell, such as `learning_rate=1e-4, seed=3`.
+        settings: changes to single keys of the cell, such as `learning_rate=1e-4, seed=3`. Without a rate, a task of
+            one's own is trained at the best of four on validation after 100 steps each.
     """
     if not isinstance(task, str | Path | None):
         raise InputError(f"the task is of type {type(task).__name__}: give its name or its file; rows go to `data`")
     config = parse_config(FinetuneConfig, settings, origin=str(task or "finetune"))
     folder = data
     if data is not None and not is_folder(data):
-        task, folder = write_task(data, Path(scores) / OWN_TASKS, task, template, label, missing)
+        task, folder = write_task(data, Path(scores) / OWN_TASKS, task, template, label, missing, group)
     elif task is None:
         remedy = "rows as data" if data is None else f"a file of rows as data, which {data} is not"
         raise InputError(f"which task? Name one, such as snli, or a YAML file, or give {remedy}")
     if keep is not None:
         refuse_filled(Path(keep), "keep")
     [plan] = plan_cells(str(model), [task], config, {} if folder is None else {find_task(task).name: folder})
-    is_old = plan.is_finished(Path(scores))
     from biphase.finetuning.fit import fit_cells
 
+    if "learning_rate" not in config.model_fields_set and not (is_own_task(plan.task) or plan.task.kind.is_search):
+        from biphase.finetuning.rates import search_rate
+
+        plan = search_rate(plan, Path(scores))
+    is_old = plan.is_finished(Path(scores))
     with nullcontext() if keep is None else claimed(Path(keep).resolve(), "keep.part"):
         if keep is not None:
             refuse_filled(Path(keep), "keep")  # another process may have written it meanwhile
@@ -198,14 +205,16 @@ def write_predictions(model: str, file: Path, out: Path | TextIO, template: str 
     """Write the rows of a file with predictions into a .jsonl, .csv or .tsv file that appears when it is whole, or as
     JSONL. A table is written as the one that was read, where both have the same ending."""
     if isinstance(out, Path):
-        if out.suffix not in (".jsonl", *TABLE_FORMS):
+        if out.suffix.lower() not in (".jsonl", *TABLE_FORMS):
             raise InputError(f"{out}: name a .jsonl, .csv or .tsv file")
         refuse_existing(out)
     form, rows = predict_rows(model, file, template, device)
     with whole_file(out) if isinstance(out, Path) else nullcontext(out) as sink:
-        if isinstance(out, Path) and out.suffix in TABLE_FORMS:
-            is_alike = out.suffix == plain_path(file).suffix
-            write_table(rows, sink, form if form and is_alike else TABLE_FORMS[out.suffix])
+        ending = out.suffix.lower() if isinstance(out, Path) else ""
+        if ending in TABLE_FORMS:
+            if form is None or ending != ending_of(file):
+                form = replace(TABLE_FORMS[ending], has_mark=form is not None and form.has_mark)
+            write_table(rows, sink, form)
             return
         for row in rows:  # on a terminal with nothing in it that a terminal obeys
             sink.write(json.dumps(row, ensure_ascii=sink.isatty(), default=str) + "\n")

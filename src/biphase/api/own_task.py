@@ -245,6 +245,7 @@ def write_task(
     template: str | None = None,
     label: str | None = None,
     missing: Literal["refuse", "drop"] = "refuse",
+    group: str | None = None,
 ) -> tuple[str, str]:
     """Write the YAML file and the data folder of a task that rows describe by their columns (`describe_rows`); return
     their names.
@@ -256,6 +257,7 @@ def write_task(
         template: columns in braces that make the input, in place of all columns of texts.
         label: the column with the label, or with the list of tags.
         missing: what becomes of rows without label or text, as the key of a task says.
+        group: the column whose values stay together in drawn splits.
 
     Raises:
         InputError: another split, columns that are no task, or the name of a task that biphase has.
@@ -282,6 +284,7 @@ def write_task(
     metric = KINDS[keys.get("problem_type", keys["family"])].metrics[0]
     tree = {"name": name, "metric": metric, **keys, "template": template or keys.get("template", ""), "files": [layout]}
     tree |= {} if missing == "refuse" else {"missing": missing}
+    tree |= {} if group is None else {"group": group}
     parse_config(Task, tree, origin=f"task {name}")
     hashes = {split: hashlib.sha256(content.encode()).hexdigest() for split, content in contents.items()}
     target = folder / f"{name}-{content_hash([tree, hashes])[:12]}"

@@ -222,7 +222,8 @@ class AdditiveSplit(EncodedSplit):
         for part in split_by_tokens(items, self.lengths_I, cell.config.microbatch_tokens):
             batch, output = self.texts.compute(model, self.samples_of(part), cell)
             loss = self.loss(output, batch, items, cell)
-            loss.backward()
+            if torch.is_grad_enabled():
+                loss.backward()
             total += loss.detach()
         return total
 

@@ -23,8 +23,8 @@ from biphase.corpus.rows import (
     Row,
     TableForm,
     column,
+    ending_of,
     open_table,
-    plain_path,
     read_text_lines,
     renamed,
     rows_of_file,
@@ -174,11 +174,11 @@ def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
 def layout_to_predict(task: Task, file: Path) -> FileLayout:
     """Choose how a file to predict is read: as one for training that ends alike; else columns as the task's files
     of columns have them, whatever these end in. CoNLL-U says itself where its words stand."""
-    endings = [(layout, plain_path(Path(layout.train)).suffix) for layout in task.files if layout.train]
+    endings = [(layout, ending_of(Path(layout.train))) for layout in task.files if layout.train]
     for layout, ending in endings:
-        if ending == plain_path(file).suffix:
+        if ending == ending_of(file):
             return layout
-    for layout, ending in endings if plain_path(file).suffix != ".conllu" else ():
+    for layout, ending in endings if ending_of(file) != ".conllu" else ():
         if (layout.format or FORMATS.get(ending, "columns")) in ("columns", "conllu"):
             return FileLayout(columns=layout.columns)
     return FileLayout()
@@ -202,8 +202,8 @@ def open_rows(model: KeptModel, file: Path) -> tuple[TableForm | None, Iterator[
     task, columns = model.task, input_columns(model.task)
     rows: Iterator[PlacedRow]
     table: TableForm | None = None
-    form = model.layout.format or FORMATS.get(plain_path(file).suffix)
-    if plain_path(file).suffix == ".txt" and has_text_lines(task, model.layout, file):
+    form = model.layout.format or FORMATS.get(ending_of(file))
+    if ending_of(file) == ".txt" and has_text_lines(task, model.layout, file):
         if len(columns) > 1:
             raise InputError(f"{file}: a line is one text, but {task.name} needs {' and '.join(columns)}")
         lines = read_text_lines(file)
@@ -267,7 +267,7 @@ def has_text_lines(task: Task, layout: FileLayout, file: Path) -> bool:
     filled = [line for line in text.split("\n") if line]
     widths = {len(line.split()) for line in filled}
     is_table = len(widths) == 1 and ("\t" in text or "\n\n" in text or (widths != {1} and len(filled) > CHANCE))
-    if is_table and all(plain_path(Path(form.train)).suffix != ".txt" for form in task.files if form.train):
+    if is_table and all(ending_of(Path(form.train)) != ".txt" for form in task.files if form.train):
         raise InputError(f"{file}: words in columns, or a text a line? Name columns .conll, or give a column '{TEXT}'")
     return not is_table
 

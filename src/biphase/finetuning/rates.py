@@ -1,0 +1,62 @@
+"""A cell whose learning rate nobody gave → the same cell with the rate that a short search on validation chooses.
+
+The paper's 5e-5 suits networks of 100M parameters and more that see a thousand batches. A network of 1M that sees fifty
+of them predicts the largest class with it, so the rates of two orders of magnitude are tried. `evaluate`, studies and
+biphase's own tasks never come here: their rates are the axes of a grid.
+"""
+
+from pathlib import Path
+
+import torch
+
+from biphase.console import err
+from biphase.device import choose_device, choose_dtype
+from biphase.errors import memory_told
+from biphase.files import read_json_as, write_json
+from biphase.finetuning.choosing import choose_rate
+from biphase.finetuning.config import CellPlan, plan_cell
+from biphase.finetuning.encoding import CellContext
+from biphase.finetuning.encoding_cache import load_encoded
+from biphase.finetuning.fit import score_split, train_network
+from biphase.finetuning.heads import build_network, open_encoder
+from biphase.finetuning.scores import show_rate
+
+SEARCHED_RATES = (3e-5, 1e-4, 3e-4, 1e-3)
+"""The rates that are tried; 100 times as high for a linear probe."""
+SEARCH_STEPS = 100
+"""The updates of each try, with warm-up and decay; fewer where the training itself has fewer."""
+
+
+def search_rate(plan: CellPlan, scores: Path) -> CellPlan:
+    """Plan the cell at the rate, of those that are tried, that is best on validation; of equal ones the lowest.
+
+    What validation said is kept in `scores/.rates`, so that the same cell is not searched for twice.
+    """
+    factor = 100 if plan.config.frozen else 1
+    path = scores / ".rates" / f"{plan.task.name}-{plan.hash[:16]}.json"
+    values = read_json_as(path, dict[float, float | None]) if path.exists() else {}
+    for rate in (factor * rate for rate in SEARCHED_RATES):
+        if rate not in values:
+            values[rate] = try_rate(plan, rate)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, values)
+    best = choose_rate({rate: [value] for rate, value in values.items()})
+    tried = (f"{show_rate(rate)} {'diverged' if value is None else f'{value:.1%}'}" for rate, value in values.items())
+    how = f"tried for {SEARCH_STEPS} steps or fewer, {plan.task.metric} on validation: {', '.join(tried)}"
+    err.print(f"{plan.task.name}: learning rate {show_rate(best)} ({how}); learning_rate=… skips this", markup=False)
+    return plan_cell(plan.model, plan.train, plan.evaluation, plan.config.model_copy(update={"learning_rate": best}))
+
+
+@memory_told("lower microbatch_tokens (65,536 unless given)")
+def try_rate(plan: CellPlan, rate: float) -> float | None:
+    """Train a network for some steps at a rate; return its score on validation, None where it diverged."""
+    encoder, device = open_encoder(plan.model), choose_device(plan.config.device)
+    steps = min(plan.config.max_steps, SEARCH_STEPS)
+    config = plan.config.model_copy(update={"learning_rate": rate, "max_steps": steps, "device": device.type})
+    splits, _ = load_encoded(plan.train, encoder, config)
+    cell = CellContext(plan.train.task, config, device, choose_dtype(config.precision, device))
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(config.seed)
+        network = build_network(encoder, cell, splits.values()).to(device)
+        _, training = train_network(network, splits["train"], cell, splits["validation"])
+    return None if training["diverged"] else score_split(network, splits["validation"], cell)
