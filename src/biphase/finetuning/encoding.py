@@ -17,11 +17,10 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from biphase.console import err
 from biphase.corpus.tokenizer import tokenizer_hash
 from biphase.device import to_device
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, PackedLayout, lay_out
-from biphase.errors import clipped, told_as
+from biphase.errors import told_as
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.metrics import Judgement
 from biphase.tasks.examples import FilledText
@@ -196,7 +195,7 @@ class EncodedSplit(ABC):
     @abstractmethod
     def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: "CellContext") -> Tensor:
         """The mean loss over some training items, and its gradient added to that of the parameters, over microbatches
-        that fit into memory."""
+        that fit into memory. Under `torch.no_grad` a split with a loss that adds up has the loss alone."""
 
     def predict(self, model: "BatchModel", cell: "CellContext") -> Any:
         """The predictions for all examples, unless a family has its own the outputs for each sample, [S, C]. Called
@@ -296,13 +295,11 @@ class CellContext:
     """What each class weighs in the loss, fp32, once it is known what is trained on (`with_class_weights`)."""
 
     def with_class_weights(self, balanced_C: np.ndarray) -> "CellContext":
-        """Weigh the classes as the configuration says; `balanced_C` are the weights that balance them. Tells them."""
+        """Weigh the classes as the configuration says; `balanced_C` are the weights that balance them."""
         weights_C = balanced_C
         if self.config.class_weights != "balanced":
             weights = dict(self.config.class_weights or ())
             weights_C = np.array([weights.get(name, 1.0) for name in self.task.classes])
-        told = (f"{name} {weight:.3g}" for name, weight in zip(self.task.classes, weights_C, strict=True))
-        err.print(f"{self.task.name}: classes weigh {clipped(', '.join(told))}", markup=False)
         return replace(self, class_weights_C=self.on_device(weights_C.astype(np.float32)))
 
     def cross_entropy(self, logits_XC: Tensor, targets_X: np.ndarray, all_targets: np.ndarray) -> Tensor:

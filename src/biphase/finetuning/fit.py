@@ -126,22 +126,15 @@ def steps_to_validate(config: FinetuneConfig, num_items: int, num_steps: int) ->
 
 
 @torch.no_grad()
-def score_split(network: nn.Module, split: EncodedSplit, cell: CellContext) -> float:
-    """Score a network on a split by the metric that chooses rates. It may go on to be trained."""
-    modes = [(module, module.training) for module in network.modules()]
-    network.eval()
-    value = split.judge(split.predict(network, cell), cell)[0][cell.task.metric]
-    for module, mode in modes:
-        module.training = mode
-    return value
-
-
-@torch.no_grad()
 def choose_weights(
     best: BestWeights | None, step: int, network: nn.Module, validation: EncodedSplit, cell: CellContext
 ) -> BestWeights:
     """Score a network in the middle of its training; return its weights where they are better than the best so far."""
-    value = score_split(network, validation, cell)
+    modes = [(module, module.training) for module in network.modules()]
+    network.eval()
+    value = validation.judge(validation.predict(network, cell), cell)[0][cell.task.metric]
+    for module, mode in modes:
+        module.training = mode
     if best is not None and value <= best.value:
         return best
     named = network.named_parameters()

@@ -5,8 +5,10 @@ of them predicts the largest class with it, so the rates of two orders of magnit
 biphase's own tasks never come here: their rates are the axes of a grid.
 """
 
+import math
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from biphase.console import err
@@ -17,7 +19,7 @@ from biphase.finetuning.choosing import choose_rate
 from biphase.finetuning.config import CellPlan, plan_cell
 from biphase.finetuning.encoding import CellContext
 from biphase.finetuning.encoding_cache import load_encoded
-from biphase.finetuning.fit import score_split, train_network
+from biphase.finetuning.fit import train_network
 from biphase.finetuning.heads import build_network, open_encoder
 from biphase.finetuning.scores import show_rate
 
@@ -28,28 +30,30 @@ SEARCH_STEPS = 100
 
 
 def search_rate(plan: CellPlan, scores: Path) -> CellPlan:
-    """Plan the cell at the rate, of those that are tried, that is best on validation; of equal ones the lowest.
+    """Plan the cell at the rate, of those that are tried, with the lowest loss on validation.
+
+    The loss tells rates apart where a metric is equal for all: while the largest class is predicted, or no entity.
 
     What validation said is kept in `scores/.rates`, so that the same cell is not searched for twice.
     """
     factor = 100 if plan.config.frozen else 1
     path = scores / ".rates" / f"{plan.task.name}-{plan.hash[:16]}.json"
-    values = read_json_as(path, dict[float, float | None]) if path.exists() else {}
+    losses = read_json_as(path, dict[float, float | None]) if path.exists() else {}
     for rate in (factor * rate for rate in SEARCHED_RATES):
-        if rate not in values:
-            values[rate] = try_rate(plan, rate)
+        if rate not in losses:
+            losses[rate] = try_rate(plan, rate)
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, values)
-    best = choose_rate({rate: [value] for rate, value in values.items()})
-    tried = (f"{show_rate(rate)} {'diverged' if value is None else f'{value:.1%}'}" for rate, value in values.items())
-    how = f"tried for {SEARCH_STEPS} steps or fewer, {plan.task.metric} on validation: {', '.join(tried)}"
+            write_json(path, losses)
+    best = choose_rate({rate: [None if loss is None else -loss] for rate, loss in losses.items()})
+    tried = (f"{show_rate(rate)} {'diverged' if loss is None else f'{loss:.3f}'}" for rate, loss in losses.items())
+    how = f"tried for {SEARCH_STEPS} steps or fewer, loss on validation: {', '.join(tried)}"
     err.print(f"{plan.task.name}: learning rate {show_rate(best)} ({how}); learning_rate=… skips this", markup=False)
     return plan_cell(plan.model, plan.train, plan.evaluation, plan.config.model_copy(update={"learning_rate": best}))
 
 
 @memory_told("lower microbatch_tokens (65,536 unless given)")
 def try_rate(plan: CellPlan, rate: float) -> float | None:
-    """Train a network for some steps at a rate; return its score on validation, None where it diverged."""
+    """Train a network for some steps at a rate; return its mean loss on validation, None where it diverged."""
     encoder, device = open_encoder(plan.model), choose_device(plan.config.device)
     steps = min(plan.config.max_steps, SEARCH_STEPS)
     config = plan.config.model_copy(update={"learning_rate": rate, "max_steps": steps, "device": device.type})
@@ -59,4 +63,10 @@ def try_rate(plan: CellPlan, rate: float) -> float | None:
         torch.manual_seed(config.seed)
         network = build_network(encoder, cell, splits.values()).to(device)
         _, training = train_network(network, splits["train"], cell, splits["validation"])
-    return None if training["diverged"] else score_split(network, splits["validation"], cell)
+    validation = splits["validation"]
+    items = np.arange(len(validation.lengths_I))
+    if config.class_weights:
+        cell = cell.with_class_weights(validation.balanced_weights(items, cell))
+    with torch.no_grad():
+        loss = float(validation.accumulate_gradients(network.eval(), items, cell))
+    return None if training["diverged"] or not math.isfinite(loss) else loss
