@@ -23,7 +23,7 @@ from biphase.finetuning.fit import train_network
 from biphase.finetuning.heads import build_network, open_encoder
 from biphase.finetuning.scores import show_rate
 
-SEARCHED_RATES = (3e-5, 1e-4, 3e-4, 1e-3)
+SEARCHED_RATES = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3)
 """The rates that are tried; 100 times as high for a linear probe."""
 SEARCH_STEPS = 100
 """The updates of each try, with warm-up and decay; fewer where the training itself has fewer."""
@@ -32,9 +32,8 @@ SEARCH_STEPS = 100
 def search_rate(plan: CellPlan, scores: Path) -> CellPlan:
     """Plan the cell at the rate, of those that are tried, with the lowest loss on validation.
 
-    The loss tells rates apart where a metric is equal for all: while the largest class is predicted, or no entity.
-
-    What validation said is kept in `scores/.rates`, so that the same cell is not searched for twice.
+    A loss tells rates apart where a metric is equal for all: while the largest class is predicted, or no entity. The
+    losses are kept in `scores/.rates`, so that the same cell is not searched for twice.
     """
     factor = 100 if plan.config.frozen else 1
     path = scores / ".rates" / f"{plan.task.name}-{plan.hash[:16]}.json"

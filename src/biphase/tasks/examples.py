@@ -460,12 +460,53 @@ def fill_row(task: spec.Task, origin: str, row: Row) -> FilledText:
 
 def make_words(task: spec.Task, origin: str, row: Row, scheme: spec.Scheme) -> TaggedWords:
     tags = column(origin, row, task.label, LABEL_REMEDY)
+    spans = None if task.words in row else read_spans_of_characters(tags)
+    if spans is not None:
+        words, tags = tag_text(origin, text_column(origin, row, "text"), spans)
+        row, scheme = row | {task.words: words}, "IOB2"
     words = words_of(task, origin, row)
     if not isinstance(tags, list) or len(tags) != len(words):
         num_tags = f"{len(tags)} tags" if isinstance(tags, list) else "no list of tags"
         raise InputError(f"{origin}: {num_tags} for {len(words)} words")
     tags = to_iob2(tags, scheme, origin)
     return TaggedWords(id_of(origin, row), words, tuple(label_number(task, origin, tag) for tag in tags))
+
+
+def read_spans_of_characters(value: Any) -> list[tuple[int, int, str]] | None:
+    """Read spans as annotation tools write them: `[start, end, label]` (Doccano, spaCy), or objects with `start` and
+    `end` (or `start_offset`, `end_offset`) and `label` (Prodigy, Doccano, what `predict` writes) or a list of `labels`
+    (Label Studio, also below `value`). None for anything else."""
+    spans = []
+    for item in value if isinstance(value, list) else [None]:
+        span = item
+        if isinstance(item, dict):
+            named = item.get("value", item)
+            labels = named.get("labels") or [None]
+            first, last = named.get("start", named.get("start_offset")), named.get("end", named.get("end_offset"))
+            span = [first, last, named.get("label", labels[0])]
+        if not isinstance(span, list) or [type(part) for part in span] != [int, int, str]:
+            return None
+        spans.append((span[0], span[1], span[2]))
+    return spans
+
+
+WORD = re.compile(r"\w+|[^\w\s]")
+"""A word of running text, or a sign of punctuation."""
+
+
+def tag_text(origin: str, text: str, spans: Sequence[tuple[int, int, str]]) -> tuple[list[str], list[str]]:
+    """Divide a running text into words with tags in IOB2. A word of which a span has a part is in it."""
+    matches = [*WORD.finditer(text)]
+    tags = ["O"] * len(matches)
+    for start, end, label in spans:
+        if not 0 <= start < end <= len(text):
+            raise InputError(f"{origin}: the span from {start} to {end} is not in its text of {len(text):,} characters")
+        inside = [number for number, word in enumerate(matches) if word.start() < end and word.end() > start]
+        if any(tags[number] != "O" for number in inside):
+            raise InputError(f"{origin}: two spans share a word at {start} ({excerpt(text[start:end])}); leave one out")
+        for number in inside:
+            tags[number] = f"{'B' if number == inside[0] else 'I'}-{label}"
+    return [word[0] for word in matches], tags
 
 
 def words_of(task: spec.Task, origin: str, row: Row) -> tuple[str, ...]:
