@@ -19,6 +19,7 @@ from pydantic import Field
 from biphase.config import Strict
 from biphase.corpus.rows import (
     FORMATS,
+    QUOTE,
     PlacedRow,
     Row,
     TableForm,
@@ -209,7 +210,9 @@ def open_rows(model: KeptModel, file: Path) -> tuple[TableForm | None, Iterator[
         lines = read_text_lines(file)
         rows = ((f"{file}:{number}", {columns[0]: line.rstrip("\r\n")}) for number, line, _ in lines)
     elif form in ("csv", "tsv") and not file.is_dir():
-        table, rows = open_table(file, model.layout, is_csv=form == "csv")
+        is_quoted = form == "tsv" and model.layout.quotes is None and has_needed_quotes(file, model.layout)
+        layout = model.layout.model_copy(update={"quotes": True}) if is_quoted else model.layout
+        table, rows = open_table(file, layout, is_csv=form == "csv")
     else:
         rows = rows_of_file(file, model.layout, task.words, label=None)
     begin = list(islice(rows, FIRST_ROWS if table else 1))
@@ -227,6 +230,25 @@ def open_rows(model: KeptModel, file: Path) -> tuple[TableForm | None, Iterator[
             if name != "choice":  # what templates name that is no column
                 column(origin, row, name, "give the column that the model reads this name")
     return table, chain(begin, rows)
+
+
+def has_needed_quotes(file: Path, layout: FileLayout) -> bool:
+    """Tell whether fields of a .tsv stand in quotes where they need them, by all of its rows: it can be read so, and a
+    field has a tab, a line end or a quote, which only quotes explain."""
+    ways = ({"quotes": True}, {"quotes": False})
+    quoted, plain = (open_table(file, layout.model_copy(update=way), is_csv=False)[1] for way in ways)
+    is_needed = False
+    try:
+        for _, row in quoted:
+            try:
+                written = next(plain)[1] if not is_needed else row
+            except InputError:  # a row of other fields than the header has
+                is_needed = True
+                continue
+            is_needed = is_needed or any(QUOTE in value for value in {*row.values()} - {*written.values()})
+    except InputError:
+        return False
+    return is_needed
 
 
 DECIMAL_COMMA = re.compile(r"-?\d+,(?!\d{3}$)\d+")
