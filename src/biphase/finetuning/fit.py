@@ -49,16 +49,10 @@ def train_network(
         cell = cell.with_class_weights(split.balanced_weights(items, cell))
     checks = steps_to_validate(config, len(items), num_steps)
     best: BestWeights | None = None
-    # 2. Optimizer. Weight decay is on matrices, not on norms and biases.
+    # 2. Optimizer.
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [parameter for parameter in parameters if parameter.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [parameter for parameter in parameters if parameter.ndim < 2], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)
-    network.train()
-    if config.frozen:
-        network.get_submodule("backbone").eval()
+    optimizer = make_optimizer(parameters, config)
+    set_training(network, config)
     # 3. Updates. What a step gives stays on the device for up to 25 steps or a second, so that few steps wait for it.
     unseen: list[Tensor] = []
     losses: list[float] = []
@@ -105,6 +99,22 @@ def train_network(
     }
 
 
+def make_optimizer(parameters: Sequence[nn.Parameter], config: FinetuneConfig) -> torch.optim.Optimizer:
+    """AdamW, with weight decay on matrices, not on norms and biases."""
+    groups = [
+        {"params": [parameter for parameter in parameters if parameter.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [parameter for parameter in parameters if parameter.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)
+
+
+def set_training(network: nn.Module, config: FinetuneConfig) -> None:
+    """Turn dropout on, but not in a frozen encoder."""
+    network.train()
+    if config.frozen:
+        network.get_submodule("backbone").eval()
+
+
 @dataclass(frozen=True)
 class BestWeights:
     """The weights of a training that are the best so far."""
@@ -128,13 +138,12 @@ def steps_to_validate(config: FinetuneConfig, num_items: int, num_steps: int) ->
 @torch.no_grad()
 def choose_weights(
     best: BestWeights | None, step: int, network: nn.Module, validation: EncodedSplit, cell: CellContext
-) -> BestWeights:
+) -> BestWeights | None:
     """Score a network in the middle of its training; return its weights where they are better than the best so far."""
-    modes = [(module, module.training) for module in network.modules()]
-    network.eval()
-    value = validation.judge(validation.predict(network, cell), cell)[0][cell.task.metric]
-    for module, mode in modes:
-        module.training = mode
+    if not all(parameter.isfinite().all() for parameter in network.parameters()):
+        return best
+    value = validation.judge(validation.predict(network.eval(), cell), cell)[0][cell.task.metric]
+    set_training(network, cell.config)
     if best is not None and value <= best.value:
         return best
     named = network.named_parameters()
