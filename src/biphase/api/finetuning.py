@@ -79,7 +79,7 @@ def finetune(
         scores: where finished cells are kept.
         keep: write the fine-tuned model to this folder, for transformers' pipelines, unless its training diverges.
         settings: changes to single keys of the cell, such as `learning_rate=1e-4, seed=3`. Without a rate, a task of
-            one's own is trained at the best of four on validation after 100 steps each.
+            one's own is trained at the best of three on validation after 100 steps each.
     """
     if not isinstance(task, str | Path | None):
         raise InputError(f"the task is of type {type(task).__name__}: give its name or its file; rows go to `data`")

@@ -1,12 +1,12 @@
 """A cell whose learning rate nobody gave → the same cell with the rate that a short search on validation chooses.
 
-The paper's 5e-5 suits networks of 100M parameters and more that see a thousand batches. A network of 1M that sees fifty
-of them predicts the largest class with it, so the rates of two orders of magnitude are tried. `evaluate`, studies and
-biphase's own tasks never come here: their rates are the axes of a grid.
+The paper's 5e-5 is for its network of 210M. Smaller ones need more, so three rates around one by the size are tried.
+`evaluate`, studies and biphase's own tasks never come here: their rates are the axes of a grid.
 """
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,8 +23,11 @@ from biphase.finetuning.fit import train_network
 from biphase.finetuning.heads import build_network, open_encoder
 from biphase.finetuning.scores import show_rate
 
-SEARCHED_RATES = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3)
-"""The rates that are tried; 100 times as high for a linear probe."""
+PROBE_RATES = (1e-3, 1e-2, 1e-1)
+"""The rates that are tried for a linear probe."""
+PAPER_RATE, PAPER_PARAMETERS, EXPONENT = 5e-5, 112e6, 0.75
+"""The paper's rate, and the parameters of its network without embeddings; the rate falls with their number as a power.
+The exponent is between 1M (3e-3 is best on three tables), 22M (3e-4) and the paper's network."""
 SEARCH_STEPS = 100
 """The updates of each try, with warm-up and decay; fewer where the training itself has fewer."""
 
@@ -35,10 +38,9 @@ def search_rate(plan: CellPlan, scores: Path) -> CellPlan:
     A loss tells rates apart where a metric is equal for all: while the largest class is predicted, or no entity. The
     losses are kept in `scores/.rates`, so that the same cell is not searched for twice.
     """
-    factor = 100 if plan.config.frozen else 1
     path = scores / ".rates" / f"{plan.task.name}-{plan.hash[:16]}.json"
     losses = read_json_as(path, dict[float, float | None]) if path.exists() else {}
-    for rate in (factor * rate for rate in SEARCHED_RATES):
+    for rate in PROBE_RATES if plan.config.frozen else rates_by_size(open_encoder(plan.model).backbone):
         if rate not in losses:
             losses[rate] = try_rate(plan, rate)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -48,6 +50,14 @@ def search_rate(plan: CellPlan, scores: Path) -> CellPlan:
     how = f"tried for {SEARCH_STEPS} steps or fewer, loss on validation: {', '.join(tried)}"
     err.print(f"{plan.task.name}: learning rate {show_rate(best)} ({how}); learning_rate=… skips this", markup=False)
     return plan_cell(plan.model, plan.train, plan.evaluation, plan.config.model_copy(update={"learning_rate": best}))
+
+
+def rates_by_size(backbone: Any) -> list[float]:
+    """List a third of the rate that a network's size suggests, that rate, and three times as much, to one digit."""
+    num_parameters = sum(parameter.numel() for parameter in backbone.parameters())
+    num_parameters -= backbone.get_input_embeddings().weight.numel()
+    rate = PAPER_RATE * (PAPER_PARAMETERS / num_parameters) ** EXPONENT
+    return [float(f"{factor * rate:.0e}") for factor in (1 / 3, 1, 3)]
 
 
 @memory_told("lower microbatch_tokens (65,536 unless given)")

@@ -462,8 +462,8 @@ def make_words(task: spec.Task, origin: str, row: Row, scheme: spec.Scheme) -> T
     tags = column(origin, row, task.label, LABEL_REMEDY)
     spans = None if task.words in row else read_spans_of_characters(tags)
     if spans is not None:
-        words, tags = tag_text(origin, text_column(origin, row, "text"), spans)
-        row, scheme = row | {task.words: words}, "IOB2"
+        found, tags = tag_text(origin, text_column(origin, row, "text"), spans)
+        row, scheme = row | {task.words: found}, "IOB2"
     words = words_of(task, origin, row)
     if not isinstance(tags, list) or len(tags) != len(words):
         num_tags = f"{len(tags)} tags" if isinstance(tags, list) else "no list of tags"
