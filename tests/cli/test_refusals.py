@@ -59,7 +59,7 @@ search text.txt asked --model encoder --index full | full has files that biphase
 study run demo recipe.data.shards=full            | full is no shard set
 study run tiny                                    | tiny is no file, and none of the studies of biphase; known:
 pretrain tiny tensorboard=true                    | did you mean 'tracking=tensorboard'?
-finetune encoder genre class_weights=balanced     | unknown key 'class_weights'; known: batch_size
+finetune encoder genre class_weights=balance      | give `balanced`, or a mapping of classes to weights
 """
 
 IN_TURN = """

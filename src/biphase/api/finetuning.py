@@ -95,7 +95,8 @@ def finetune(
     [plan] = plan_cells(str(model), [task], config, {} if folder is None else {find_task(task).name: folder})
     from biphase.finetuning.fit import fit_cells
 
-    if "learning_rate" not in config.model_fields_set and not (is_own_task(plan.task) or plan.task.kind.is_search):
+    described = find_task(task)
+    if "learning_rate" not in config.model_fields_set and not (is_own_task(described) or described.kind.is_search):
         from biphase.finetuning.rates import search_rate
 
         plan = search_rate(plan, Path(scores))

@@ -39,11 +39,17 @@ PAPER_SEARCH = {"judged_only": True, "max_answer_tokens": 30}
 DEFAULT_MAX_LENGTH = 2028
 
 
-ClassWeights = Annotated[
-    tuple[tuple[Annotated[str, Field(coerce_numbers_to_str=True)], Annotated[float, Field(gt=0)]], ...],
-    BeforeValidator(lambda value: sorted(value.items()) if isinstance(value, dict) else value),
-]
-"""Weights by the names of classes, as pairs: configurations are hashed."""
+def list_weights(value: Any) -> Any:
+    """Turn a mapping of classes to weights into pairs: configurations are hashed."""
+    pairs = sorted((str(name), weight) for name, weight in value.items()) if isinstance(value, dict) else value
+    weights = [pair[-1] for pair in pairs] if isinstance(pairs, list | tuple) else []
+    are_weights = bool(weights) and all(type(weight) in (int, float) and weight > 0 for weight in weights)
+    if pairs not in (None, "balanced") and not are_weights:
+        raise ValueError("give `balanced`, or a mapping of classes to weights above 0")
+    return pairs
+
+
+ClassWeights = Annotated[Literal["balanced"] | tuple[tuple[str, float], ...] | None, BeforeValidator(list_weights)]
 
 
 class FinetuneConfig(Strict):
@@ -66,7 +72,7 @@ class FinetuneConfig(Strict):
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
     """Weight decay is on matrices (embeddings included); not on norms and biases."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    class_weights: Literal["balanced"] | ClassWeights | None = None
+    class_weights: ClassWeights = None
     """Classification of texts and words: what each class weighs in the loss, as torch's `weight` (`pos_weight` where
     texts have several classes): a mapping, in which a class without a weight has 1; or `balanced`: the number of
     examples trained on, divided by the number of classes and by that of the class (of several classes: those without

@@ -462,7 +462,7 @@ def make_words(task: spec.Task, origin: str, row: Row, scheme: spec.Scheme) -> T
     tags = column(origin, row, task.label, LABEL_REMEDY)
     spans = None if task.words in row else read_spans_of_characters(tags)
     if spans is not None:
-        found, tags = tag_text(origin, text_column(origin, row, "text"), spans)
+        found, tags = tag_spans(origin, text_column(origin, row, "text"), spans)
         row, scheme = row | {task.words: found}, "IOB2"
     words = words_of(task, origin, row)
     if not isinstance(tags, list) or len(tags) != len(words):
@@ -494,7 +494,7 @@ WORD = re.compile(r"\w+|[^\w\s]")
 """A word of running text, or a sign of punctuation."""
 
 
-def tag_text(origin: str, text: str, spans: Sequence[tuple[int, int, str]]) -> tuple[list[str], list[str]]:
+def tag_spans(origin: str, text: str, spans: Sequence[tuple[int, int, str]]) -> tuple[list[str], list[str]]:
     """Divide a running text into words with tags in IOB2. A word of which a span has a part is in it."""
     matches = [*WORD.finditer(text)]
     tags = ["O"] * len(matches)
