@@ -415,3 +415,12 @@ def test_a_tsv_with_quotes_where_they_are_needed_is_read_and_written_so(
     write_predictions(str(kept), file, back, None, DEVICE)
     assert pandas.read_csv(back, sep="\t")["sentence"].tolist() == texts
     assert back.read_text().startswith("sentence\tn\tpredicted\t")
+
+
+def test_predictions_as_parquet_are_those_of_jsonl(model_folder: Path, tmp_path: Path) -> None:
+    task = tagging(family="sequence_classification", metric="accuracy", template="{sentence}", label="label")
+    kept = keep_untrained(task, model_folder, tmp_path / "kept")
+    file, back = tmp_path / "rows.parquet", tmp_path / "back.parquet"
+    pandas.DataFrame({"sentence": ["a dog", "a tree"], "n": [1, 2]}).to_parquet(file)
+    write_predictions(str(kept), file, back, None, DEVICE)
+    assert pandas.read_parquet(back).to_dict("records") == predict_all(kept, file)

@@ -26,7 +26,7 @@ from biphase.corpus.rows import BYTE_ORDER_MARK, PlacedRow, Row, TableForm, endi
 from biphase.corpus.text import keep_rows
 from biphase.engine.local import Engine, EngineKind
 from biphase.engine.scheduler import Failure
-from biphase.errors import InputError
+from biphase.errors import InputError, first_line
 from biphase.files import claimed, refuse_existing, refuse_filled, whole_file
 from biphase.finetuning.config import FinetuneConfig, plan_cells
 from biphase.finetuning.grid import (
@@ -162,7 +162,7 @@ def predict(
         model: a folder that `finetune` kept, or a hub id with a head.
         data: a file of rows (.jsonl, .csv, .tsv, .json, .parquet, columns; .txt: a text a line); in Python also a
             DataFrame, a `datasets.Dataset`, texts, or rows as dictionaries.
-        out: write a .jsonl, .csv or .tsv file, row by row; a table as the one that was read.
+        out: write a .jsonl, .csv or .tsv file, row by row, a table as the one that was read; or a .parquet file.
         template: columns in braces, for a model that does not say what its inputs are: `{text}`.
         device: auto, cpu or cuda.
     """
@@ -203,11 +203,11 @@ TABLE_FORMS = {".csv": TableForm(), ".tsv": TableForm("\t", csv.QUOTE_ALL)}
 
 
 def write_predictions(model: str, file: Path, out: Path | TextIO, template: str | None, device: str) -> None:
-    """Write the rows of a file with predictions into a .jsonl, .csv or .tsv file that appears when it is whole, or as
-    JSONL. A table is written as the one that was read, where both have the same ending."""
+    """Write the rows of a file with predictions into a .jsonl, .parquet, .csv or .tsv file that appears when it is
+    whole, or as JSONL. A table is written as the one that was read, where both have the same ending."""
     if isinstance(out, Path):
-        if out.suffix.lower() not in (".jsonl", *TABLE_FORMS):
-            raise InputError(f"{out}: name a .jsonl, .csv or .tsv file")
+        if out.suffix.lower() not in (".jsonl", ".parquet", *TABLE_FORMS):
+            raise InputError(f"{out}: name a .jsonl, .parquet, .csv or .tsv file")
         refuse_existing(out)
     form, rows = predict_rows(model, file, template, device)
     with whole_file(out) if isinstance(out, Path) else nullcontext(out) as sink:
@@ -217,9 +217,23 @@ def write_predictions(model: str, file: Path, out: Path | TextIO, template: str 
                 form = replace(TABLE_FORMS[ending], has_mark=form is not None and form.has_mark)
             write_table(rows, sink, form)
             return
+        if ending == ".parquet":
+            write_parquet(rows, sink)
+            return
         for row in rows:  # on a terminal with nothing in it that a terminal obeys
             sink.write(json.dumps(row, ensure_ascii=sink.isatty(), default=str) + "\n")
         sink.flush()
+
+
+def write_parquet(rows: Iterable[Row], sink: TextIO) -> None:
+    """Write rows as Parquet, all at once: the types of its columns are those of all rows."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        pq.write_table(pa.Table.from_pylist(list(rows)), sink.buffer)  # type: ignore[attr-defined]
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        raise InputError(f"the rows do not fit one table ({first_line(error)}); write a .jsonl file") from None
 
 
 def write_table(rows: Iterable[Row], sink: TextIO, form: TableForm) -> None:
