@@ -231,7 +231,7 @@ def write_parquet(rows: Iterable[Row], sink: TextIO) -> None:
     import pyarrow.parquet as pq
 
     try:
-        pq.write_table(pa.Table.from_pylist(list(rows)), sink.buffer)  # type: ignore[attr-defined]
+        pq.write_table(pa.Table.from_pylist(list(rows)), sink.buffer)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         raise InputError(f"the rows do not fit one table ({first_line(error)}); write a .jsonl file") from None
 

@@ -27,8 +27,7 @@ PROBE_RATES = (1e-3, 1e-2, 1e-1)
 """The rates that are tried for a linear probe."""
 PAPER_RATE, PAPER_PARAMETERS, EXPONENT = 5e-5, 112e6, 0.75
 """The paper's rate, and the parameters of its network without embeddings; the rate falls with their number as a power.
-The exponent fits the best rates of the preset 1m (3e-3 to 6e-3 on two tables), of all-MiniLM-L6-v2 (3e-4) and the paper's
-network."""
+The exponent fits the best rates of the preset 1m (3e-3 to 6e-3), of all-MiniLM-L6-v2 (3e-4) and of that network."""
 SEARCH_STEPS = 100
 """The updates of each try, with warm-up and decay; fewer where the training itself has fewer."""
 
