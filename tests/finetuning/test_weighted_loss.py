@@ -29,10 +29,11 @@ def encoded_split(encoder: Encoder, cell: CellContext, data_dirs: Dirs) -> Any:
 
 @pytest.mark.parametrize("task", ["snli", "wnut17"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_loss_of_unequal_microbatches_is_torchs_mean_with_scikit_learns_weights(
+def test_the_loss_of_unequal_microbatches_is_torchs_weighted_mean_and_balanced_is_scikit_learns(
     encoder: Encoder, data_dirs: Dirs, task: str, smoothing: float
 ) -> None:
-    settings: dict[str, Any] = {"class_weights": "balanced", "label_smoothing": smoothing}
+    first, second, *others = find_task(task).classes
+    settings: dict[str, Any] = {"class_weights": {first: 0.2, second: 5}, "label_smoothing": smoothing}
     cell = make_cell(task, head_dropout=0.0, microbatch_tokens=40, **settings)
     split, items = encoded_split(encoder, cell, data_dirs), np.arange(8)
     cell = cell.with_class_weights(split.balanced_weights(items, cell))
@@ -43,14 +44,13 @@ def test_the_loss_of_unequal_microbatches_is_torchs_mean_with_scikit_learns_weig
     end = 8 if task == "snli" else split.texts.bounds_S1[8]
     targets = split.labels_S if task == "snli" else np.where(split.words_T >= 0, split.tags_W[split.words_T], -100)
     present = np.unique(targets[:end][targets[:end] >= 0])
-    weights = np.ones(len(cell.task.classes))
-    weights[present] = compute_class_weight("balanced", classes=present, y=targets[:end][targets[:end] >= 0])
+    balanced = compute_class_weight("balanced", classes=present, y=targets[:end][targets[:end] >= 0])
+    assert split.balanced_weights(items, cell)[present] == pytest.approx(balanced) and len(set(balanced)) > 1
     with torch.no_grad():
         logits = torch.from_numpy(split.texts.predict(model.eval(), cell))[:end]
     expected = nn.functional.cross_entropy(
-        logits, torch.tensor(targets[:end]), torch.tensor(weights).float(), label_smoothing=smoothing
+        logits, torch.tensor(targets[:end]), torch.tensor([0.2, 5.0, *[1.0] * len(others)]), label_smoothing=smoothing
     )
-    assert len(set(weights)) > 1
     torch.testing.assert_close(loss.cpu(), expected, rtol=1e-4, atol=1e-5)
 
 
