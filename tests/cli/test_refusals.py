@@ -41,7 +41,7 @@ finetune encoder genre --keep full                | full is not an empty folder
 finetune encoder snli --data-dir full             | full: task 'snli' needs train.jsonl
 predict encoder text.txt                          | fine-tune it with `biphase finetune encoder TASK --keep DIR`
 predict kept table.csv                            | no column 'text'; the columns are: a, c; give the column that
-predict kept text.txt --out new.xlsx              | new.xlsx: name a .jsonl, .csv or .tsv file
+predict kept text.txt --out new.xlsx              | new.xlsx: name a .jsonl, .parquet, .csv or .tsv file
 predict kept full                                 | full is a folder; name a file of rows in it
 predict kept text.txt --template {a}              | leave template out
 evaluate full --tasks genre                       | full has no config.json
@@ -59,7 +59,7 @@ search text.txt asked --model encoder --index full | full has files that biphase
 study run demo recipe.data.shards=full            | full is no shard set
 study run tiny                                    | tiny is no file, and none of the studies of biphase; known:
 pretrain tiny tensorboard=true                    | did you mean 'tracking=tensorboard'?
-finetune encoder genre class_weights=balanced     | unknown key 'class_weights'; known: batch_size
+finetune encoder genre class_weights=balance      | give `balanced`, or a mapping of classes to weights
 """
 
 IN_TURN = """

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 import transformers
@@ -151,7 +152,7 @@ def test_quotes_in_tsv_are_never_texts_unasked(model_folder: Path, tmp_path: Pat
     file.write_text('"sentence"\n"He said ""hi"""\n')
     assert [row["sentence"] for row in predict_all(kept, file)] == ['He said "hi"']
     kept = keep_untrained(task_table()["squad_retrieval"], model_folder, tmp_path / "pairs", ranking="pairs")
-    file.write_text('query\tdocument\n"a ""dog"""\t"a tree"\n')
+    file.write_text('query\tdocument\n"a dog"\t"a tree"\n')
     with pytest.raises(InputError, match=r"new.tsv:2: a field in quotes: .*; rows to predict are better a .csv"):
         predict_all(kept, file)
 
@@ -216,7 +217,7 @@ EXCEL = '\ufeffsentence;prix\r\na dog, a cat;0,5\r\n"a tree\nthe river; ""dogs""
         ("rows.tsv", 'sentence\tn\na "dog", a\t0,5\n', ".tsv", "sentence\tn\tpredicted\t", "0,"),
         ("rows.tsv", '"sentence"\t"n"\n"a\n""dog"""\t"1"\n', ".tsv", '"sentence"\t"n"\t"predicted"\t', "0."),
         # Of a file with another ending: as `TABLE_FORMS` says.
-        ("rows.csv", EXCEL, ".tsv", '"sentence"\t"prix"\t"predicted"\t', "0."),
+        ("rows.csv", EXCEL, ".tsv", '\ufeff"sentence"\t"prix"\t"predicted"\t', "0."),
         ("rows.jsonl", '{"sentence": "a \\"dog\\",\\n\\ta; cat"}\n', ".tsv", '"sentence"\t"predicted"\t', "0."),
         ("rows.jsonl", '{"sentence": "a \\"dog\\",\\n\\ta; cat"}\n', ".csv", "sentence,predicted,", "0."),
     ],
@@ -384,3 +385,26 @@ def test_a_cross_encoder_is_kept_for_sentence_transformers(
     (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
     told = [row["predicted"] for row in predict_all(kept, tmp_path / "pairs.jsonl")]
     assert told == pytest.approx(theirs.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("ending", [".tsv", ".TSV"])
+@pytest.mark.parametrize("texts", [["a dog", "a tree\tthe river"], ["a dog", 'the "river"'], ["a\ncat", "a dog"]])
+def test_a_tsv_with_quotes_where_they_are_needed_is_read_and_written_so(
+    texts: list[str], ending: str, model_folder: Path, tmp_path: Path
+) -> None:
+    task = tagging(family="sequence_classification", metric="accuracy", template="{sentence}", label="label")
+    kept = keep_untrained(task, model_folder, tmp_path / "kept")
+    file, back = tmp_path / f"rows{ending}", tmp_path / "back.tsv"
+    pandas.DataFrame({"sentence": texts, "n": ["1", "2"]}).to_csv(file, sep="\t", index=False)
+    write_predictions(str(kept), file, back, None, DEVICE)
+    assert pandas.read_csv(back, sep="\t")["sentence"].tolist() == texts
+    assert back.read_text().startswith("sentence\tn\tpredicted\t")
+
+
+def test_predictions_as_parquet_are_those_of_jsonl(model_folder: Path, tmp_path: Path) -> None:
+    task = tagging(family="sequence_classification", metric="accuracy", template="{sentence}", label="label")
+    kept = keep_untrained(task, model_folder, tmp_path / "kept")
+    file, back = tmp_path / "rows.parquet", tmp_path / "back.parquet"
+    pandas.DataFrame({"sentence": ["a dog", "a tree"], "n": [1, 2]}).to_parquet(file)
+    write_predictions(str(kept), file, back, None, DEVICE)
+    assert pandas.read_parquet(back).to_dict("records") == predict_all(kept, file)

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -22,11 +22,11 @@ from biphase import console
 from biphase.api.networks import ZERO_SHOT, ZeroShot, run_zero_shot
 from biphase.api.own_task import write_task
 from biphase.config import parse_config
-from biphase.corpus.rows import BYTE_ORDER_MARK, PlacedRow, Row, TableForm, plain_path, rows_in_memory
+from biphase.corpus.rows import BYTE_ORDER_MARK, PlacedRow, Row, TableForm, ending_of, rows_in_memory
 from biphase.corpus.text import keep_rows
 from biphase.engine.local import Engine, EngineKind
 from biphase.engine.scheduler import Failure
-from biphase.errors import InputError
+from biphase.errors import InputError, first_line
 from biphase.files import claimed, refuse_existing, refuse_filled, whole_file
 from biphase.finetuning.config import FinetuneConfig, plan_cells
 from biphase.finetuning.grid import (
@@ -42,7 +42,7 @@ from biphase.finetuning.kept import RECORD, KeptModel, find_kept, open_rows
 from biphase.finetuning.scores import Score, ScoreSet, read_scores
 from biphase.report import verdicts
 from biphase.tasks.sources import name_data_dirs
-from biphase.tasks.spec import PAPER_TASKS, find_task, name_tests
+from biphase.tasks.spec import PAPER_TASKS, find_task, is_own_task, name_tests
 
 if TYPE_CHECKING:
     import pandas
@@ -59,6 +59,7 @@ def finetune(
     template: str | None = None,
     label: str | None = None,
     missing: Literal["refuse", "drop"] = "refuse",
+    group: str | None = None,
     scores: Path | str = "scores",
     keep: Path | str | None = None,
     **settings: Any,
@@ -75,17 +76,19 @@ def finetune(
         template: columns in braces that make the input of rows, in place of all their columns of texts.
         label: the column of rows with the label, or with the list of tags, where its name does not tell.
         missing: `drop` leaves rows of data without label or text out; a task file has a key for it.
+        group: the column of rows whose values stay together where splits are drawn; a task file has a key for it.
         scores: where finished cells are kept.
         keep: write the fine-tuned model to this folder, for transformers' pipelines, unless its training diverges.
             Where its class there has another head than the paper's, that one is trained, and a line says so.
-        settings: changes to single keys of the cell, such as `learning_rate=1e-4, seed=3`.
+        settings: changes to single keys of the cell, such as `learning_rate=1e-4, seed=3`. Without a rate, a task of
+            one's own is trained at the best of three on validation after 100 steps each.
     """
     if not isinstance(task, str | Path | None):
         raise InputError(f"the task is of type {type(task).__name__}: give its name or its file; rows go to `data`")
     config = parse_config(FinetuneConfig, settings, origin=str(task or "finetune"))
     folder = data
     if data is not None and not is_folder(data):
-        task, folder = write_task(data, Path(scores) / OWN_TASKS, task, template, label, missing)
+        task, folder = write_task(data, Path(scores) / OWN_TASKS, task, template, label, missing, group)
     elif task is None:
         remedy = "rows as data" if data is None else f"a file of rows as data, which {data} is not"
         raise InputError(f"which task? Name one, such as snli, or a YAML file, or give {remedy}")
@@ -98,6 +101,11 @@ def finetune(
         from biphase.finetuning.heads import plan_to_keep
 
         plan = plan_to_keep(plan)
+    described = find_task(task)
+    if "learning_rate" not in config.model_fields_set and not (is_own_task(described) or described.kind.is_search):
+        from biphase.finetuning.rates import search_rate
+
+        plan = search_rate(plan, Path(scores))
     is_old = plan.is_finished(Path(scores))
     with nullcontext() if keep is None else claimed(Path(keep).resolve(), "keep.part"):
         if keep is not None:
@@ -160,7 +168,7 @@ def predict(
         model: a folder that `finetune` kept, or a hub id with a head.
         data: a file of rows (.jsonl, .csv, .tsv, .json, .parquet, columns; .txt: a text a line).
             In Python: also a DataFrame, a `datasets.Dataset`, texts, or rows as dictionaries.
-        out: write a .jsonl, .csv or .tsv file, row by row; a table as the one that was read.
+        out: write a .jsonl, .csv or .tsv file, row by row, a table as the one that was read; or a .parquet file.
         template: columns in braces, for a model that does not say what its inputs are: `{text}`.
         device: auto, cpu or cuda.
     """
@@ -201,21 +209,37 @@ TABLE_FORMS = {".csv": TableForm(), ".tsv": TableForm("\t", csv.QUOTE_ALL)}
 
 
 def write_predictions(model: str, file: Path, out: Path | TextIO, template: str | None, device: str) -> None:
-    """Write the rows of a file with predictions into a .jsonl, .csv or .tsv file that appears when it is whole, or as
-    JSONL. A table is written as the one that was read, where both have the same ending."""
+    """Write the rows of a file with predictions into a .jsonl, .parquet, .csv or .tsv file that appears when it is
+    whole, or as JSONL. A table is written as the one that was read, where both have the same ending."""
     if isinstance(out, Path):
-        if out.suffix not in (".jsonl", *TABLE_FORMS):
-            raise InputError(f"{out}: name a .jsonl, .csv or .tsv file")
+        if out.suffix.lower() not in (".jsonl", ".parquet", *TABLE_FORMS):
+            raise InputError(f"{out}: name a .jsonl, .parquet, .csv or .tsv file")
         refuse_existing(out)
     form, rows = predict_rows(model, file, template, device)
     with whole_file(out) if isinstance(out, Path) else nullcontext(out) as sink:
-        if isinstance(out, Path) and out.suffix in TABLE_FORMS:
-            is_alike = out.suffix == plain_path(file).suffix
-            write_table(rows, sink, form if form and is_alike else TABLE_FORMS[out.suffix])
+        ending = out.suffix.lower() if isinstance(out, Path) else ""
+        if ending in TABLE_FORMS:
+            if form is None or ending != ending_of(file):
+                form = replace(TABLE_FORMS[ending], has_mark=form is not None and form.has_mark)
+            write_table(rows, sink, form)
+            return
+        if ending == ".parquet":
+            write_parquet(rows, sink)
             return
         for row in rows:  # on a terminal with nothing in it that a terminal obeys
             sink.write(json.dumps(row, ensure_ascii=sink.isatty(), default=str) + "\n")
         sink.flush()
+
+
+def write_parquet(rows: Iterable[Row], sink: TextIO) -> None:
+    """Write rows as Parquet, all at once: the types of its columns are those of all rows."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        pq.write_table(pa.Table.from_pylist(list(rows)), sink.buffer)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        raise InputError(f"the rows do not fit one table ({first_line(error)}); write a .jsonl file") from None
 
 
 def write_table(rows: Iterable[Row], sink: TextIO, form: TableForm) -> None:

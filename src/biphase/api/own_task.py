@@ -28,7 +28,7 @@ from biphase.corpus.rows import (
 from biphase.corpus.text import is_running_text, json_line, plain_value
 from biphase.errors import InputError, clipped
 from biphase.files import content_hash, whole_folder, write_text
-from biphase.tasks.examples import is_missing, list_labels
+from biphase.tasks.examples import is_missing, list_labels, read_spans_of_characters
 from biphase.tasks.families import KINDS
 from biphase.tasks.spec import TASK_SPLITS, Task, task_table
 
@@ -65,7 +65,7 @@ def write_value(value: Any) -> str:
 
 LABEL_NAMES = (
     *("label", "labels", "class", "category", "sentiment", "stars", "rating", "intent", "topic", "topics", "genres"),
-    *("ner_tags", "pos_tags", "tags", "score", "similarity", "answer", "answerKey"),
+    *("ner_tags", "pos_tags", "tags", "score", "similarity", "answer", "answerKey", "labels", "entities", "spans"),
 )
 """What the column with the label may be called, the first that is there."""
 WORD_NAMES = ("tokens", "words")
@@ -115,14 +115,24 @@ def describe_rows(
         raise InputError(f"{data}: no row has a label in '{label}': name another column as `label`")
     labels = values_of(placed, label)
     words = next((name for name in WORD_NAMES if isinstance(placed[0][1].get(name), list)), None)
+    spans = [read_spans_of_characters(value) for value in labels]
+    if words is None and any(spans) and None not in spans:
+        text = "text" if "text" in columns else next((name for name in columns if isinstance(columns[name], str)), "")
+        tags = {f"B-{name}" for row in spans for _, _, name in row or ()}
+        renamed = {column: role for column, role in ((text, "text"), (label, "label")) if column != role}
+        return describe_tags(tags, renamed), label
     if words is None or not isinstance(labels[0], list):
         return {**describe_texts(placed, data, label, labels, family, template), "files.0": {}}, label
     renamed = {column: role for column, role in ((words, "tokens"), (label, "label")) if column != role}
+    return describe_tags({str(tag) for row in labels for tag in row}, renamed), label
+
+
+def describe_tags(tags: set[str], renamed: dict[str, str]) -> dict[str, Any]:
+    """Describe a task of words by the tags that occur, in any scheme, and by the names of its columns."""
     keys: dict[str, Any] = {"family": "token_classification", "files.0": {"rename": renamed} if renamed else {}}
-    tags = {str(tag) for row in labels for tag in row}
     if types := sorted({tag[2:] for tag in tags if tag[1:2] == "-"}):
-        return keys | {"classes": ["O", *(f"{mark}-{name}" for name in types for mark in "BI")]}, label
-    return keys | {"classes": sorted(tags), "metric": "accuracy"}, label
+        return keys | {"classes": ["O", *(f"{mark}-{name}" for name in types for mark in "BI")]}
+    return keys | {"classes": sorted(tags), "metric": "accuracy"}
 
 
 IN_A_FILE = "in a task file (`biphase init task --family FAMILY` writes one)"
@@ -245,6 +255,7 @@ def write_task(
     template: str | None = None,
     label: str | None = None,
     missing: Literal["refuse", "drop"] = "refuse",
+    group: str | None = None,
 ) -> tuple[str, str]:
     """Write the YAML file and the data folder of a task that rows describe by their columns (`describe_rows`); return
     their names.
@@ -256,6 +267,7 @@ def write_task(
         template: columns in braces that make the input, in place of all columns of texts.
         label: the column with the label, or with the list of tags.
         missing: what becomes of rows without label or text, as the key of a task says.
+        group: the column whose values stay together in drawn splits.
 
     Raises:
         InputError: another split, columns that are no task, or the name of a task that biphase has.
@@ -282,6 +294,7 @@ def write_task(
     metric = KINDS[keys.get("problem_type", keys["family"])].metrics[0]
     tree = {"name": name, "metric": metric, **keys, "template": template or keys.get("template", ""), "files": [layout]}
     tree |= {} if missing == "refuse" else {"missing": missing}
+    tree |= {} if group is None else {"group": group}
     parse_config(Task, tree, origin=f"task {name}")
     hashes = {split: hashlib.sha256(content.encode()).hexdigest() for split, content in contents.items()}
     target = folder / f"{name}-{content_hash([tree, hashes])[:12]}"

@@ -290,7 +290,7 @@ def task_check() -> None:
     """
 
 
-@like(finetuning.finetune, arguments="model task changes", hidden="template label missing")
+@like(finetuning.finetune, arguments="model task changes", hidden="template label missing group")
 def finetune(
     task: Annotated[str, Parameter(required=True)],
     data: DataDir,

@@ -94,11 +94,15 @@ def plain_path(path: Path) -> Path:
     return path.with_suffix("") if path.suffix in CODECS else path
 
 
+def ending_of(path: Path) -> str:
+    """Return a file's ending in small letters, without that of its compression."""
+    return plain_path(path).suffix.lower()
+
+
 def kind_of(path: Path) -> str | None:
     """Tell by a file's ending how its documents are read: `text`, `jsonl`, `csv` or `parquet`; None for no source of
     text."""
-    ending = plain_path(path).suffix
-    kind = "text" if ending in (".txt", ".md") else FORMATS.get(ending)
+    kind = "text" if ending_of(path) in (".txt", ".md") else FORMATS.get(ending_of(path))
     is_source = kind in ("text", "jsonl", "csv") or (kind == "parquet" and path.suffix not in CODECS)
     return kind if is_source else None
 
@@ -245,7 +249,7 @@ def read_pieces(path: Path, names: Sequence[str]) -> Iterator[tuple[Any, dict[st
     import pyarrow.parquet as pq
 
     num_bytes = path.stat().st_size
-    if path.suffix == ".parquet":
+    if ending_of(path) == ".parquet":
         with pq.ParquetFile(path) as file:
             columns, features = choose_columns(path, file.schema_arrow, names)
             num_rows = 0
@@ -364,7 +368,7 @@ def rows_of_file(
 
     Of words in columns, `words` and `label` name the lists of words and of tags; without a label there are no tags.
     """
-    form: str = "saved" if path.is_dir() else layout.format or FORMATS.get(plain_path(path).suffix, "columns")
+    form: str = "saved" if path.is_dir() else layout.format or FORMATS.get(ending_of(path), "columns")
     match form:
         case "squad":
             yield from unfold(str(path), read_json_file(path), form)

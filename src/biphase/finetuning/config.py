@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from biphase.config import Beta, Count, PositiveCount, Share, Strict
 from biphase.encoder.models import Encoder, identify
-from biphase.errors import InputError
+from biphase.errors import InputError, nearest
 from biphase.files import content_hash
 from biphase.machine import has_bf16_cores, visible_gpus
 from biphase.recipe import Schedule
@@ -41,10 +41,26 @@ PAPER_SEARCH = {"judged_only": True, "max_answer_tokens": 30}
 DEFAULT_MAX_LENGTH = 2028
 
 
+def list_weights(value: Any) -> Any:
+    """Turn a mapping of classes to weights into pairs: configurations are hashed."""
+    pairs = sorted((str(name), weight) for name, weight in value.items()) if isinstance(value, dict) else value
+    weights = [pair[-1] for pair in pairs] if isinstance(pairs, list | tuple) else []
+    are_weights = bool(weights) and all(type(weight) in (int, float) and weight > 0 for weight in weights)
+    if pairs not in (None, "balanced") and not are_weights:
+        raise ValueError("give `balanced`, or a mapping of classes to weights above 0")
+    return pairs
+
+
+ClassWeights = Annotated[Literal["balanced"] | tuple[tuple[str, float], ...] | None, BeforeValidator(list_weights)]
+
+
 class FinetuneConfig(Strict):
     """All that a cell does, apart from which encoder and which task. Defaults are the paper's where it has a value."""
 
-    later: ClassVar[frozenset[str]] = frozenset({"frozen", "shots", "keep_texts", "ranking", "head"})
+    later: ClassVar[frozenset[str]] = frozenset(
+        {"frozen", "shots", "keep_texts", "ranking", "head", "class_weights", "label_smoothing"}
+        | {"load_best_model_at_end"}
+    )
 
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5e-5
     seed: Count = 0
@@ -59,6 +75,16 @@ class FinetuneConfig(Strict):
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
     """Weight decay is on matrices (embeddings included); not on norms and biases."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    class_weights: ClassWeights = None
+    """Classification of texts and words: what each class weighs in the loss, as torch's `weight` (`pos_weight` where
+    texts have several classes): a mapping, in which a class without a weight has 1; or `balanced`: the number of
+    examples trained on, divided by the number of classes and by that of the class (of several classes: those without
+    the class, divided by those with it)."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Classification into one class: this share of each label is divided among all classes, as torch has it."""
+    load_best_model_at_end: bool = False
+    """Score validation after each epoch, of fewer than four after each quarter of the steps, and return to the weights
+    that were best there; of equal ones the first. The paper takes the last."""
     max_length: Annotated[int, Field(ge=2)] = DEFAULT_MAX_LENGTH
     """The longest input in tokens, end-of-text included; a network made for fewer positions sets a lower limit. Of a
     pair that is too long, the longer text is cut."""
@@ -132,11 +158,18 @@ def settle_config(config: FinetuneConfig, task: Task, max_length: int) -> Finetu
     if config.head == "transformers" and (config.frozen or config.qa_head == "token"):
         raise InputError(f"head=transformers: {'frozen' if config.frozen else 'qa_head=token'} is for the paper's head")
     matters = settings_that_matter(config, task)
+    for name in ("class_weights", "label_smoothing"):
+        if name not in matters and getattr(config, name):
+            kind = (task.problem_type or task.family).replace("_", " ")
+            raise InputError(f"{name}: {task.name} is {kind}, whose loss has none; leave it out")
+    for name, _ in config.class_weights if isinstance(config.class_weights, tuple) else ():
+        if name not in task.classes:
+            raise InputError(f"class_weights: {task.name} has no class '{name}'{nearest(name, task.classes)}")
     settled: dict[str, Any] = {}
     for name in FAMILY_SETTINGS:
         if name not in matters:
             settled[name] = PAPER_SEARCH.get(name, FinetuneConfig.model_fields[name].default)
-        elif getattr(config, name) is None and task.name in PAPER_TASKS:
+        elif name in PAPER_SEARCH and getattr(config, name) is None and task.name in PAPER_TASKS:
             settled[name] = PAPER_SEARCH[name]
     if task.kind.is_search and config.judged_only is None:
         settled.setdefault("judged_only", False)

@@ -179,6 +179,10 @@ class EncodedSplit(ABC):
         """The class of each example, where few shots are drawn from each class; else one for all."""
         return np.zeros(self.num_examples, dtype=np.int64)
 
+    def balanced_weights(self, items: np.ndarray, cell: "CellContext") -> np.ndarray:
+        """The weights, [C], that balance the classes of some training items. Families of classes have them."""
+        raise NotImplementedError
+
     def items_of(self, examples: np.ndarray) -> np.ndarray:
         """The training items of examples."""
         return examples
@@ -191,7 +195,7 @@ class EncodedSplit(ABC):
     @abstractmethod
     def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: "CellContext") -> Tensor:
         """The mean loss over some training items, and its gradient added to that of the parameters, over microbatches
-        that fit into memory."""
+        that fit into memory. Under `torch.no_grad` a split with a loss that adds up has the loss alone."""
 
     def predict(self, model: "BatchModel", cell: "CellContext") -> Any:
         """The predictions for all examples, unless a family has its own the outputs for each sample, [S, C]. Called
@@ -217,7 +221,8 @@ class AdditiveSplit(EncodedSplit):
         for part in split_by_tokens(items, self.lengths_I, cell.config.microbatch_tokens):
             batch, output = self.texts.compute(model, self.samples_of(part), cell)
             loss = self.loss(output, batch, items, cell)
-            loss.backward()
+            if torch.is_grad_enabled():
+                loss.backward()
             total += loss.detach()
         return total
 
@@ -253,6 +258,12 @@ def share_room(lengths: Sequence[int], room: int) -> list[int]:
     return caps
 
 
+def balance_classes(counts_C: np.ndarray) -> np.ndarray:
+    """Weights as scikit-learn's `balanced`: of n targets of k classes, n / (k · n_c). A class without any weighs 1."""
+    weights_C = counts_C.sum() / (np.count_nonzero(counts_C) * np.maximum(counts_C, 1))
+    return np.where(counts_C > 0, weights_C, 1.0)
+
+
 def count_touched(bounds_G1: np.ndarray, samples: np.ndarray) -> int:
     """Count the groups of neighbouring samples, between these bounds, that hold one of the given samples."""
     return len(np.unique(np.searchsorted(bounds_G1, samples, side="right")))
@@ -280,6 +291,26 @@ class CellContext:
     device: torch.device
     dtype: torch.dtype
     """The type of the arithmetic; autocast from the type of the weights."""
+    class_weights_C: Tensor | None = None
+    """What each class weighs in the loss, fp32, once it is known what is trained on (`with_class_weights`)."""
+
+    def with_class_weights(self, balanced_C: np.ndarray) -> "CellContext":
+        """Weigh the classes as the configuration says; `balanced_C` are the weights that balance them."""
+        weights_C = balanced_C
+        if self.config.class_weights != "balanced":
+            weights = dict(self.config.class_weights or ())
+            weights_C = np.array([weights.get(name, 1.0) for name in self.task.classes])
+        return replace(self, class_weights_C=self.on_device(weights_C.astype(np.float32)))
+
+    def cross_entropy(self, logits_XC: Tensor, targets_X: np.ndarray, all_targets: np.ndarray) -> Tensor:
+        """The share of some targets (-100: none) in the cross-entropy of all targets of a batch: torch's weighted and
+        smoothed mean over these."""
+        weights_C, targets = self.class_weights_C, self.on_device(targets_X)
+        smoothing = self.config.label_smoothing
+        loss = nn.functional.cross_entropy(logits_XC, targets, weights_C, reduction="sum", label_smoothing=smoothing)
+        if weights_C is None or len(all_targets) == 0:
+            return loss / max(len(all_targets), 1)
+        return loss / weights_C[self.on_device(all_targets)].sum()
 
     @property
     def is_embedder(self) -> bool:

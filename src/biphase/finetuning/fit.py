@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
@@ -36,23 +37,23 @@ from biphase.tasks.spec import EVALUATED_SPLITS
 from biphase.tasks.splits import Collection, TaskData, draw_indices
 
 
-def train_network(network: nn.Module, split: EncodedSplit, cell: CellContext) -> tuple[list[float], dict[str, Any]]:
+def train_network(
+    network: nn.Module, split: EncodedSplit, cell: CellContext, validation: EncodedSplit | None = None
+) -> tuple[list[float], dict[str, Any]]:
     """Update `network` in place; returns the losses, and what a `Score` says of a training. It stops early only when a
-    loss or a gradient is not finite."""
+    loss or a gradient is not finite. `validation` chooses the weights, where the configuration says so."""
     # 1. What is trained on, and for how long.
     config = cell.config
     items, num_steps = choose_items(split, config)
     schedule = config.schedule(num_steps)
-    # 2. Optimizer. Weight decay is on matrices, not on norms and biases.
+    if config.class_weights:
+        cell = cell.with_class_weights(split.balanced_weights(items, cell))
+    checks = steps_to_validate(config, len(items), num_steps)
+    best: BestWeights | None = None
+    # 2. Optimizer.
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [parameter for parameter in parameters if parameter.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [parameter for parameter in parameters if parameter.ndim < 2], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)
-    network.train()
-    if config.frozen:
-        network.get_submodule("backbone").eval()
+    optimizer = make_optimizer(parameters, config)
+    set_training(network, config)
     # 3. Updates. What a step gives stays on the device for up to 25 steps or a second, so that few steps wait for it.
     unseen: list[Tensor] = []
     losses: list[float] = []
@@ -68,6 +69,8 @@ def train_network(network: nn.Module, split: EncodedSplit, cell: CellContext) ->
             optimizer.zero_grad()
             unseen.append(torch.stack([loss.float(), norm.float()]))
             num_tokens += int(split.lengths_I[items[indices]].sum())
+            if step + 1 in checks and validation is not None:
+                best = choose_weights(best, step + 1, network, validation, cell)
             if len(unseen) == 25 or step + 1 == num_steps or time.perf_counter() - shown_at > 1:
                 for step_loss, step_norm in torch.stack(unseen).tolist():
                     if not (math.isfinite(step_loss) and math.isfinite(step_norm)):
@@ -79,18 +82,73 @@ def train_network(network: nn.Module, split: EncodedSplit, cell: CellContext) ->
                 shown_at = time.perf_counter()
             if diverged_at is not None:
                 break
-    # 4. The last update may itself have broken the weights: no loss saw it.
+    # 4. The weights that were best on validation. The last update may itself have broken the weights: no loss saw it.
     if diverged_at is None and not all(parameter.isfinite().all() for parameter in parameters):
         diverged_at = num_steps - 1
+    if best is not None and diverged_at is None:
+        network.load_state_dict(best.parameters, strict=False)
+        console.err.print(f"{cell.task.name}: step {best.step} of {num_steps} was best on validation, {best.value:.2%}")
     seconds = time.perf_counter() - started
     return losses, {
         "num_steps": num_steps,
+        "best_step": best.step if best is not None and diverged_at is None else None,
         "diverged": diverged_at is not None,
         "diverged_at_step": diverged_at,
         "final_loss": float(np.mean(losses[-math.ceil(len(losses) / 10) :])) if diverged_at is None else None,
         "seconds": {"train": round(seconds, 3)},
         "tokens_per_second": {"train": round(num_tokens / seconds, 1)},
     }
+
+
+def make_optimizer(parameters: Sequence[nn.Parameter], config: FinetuneConfig) -> torch.optim.Optimizer:
+    """AdamW, with weight decay on matrices, not on norms and biases."""
+    groups = [
+        {"params": [parameter for parameter in parameters if parameter.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [parameter for parameter in parameters if parameter.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)
+
+
+def set_training(network: nn.Module, config: FinetuneConfig) -> None:
+    """Turn dropout on, but not in a frozen encoder."""
+    network.train()
+    if config.frozen:
+        network.get_submodule("backbone").eval()
+
+
+@dataclass(frozen=True)
+class BestWeights:
+    """The weights of a training that are the best so far."""
+
+    value: float
+    """Their score on validation."""
+    step: int
+    """The number of steps that they had."""
+    parameters: dict[str, Tensor]
+    """What is trained, by its names, on the CPU."""
+
+
+def steps_to_validate(config: FinetuneConfig, num_items: int, num_steps: int) -> set[int]:
+    """List the numbers of steps after which validation is scored: none unless `load_best_model_at_end`."""
+    if not config.load_best_model_at_end:
+        return set()
+    num_checks = max(4, math.ceil(num_steps / math.ceil(num_items / config.batch_size)))
+    return {math.ceil(num_steps * part / num_checks) for part in range(1, num_checks + 1)}
+
+
+@torch.no_grad()
+def choose_weights(
+    best: BestWeights | None, step: int, network: nn.Module, validation: EncodedSplit, cell: CellContext
+) -> BestWeights | None:
+    """Score a network in the middle of its training; return its weights where they are better than the best so far."""
+    if not all(parameter.isfinite().all() for parameter in network.parameters()):
+        return best
+    value = validation.judge(validation.predict(network.eval(), cell), cell)[0][cell.task.metric]
+    set_training(network, cell.config)
+    if best is not None and value <= best.value:
+        return best
+    named = network.named_parameters()
+    return BestWeights(value, step, {name: weight.cpu().clone() for name, weight in named if weight.requires_grad})
 
 
 def choose_items(split: EncodedSplit, config: FinetuneConfig) -> tuple[np.ndarray, int]:
@@ -230,7 +288,7 @@ def run_cells(plans: Sequence[CellPlan], out: Path | None, keep: Path | None) ->
         cell = CellContext(source.task, config, device, dtype)
         splits = chain(trained.values(), *(splits.values() for splits, _ in evaluated))
         network = build_network(encoder, cell, splits).to(device)
-        losses, training = train_network(network, trained["train"], cell)
+        losses, training = train_network(network, trained["train"], cell, trained["validation"])
     # 4. Predictions and scores, task by task.
     for plan, encoded in zip(plans, evaluated, strict=True):
         cell = CellContext(plan.task, config, device, dtype)

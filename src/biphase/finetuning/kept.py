@@ -19,12 +19,13 @@ from pydantic import Field
 from biphase.config import Strict
 from biphase.corpus.rows import (
     FORMATS,
+    QUOTE,
     PlacedRow,
     Row,
     TableForm,
     column,
+    ending_of,
     open_table,
-    plain_path,
     read_text_lines,
     renamed,
     rows_of_file,
@@ -176,11 +177,11 @@ def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
 def layout_to_predict(task: Task, file: Path) -> FileLayout:
     """Choose how a file to predict is read: as one for training that ends alike; else columns as the task's files
     of columns have them, whatever these end in. CoNLL-U says itself where its words stand."""
-    endings = [(layout, plain_path(Path(layout.train)).suffix) for layout in task.files if layout.train]
+    endings = [(layout, ending_of(Path(layout.train))) for layout in task.files if layout.train]
     for layout, ending in endings:
-        if ending == plain_path(file).suffix:
+        if ending == ending_of(file):
             return layout
-    for layout, ending in endings if plain_path(file).suffix != ".conllu" else ():
+    for layout, ending in endings if ending_of(file) != ".conllu" else ():
         if (layout.format or FORMATS.get(ending, "columns")) in ("columns", "conllu"):
             return FileLayout(columns=layout.columns)
     return FileLayout()
@@ -204,14 +205,16 @@ def open_rows(model: KeptModel, file: Path) -> tuple[TableForm | None, Iterator[
     task, columns = model.task, input_columns(model.task)
     rows: Iterator[PlacedRow]
     table: TableForm | None = None
-    form = model.layout.format or FORMATS.get(plain_path(file).suffix)
-    if plain_path(file).suffix == ".txt" and has_text_lines(task, model.layout, file):
+    form = model.layout.format or FORMATS.get(ending_of(file))
+    if ending_of(file) == ".txt" and has_text_lines(task, model.layout, file):
         if len(columns) > 1:
             raise InputError(f"{file}: a line is one text, but {task.name} needs {' and '.join(columns)}")
         lines = read_text_lines(file)
         rows = ((f"{file}:{number}", {columns[0]: line.rstrip("\r\n")}) for number, line, _ in lines)
     elif form in ("csv", "tsv") and not file.is_dir():
-        table, rows = open_table(file, model.layout, is_csv=form == "csv")
+        is_quoted = form == "tsv" and model.layout.quotes is None and has_needed_quotes(file, model.layout)
+        layout = model.layout.model_copy(update={"quotes": True}) if is_quoted else model.layout
+        table, rows = open_table(file, layout, is_csv=form == "csv")
     else:
         rows = rows_of_file(file, model.layout, task.words, label=None)
     begin = list(islice(rows, FIRST_ROWS if table else 1))
@@ -229,6 +232,25 @@ def open_rows(model: KeptModel, file: Path) -> tuple[TableForm | None, Iterator[
             if name != "choice":  # what templates name that is no column
                 column(origin, row, name, "give the column that the model reads this name")
     return table, chain(begin, rows)
+
+
+def has_needed_quotes(file: Path, layout: FileLayout) -> bool:
+    """Tell whether fields of a .tsv stand in quotes where they need them, by all of its rows: it can be read so, and a
+    field has a tab, a line end or a quote, which only quotes explain."""
+    ways = ({"quotes": True}, {"quotes": False})
+    quoted, plain = (open_table(file, layout.model_copy(update=way), is_csv=False)[1] for way in ways)
+    is_needed = False
+    try:
+        for _, row in quoted:
+            try:
+                written = next(plain)[1] if not is_needed else row
+            except InputError:  # a row of other fields than the header has
+                is_needed = True
+                continue
+            is_needed = is_needed or any(QUOTE in value for value in {*row.values()} - {*written.values()})
+    except InputError:
+        return False
+    return is_needed
 
 
 DECIMAL_COMMA = re.compile(r"-?\d+,(?!\d{3}$)\d+")
@@ -269,7 +291,7 @@ def has_text_lines(task: Task, layout: FileLayout, file: Path) -> bool:
     filled = [line for line in text.split("\n") if line]
     widths = {len(line.split()) for line in filled}
     is_table = len(widths) == 1 and ("\t" in text or "\n\n" in text or (widths != {1} and len(filled) > CHANCE))
-    if is_table and all(plain_path(Path(form.train)).suffix != ".txt" for form in task.files if form.train):
+    if is_table and all(ending_of(Path(form.train)) != ".txt" for form in task.files if form.train):
         raise InputError(f"{file}: words in columns, or a text a line? Name columns .conll, or give a column '{TEXT}'")
     return not is_table
 

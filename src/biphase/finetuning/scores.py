@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -41,6 +41,8 @@ NO_SETTING = PLACEMENT | {"learning_rate", "seed"}
 class Score(Strict):
     """The result of a cell, as its `score.json`."""
 
+    later: ClassVar[frozenset[str]] = frozenset({"best_step"})
+
     protocol: int
     """The `PROTOCOL` that it was made under."""
     cell: str
@@ -65,6 +67,8 @@ class Score(Strict):
     num_left_out: int = 0
     """Rows of the data without a gold label."""
     num_steps: int
+    best_step: int | None = None
+    """With `load_best_model_at_end`: after how many steps the weights are from that are scored."""
     diverged: bool = False
     diverged_at_step: int | None = None
     """The first step (from 0) whose loss or gradient was not finite."""
@@ -110,6 +114,8 @@ class Score(Strict):
         steps = f"{self.num_steps} steps"
         if not self.config.shots and self.num_steps < self.config.max_steps:
             steps += f", {self.config.epochs} epoch{'s' * (self.config.epochs > 1)}"
+        if self.best_step is not None:
+            steps += f", the weights of step {self.best_step}"
         return f"{self.result} ({steps}, {spent}, {speed})"
 
 

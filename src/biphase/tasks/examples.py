@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import lru_cache, partial
 from string import Formatter
@@ -174,6 +174,8 @@ class LabelledText:
     label: int | float | tuple[int, ...]
     """A number of `Task.classes`, or as the task's `problem_type` says: a score, or the numbers of several classes. In
     multiple choice, the number of the right choice."""
+    group: str = ""
+    """The value of `Task.group`."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,7 @@ class TaggedWords:
     words: tuple[str, ...]
     tags: tuple[int, ...]
     """Numbers of `Task.classes`, which are in IOB2."""
+    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -193,6 +196,7 @@ class Question:
     """An unanswerable question has none."""
     candidates: tuple[Answer, ...] = ()
     """ReCoRD's entities, in the order of the text; `question` keeps its @placeholder."""
+    group: str = ""
 
 
 AnyExample = LabelledText | TaggedWords | Question
@@ -232,6 +236,7 @@ def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | N
         if task.family == "question_answering":  # answers are compared by id
             refuse_doubles(f"{source.name}: {split}: the question", [example.id for example in examples[split]])
     draw_splits(source, examples, most_evaluated)
+    tell_groups(task, {split: {example.group for example in examples[split]} for split in spec.TASK_SPLITS})
     splits = {split: tuple(examples[split]) for split in spec.TASK_SPLITS}
     return TaskData(task, **splits, left_out=left_out)
 
@@ -247,7 +252,8 @@ def read_examples_of(
         "question_answering": make_question,
         "multiple_choice": make_choices,
     }
-    task, make = source.task, makers[source.task.family]
+    task = source.task
+    make = partial(make_grouped, makers[task.family])
     examples: list[AnyExample] = []
     left_out = 0
     for origin, row in read_rows(source, split):
@@ -275,7 +281,10 @@ def draw_splits(
         if len(examples["train"]) < 2:
             raise InputError(f"{train_of} is too small to hold out a {split}")
         strata = np.array([classes_of(example)[0] for example in examples["train"]]) if task.stratified else None
-        examples["train"], examples[split] = hold_out(examples["train"], shares[split], strata)
+        groups = np.array([example.group for example in examples["train"]]) if task.group else None
+        if groups is not None and len(np.unique(groups)) < 2:
+            raise InputError(f"{train_of} has too few values of '{task.group}' to hold out whole groups for {split}")
+        examples["train"], examples[split] = hold_out(examples["train"], shares[split], strata, groups)
     for split in spec.TASK_SPLITS if task.problem_type == "regression" else spec.TASK_SPLITS[:1]:
         labels = {example.label for example in examples[split] if isinstance(example, LabelledText)}
         if len(labels) == 1 and len(examples[split]) > 1 and not task.choices:
@@ -295,6 +304,32 @@ def draw_splits(
         for split in spec.EVALUATED_SPLITS:
             indices = draw_indices(len(examples[split]), most_evaluated)
             examples[split] = [examples[split][index] for index in indices]
+
+
+def make_grouped(
+    make: Callable[[spec.Task, str, Row], AnyExample | None], task: spec.Task, origin: str, row: Row
+) -> AnyExample | None:
+    """Make an example with its group, where the task has a column for it."""
+    example = make(task, origin, row)
+    if example is None or task.group is None:
+        return example
+    value = column(origin, row, task.group, "or leave `group` out of the task")
+    if is_missing(value):
+        raise InputError(f"{origin}: no group stands in '{task.group}': fill it in, or leave `group` out of the task")
+    return replace(example, group=str(value))
+
+
+def tell_groups(task: spec.Task, groups: dict[spec.TaskSplit, set[str]]) -> None:
+    """Say how many groups each split has, and how many of them are in train too, where the files of the splits do not
+    divide them."""
+    if task.group is None:
+        return
+    counts = ", ".join(f"{len(names):,} in {split}" for split, names in groups.items())
+    err.print(f"{task.name}: groups by '{task.group}': {counts}", markup=False)
+    for split in spec.EVALUATED_SPLITS:
+        if shared := groups[split] & groups["train"]:
+            sentence = f"{len(shared):,} of {len(groups[split]):,} groups of {split} are in train too"
+            err.print(f"{task.name}: {sentence}; leave `{split}` out to have whole groups held out", markup=False)
 
 
 def classes_of(example: AnyExample) -> tuple[int, ...]:
@@ -431,12 +466,53 @@ def fill_row(task: spec.Task, origin: str, row: Row) -> FilledText:
 
 def make_words(task: spec.Task, origin: str, row: Row, scheme: spec.Scheme) -> TaggedWords:
     tags = column(origin, row, task.label, LABEL_REMEDY)
+    spans = None if task.words in row else read_spans_of_characters(tags)
+    if spans is not None:
+        found, tags = tag_spans(origin, text_column(origin, row, "text"), spans)
+        row, scheme = row | {task.words: found}, "IOB2"
     words = words_of(task, origin, row)
     if not isinstance(tags, list) or len(tags) != len(words):
         num_tags = f"{len(tags)} tags" if isinstance(tags, list) else "no list of tags"
         raise InputError(f"{origin}: {num_tags} for {len(words)} words")
     tags = to_iob2(tags, scheme, origin)
     return TaggedWords(id_of(origin, row), words, tuple(label_number(task, origin, tag) for tag in tags))
+
+
+def read_spans_of_characters(value: Any) -> list[tuple[int, int, str]] | None:
+    """Read spans as annotation tools write them: `[start, end, label]` (Doccano, spaCy), or objects with `start` and
+    `end` (or `start_offset`, `end_offset`) and `label` (Prodigy, Doccano, what `predict` writes) or a list of `labels`
+    (Label Studio, also below `value`). None for anything else."""
+    spans = []
+    for item in value if isinstance(value, list) else [None]:
+        span = item
+        if isinstance(item, dict):
+            named = item.get("value", item)
+            labels = named.get("labels") or [None]
+            first, last = named.get("start", named.get("start_offset")), named.get("end", named.get("end_offset"))
+            span = [first, last, named.get("label", labels[0])]
+        if not isinstance(span, list) or [type(part) for part in span] != [int, int, str]:
+            return None
+        spans.append((span[0], span[1], span[2]))
+    return spans
+
+
+WORD = re.compile(r"\w+|[^\w\s]")
+"""A word of running text, or a sign of punctuation."""
+
+
+def tag_spans(origin: str, text: str, spans: Sequence[tuple[int, int, str]]) -> tuple[list[str], list[str]]:
+    """Divide a running text into words with tags in IOB2. A word of which a span has a part is in it."""
+    matches = [*WORD.finditer(text)]
+    tags = ["O"] * len(matches)
+    for start, end, label in spans:
+        if not 0 <= start < end <= len(text):
+            raise InputError(f"{origin}: the span from {start} to {end} is not in its text of {len(text):,} characters")
+        inside = [number for number, word in enumerate(matches) if word.start() < end and word.end() > start]
+        if any(tags[number] != "O" for number in inside):
+            raise InputError(f"{origin}: two spans share a word at {start} ({excerpt(text[start:end])}); leave one out")
+        for number in inside:
+            tags[number] = f"{'B' if number == inside[0] else 'I'}-{label}"
+    return [word[0] for word in matches], tags
 
 
 def words_of(task: spec.Task, origin: str, row: Row) -> tuple[str, ...]:

@@ -74,7 +74,7 @@ SEQUENCE_CLASSIFICATION = Kind(
     example="reviews",
     size=TaskSize(train_examples=50_000, example_tokens=40, evaluated_tokens=1_000_000),
     has_classes=True,
-    settings=("head",),
+    settings=("head", "class_weights", "label_smoothing"),
 )
 
 KINDS: dict[Family | ProblemType, Kind] = {
@@ -90,7 +90,7 @@ KINDS: dict[Family | ProblemType, Kind] = {
         has_classes=True,
         has_token_outputs=True,
         input_columns=("text",),
-        settings=("head", "head_dropout"),
+        settings=("head", "head_dropout", "class_weights", "label_smoothing"),
     ),
     "question_answering": Kind(
         code="QA",
@@ -132,9 +132,17 @@ KINDS: dict[Family | ProblemType, Kind] = {
         settings=("head",),
     ),
     "regression": replace(
-        SEQUENCE_CLASSIFICATION, metrics=("spearman", "pearson"), example="similarity", has_classes=False, num_outputs=1
+        SEQUENCE_CLASSIFICATION,
+        metrics=("spearman", "pearson"),
+        example="similarity",
+        has_classes=False,
+        num_outputs=1,
+        settings=("head",),
     ),
     "multi_label_classification": replace(
-        SEQUENCE_CLASSIFICATION, metrics=("micro_f1", "macro_f1", "accuracy"), example="subjects"
+        SEQUENCE_CLASSIFICATION,
+        metrics=("micro_f1", "macro_f1", "accuracy"),
+        example="subjects",
+        settings=("head", "class_weights"),
     ),
 }

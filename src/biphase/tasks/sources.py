@@ -22,7 +22,7 @@ from biphase.corpus.rows import (
     Row,
     check_text,
     column,
-    plain_path,
+    ending_of,
     read_dataset,
     renamed,
     rows_of_file,
@@ -229,7 +229,7 @@ def read_layout(source: TaskSource, layout: spec.FileLayout, part: PartName) -> 
         elif part in ("corpus", "queries"):
             form = "jsonl"
         elif form is None and task.kind.is_search:
-            form = FORMATS.get(plain_path(path).suffix, "trec")
+            form = FORMATS.get(ending_of(path), "trec")
             form = "judgements" if form == "tsv" else form
         yield from rows_of_file(path, layout.model_copy(update={"format": form}), task.words, task.label)
 

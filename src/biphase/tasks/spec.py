@@ -110,7 +110,9 @@ class Hub(Strict):
 class Task(Strict):
     """A task, as `tasks.yaml` and a user's file describe it."""
 
-    later: ClassVar[frozenset[str]] = frozenset({"problem_type", "choices", "multi_hot", "missing", "stratified"})
+    later: ClassVar[frozenset[str]] = frozenset(
+        {"problem_type", "choices", "multi_hot", "missing", "stratified", "group"}
+    )
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     family: Family
@@ -130,6 +132,9 @@ class Task(Strict):
     """Classification and multiple choice: what becomes of rows without a label, or without text. Both count them."""
     stratified: bool = False
     """Classification: splits that are drawn have the classes in the shares that they have in train."""
+    group: str | None = None
+    """A column whose value rows of one page, patient or author share: splits that are drawn hold whole groups out, near
+    the shares that are wanted, with `stratified` in the classes' too. Groups in two splits are told."""
     label: str = "label"
     """Classification: the column with the label, the number, or the list of labels or tags."""
     classes: tuple[Name, ...] = ()
@@ -184,6 +189,7 @@ class Task(Strict):
         table = [
             (self.problem_type is not None and not is_text, "problem_type is for sequence_classification"),
             (self.stratified and not is_single, "stratified is for sequence_classification with one class for each"),
+            (self.group is not None and is_retrieval, "group is for tasks of rows: retrieval draws whole queries"),
             (self.multi_hot is not None and not is_several, "multi_hot is for multi_label_classification"),
             (metric not in metrics, f"metric '{metric}' is none of {kind_name}{nearest(metric, metrics)}"),
             (is_text and metric == "f1" and len(classes) != 2, "metric 'f1' needs two classes; use macro_f1"),

@@ -25,6 +25,9 @@ TRAIN_SHARE = 0.95
 TEST_SHARE = 0.1
 """Where there is no test split, this part of train becomes it, before validation is drawn from the rest."""
 
+NUM_SHUFFLES = 32
+"""Orders of groups of which the best is taken."""
+
 Item = TypeVar("Item")
 Judgements = dict[str, dict[str, int]]
 """Query id → document id → grade, of which 1 and more is relevant."""
@@ -35,19 +38,46 @@ def draw_indices(num_items: int, most: int) -> np.ndarray:
     return np.sort(np.random.default_rng(DRAW_SEED).permutation(num_items)[:most])
 
 
+def choose_groups(groups: np.ndarray, num_held: int, strata: np.ndarray | None) -> np.ndarray:
+    """Choose the groups that are held out: some, but not all, with nearly so many rows, and with `strata` nearly as
+    many of each as its share in all.
+
+    Groups are shuffled with seed 42 and taken from the first, as scikit-learn's GroupShuffleSplit does, several times;
+    the nearest counts. The order of the rows decides nothing. Letters: G groups, C strata.
+    """
+    names, group = np.unique(groups, return_inverse=True)
+    classes, stratum = np.unique(np.zeros(len(groups)) if strata is None else strata, return_inverse=True)
+    counts_GC = np.zeros((len(names), len(classes)))
+    np.add.at(counts_GC, (group, stratum), 1)
+    wanted_C = counts_GC.sum(axis=0) * num_held / len(groups)
+    generator, chosen, least = np.random.default_rng(DRAW_SEED), names, math.inf
+    for _ in range(NUM_SHUFFLES):
+        order = generator.permutation(len(names))
+        distances_G = np.abs(counts_GC[order].cumsum(axis=0) - wanted_C).sum(axis=1)[:-1]
+        if distances_G.min() < least:
+            chosen, least = names[order[: distances_G.argmin() + 1]], distances_G.min()
+    return chosen
+
+
 def hold_out(
-    examples: Sequence[Item], train_share: float, strata: np.ndarray | None = None
+    examples: Sequence[Item],
+    train_share: float,
+    strata: np.ndarray | None = None,
+    groups: np.ndarray | None = None,
 ) -> tuple[list[Item], list[Item]]:
     """Train and what is held out of it, in the order of `Dataset.train_test_split(train_size=0.95, seed=42)`.
 
     With `strata`, each has its share in both: the shuffled examples stand in a row, one stratum after the other, and as
-    many as are wanted are taken at equal distances. A stratum of one example stays in train.
+    many as are wanted are taken at equal distances. A stratum of one example stays in train. With `groups`, of which
+    there are two or more, those of `choose_groups` are held out.
     """
     total = len(examples)
     num_held = total - math.floor(train_share * total)
     order = np.random.default_rng(DRAW_SEED).permutation(total)
     is_held = np.arange(total) < num_held
-    if strata is not None:
+    if groups is not None:
+        is_held = np.isin(groups[order], choose_groups(groups, num_held, strata))
+    elif strata is not None:
         _, stratum, sizes = np.unique(strata[order], return_inverse=True, return_counts=True)
         row = np.argsort(stratum, kind="stable")
         several = row[sizes[stratum[row]] > 1]

@@ -14,11 +14,11 @@ import numpy as np
 import transformers
 from scipy.special import expit, softmax
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
+from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 
 from biphase.corpus.rows import PlacedRow, Row, column
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import AdditiveSplit, Batch, CellContext, HashedTokenizer
+from biphase.finetuning.encoding import AdditiveSplit, Batch, CellContext, HashedTokenizer, balance_classes
 from biphase.finetuning.families import Predicted, in_order_of_length, predict_inputs
 from biphase.finetuning.kept import KeptModel, input_columns
 from biphase.finetuning.metrics import Judgement, score_rows
@@ -36,15 +36,24 @@ class Split(AdditiveSplit):
     def strata(self) -> np.ndarray:
         return self.labels_S if self.labels_S.dtype == np.int64 else super().strata
 
+    def balanced_weights(self, items: np.ndarray, cell: CellContext) -> np.ndarray:
+        labels = self.labels_S[items]
+        if cell.task.problem_type is None:
+            return balance_classes(np.bincount(labels, minlength=len(cell.task.classes)))
+        counts_C = labels.sum(axis=0)  # of sets: of each class, those without it for each one with it
+        is_mixed_C = (counts_C > 0) & (counts_C < len(items))
+        return np.where(is_mixed_C, (len(items) - counts_C) / np.maximum(counts_C, 1), 1.0)
+
     def loss(self, output: Tensor, batch: Batch, items: np.ndarray, cell: CellContext) -> Tensor:
         targets_S = cell.on_device(self.labels_S[batch.samples])
         match cell.task.problem_type:
             case None:
-                return cross_entropy(output, targets_S, reduction="sum") / len(items)
+                return cell.cross_entropy(output, self.labels_S[batch.samples], self.labels_S[items])
             case "regression":
                 return mse_loss(output[:, 0], targets_S, reduction="sum") / len(items)
             case "multi_label_classification":
-                loss = binary_cross_entropy_with_logits(output, targets_S, reduction="sum")
+                weights_C = cell.class_weights_C
+                loss = binary_cross_entropy_with_logits(output, targets_S, pos_weight=weights_C, reduction="sum")
                 return loss / (len(items) * output.shape[1])
 
     def judge(self, logits_SC: np.ndarray, cell: CellContext) -> Judgement:

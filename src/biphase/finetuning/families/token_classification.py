@@ -16,11 +16,18 @@ import numpy as np
 import transformers
 from scipy.special import softmax
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from biphase.corpus.rows import PlacedRow, Row
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import AdditiveSplit, Batch, BatchModel, CellContext, HashedTokenizer, to_bounds
+from biphase.finetuning.encoding import (
+    AdditiveSplit,
+    Batch,
+    BatchModel,
+    CellContext,
+    HashedTokenizer,
+    balance_classes,
+    to_bounds,
+)
 from biphase.finetuning.families import Predicted, in_order_of_length, predict_inputs
 from biphase.finetuning.kept import TEXT, KeptModel
 from biphase.finetuning.metrics import Judgement, Rows, find_entities, tag_scores
@@ -39,13 +46,20 @@ class Split(AdditiveSplit):
     words_T: np.ndarray
     """The word of each token; -1 for special tokens."""
 
+    def targets_of(self, items: np.ndarray) -> np.ndarray:
+        """The tags of all tokens of words in some sentences."""
+        bounds_S1 = self.texts.bounds_S1
+        words_T = np.concatenate([self.words_T[bounds_S1[item] : bounds_S1[item + 1]] for item in items])
+        return self.tags_W[words_T[words_T >= 0]]
+
+    def balanced_weights(self, items: np.ndarray, cell: CellContext) -> np.ndarray:
+        return balance_classes(np.bincount(self.targets_of(items), minlength=len(cell.task.classes)))
+
     def loss(self, output: Tensor, batch: Batch, items: np.ndarray, cell: CellContext) -> Tensor:
         """The cross-entropy of the tokens of words, its mean over those of all sentences."""
-        bounds_S1 = self.texts.bounds_S1
-        num_targets = sum(int((self.words_T[bounds_S1[item] : bounds_S1[item + 1]] >= 0).sum()) for item in items)
         words_T = self.words_T[batch.indices_T]
         targets_T = np.where(words_T >= 0, self.tags_W[words_T], -100)  # torch's number for: no target
-        return cross_entropy(output, cell.on_device(targets_T), reduction="sum") / max(num_targets, 1)
+        return cell.cross_entropy(output, targets_T, self.targets_of(items))
 
     def predict(self, model: BatchModel, cell: CellContext) -> tuple[np.ndarray, np.ndarray]:
         """The tags [W], and the mean, over a word's tokens, of the probability of its tag; 0 for words that were cut

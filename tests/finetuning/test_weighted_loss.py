@@ -1,0 +1,116 @@
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.utils.class_weight import compute_class_weight
+from torch import nn
+
+from biphase.errors import InputError
+from biphase.finetuning.config import FinetuneConfig, settle_config
+from biphase.finetuning.encoding import CellContext, TokenizedTexts
+from biphase.finetuning.encoding_cache import load_encoded
+from biphase.finetuning.families.sequence_classification import Split
+from biphase.finetuning.fit import train_network
+from biphase.finetuning.heads import Encoder, build_network
+from biphase.tasks.sources import find_task_sources
+from biphase.tasks.spec import Task, find_task
+
+from .conftest import make_cell
+
+Dirs = dict[str, Any]
+
+
+def encoded_split(encoder: Encoder, cell: CellContext, data_dirs: Dirs) -> Any:
+    return load_encoded(find_task_sources(cell.task.name, data_dirs)[0], encoder, cell.config)[0]["train"]
+
+
+@pytest.mark.parametrize("task", ["snli", "wnut17"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_of_unequal_microbatches_is_torchs_weighted_mean_and_balanced_is_scikit_learns(
+    encoder: Encoder, data_dirs: Dirs, task: str, smoothing: float
+) -> None:
+    first, second, *others = find_task(task).classes
+    settings: dict[str, Any] = {"class_weights": {first: 0.2, second: 5}, "label_smoothing": smoothing}
+    cell = make_cell(task, head_dropout=0.0, microbatch_tokens=40, **settings)
+    split, items = encoded_split(encoder, cell, data_dirs), np.arange(8)
+    cell = cell.with_class_weights(split.balanced_weights(items, cell))
+    torch.manual_seed(0)
+    model = build_network(encoder, cell, [])
+    loss = split.accumulate_gradients(model, items, cell)
+
+    end = 8 if task == "snli" else split.texts.bounds_S1[8]
+    targets = split.labels_S if task == "snli" else np.where(split.words_T >= 0, split.tags_W[split.words_T], -100)
+    present = np.unique(targets[:end][targets[:end] >= 0])
+    balanced = compute_class_weight("balanced", classes=present, y=targets[:end][targets[:end] >= 0])
+    assert split.balanced_weights(items, cell)[present] == pytest.approx(balanced) and len(set(balanced)) > 1
+    with torch.no_grad():
+        logits = torch.from_numpy(split.texts.predict(model.eval(), cell))[:end]
+    expected = nn.functional.cross_entropy(
+        logits, torch.tensor(targets[:end]), torch.tensor([0.2, 5.0, *[1.0] * len(others)]), label_smoothing=smoothing
+    )
+    torch.testing.assert_close(loss.cpu(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_sets_of_classes_are_weighted_as_torchs_pos_weight() -> None:
+    task = Task(
+        name="topics",
+        family="sequence_classification",
+        problem_type="multi_label_classification",
+        metric="micro_f1",
+        template="{text}",
+        classes=("a", "b", "c"),
+    )
+    labels = np.array([[1, 0, 0], [1, 1, 0], [0, 0, 0], [1, 0, 0], [1, 1, 0]], dtype=np.float64)
+    texts = TokenizedTexts(np.arange(5, dtype=np.int32), np.arange(6), np.array([], dtype=np.int64))
+    split, items = Split([*"vwxyz"], texts, 5, 0, labels), np.arange(5)
+    cell = CellContext(task, FinetuneConfig(class_weights="balanced"), torch.device("cpu"), torch.float32)
+    cell = cell.with_class_weights(split.balanced_weights(items, cell))
+    assert cell.class_weights_C is not None and cell.class_weights_C.tolist() == [0.25, 1.5, 1.0]
+    logits = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    batches: list[Any] = [SimpleNamespace(samples=np.arange(3)), SimpleNamespace(samples=np.arange(3, 5))]
+    loss = sum(split.loss(logits[batch.samples], batch, items, cell) for batch in batches)
+    expected = nn.BCEWithLogitsLoss(pos_weight=torch.tensor([0.25, 1.5, 1.0]))(logits, torch.tensor(labels).float())
+    torch.testing.assert_close(loss, expected)
+
+
+def test_weights_that_a_task_has_no_use_for_are_refused() -> None:
+    given = FinetuneConfig.model_validate({"class_weights": {"neutral": 2}})
+    assert settle_config(given, find_task("snli"), 256).class_weights == (("neutral", 2.0),)
+    assert "class_weights" not in FinetuneConfig().model_dump()
+    with pytest.raises(InputError, match="class_weights: squad is question answering, whose loss has none"):
+        settle_config(given, find_task("squad"), 256)
+    with pytest.raises(InputError, match="label_smoothing: squad"):
+        settle_config(FinetuneConfig(label_smoothing=0.1), find_task("squad"), 256)
+    odd = FinetuneConfig.model_validate({"class_weights": {"neutrl": 2}})
+    with pytest.raises(InputError, match="snli has no class 'neutrl'; did you mean 'neutral'"):
+        settle_config(odd, find_task("snli"), 256)
+
+
+def test_the_weights_that_were_best_on_validation_come_back(encoder: Encoder, data_dirs: Dirs) -> None:
+    class Validation:
+        """It says that the second of four is the best, and remembers the weights that it saw."""
+
+        def __init__(self) -> None:
+            self.values, self.seen = [0.1, 0.7, 0.7, 0.2], list[torch.Tensor]()
+
+        def predict(self, network: nn.Module, _: CellContext) -> None:
+            assert not network.training and not torch.is_grad_enabled()
+            self.seen.append(next(network.parameters()).clone())
+
+        def judge(self, *_: Any) -> Any:
+            return {"accuracy": self.values[len(self.seen) - 1]}, []
+
+    networks, trainings, validation = [], [], Validation()
+    for best in (True, False):
+        cell = make_cell("snli", load_best_model_at_end=best)
+        torch.manual_seed(0)
+        networks.append(build_network(encoder, cell, []))
+        trainings.append(train_network(networks[-1], encoded_split(encoder, cell, data_dirs), cell, validation))
+    (losses, told), (plain_losses, plain) = trainings
+    assert losses == plain_losses and plain["best_step"] is None and len(validation.seen) == 4
+    assert told["best_step"] == math.ceil(told["num_steps"] / 2)
+    assert torch.equal(next(networks[0].parameters()), validation.seen[1])
+    assert torch.equal(next(networks[1].parameters()), validation.seen[3])

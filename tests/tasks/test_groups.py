@@ -1,0 +1,62 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from biphase.api.own_task import write_task
+from biphase.errors import InputError
+from biphase.tasks.examples import load_examples
+from biphase.tasks.sources import find_source
+from biphase.tasks.spec import find_task
+from biphase.tasks.splits import TaskData, hold_out
+
+RNG = np.random.default_rng(7)
+PAGES = np.repeat([f"page {number}" for number in range(60)], RNG.integers(1, 20, 60))
+LABELS = RNG.choice(["a", "b", "c"], len(PAGES), p=[0.6, 0.3, 0.1])
+ROWS = [
+    {"text": f"some words of row {number}", "label": label, "page": page}
+    for number, (label, page) in enumerate(zip(LABELS.tolist(), PAGES.tolist(), strict=True))
+]
+
+
+def read(splits: dict[str, list[dict]], folder: Path) -> TaskData:
+    file, data = write_task(splits, folder, "own", "{text}", group="page")
+    examples = load_examples(find_source(find_task(file), data), judged_only=False)
+    assert isinstance(examples, TaskData)
+    return examples
+
+
+def test_whole_groups_are_held_out_in_the_shares_of_rows_and_classes(tmp_path: Path, capsys) -> None:
+    data = read({"train": ROWS}, tmp_path)
+    pages = {split: {example.group for example in examples} for split, examples in data.splits.items()}
+    assert not (
+        pages["train"] & pages["test"] or pages["train"] & pages["validation"] or pages["test"] & pages["validation"]
+    )
+    assert len(data.test) == pytest.approx(len(ROWS) / 10, abs=10)
+    shares = [
+        np.bincount([example.label for example in part], minlength=3) / len(part) for part in (data.train, data.test)
+    ]
+    assert np.abs(shares[0] - shares[1]).sum() < 0.15
+    counts = ", ".join(f"{len(pages[split])} in {split}" for split in ("train", "validation", "test"))
+    assert f"groups by 'page': {counts}" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_order_of_rows_does_not_choose_the_groups() -> None:
+    order = np.random.default_rng(0).permutation(len(ROWS))
+    chosen = []
+    for numbers in (np.arange(len(ROWS)), order):
+        held = hold_out([PAGES[number] for number in numbers], 0.9, LABELS[numbers], PAGES[numbers])[1]
+        chosen.append(set(held))
+    assert chosen[0] == chosen[1] != set()
+
+
+def test_groups_in_two_given_splits_are_told(tmp_path: Path, capsys) -> None:
+    read({"train": ROWS[:-5], "test": ROWS[-5:]}, tmp_path)
+    assert "1 of 1 groups of test are in train too" in " ".join(capsys.readouterr().err.split())
+
+
+def test_rows_without_groups_and_a_single_group_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="too few values of 'page' to hold out whole groups for test"):
+        read({"train": [row | {"page": "same"} for row in ROWS]}, tmp_path)
+    with pytest.raises(InputError, match="no group stands in 'page': fill it in"):
+        read({"train": [*ROWS, ROWS[0] | {"page": " "}]}, tmp_path)
