@@ -28,7 +28,7 @@ from biphase.engine.local import Engine, EngineKind
 from biphase.engine.scheduler import Failure
 from biphase.errors import InputError, first_line
 from biphase.files import claimed, refuse_existing, refuse_filled, whole_file
-from biphase.finetuning.config import FinetuneConfig, plan_cells
+from biphase.finetuning.config import CellPlan, FinetuneConfig, plan_cells
 from biphase.finetuning.grid import (
     PAPER_LEARNING_RATES,
     PAPER_SEEDS,
@@ -97,15 +97,9 @@ def finetune(
     [plan] = plan_cells(str(model), [task], config, {} if folder is None else {find_task(task).name: folder})
     from biphase.finetuning.fit import fit_cells
 
-    if keep is not None:
-        from biphase.finetuning.heads import plan_to_keep
-
-        plan = plan_to_keep(plan)
-    described = find_task(task)
-    if "learning_rate" not in config.model_fields_set and not (is_own_task(described) or described.kind.is_search):
-        from biphase.finetuning.rates import search_rate
-
-        plan = search_rate(plan, Path(scores))
+    plan = choose_open(
+        plan, Path(scores), is_kept=keep is not None, has_rate="learning_rate" in config.model_fields_set
+    )
     is_old = plan.is_finished(Path(scores))
     with nullcontext() if keep is None else claimed(Path(keep).resolve(), "keep.part"):
         if keep is not None:
@@ -117,6 +111,15 @@ def finetune(
         of_model = f"; {keep}: the model" if (Path(keep) / RECORD).exists() else "; it diverged, and no model is kept"
     console.err.print(f"{score.folder}: scores and predictions{of_model}")
     return score
+
+
+def choose_open(plan: CellPlan, scores: Path, is_kept: bool, has_rate: bool) -> CellPlan:
+    """Choose what a call left open: the head of a model that is kept, and the rate."""
+    from biphase.finetuning.heads import plan_to_keep
+    from biphase.finetuning.rates import search_rate
+
+    plan = plan_to_keep(plan) if is_kept else plan
+    return plan if has_rate or plan.task.kind.is_search else search_rate(plan, scores)
 
 
 def is_folder(data: Any) -> bool:

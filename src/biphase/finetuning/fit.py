@@ -40,8 +40,8 @@ from biphase.tasks.splits import Collection, TaskData, draw_indices
 def train_network(
     network: nn.Module, split: EncodedSplit, cell: CellContext, validation: EncodedSplit | None = None
 ) -> tuple[list[float], dict[str, Any]]:
-    """Update `network` in place; returns the losses, and what a `Score` says of a training. It stops early only when a
-    loss or a gradient is not finite. `validation` chooses the weights, where the configuration says so."""
+    """Update `network` in place; returns the losses, and what a `Score` says of a training, which stops early only at a
+    loss or gradient that is not finite. `validation` chooses the weights where `load_best_model_at_end` is set."""
     # 1. What is trained on, and for how long.
     config = cell.config
     items, num_steps = choose_items(split, config)
@@ -57,8 +57,7 @@ def train_network(
     # 3. Updates. What a step gives stays on the device for up to 25 steps or a second, so that few steps wait for it.
     unseen: list[Tensor] = []
     losses: list[float] = []
-    diverged_at, num_tokens, started = None, 0, time.perf_counter()
-    shown_at = started
+    diverged_at, num_tokens, started, shown_at = None, 0, time.perf_counter(), time.perf_counter()
     with console.track(f"fine-tune {cell.task.name}", num_steps, "steps") as progress:
         for step, indices in enumerate(training_order(len(items), config.batch_size, num_steps, config.seed)):
             for group in optimizer.param_groups:
@@ -85,13 +84,14 @@ def train_network(
     # 4. The weights that were best on validation. The last update may itself have broken the weights: no loss saw it.
     if diverged_at is None and not all(parameter.isfinite().all() for parameter in parameters):
         diverged_at = num_steps - 1
-    if best is not None and diverged_at is None:
+    best = best if diverged_at is None else None
+    if best is not None:
         network.load_state_dict(best.parameters, strict=False)
         console.err.print(f"{cell.task.name}: step {best.step} of {num_steps} was best on validation, {best.value:.2%}")
     seconds = time.perf_counter() - started
     return losses, {
         "num_steps": num_steps,
-        "best_step": best.step if best is not None and diverged_at is None else None,
+        "best_step": best and best.step,
         "diverged": diverged_at is not None,
         "diverged_at_step": diverged_at,
         "final_loss": float(np.mean(losses[-math.ceil(len(losses) / 10) :])) if diverged_at is None else None,
