@@ -8,8 +8,10 @@ one training.
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
@@ -24,6 +26,8 @@ from biphase.device import choose_device, choose_dtype, describe_machine
 from biphase.encoder.attention import explain_computing
 from biphase.errors import InputError, memory_told
 from biphase.files import locked
+from biphase.finetuning.calibration import calibration_error
+from biphase.finetuning.class_report import report_classes
 from biphase.finetuning.config import PROTOCOL, CellPlan, FinetuneConfig
 from biphase.finetuning.encoding import CellContext, EncodedSplit, EncodedTask
 from biphase.finetuning.encoding_cache import load_encoded
@@ -169,6 +173,7 @@ def evaluate_cell(
         classes=plan.task.classes,
         config=cell.config,
         metrics=metrics,
+        never_predicted=name_never_predicted(splits["train"], rows, plan.task.classes),
         num_examples={name: split.num_examples for name, split in splits.items()},
         num_truncated={name: split.num_truncated for name, split in splits.items()},
         num_left_out=num_left_out,
@@ -177,6 +182,36 @@ def evaluate_cell(
         **training,
     )
     return score, rows
+
+
+def name_never_predicted(
+    train: EncodedSplit, predictions: Mapping[str, Rows], classes: Sequence[str]
+) -> dict[str, dict[str, int]]:
+    """Name, by split, the classes that are right and never predicted, and count them in train."""
+    in_train: Counter[str] = Counter()
+    for name, number in zip(classes, np.bincount(train.class_numbers, minlength=len(classes)).tolist(), strict=True):
+        in_train[name] += number
+        if name.startswith("B-"):
+            in_train[name[2:]] += number  # the type of entities that begin so
+    reports = {split: report_classes(rows, classes) for split, rows in predictions.items() if classes}
+    return {split: {name: in_train[name] for name in report.never_predicted} for split, report in reports.items()}
+
+
+@torch.no_grad()
+def calibrate_cell(network: Any, splits: Mapping[Any, EncodedSplit], cell: CellContext) -> CellContext:
+    """Add to a cell what its validation tells to do to outputs, and say what that changes on test."""
+    chosen, test = splits["validation"].calibrate(network, cell), splits["test"]
+    if chosen is None:
+        return cell
+    outputs, measured = test.predict(network, cell), []
+    for calibration in (cell.calibration, chosen):
+        metrics, rows = test.judge(outputs, replace(cell, calibration=calibration))
+        measured.append(metrics["macro_f1"] if chosen.thresholds else calibration_error(rows))
+    what, how = "calibration error", f"a temperature of {chosen.temperature:.2f}"
+    if chosen.thresholds:
+        what, how = "macro F1", "a threshold for each class"
+    console.err.print(f"{what} on test {measured[0]:.1%}; with {how}, of validation, {measured[1]:.1%}")
+    return replace(cell, calibration=chosen.model_copy(update={"on_test": tuple(measured)}))
 
 
 @memory_told("lower microbatch_tokens (65,536 unless given), or --workers-per-gpu where cells share a GPU")
@@ -255,6 +290,7 @@ def run_cells(plans: Sequence[CellPlan], out: Path | None, keep: Path | None) ->
         if out is not None:
             write_cell(plan.folder(out), score, losses, predictions)
         if keep is not None and not score.diverged:
+            cell = calibrate_cell(network, encoded[0], cell)
             model = to_transformers(network, encoder, cell)
             refuse_replaced(plan.model)
             keep_network(model, encoder, cell, keep, score, encoded[0]["test"])

@@ -8,6 +8,7 @@ takes seconds.
 
 import copy
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain, islice
@@ -32,9 +33,11 @@ from biphase.corpus.rows import (
 from biphase.encoder.models import Encoder, find_folder
 from biphase.errors import InputError, clipped
 from biphase.files import read_json_as, whole_folder, write_json, write_mark, write_text
+from biphase.finetuning.calibration import Calibration
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.scores import Score
 from biphase.run import find_model
+from biphase.tasks.examples import AnyExample, classes_of, make_examples
 from biphase.tasks.families import KINDS
 from biphase.tasks.spec import FileLayout, Task, template_columns
 
@@ -58,6 +61,8 @@ class KeptModel(Strict):
     """The settings of the training; the defaults for a folder that `finetune --keep` did not write."""
     has_unanswerable: bool = False
     """Question answering: whether no answer may be predicted."""
+    calibration: Calibration = Calibration()
+    """What `predict` does to outputs before it reads them; transformers' pipelines do not know of it."""
 
     # What finding it adds, which its record does not hold.
     folder: Path = Field(default=Path(), exclude=True)
@@ -84,7 +89,7 @@ def keep_network(model: Any, encoder: Encoder, cell: "CellContext", folder: Path
             prompts = {name: template.removesuffix("{text}") for name, template in templates.items()}
             write_sentence_transformer(part, model, cell.config.max_length, prompts=prompts)
         save_encoder(part, model, tokenizer)
-        record = KeptModel(cell=score.cell, task=cell.task, config=cell.config)
+        record = KeptModel(cell=score.cell, task=cell.task, config=cell.config, calibration=cell.calibration)
         if cell.task.family == "question_answering":
             longest = cell.config.max_answer_tokens or test.max_answer_tokens
             config = cell.config.model_copy(update={"max_answer_tokens": longest})
@@ -227,6 +232,35 @@ def open_rows(model: KeptModel, file: Path) -> tuple[TableForm | None, Iterator[
             if name != "choice":  # what templates name that is no column
                 column(origin, row, name, "give the column that the model reads this name")
     return table, chain(begin, rows)
+
+
+def label_of(model: KeptModel, row: Row) -> str | list[str] | None:
+    """Read the label, the labels or the tags of a row. None where it has none that the model knows; choices have names
+    of their own in each row."""
+    task, named = model.task, with_task_names(model.task, model.layout, row)
+    has_classes = model.is_ours and task.kind.has_classes and task.family != "multiple_choice"
+    if not has_classes or named.get(task.label) is None:
+        return None
+    try:
+        [example], _ = make_examples(task, model.layout.scheme, [("", named)], defaultdict(list))
+    except ValueError:  # another row, or none, is what the file's column of this name has for it
+        return None
+    labels = [task.classes[number] for number in classes_of(example)]
+    has_several = task.family == "token_classification" or task.problem_type is not None
+    return labels if has_several else labels[0]
+
+
+def read_labelled(model: KeptModel, file: Path) -> tuple[list[AnyExample], int]:
+    """Make examples of the labelled rows of a file, and count the others. Raises `InputError` for a label that the
+    model does not know, and where no row has one."""
+    if not model.is_ours or model.task.kind.is_search:
+        raise InputError(f"{model.folder}: only a classifier or an answerer that `finetune --keep` wrote can be scored")
+    _, rows = open_rows(model, file)
+    named = ((origin, with_task_names(model.task, model.layout, row)) for origin, row in rows)
+    examples, num_left_out = make_examples(model.task, model.layout.scheme, named, defaultdict(list))
+    if not examples:
+        raise InputError(f"{file}: no row has a label; `biphase predict` needs none")
+    return examples, num_left_out
 
 
 DECIMAL_COMMA = re.compile(r"-?\d+,(?!\d{3}$)\d+")

@@ -4,6 +4,7 @@ Nothing is called better by its mean alone. Scores are shares; percent and perce
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -13,7 +14,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from biphase.console import out
-from biphase.errors import InputError
+from biphase.errors import InputError, first_of
 from biphase.finetuning.choosing import find_scored_model
 from biphase.finetuning.scores import TASK_SETTINGS, GridPoint, ScoreSet, base_name, differing, short_name, show_rate
 from biphase.report import contrasts
@@ -259,6 +260,14 @@ def list_flaws(row: SummaryRow, where: str) -> Iterator[str]:
     if num_degenerate := row.score.count_degenerate():
         seeds = f"{num_degenerate} of {show_count(row.score.num, 'seed')}"
         yield f"degenerate: {where} predicts the same for all with {seeds}"
+    scores = row.score.examples.scores if row.score.examples else ()
+    never = Counter(name for score in scores for name in score.never_predicted.get("test", ()))
+    if never:
+        names = [
+            name if count == len(scores) else f"{name} ({count} of {len(scores)} seeds)"
+            for name, count in never.most_common()
+        ]
+        yield f"never predicted: {where}: {first_of(names, 5)}"
 
 
 def print_comparison(comparisons: Sequence[TaskComparison]) -> None:

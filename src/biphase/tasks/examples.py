@@ -8,7 +8,7 @@ documents without the prefixes of the encoder's input.
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from biphase.console import err
-from biphase.corpus.rows import SHORT_ROW, TASK_REMEDY, Row, column, excerpt
+from biphase.corpus.rows import SHORT_ROW, TASK_REMEDY, PlacedRow, Row, column, excerpt
 from biphase.errors import InputError, first_of
 from biphase.tasks import spec
 from biphase.tasks.sources import TaskSource, read_rows, text_column
@@ -221,27 +221,13 @@ def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | N
         raise InputError(f"{message}: leave validation out, and a part of train takes its place")
     if source.task.kind.is_search:
         return load_collection(source, judged_only, most_evaluated)
-    makers: dict[spec.Family, Callable[[spec.Task, str, Row], AnyExample | None]] = {
-        "sequence_classification": make_text,
-        "token_classification": partial(make_words, scheme=source.form.scheme),
-        "question_answering": make_question,
-        "multiple_choice": make_choices,
-    }
-    task, make = source.task, makers[source.task.family]
+    task = source.task
     examples: dict[spec.TaskSplit, list[AnyExample]] = {}
     left_out = 0
     lacking: dict[str, list[str]] = defaultdict(list)
     for split in source.splits:
-        examples[split] = []
-        for origin, row in read_rows(source, split):
-            reason = "short" if row is SHORT_ROW else why_left_out(task, origin, row)
-            example = None if reason else make(task, origin, row)
-            if example is not None:
-                examples[split].append(example)
-                continue
-            left_out += 1
-            if reason in ("label", "text"):
-                lacking[reason].append(origin)
+        examples[split], num_left_out = make_examples(task, source.form.scheme, read_rows(source, split), lacking)
+        left_out += num_left_out
     tell_lacking(task, lacking)
     for split in source.splits:
         if not examples[split]:
@@ -254,6 +240,31 @@ def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | N
     draw_splits(source, examples, most_evaluated)
     splits = {split: tuple(examples[split]) for split in spec.TASK_SPLITS}
     return TaskData(task, **splits, left_out=left_out)
+
+
+def make_examples(
+    task: spec.Task, scheme: spec.Scheme, rows: Iterable[PlacedRow], lacking: dict[str, list[str]]
+) -> tuple[list[AnyExample], int]:
+    """Make examples of labelled rows, and count those that are left out. The places of rows without a label or a text
+    are added to `lacking`. Raises `InputError` for a row that does not fit the task."""
+    makers: dict[spec.Family, Callable[[spec.Task, str, Row], AnyExample | None]] = {
+        "sequence_classification": make_text,
+        "token_classification": partial(make_words, scheme=scheme),
+        "question_answering": make_question,
+        "multiple_choice": make_choices,
+    }
+    examples: list[AnyExample] = []
+    left_out = 0
+    for origin, row in rows:
+        reason = "short" if row is SHORT_ROW else why_left_out(task, origin, row)
+        example = None if reason else makers[task.family](task, origin, row)
+        if example is not None:
+            examples.append(example)
+            continue
+        left_out += 1
+        if reason in ("label", "text"):
+            lacking[reason].append(origin)
+    return examples, left_out
 
 
 def draw_splits(

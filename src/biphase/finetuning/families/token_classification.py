@@ -47,6 +47,10 @@ class Split(AdditiveSplit):
         targets_T = np.where(words_T >= 0, self.tags_W[words_T], -100)  # torch's number for: no target
         return cross_entropy(output, cell.on_device(targets_T), reduction="sum") / max(num_targets, 1)
 
+    @property
+    def class_numbers(self) -> np.ndarray:
+        return self.tags_W
+
     def predict(self, model: BatchModel, cell: CellContext) -> tuple[np.ndarray, np.ndarray]:
         """The tags [W], and the mean, over a word's tokens, of the probability of its tag; 0 for words that were cut
         off."""
