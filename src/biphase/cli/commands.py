@@ -329,11 +329,12 @@ def predict(model: str, data: Path, out: Path | None, form: Form = "text", **opt
 
 
 @like(finetuning.score, arguments="model data", shows=show.print_file_score)
-def score(model: str, data: Path) -> None:
+def score(model: str, data: Path, **options: Any) -> Any:
     """Score a kept model on a file of labelled rows: in all, with intervals, and class by class.
 
     Example: `biphase score snli-model labelled.csv --picture confusion.png`
     """
+    return finetuning.score(model, data, **options)
 
 
 MODELS = (

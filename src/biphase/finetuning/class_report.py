@@ -145,10 +145,10 @@ def tell_report(report: ClassReport, in_train: Mapping[str, int]) -> list[str]:
         micro = report.averages[0]
         gap = micro.recall - supports[report.majority] / micro.support
         than = f"{100 * abs(gap):.1f} points {'above' if gap > 0 else 'below'}" if gap else "what one gets by"
-        sentences.append(f"accuracy {micro.recall:.1%} is {than} always saying '{report.majority}'")
+        sentences.append(f"accuracy {100 * micro.recall:.1f} % is {than} always saying '{report.majority}'")
     if report.never_predicted:
         where = " in train" if in_train else f" {report.unit} here"
-        counts = []
+        counts = list[str]()
         for name in report.never_predicted:
             counts.append(f"{name} ({in_train.get(name, supports[name]):,}{where if not counts else ''})")
         sentences.append(f"never predicted: {first_of(counts, MOST_CLASSES)}")
@@ -197,7 +197,7 @@ def draw_confusion(report: ClassReport, path: Path) -> None:
         names = [label if len(label) <= LONGEST_LABEL else f"{label[:LONGEST_LABEL]}…" for label in report.labels]
         axes.set_xticks(range(num), names, rotation=90, fontsize=size)
         axes.set_yticks(range(num), names, fontsize=size)
-        axes.set(xlabel=f"predicted ({report.unit if report.unit == 'examples' else 'words'})", ylabel="right")
+        axes.set(xlabel=f"predicted ({report.unit if report.unit == 'examples' else 'words'})", ylabel="gold")
         for row, column in np.argwhere(confusion_LL) if num <= MOST_COUNTS else ():
             ink = "white" if shares_LL[row, column] > 0.5 else INK
             axes.text(column, row, f"{confusion_LL[row, column]}", ha="center", va="center", color=ink, fontsize=7)

@@ -24,6 +24,7 @@ from biphase.corpus.rows import (
     Row,
     TableForm,
     column,
+    find_field,
     open_table,
     plain_path,
     read_text_lines,
@@ -37,7 +38,7 @@ from biphase.finetuning.calibration import Calibration
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.scores import Score
 from biphase.run import find_model
-from biphase.tasks.examples import AnyExample, classes_of, make_examples
+from biphase.tasks.examples import AnyExample, classes_of, lacks_label, make_examples
 from biphase.tasks.families import KINDS
 from biphase.tasks.spec import FileLayout, Task, template_columns
 
@@ -239,7 +240,7 @@ def label_of(model: KeptModel, row: Row) -> str | list[str] | None:
     of their own in each row."""
     task, named = model.task, with_task_names(model.task, model.layout, row)
     has_classes = model.is_ours and task.kind.has_classes and task.family != "multiple_choice"
-    if not has_classes or named.get(task.label) is None:
+    if not has_classes or lacks_label(task, find_field(named, task.label)):
         return None
     try:
         [example], _ = make_examples(task, model.layout.scheme, [("", named)], defaultdict(list))
@@ -255,12 +256,16 @@ def read_labelled(model: KeptModel, file: Path) -> tuple[list[AnyExample], int]:
     model does not know, and where no row has one."""
     if not model.is_ours or model.task.kind.is_search:
         raise InputError(f"{model.folder}: only a classifier or an answerer that `finetune --keep` wrote can be scored")
-    _, rows = open_rows(model, file)
-    named = ((origin, with_task_names(model.task, model.layout, row)) for origin, row in rows)
-    examples, num_left_out = make_examples(model.task, model.layout.scheme, named, defaultdict(list))
+    task, labelled, num_rows = model.task, list[PlacedRow](), 0
+    for origin, row in open_rows(model, file)[1]:
+        named = with_task_names(task, model.layout, row)
+        num_rows += 1
+        if task.family == "question_answering" or not lacks_label(task, find_field(named, task.label)):
+            labelled.append((origin, named))
+    examples, _ = make_examples(task, model.layout.scheme, labelled, defaultdict(list))
     if not examples:
-        raise InputError(f"{file}: no row has a label; `biphase predict` needs none")
-    return examples, num_left_out
+        raise InputError(f"{file}: no row has a label in a column '{task.label}'; `biphase predict` needs none")
+    return examples, num_rows - len(examples)
 
 
 DECIMAL_COMMA = re.compile(r"-?\d+,(?!\d{3}$)\d+")

@@ -351,11 +351,16 @@ def why_left_out(task: spec.Task, origin: str, row: Row) -> Literal["answer", "l
         return "answer"
     if spec.is_own_task(task):
         return None
-    may_be_empty = task.problem_type == "multi_label_classification"
-    if is_missing(label) and (label is None or not may_be_empty):
+    if lacks_label(task, label):
         return "label"
     texts = [column(origin, row, name) for name in spec.template_columns(task.template) if name != "choice"]
     return "text" if lacks_text(texts) else None
+
+
+def lacks_label(task: spec.Task, label: Any) -> bool:
+    """Tell whether a field holds no label. An empty one of several classes says that none applies."""
+    may_be_empty = task.problem_type == "multi_label_classification"
+    return is_missing(label) and (label is None or not may_be_empty)
 
 
 def lacks_text(values: Sequence[Any]) -> bool:
