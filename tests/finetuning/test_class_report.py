@@ -50,7 +50,7 @@ def test_one_label_is_counted_as_scikit_learn_counts(names: list[str]) -> None:
     check(report.averages[1:], theirs)
     assert report.averages[0].f1 == pytest.approx(sklearn.metrics.accuracy_score(gold, predicted))
     assert np.array_equal(report.confusion, sklearn.metrics.confusion_matrix(gold, predicted, labels=names))
-    assert set(report.never_predicted) == set(gold) - set(predicted) and names[1] in report.never_predicted
+    assert set(report.never_predicted) == set(gold) - set(predicted) != set()
     assert report.majority == max(names, key=gold.count)
 
 
@@ -111,7 +111,7 @@ def test_of_many_classes_the_worst_and_the_best_are_shown(capsys: pytest.Capture
     predicted = [name if number >= 20 else "class039" for number, name in enumerate(names)]
     print_report(report_of(" ".join(names), " ".join(predicted), " ".join(names)), {})
     printed = capsys.readouterr().out
-    assert "the 6 worst and 6 best of 40 classes by F1" in printed and printed.count(" 1 │") == 12
+    assert "the 6 worst and 6 best of 40 classes by F1" in printed and printed.count("│ class0") == 12
     assert "class000 " in printed and "class038 " in printed and "│ class025" not in printed
 
 
@@ -132,7 +132,7 @@ def test_a_cell_says_what_it_never_predicts(
 ) -> None:
     """In its score, by `inspect`, and in the summary of `evaluate`."""
     out = tmp_path / "scores"
-    config = make_cell("snli", learning_rate=0.0).config
+    config = make_cell("snli", learning_rate=1e-9).config
     score = fit_cell(str(model_folder), "snli", config, out, data_dirs["snli"])
     assert score.folder is not None
     lines = (score.folder / "test.jsonl").read_text().splitlines()
@@ -151,5 +151,5 @@ def test_a_cell_says_what_it_never_predicts(
     run_command(["evaluate", "--out", str(out)])
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("never predicted:")]
     assert all(name in line for name in never)
-    with pytest.raises(InputError, match="`picture` is for the folder of a finished cell"):
+    with pytest.raises(InputError, match="a picture is drawn of a finished cell"):
         biphase.inspect(out, picture=tmp_path / "no.png")

@@ -15,7 +15,7 @@ import biphase
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.encoder.models import identify
 from biphase.errors import InputError
-from biphase.files import MARK
+from biphase.files import MARK, write_mark
 from biphase.finetuning.config import FinetuneConfig, settle_config
 from biphase.finetuning.encoding import CellContext
 from biphase.finetuning.heads import TaskNetwork, check_keepable, copy_backbone, load_encoder, to_transformers
@@ -44,6 +44,8 @@ def uncalibrate(kept: Path) -> None:
     """Have a kept folder predict what was scored, as transformers' pipelines do."""
     record = json.loads((kept / RECORD).read_text())
     (kept / RECORD).write_text(json.dumps(record | {"calibration": {}}))
+    (kept / MARK).unlink()
+    write_mark(kept, "fine-tuned model")
 
 
 def fit_and_keep(

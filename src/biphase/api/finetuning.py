@@ -7,7 +7,6 @@ or NaN, and null in JSON.
 
 import csv
 import json
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -177,15 +176,6 @@ def predict(
 
 
 @dataclass(frozen=True)
-class Measure:
-    """A metric on examples, a share or a correlation, with its 95 % interval over examples where that is known."""
-
-    value: float
-    low: float | None
-    high: float | None
-
-
-@dataclass(frozen=True)
 class FileScore:
     """How good a kept model is on the rows of a file."""
 
@@ -194,7 +184,8 @@ class FileScore:
     task: str
     metric: str
     """The task's own one."""
-    metrics: dict[str, Measure]
+    metrics: dict[str, Interval]
+    """Each with its 95 % interval over examples, whose ends are nan where they are not known."""
     num_examples: int
     num_left_out: int
     """Rows without a label."""
@@ -229,17 +220,13 @@ def score(
     from biphase.finetuning.predict import judge_examples
 
     metrics, rows, num_truncated = judge_examples(kept, examples, choose_device(device))
-    task, measures = kept.task, dict[str, Measure]()
+    task, measures = kept.task, dict[str, Interval]()
     for name, value in metrics.items():
-        interval = Interval(value)
+        measures[name] = Interval(value)
         if name in task.kind.metrics and (name == task.metric or task.family != "question_answering"):
-            interval = mean_interval(linearize(*contributions(rows, name, task.classes)))
-        low, high = (None if math.isnan(end) else end for end in (interval.low, interval.high))
-        measures[name] = Measure(value, low, high)
+            measures[name] = mean_interval(linearize(*contributions(rows, name, task.classes)))
     report = report_classes(rows, task.classes) if task.classes else None
     if picture is not None:
-        if report is None:
-            raise InputError(f"{picture}: task '{task.name}' has no classes to confuse")
         draw_confusion(report, Path(picture))
     return FileScore(
         model=str(model),

@@ -1,5 +1,6 @@
 """Show a person what a verb has returned."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -52,7 +53,7 @@ def print_file_score(score: FileScore) -> None:
     """Print the metrics of a kept model on a file, its task's own first, and the classes."""
     print_facts(fields_of(score, "model task num_examples num_left_out num_truncated"))
     for name, measure in sorted(score.metrics.items(), key=lambda item: item[0] != score.metric):
-        ends = "" if measure.low is None else f" [{measure.low:.2%}, {measure.high:.2%}]"
+        ends = "" if math.isnan(measure.low) else f" [{measure.low:.2%}, {measure.high:.2%}]"
         out.print(f"{name} {measure.value:.2%}{ends}")
     if score.classes is not None:
         print_report(score.classes, {})

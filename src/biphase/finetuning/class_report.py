@@ -22,7 +22,7 @@ from biphase.finetuning.scores import Score
 from biphase.style import INK, PLOT_STYLE, check_picture
 from biphase.tasks.spec import EvaluatedSplit
 
-MOST_CLASSES = 12
+CLASSES_IN_TABLE = 12
 """Classes that are shown in a terminal, half of them the worst and half the best; and named in a sentence."""
 
 
@@ -90,8 +90,8 @@ def report_classes(rows: Sequence[Mapping[str, Any]], classes: Sequence[str]) ->
         classes=tuple(scores),
         averages=(
             score_class("micro average", *counts_3L.sum(axis=1).tolist()),
-            average("macro average", seen, np.ones(len(seen))),
-            average("weighted average", seen, np.array([score.support for score in seen])),
+            average_classes("macro average", seen, np.ones(len(seen))),
+            average_classes("weighted average", seen, np.array([score.support for score in seen])),
         ),
         majority=max(scores, key=lambda score: score.support).name if has_one else None,
         never_predicted=tuple(score.name for score in scores if score.support and not score.predicted),
@@ -120,7 +120,7 @@ def score_class(name: str, right: int, predicted: int, gold: int) -> ClassScore:
     return ClassScore(name, precision, recall, f1, gold, predicted)
 
 
-def average(name: str, scores: Sequence[ClassScore], weights_L: np.ndarray) -> ClassScore:
+def average_classes(name: str, scores: Sequence[ClassScore], weights_L: np.ndarray) -> ClassScore:
     shares_L3 = np.array([(score.precision, score.recall, score.f1) for score in scores]).reshape(-1, 3)
     precision, recall, f1 = (weights_L @ shares_L3 / max(weights_L.sum(), 1)).tolist()
     support, predicted = (sum(getattr(score, key) for score in scores) for key in ("support", "predicted"))
@@ -151,7 +151,7 @@ def tell_report(report: ClassReport, in_train: Mapping[str, int]) -> list[str]:
         counts = list[str]()
         for name in report.never_predicted:
             counts.append(f"{name} ({in_train.get(name, supports[name]):,}{where if not counts else ''})")
-        sentences.append(f"never predicted: {first_of(counts, MOST_CLASSES)}")
+        sentences.append(f"never predicted: {first_of(counts, CLASSES_IN_TABLE)}")
     if report.calibration_error is not None:
         sentences.append(f"probabilities are {100 * report.calibration_error:.1f} points off on average (ECE)")
     return sentences
@@ -160,10 +160,10 @@ def tell_report(report: ClassReport, in_train: Mapping[str, int]) -> list[str]:
 def print_report(report: ClassReport, in_train: Mapping[str, int], console: PlainConsole = out) -> None:
     """Print a table of the classes, where there are many of the worst and the best, then the sentences."""
     shown, title = list(report.classes), f"{report.unit}, in %"
-    if len(shown) > MOST_CLASSES:
-        half = MOST_CLASSES // 2
+    if len(shown) > CLASSES_IN_TABLE:
+        half = CLASSES_IN_TABLE // 2
         by_f1 = sorted((score for score in shown if score.support), key=lambda score: score.f1)
-        shown = by_f1 if len(by_f1) <= MOST_CLASSES else [*by_f1[:half], *by_f1[-half:]]
+        shown = by_f1 if len(by_f1) <= CLASSES_IN_TABLE else [*by_f1[:half], *by_f1[-half:]]
         title += f"; the {half} worst and {half} best of {len(report.classes)} classes by F1"
     lines = []
     for score in (*shown, *report.averages):
@@ -178,14 +178,17 @@ MOST_COUNTS, LONGEST_LABEL = 25, 30
 """Labels up to which a picture shows counts; and the characters that it shows of a label."""
 
 
-def draw_confusion(report: ClassReport, path: Path) -> None:
-    """Draw the confusion matrix as SVG, PNG or PDF: counts, and as colour the share of each row."""
+def draw_confusion(report: ClassReport | None, path: Path) -> None:
+    """Draw the confusion matrix as SVG, PNG or PDF: counts, and as colour the share of each row. Raises `InputError`
+    where there is none."""
     import matplotlib
     from matplotlib.figure import Figure
 
     check_picture(path)
-    if not report.confusion:
-        raise InputError(f"{path}: where an example may have several classes, no confusion matrix can be drawn")
+    if report is None or not report.confusion:
+        raise InputError(
+            f"{path}: a picture is drawn of a finished cell or a file where one of several classes is right"
+        )
     confusion_LL, num = np.array(report.confusion), len(report.labels)
     shares_LL = confusion_LL / np.maximum(confusion_LL.sum(axis=1, keepdims=True), 1)
     inches = min(2.2 + 0.34 * num, 16)

@@ -188,12 +188,12 @@ def name_never_predicted(
     train: EncodedSplit, predictions: Mapping[str, Rows], classes: Sequence[str]
 ) -> dict[str, dict[str, int]]:
     """Name, by split, the classes that are right and never predicted, and count them in train."""
+    if not classes:
+        return {}
     in_train: Counter[str] = Counter()
     for name, number in zip(classes, np.bincount(train.class_numbers, minlength=len(classes)).tolist(), strict=True):
-        in_train[name] += number
-        if name.startswith("B-"):
-            in_train[name[2:]] += number  # the type of entities that begin so
-    reports = {split: report_classes(rows, classes) for split, rows in predictions.items() if classes}
+        in_train[name.removeprefix("B-") if classes[0] == "O" else name] += number  # entities by their type
+    reports = {split: report_classes(rows, classes) for split, rows in predictions.items()}
     return {split: {name: in_train[name] for name in report.never_predicted} for split, report in reports.items()}
 
 
@@ -207,9 +207,8 @@ def calibrate_cell(network: Any, splits: Mapping[Any, EncodedSplit], cell: CellC
     for calibration in (cell.calibration, chosen):
         metrics, rows = test.judge(outputs, replace(cell, calibration=calibration))
         measured.append(metrics["macro_f1"] if chosen.thresholds else calibration_error(rows))
-    what, how = "calibration error", f"a temperature of {chosen.temperature:.2f}"
-    if chosen.thresholds:
-        what, how = "macro F1", "a threshold for each class"
+    has_several, temperature = bool(chosen.thresholds), f"a temperature of {chosen.temperature:.2f}"
+    what, how = ("macro F1", "a threshold for each class") if has_several else ("calibration error", temperature)
     console.err.print(f"{what} on test {measured[0]:.1%}; with {how}, of validation, {measured[1]:.1%}")
     return replace(cell, calibration=chosen.model_copy(update={"on_test": tuple(measured)}))
 
