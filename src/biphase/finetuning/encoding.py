@@ -205,7 +205,7 @@ class EncodedSplit(ABC):
         return np.zeros(0, dtype=np.int64)
 
     def calibrate(self, model: "BatchModel", cell: "CellContext") -> Calibration | None:
-        """What this split, of validation, tells to do to outputs. None in families without."""
+        """What this split, of validation, tells to do to outputs, for a task with classes. None in families without."""
         return None
 
     @abstractmethod

@@ -200,10 +200,11 @@ def name_never_predicted(
 @torch.no_grad()
 def calibrate_cell(network: Any, splits: Mapping[Any, EncodedSplit], cell: CellContext) -> CellContext:
     """Add to a cell what its validation tells to do to outputs, and say what that changes on test."""
-    chosen, test = splits["validation"].calibrate(network, cell), splits["test"]
+    chosen = splits["validation"].calibrate(network, cell) if cell.task.classes else None
     if chosen is None:
         return cell
-    outputs, measured = test.predict(network, cell), []
+    test, measured = splits["test"], []
+    outputs = test.predict(network, cell)
     for calibration in (cell.calibration, chosen):
         metrics, rows = test.judge(outputs, replace(cell, calibration=calibration))
         measured.append(metrics["macro_f1"] if chosen.thresholds else calibration_error(rows))

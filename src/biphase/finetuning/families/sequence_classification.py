@@ -53,9 +53,7 @@ class Split(AdditiveSplit):
     def class_numbers(self) -> np.ndarray:
         return np.nonzero(self.labels_S)[1] if self.labels_S.ndim == 2 else self.strata
 
-    def calibrate(self, model: BatchModel, cell: CellContext) -> Calibration | None:
-        if cell.task.problem_type == "regression":
-            return None
+    def calibrate(self, model: BatchModel, cell: CellContext) -> Calibration:
         logits_SC = self.predict(model, cell)
         if cell.task.problem_type is None:
             return Calibration(temperature=fit_temperature(logits_SC, self.labels_S))
