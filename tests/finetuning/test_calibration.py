@@ -12,12 +12,14 @@ from sklearn.metrics import f1_score, log_loss
 
 import biphase
 from biphase.errors import InputError
+from biphase.files import MARK
 from biphase.finetuning.calibration import Calibration, calibration_error, choose_thresholds, fit_temperature
 from biphase.finetuning.kept import RECORD
+from biphase.tasks.spec import task_table
 
 from ..conftest import DEVICE
 from .conftest import write_jsonl
-from .test_keep import fit_and_keep
+from .test_keep import fit_and_keep, keep_untrained
 from .test_kinds import fit_made_up, sentences, write_task
 from .test_predict import predict_all
 
@@ -151,3 +153,18 @@ def test_sets_of_labels_are_kept_with_thresholds(model_folder: Path, tmp_path: P
         assert one["predicted"] == above
     score = biphase.score(tmp_path / "kept", tmp_path / "test.jsonl", device=DEVICE)
     assert score.metrics["macro_f1"].value > cell.metrics["test"]["macro_f1"]
+
+
+@pytest.mark.parametrize(
+    ("calibration", "complaint"),
+    [({"temperature": 0}, "greater than 0"), ({"thresholds": [0.5]}, "not a threshold for each of its classes")],
+)
+def test_a_calibration_that_cannot_be_is_refused(
+    calibration: dict[str, Any], complaint: str, model_folder: Path, tmp_path: Path
+) -> None:
+    kept = keep_untrained(task_table()["snli"], model_folder, tmp_path / "kept")
+    record = json.loads((kept / RECORD).read_text())
+    (kept / RECORD).write_text(json.dumps(record | {"calibration": calibration}))
+    (kept / MARK).unlink()
+    with pytest.raises(InputError, match=complaint):
+        biphase.predict(kept, [{"premise": "a", "hypothesis": "b"}])

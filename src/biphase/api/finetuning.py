@@ -346,7 +346,8 @@ def summary_records(rows: Iterable[verdicts.SummaryRow]) -> list[dict[str, Any]]
         record |= {"rate": score.rate, "mean": score.mean, "half_width": score.interval.half_width}
         record |= {"paper_half_width": row.paper_interval.half_width, "seeds": list(score.seeds)}
         record |= {"num_cells": score.num_runs, "num_diverged": len(row.diverged), "num_missing": len(row.missing)}
-        record |= {"num_degenerate": score.count_degenerate(), "spread": row.spread.value if row.spread else None}
+        record |= {"num_degenerate": score.count_degenerate(), "never_predicted": row.never_predicted}
+        record |= {"spread": row.spread.value if row.spread else None}
         records.append(record)
     return records
 

@@ -4,9 +4,10 @@ Letters: N examples, C classes or choices, B bins.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 from scipy.special import logsumexp
 
 from biphase.config import Strict
@@ -15,15 +16,12 @@ from biphase.config import Strict
 class Calibration(Strict):
     """What is done to outputs before they are read. The defaults change nothing."""
 
-    temperature: float = 1.0
+    temperature: Annotated[float, Field(gt=0)] = 1.0
     """Logits are divided by it before their softmax, which changes no label."""
     thresholds: tuple[float, ...] = ()
     """Several classes: the probability above which each is predicted; () for 0.5 of each."""
     on_test: tuple[float, float] | None = None
     """The calibration error on test, or the macro F1 of several classes, before and after."""
-
-    def threshold(self, number: int) -> float:
-        return self.thresholds[number] if self.thresholds else 0.5
 
 
 AS_THEY_ARE = Calibration()

@@ -163,6 +163,8 @@ def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
         expected = {str(number): label for number, label in enumerate(task.classes)}
         if labels and expected and task.kind.num_outputs is None and labels != expected:
             raise InputError(f"{folder}: {RECORD} names other classes than config.json (id2label); {remedy}")
+        if len(model.calibration.thresholds) not in (0, len(task.classes)):
+            raise InputError(f"{folder}: {RECORD} has not a threshold for each of its classes; {remedy}")
         if template is not None:
             raise InputError(f"{name} says itself what its inputs look like ({task.template!r}): leave template out")
     elif family == "question_answering":

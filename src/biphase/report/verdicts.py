@@ -39,6 +39,12 @@ class SummaryRow:
     spread: Interval | None
     """The spread over seeds and over the rates of `STABILITY_RATES`; None with scores at fewer than two of them."""
 
+    @property
+    def never_predicted(self) -> dict[str, int]:
+        """Count the seeds with which a class that is right on test is never predicted."""
+        scores = self.score.examples.scores if self.score.examples else ()
+        return dict(Counter(name for score in scores for name in score.never_predicted.get("test", ())))
+
 
 def summarize(scores: ScoreSet) -> list[SummaryRow]:
     """Make a row for each model on each task that it has scores on: by task, the best mean first.
@@ -260,14 +266,11 @@ def list_flaws(row: SummaryRow, where: str) -> Iterator[str]:
     if num_degenerate := row.score.count_degenerate():
         seeds = f"{num_degenerate} of {show_count(row.score.num, 'seed')}"
         yield f"degenerate: {where} predicts the same for all with {seeds}"
-    scores = row.score.examples.scores if row.score.examples else ()
-    never = Counter(name for score in scores for name in score.never_predicted.get("test", ()))
+    never = []
+    for name, count in row.never_predicted.items():
+        never.append(name if count == row.score.num else f"{name} ({count} of {row.score.num} seeds)")
     if never:
-        names = [
-            name if count == len(scores) else f"{name} ({count} of {len(scores)} seeds)"
-            for name, count in never.most_common()
-        ]
-        yield f"never predicted: {where}: {first_of(names, 5)}"
+        yield f"never predicted: {where}: {first_of(never, 5)}"
 
 
 def print_comparison(comparisons: Sequence[TaskComparison]) -> None:
