@@ -138,15 +138,17 @@ err = PlainConsole(stderr=True)
 out = PlainConsole()
 
 
-def print_rows(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
+def print_rows(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None, console: PlainConsole = out
+) -> None:
     """Print a table for a person: what a row is of at the left, numbers at the right."""
     table = Table(title=title)
     for head in heads:
-        is_name = head in ("part", "model", "task", "name", "layer")
+        is_name = head in ("part", "model", "task", "name", "layer", "class")
         table.add_column(head, justify="left" if is_name else "right", overflow="fold")
     for row in rows:
         table.add_row(*row)
-    out.print(table)
+    console.print(table)
 
 
 Advance = tuple[float | None, float, str]

@@ -7,11 +7,12 @@ so that it survives black-and-white print. No torch; matplotlib only where somet
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from biphase.errors import SOURCE
+from biphase.errors import SOURCE, InputError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,6 +52,13 @@ SERIES = (
 """Looks of anything else, in turn."""
 
 CURVE_POINTS = 300
+PICTURE_FORMATS = (".svg", ".png", ".pdf")
+
+
+def check_picture(path: Path) -> None:
+    """Raises `InputError` for a file that is named like no picture."""
+    if path.suffix not in PICTURE_FORMATS:
+        raise InputError(f"{path}: a picture ends in {', '.join(PICTURE_FORMATS)}")
 
 
 def plot_losses(

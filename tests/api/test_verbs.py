@@ -475,7 +475,7 @@ def test_what_a_grid_decides_is_no_setting() -> None:
 def test_a_training_that_diverged_keeps_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    score = SimpleNamespace(folder=tmp_path / "snli-0", headline=lambda: "snli")
+    score = SimpleNamespace(folder=tmp_path / "snli-0", headline=lambda: "snli", classes=())
     plan = SimpleNamespace(is_finished=lambda out: True)
     monkeypatch.setattr("biphase.finetuning.fit.fit_cells", lambda *arguments, keep: [score])
     monkeypatch.setattr("biphase.api.finetuning.plan_cells", lambda *arguments: [plan])

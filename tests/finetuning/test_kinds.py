@@ -25,6 +25,7 @@ from biphase.tasks.spec import Task, find_task
 
 from ..conftest import DEVICE
 from .conftest import NOUNS, fit_cell, predict_split, write_jsonl
+from .test_keep import uncalibrate
 from .test_predict import predict_all
 
 Rows = list[dict[str, Any]]
@@ -39,13 +40,15 @@ def write_task(folder: Path, rows: Rows, **keys: Any) -> Path:
     return folder / "task.yaml"
 
 
-def fit_made_up(task: Path, model: Path, **settings: Any) -> tuple[Score, Rows]:
+def fit_made_up(task: Path, model: Path, is_calibrated: bool = False, **settings: Any) -> tuple[Score, Rows]:
     """The score of a cell, its network kept in `kept`, and the rows of test.jsonl."""
     given = {"precision": "fp32", "device": DEVICE, "learning_rate": 5e-3, "batch_size": 8, "epochs": 12}
     config = FinetuneConfig.model_validate(given | {"max_length": 128} | settings)
     folder = task.parent
     score = fit_cell(str(model), str(task), config, folder / "scores", folder, keep=folder / "kept")
     assert score.folder is not None
+    if not is_calibrated:
+        uncalibrate(folder / "kept")
     examples = read_examples(score)  # which holds their contributions against the score
     rows = [json.loads(line) for line in (score.folder / "test.jsonl").read_text().splitlines()]
     assert examples.values_SN.shape == (1, len(rows))

@@ -28,6 +28,7 @@ from biphase.engine.local import Engine, EngineKind
 from biphase.engine.scheduler import Failure
 from biphase.errors import InputError, first_line
 from biphase.files import claimed, refuse_existing, refuse_filled, whole_file
+from biphase.finetuning.class_report import ClassReport, draw_confusion, print_report, read_report, report_classes
 from biphase.finetuning.config import CellPlan, FinetuneConfig, plan_cells
 from biphase.finetuning.grid import (
     PAPER_LEARNING_RATES,
@@ -38,11 +39,14 @@ from biphase.finetuning.grid import (
     resolve_for,
     run_grid,
 )
-from biphase.finetuning.kept import RECORD, KeptModel, find_kept, open_rows
-from biphase.finetuning.scores import Score, ScoreSet, read_scores
+from biphase.finetuning.kept import RECORD, KeptModel, find_kept, label_of, open_rows, read_labelled
+from biphase.finetuning.metrics import Rows, contributions
+from biphase.finetuning.scores import Score, ScoreSet, linearize, read_scores
 from biphase.report import verdicts
+from biphase.report.statistics import Interval, mean_interval
+from biphase.style import check_picture
 from biphase.tasks.sources import name_data_dirs
-from biphase.tasks.spec import PAPER_TASKS, find_task, is_own_task, name_tests
+from biphase.tasks.spec import PAPER_TASKS, find_task, name_tests
 
 if TYPE_CHECKING:
     import pandas
@@ -110,6 +114,8 @@ def finetune(
     if keep is not None:
         of_model = f"; {keep}: the model" if (Path(keep) / RECORD).exists() else "; it diverged, and no model is kept"
     console.err.print(f"{score.folder}: scores and predictions{of_model}")
+    if (report := read_report(score)) is not None:
+        print_report(report, score.never_predicted.get("test", {}))
     return score
 
 
@@ -186,6 +192,72 @@ def predict(
         return table.set_axis(data.index) if isinstance(data, pandas.DataFrame) else table
 
 
+@dataclass(frozen=True)
+class FileScore:
+    """How good a kept model is on the rows of a file."""
+
+    model: str
+    file: str
+    task: str
+    metric: str
+    """The task's own one."""
+    metrics: dict[str, Interval]
+    """Each with its 95 % interval over examples, whose ends are nan where they are not known."""
+    num_examples: int
+    num_left_out: int
+    """Rows without a label."""
+    num_truncated: int
+    classes: ClassReport | None
+    """None for a task without classes."""
+
+
+def score(
+    model: str | Path,
+    data: Any,
+    *,
+    picture: str | Path | None = None,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+) -> FileScore:
+    """Score a model that `finetune` kept on labelled rows: in all, with an interval, and class by class.
+
+    Args:
+        model: a folder that `finetune` kept.
+        data: a file of labelled rows, in any form that tasks have; in Python also a DataFrame, a `datasets.Dataset`, or
+            rows as dictionaries.
+        picture: draw what is confused with what into this .png, .svg or .pdf.
+        device: auto, cpu or cuda.
+    """
+    if picture is not None:
+        check_picture(Path(picture))
+    with TemporaryDirectory() as folder:
+        file = Path(data) if isinstance(data, str | Path) else keep_rows(rows_in_memory(data), Path(folder), "rows")
+        kept = find_kept(str(model), file)
+        examples, num_left_out = read_labelled(kept, file)
+    from biphase.device import choose_device
+    from biphase.finetuning.predict import judge_examples
+
+    metrics, rows, num_truncated = judge_examples(kept, examples, choose_device(device))
+    task, measures = kept.task, dict[str, Interval]()
+    for name, value in metrics.items():
+        measures[name] = Interval(value)
+        if name in task.kind.metrics and (name == task.metric or task.family != "question_answering"):
+            measures[name] = mean_interval(linearize(*contributions(rows, name, task.classes)))
+    report = report_classes(rows, task.classes) if task.classes else None
+    if picture is not None:
+        draw_confusion(report, Path(picture))
+    return FileScore(
+        model=str(model),
+        file=file.name,
+        task=task.name,
+        metric=task.metric,
+        metrics=measures,
+        num_examples=len(rows),
+        num_left_out=num_left_out,
+        num_truncated=num_truncated,
+        classes=report,
+    )
+
+
 def predict_rows(model: str, file: Path, template: str | None, device: str) -> tuple[TableForm | None, Iterator[Row]]:
     """Return how a table is written, and each row of a file with what a model predicts, as it is read. Raises
     `InputError` before the model is loaded."""
@@ -199,12 +271,19 @@ def track_predictions(network: KeptModel, rows: Iterator[PlacedRow], name: str, 
     from biphase.finetuning.predict import predict_placed
 
     with console.track(f"predict {name}", None, "rows") as progress:
-        num_rows = 0
+        num_rows, labelled = 0, Rows()
         for row in predict_placed(network, rows, name, choose_device(device)):
             num_rows += 1
             progress.advance(1)
+            label = label_of(network, row)
+            if label is not None and row.get("predicted") is not None:
+                read = ("predicted", "probabilities" if isinstance(label, list) else "probability")
+                labelled.append({"gold": label} | {key: row[key] for key in read})
             yield row
         console.err.print(f"{name}: {num_rows:,} rows")
+    if labelled:
+        console.err.print(f"{len(labelled):,} of them have a label that the model knows:")
+        print_report(report_classes(labelled, network.task.classes), {}, console.err)
 
 
 TABLE_FORMS = {".csv": TableForm(), ".tsv": TableForm("\t", csv.QUOTE_ALL)}
@@ -300,7 +379,8 @@ def summary_records(rows: Iterable[verdicts.SummaryRow]) -> list[dict[str, Any]]
         record |= {"rate": score.rate, "mean": score.mean, "half_width": score.interval.half_width}
         record |= {"paper_half_width": row.paper_interval.half_width, "seeds": list(score.seeds)}
         record |= {"num_cells": score.num_runs, "num_diverged": len(row.diverged), "num_missing": len(row.missing)}
-        record |= {"num_degenerate": score.count_degenerate(), "spread": row.spread.value if row.spread else None}
+        record |= {"num_degenerate": score.count_degenerate(), "never_predicted": row.never_predicted}
+        record |= {"spread": row.spread.value if row.spread else None}
         records.append(record)
     return records
 

@@ -14,6 +14,7 @@ from biphase.corpus.shards import SHARD_SPLITS, ShardSet
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.errors import InputError
 from biphase.files import ANEW, MARK, read_json_as, refuse_damaged
+from biphase.finetuning.class_report import draw_confusion, read_report
 from biphase.finetuning.kept import RECORD, KeptModel
 from biphase.finetuning.scores import read_score, read_scores
 from biphase.run import Run, read_checkpoint_manifest, read_done, read_metrics, read_recipe, whole_steps
@@ -47,12 +48,13 @@ FOLDER_KINDS: Mapping[str, tuple[str, ...]] = {
 """Each kind of folder, and the files of which one tells it where it has no mark of ours."""
 
 
-def inspect(folder: str | Path, *, verify: bool = False) -> Facts:
+def inspect(folder: str | Path, *, verify: bool = False, picture: str | Path | None = None) -> Facts:
     """Return the facts of a folder that biphase wrote: its `kind`, its `path` and those of that kind.
 
     Args:
         folder: any folder that biphase wrote: shards, a run, a model, a study, …
         verify: read every byte of which there is a hash, and compare.
+        picture: draw what a cell confuses on test into this .png, .svg or .pdf.
 
     Raises:
         InputError: no such folder, not one of ours, or damaged (the message names the file).
@@ -70,6 +72,8 @@ def inspect(folder: str | Path, *, verify: bool = False) -> Facts:
         facts = shard_facts(path, verify)
     else:
         facts = run_facts(path, verify) if kind == "run" else read_facts(kind, path)
+    if picture is not None:
+        draw_confusion(facts["classes"] if kind == "cell" else None, Path(picture))
     return head | facts | head
 
 
@@ -106,7 +110,8 @@ def read_facts(kind: str, path: Path) -> Facts:
         case "cell":
             score = read_score(path)
             facts = fields_of(score, "model task metric metrics num_examples num_steps diverged seconds")
-            return facts | fields_of(score.config, "learning_rate seed")
+            facts |= fields_of(score.config, "learning_rate seed") | {"never_predicted": score.never_predicted}
+            return facts | {"classes": read_report(score)}
         case "scores":
             scores = read_scores(path)
             facts = {"scores": len(scores.scores), "models": scores.models, "tasks": tuple(sorted(scores.grids))}
@@ -184,6 +189,7 @@ def model_facts(path: Path) -> Facts:
     if (path / RECORD).exists():
         record = read_json_as(path / RECORD, KeptModel)
         facts |= {"task": record.task.name, "family": record.task.family}
+        facts["calibration"] = record.calibration.model_dump(exclude_defaults=True)
         facts |= fields_of(record.config, "learning_rate seed")
     return facts
 

@@ -6,7 +6,6 @@ the card says that the loss was not measured, and how alike the outputs for some
 """
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,14 +37,14 @@ from biphase.files import read_json_as, write_text
 from biphase.finetuning.encoding import CellContext, EncodedSplit, HashedTokenizer
 from biphase.finetuning.families import family_module
 from biphase.finetuning.heads import padded_logits
-from biphase.finetuning.kept import RECORD, KeptModel, layout_to_predict
+from biphase.finetuning.kept import RECORD, KeptModel, layout_to_predict, read_labelled
 from biphase.finetuning.metrics import Rows, contributions
 from biphase.finetuning.scores import linearize
 from biphase.hub import load_model_config
 from biphase.report.formats import show_difference
 from biphase.report.statistics import Interval, mean_interval
-from biphase.tasks.examples import AnyExample, load_examples, read_examples_of
-from biphase.tasks.sources import TaskSource, find_source
+from biphase.tasks.examples import load_examples
+from biphase.tasks.sources import find_source
 from biphase.tasks.splits import Collection, TaskData
 
 TIMED_RUNS = 3
@@ -153,7 +152,7 @@ def find_task_data(folder: Path, test: Path | None) -> ScoredTask | None:
     biphase. None: there are none."""
     if (folder / RECORD).exists():
         kept = read_json_as(folder / RECORD, KeptModel, "fine-tune it again with --keep")
-        cell = CellContext(kept.task, kept.config, torch.device("cpu"), torch.float32)
+        cell = CellContext(kept.task, kept.config, torch.device("cpu"), torch.float32, calibration=kept.calibration)
         if not cell.is_embedder:
             has_data = test is not None or kept.task.bundled
             return read_test_split(folder, kept, cell, test) if has_data else None
@@ -196,11 +195,8 @@ def read_test_examples(kept: KeptModel, test: Path | None) -> TaskData | Collect
     """Read the examples of test; of other splits no more than encoding asks for."""
     task, config = kept.task, kept.config
     if test is not None and not test.is_dir():
-        source = TaskSource(task, str(test), "", layout_to_predict(task, test), {"test": (test,)}, {})
-        examples: list[AnyExample] = read_examples_of(source, "test", defaultdict(list))[0]
-        if not examples:
-            raise InputError(f"{test} has no labelled examples of task '{task.name}'")
-        data: TaskData | Collection = TaskData(task, (), (), tuple(examples), 0)
+        examples, left_out = read_labelled(kept.model_copy(update={"layout": layout_to_predict(task, test)}), test)
+        data: TaskData | Collection = TaskData(task, (), (), tuple(examples), left_out)
     else:
         data = load_examples(find_source(task, test), bool(config.judged_only), config.max_eval_examples)
     if isinstance(data, Collection):

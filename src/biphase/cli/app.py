@@ -38,7 +38,7 @@ PATH = {
     "Begin": ("demo", "init", "doctor"),
     "Text and tokens": ("tokenizer", "prepare"),
     "Pretraining": ("pretrain", "inspect", "export", "push", "convert"),
-    "Tasks": ("task", "finetune", "predict", "evaluate"),
+    "Tasks": ("task", "finetune", "predict", "score", "evaluate"),
     "Embeddings": ("embed", "search"),
     "Studies and reports": ("study", "report"),
 }

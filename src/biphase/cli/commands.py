@@ -236,7 +236,7 @@ def pretrain(changes: Changes, **options: Any) -> None:
     console.err.print(f"next: biphase export {run} encoder")
 
 
-@like(folders.inspect, arguments="folder", shows=show.print_facts)
+@like(folders.inspect, arguments="folder", shows=show.print_folder)
 def inspect() -> None:
     """Show what is in a folder, and check that it is whole.
 
@@ -290,20 +290,27 @@ def task_check() -> None:
     """
 
 
-@like(finetuning.finetune, arguments="model task changes", hidden="template label missing group")
+@like(
+    finetuning.finetune,
+    arguments="model task changes",
+    hidden="template label missing group",
+    shows=lambda facts: None,
+)
 def finetune(
     task: Annotated[str, Parameter(required=True)],
     data: DataDir,
     scores: ScoresFolder,
     changes: Changes = (),
     **options: Any,
-) -> None:
+) -> dict[str, Any]:
     """Fine-tune one model on one task with one rate and seed, and score it on validation and test.
 
     Example: `biphase finetune runs/tiny-1a2b3c4d snli learning_rate=1e-4 seed=3 --keep snli-model`
     """
     settings = parse_config(FinetuneConfig, {}, changes, origin=task).model_dump(exclude_unset=True)
-    finetuning.finetune(task=task, data=data, scores=scores, **options, **settings)
+    score = finetuning.finetune(task=task, data=data, scores=scores, **options, **settings)
+    assert score.folder is not None
+    return folders.inspect(score.folder)
 
 
 @like(finetuning.predict, arguments="model data")
@@ -316,6 +323,15 @@ def predict(model: str, data: Path, out: Path | None, form: Form = "text", **opt
         return to_json([*finetuning.predict_rows(model, data, **options)[1]])
     finetuning.write_predictions(model, data, out or sys.stdout, **options)
     return to_json({"file": str(out)}) if form == "json" else None
+
+
+@like(finetuning.score, arguments="model data", shows=show.print_file_score)
+def score(model: str, data: Path, **options: Any) -> Any:
+    """Score a kept model on a file of labelled rows: in all, with intervals, and class by class.
+
+    Example: `biphase score snli-model labelled.csv --picture confusion.png`
+    """
+    return finetuning.score(model, data, **options)
 
 
 MODELS = (

@@ -1,13 +1,15 @@
 """Show a person what a verb has returned."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from biphase.api.finetuning import ScoreSummary
+from biphase.api.finetuning import FileScore, ScoreSummary, fields_of
 from biphase.api.networks import ZeroShot, print_zero_shot
 from biphase.console import duration, out, print_rows
 from biphase.engine.scheduler import Failure
 from biphase.errors import InputError, first_of
+from biphase.finetuning.class_report import ClassReport, print_report
 from biphase.finetuning.grid import MissingCells
 from biphase.report import verdicts
 from biphase.tasks.families import KINDS
@@ -36,6 +38,25 @@ def print_facts(facts: Mapping[str, Any]) -> None:
         elif value not in (None, [], {}, ()):
             for part in parts if is_long else [value]:
                 out.prose(f"{name}: {tell_fact(key, part)}")
+
+
+def print_folder(facts: Mapping[str, Any]) -> None:
+    """Print the facts of a folder, and of a cell what it is worth class by class."""
+    report = facts.get("classes")
+    if not isinstance(report, ClassReport):
+        return print_facts(facts)
+    print_facts({**facts, "classes": None, "never_predicted": None})
+    print_report(report, facts["never_predicted"].get("test", {}))
+
+
+def print_file_score(score: FileScore) -> None:
+    """Print the metrics of a kept model on a file, its task's own first, and the classes."""
+    print_facts(fields_of(score, "model task num_examples num_left_out num_truncated"))
+    for name, measure in sorted(score.metrics.items(), key=lambda item: item[0] != score.metric):
+        ends = "" if math.isnan(measure.low) else f" [{measure.low:.2%}, {measure.high:.2%}]"
+        out.print(f"{name} {measure.value:.2%}{ends}")
+    if score.classes is not None:
+        print_report(score.classes, {})
 
 
 def name_fact(key: str) -> str:

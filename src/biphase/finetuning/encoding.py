@@ -21,6 +21,7 @@ from biphase.corpus.tokenizer import tokenizer_hash
 from biphase.device import to_device
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, PackedLayout, lay_out
 from biphase.errors import told_as
+from biphase.finetuning.calibration import AS_THEY_ARE, Calibration
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.metrics import Judgement
 from biphase.tasks.examples import FilledText
@@ -202,6 +203,15 @@ class EncodedSplit(ABC):
         under `torch.no_grad`, with a model in evaluation mode."""
         return self.texts.predict(model, cell)
 
+    @property
+    def class_numbers(self) -> np.ndarray:
+        """The number of every class, or tag, of every example; empty where the task has no classes."""
+        return np.zeros(0, dtype=np.int64)
+
+    def calibrate(self, model: "BatchModel", cell: "CellContext") -> Calibration | None:
+        """What this split, of validation, tells to do to outputs, for a task with classes. None in families without."""
+        return None
+
     @abstractmethod
     def judge(self, predictions: Any, cell: "CellContext") -> Judgement:
         """Every metric of the family by its name, as a share between 0 and 1; and a row for each example, as it is
@@ -311,6 +321,9 @@ class CellContext:
         if weights_C is None or len(all_targets) == 0:
             return loss / max(len(all_targets), 1)
         return loss / weights_C[self.on_device(all_targets)].sum()
+
+    calibration: Calibration = AS_THEY_ARE
+    """How outputs are read: as they are, unless a network is kept."""
 
     @property
     def is_embedder(self) -> bool:

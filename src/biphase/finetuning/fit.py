@@ -8,9 +8,10 @@ one training.
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
@@ -25,6 +26,8 @@ from biphase.device import choose_device, choose_dtype, describe_machine
 from biphase.encoder.attention import explain_computing
 from biphase.errors import InputError, memory_told
 from biphase.files import locked
+from biphase.finetuning.calibration import calibration_error
+from biphase.finetuning.class_report import report_classes
 from biphase.finetuning.config import PROTOCOL, CellPlan, FinetuneConfig
 from biphase.finetuning.encoding import CellContext, EncodedSplit, EncodedTask
 from biphase.finetuning.encoding_cache import load_encoded
@@ -45,14 +48,13 @@ def train_network(
     # 1. What is trained on, and for how long.
     config = cell.config
     items, num_steps = choose_items(split, config)
-    schedule = config.schedule(num_steps)
     if config.class_weights:
         cell = cell.with_class_weights(split.balanced_weights(items, cell))
     checks = steps_to_validate(config, len(items), num_steps)
     best: BestWeights | None = None
     # 2. Optimizer.
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    optimizer = make_optimizer(parameters, config)
+    optimizer, schedule = make_optimizer(parameters, config), config.schedule(num_steps)
     set_training(network, config)
     # 3. Updates. What a step gives stays on the device for up to 25 steps or a second, so that few steps wait for it.
     unseen: list[Tensor] = []
@@ -215,6 +217,7 @@ def evaluate_cell(
         classes=plan.task.classes,
         config=cell.config,
         metrics=metrics,
+        never_predicted=name_never_predicted(splits["train"], rows, plan.task.classes),
         num_examples={name: split.num_examples for name, split in splits.items()},
         num_truncated={name: split.num_truncated for name, split in splits.items()},
         num_left_out=num_left_out,
@@ -223,6 +226,36 @@ def evaluate_cell(
         **training,
     )
     return score, rows
+
+
+def name_never_predicted(
+    train: EncodedSplit, predictions: Mapping[str, Rows], classes: Sequence[str]
+) -> dict[str, dict[str, int]]:
+    """Name, by split, the classes that are right and never predicted, and count them in train."""
+    if not classes:
+        return {}
+    in_train: Counter[str] = Counter()
+    for name, number in zip(classes, np.bincount(train.class_numbers, minlength=len(classes)).tolist(), strict=True):
+        in_train[name.removeprefix("B-") if classes[0] == "O" else name] += number  # entities by their type
+    reports = {split: report_classes(rows, classes) for split, rows in predictions.items()}
+    return {split: {name: in_train[name] for name in report.never_predicted} for split, report in reports.items()}
+
+
+@torch.no_grad()
+def calibrate_cell(network: Any, splits: Mapping[Any, EncodedSplit], cell: CellContext) -> CellContext:
+    """Add to a cell what its validation tells to do to outputs, and say what that changes on test."""
+    chosen = splits["validation"].calibrate(network, cell) if cell.task.classes else None
+    if chosen is None:
+        return cell
+    test, measured = splits["test"], []
+    outputs = test.predict(network, cell)
+    for calibration in (cell.calibration, chosen):
+        metrics, rows = test.judge(outputs, replace(cell, calibration=calibration))
+        measured.append(metrics["macro_f1"] if chosen.thresholds else calibration_error(rows))
+    has_several, temperature = bool(chosen.thresholds), f"a temperature of {chosen.temperature:.2f}"
+    what, how = ("macro F1", "a threshold for each class") if has_several else ("calibration error", temperature)
+    console.err.print(f"{what} on test {measured[0]:.1%}; with {how}, of validation, {measured[1]:.1%}")
+    return replace(cell, calibration=chosen.model_copy(update={"on_test": tuple(measured)}))
 
 
 @memory_told("lower microbatch_tokens (65,536 unless given), or --workers-per-gpu where cells share a GPU")
@@ -300,6 +333,7 @@ def run_cells(plans: Sequence[CellPlan], out: Path | None, keep: Path | None) ->
         if out is not None:
             write_cell(plan.folder(out), score, losses, predictions)
         if keep is not None and not score.diverged:
+            cell = calibrate_cell(network, encoded[0], cell)
             model = to_transformers(network, encoder, cell)
             refuse_replaced(plan.model)
             keep_network(model, encoder, cell, keep, score, encoded[0]["test"])

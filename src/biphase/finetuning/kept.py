@@ -8,6 +8,7 @@ takes seconds.
 
 import copy
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain, islice
@@ -25,6 +26,7 @@ from biphase.corpus.rows import (
     TableForm,
     column,
     ending_of,
+    find_field,
     open_table,
     read_text_lines,
     renamed,
@@ -33,9 +35,11 @@ from biphase.corpus.rows import (
 from biphase.encoder.models import Encoder, find_folder
 from biphase.errors import InputError, clipped
 from biphase.files import read_json_as, whole_folder, write_json, write_mark, write_text
+from biphase.finetuning.calibration import Calibration
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.scores import Score
 from biphase.run import find_model
+from biphase.tasks.examples import AnyExample, classes_of, lacks_label, make_examples
 from biphase.tasks.families import KINDS
 from biphase.tasks.spec import FileLayout, Task, template_columns
 
@@ -59,6 +63,8 @@ class KeptModel(Strict):
     """The settings of the training; the defaults for a folder that `finetune --keep` did not write."""
     has_unanswerable: bool = False
     """Question answering: whether no answer may be predicted."""
+    calibration: Calibration = Calibration()
+    """What `predict` does to outputs before it reads them; transformers' pipelines do not know of it."""
 
     # What finding it adds, which its record does not hold.
     folder: Path = Field(default=Path(), exclude=True)
@@ -87,7 +93,7 @@ def keep_network(model: Any, encoder: Encoder, cell: "CellContext", folder: Path
             prompts = {name: template.removesuffix("{text}") for name, template in templates.items()}
             write_sentence_transformer(part, model, cell.config.max_length, prompts=prompts)
         save_encoder(part, model, tokenizer)
-        record = KeptModel(cell=score.cell, task=cell.task, config=cell.config)
+        record = KeptModel(cell=score.cell, task=cell.task, config=cell.config, calibration=cell.calibration)
         if cell.task.family == "question_answering":
             longest = cell.config.max_answer_tokens or test.max_answer_tokens
             config = cell.config.model_copy(update={"max_answer_tokens": longest})
@@ -156,10 +162,12 @@ def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
     if (folder / RECORD).exists():
         remedy = "fine-tune it again with --keep"
         model = read_json_as(folder / RECORD, KeptModel, remedy)
-        task, labels = model.task, config.get("id2label")
+        task, labels = model.task.model_copy(update={"group": None}), config.get("id2label")
         expected = {str(number): label for number, label in enumerate(task.classes)}
         if labels and expected and task.kind.num_outputs is None and labels != expected:
             raise InputError(f"{folder}: {RECORD} names other classes than config.json (id2label); {remedy}")
+        if len(model.calibration.thresholds) not in (0, len(task.classes)):
+            raise InputError(f"{folder}: {RECORD} has not a threshold for each of its classes; {remedy}")
         if template is not None:
             raise InputError(f"{name} says itself what its inputs look like ({task.template!r}): leave template out")
     elif family == "question_answering":
@@ -171,7 +179,7 @@ def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
         except ValueError as error:
             raise InputError(f"--{error}") from None
         model = KeptModel.model_construct(task=task, config=FinetuneConfig(), is_ours=False)
-    return model.model_copy(update={"folder": folder, "layout": layout_to_predict(task, file)})
+    return model.model_copy(update={"folder": folder, "task": task, "layout": layout_to_predict(task, file)})
 
 
 def layout_to_predict(task: Task, file: Path) -> FileLayout:
@@ -251,6 +259,39 @@ def has_needed_quotes(file: Path, layout: FileLayout) -> bool:
     except InputError:
         return False
     return is_needed
+
+
+def label_of(model: KeptModel, row: Row) -> str | list[str] | None:
+    """Read the label, the labels or the tags of a row. None where it has none that the model knows; choices have names
+    of their own in each row."""
+    task, named = model.task, with_task_names(model.task, model.layout, row)
+    has_classes = model.is_ours and task.kind.has_classes and task.family != "multiple_choice"
+    if not has_classes or lacks_label(task, find_field(named, task.label)):
+        return None
+    try:
+        [example], _ = make_examples(task, model.layout.scheme, [("", named)], defaultdict(list))
+    except ValueError:  # another row, or none, is what the file's column of this name has for it
+        return None
+    labels = [task.classes[number] for number in classes_of(example)]
+    has_several = task.family == "token_classification" or task.problem_type is not None
+    return labels if has_several else labels[0]
+
+
+def read_labelled(model: KeptModel, file: Path) -> tuple[list[AnyExample], int]:
+    """Make examples of the labelled rows of a file, and count the others. Raises `InputError` for a label that the
+    model does not know, and where no row has one."""
+    if not model.is_ours or model.task.kind.is_search:
+        raise InputError(f"{model.folder}: only a classifier or an answerer that `finetune --keep` wrote can be scored")
+    task, labelled, num_rows = model.task, list[PlacedRow](), 0
+    for origin, row in open_rows(model, file)[1]:
+        named = with_task_names(task, model.layout, row)
+        num_rows += 1
+        if task.family == "question_answering" or not lacks_label(task, find_field(named, task.label)):
+            labelled.append((origin, named))
+    examples, _ = make_examples(task, model.layout.scheme, labelled, defaultdict(list))
+    if not examples:
+        raise InputError(f"{file}: no row has a label in a column '{task.label}'; `biphase predict` needs none")
+    return examples, num_rows - len(examples)
 
 
 DECIMAL_COMMA = re.compile(r"-?\d+,(?!\d{3}$)\d+")

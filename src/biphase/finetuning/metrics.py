@@ -422,19 +422,7 @@ def count_tags(rows: Sequence[Mapping[str, Any]], metric: str, classes: Sequence
     `paper_f1`, the paper's score of token classification, is the mean over sentences of the macro F1 over tags, O
     included, as scikit-learn's `f1_score(average="macro")` of each sentence.
     """
-    gold, predicted, bounds = list[str](), list[str](), [0]
-    for row in rows:
-        if not row["gold"] or len(row["gold"]) != len(row["predicted"]):
-            raise ValueError("a sentence has no word, or not a tag for each")
-        gold += row["gold"]
-        predicted += row["predicted"]
-        bounds.append(len(gold))
-    bounds_S1 = np.array(bounds)
-    # A tag that is none of the classes counts as one of its own; "" has the last number.
-    labels = list(dict.fromkeys([*classes, *gold, *filter(None, predicted)]))
-    numbers = {label: number for number, label in enumerate([*labels, ""])}
-    gold_U = np.array([numbers[tag] for tag in gold])
-    predicted_U = np.array([numbers[tag] for tag in predicted])
+    gold_U, predicted_U, bounds_S1, labels = number_tags(rows, classes)
     if metric == "accuracy":
         right_S = np.add.reduceat((gold_U == predicted_U).astype(np.int64), bounds_S1[:-1])
         return np.stack([right_S, np.diff(bounds_S1)], axis=1), share
@@ -443,6 +431,24 @@ def count_tags(rows: Sequence[Mapping[str, Any]], metric: str, classes: Sequence
     if metric == "paper_f1":
         return macro_f1(count_labels(gold_U, predicted_U, bounds_S1, len(labels))), None
     return count_entities(gold_U, predicted_U, bounds_S1, labels, metric == "strict_f1"), micro_f1
+
+
+def number_tags(
+    rows: Iterable[Mapping[str, Any]], classes: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
+    """Lay the tags of sentences end to end, as numbers of the labels that are returned, gold and predicted. A tag that
+    is none of the classes counts as one of its own; "" has the number of labels."""
+    gold, predicted, bounds = list[str](), list[str](), [0]
+    for row in rows:
+        if not row["gold"] or len(row["gold"]) != len(row["predicted"]):
+            raise ValueError("a sentence has no word, or not a tag for each")
+        gold += row["gold"]
+        predicted += row["predicted"]
+        bounds.append(len(gold))
+    labels = list(dict.fromkeys([*classes, *gold, *filter(None, predicted)]))
+    numbers = {label: number for number, label in enumerate([*labels, ""])}
+    gold_U, predicted_U = (np.array([numbers[tag] for tag in tags]) for tags in (gold, predicted))
+    return gold_U, predicted_U, np.array(bounds), labels
 
 
 def is_one_for_all(rows: Iterable[Mapping[str, Any]]) -> bool:

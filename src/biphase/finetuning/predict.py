@@ -4,7 +4,7 @@ A folder that `finetune --keep` wrote says what its inputs look like: they are m
 scored. Running texts to tag, and any other folder with a head for classification, go through transformers' pipelines.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,11 +14,14 @@ from biphase.corpus.rows import LONGEST_TEXT, PlacedRow, Row
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.encoder.network import load_weights
 from biphase.errors import InputError
-from biphase.finetuning.encoding import HashedTokenizer
-from biphase.finetuning.families import family_module
+from biphase.finetuning.encoding import CellContext, HashedTokenizer
+from biphase.finetuning.families import family_module, predict_inputs
+from biphase.finetuning.families.question_answering import encode_questions
 from biphase.finetuning.heads import auto_class
 from biphase.finetuning.kept import KeptModel, with_task_names
+from biphase.finetuning.metrics import Metrics, Rows
 from biphase.hub import position_limit
+from biphase.tasks.splits import TaskData
 
 ROWS_AT_ONCE = 512
 """Rows that are read, sorted by length and predicted together; fewer where they have `LONGEST_TEXT` characters."""
@@ -31,12 +34,8 @@ def predict_placed(model: KeptModel, rows: Iterator[PlacedRow], name: str, devic
     Tells in the end how many were cut. Raises `InputError` naming the row that lacks a column, or has one that a
     prediction would take.
     """
-    network: Any = load_weights(auto_class(model.task), model.folder, attention=None).eval().to(device)
-    if not all(bool(weight.isfinite().all()) for weight in network.parameters()):
-        raise InputError(f"{model.folder} has weights that are no finite numbers; take it from where it is whole")
-    tokenizer = HashedTokenizer(load_tokenizer(model.folder))
-    limit = position_limit(network) or tokenizer.pretrained.model_max_length  # many a tokenizer names none
-    tokenizer.pretrained.model_max_length = limit = min(limit, tokenizer.pretrained.model_max_length)
+    network, tokenizer = load_kept(model, device)
+    limit = tokenizer.pretrained.model_max_length
     predict = family_module(model.task, model.config).predict
     num_rows = num_cut = num_empty = 0
     for chunk in in_chunks(rows):
@@ -52,6 +51,32 @@ def predict_placed(model: KeptModel, rows: Iterator[PlacedRow], name: str, devic
         err.print(f"{name}: {num_empty:,} of {num_rows:,} rows have no text: nothing is predicted for them")
     if num_cut:
         err.print(f"{name}: {num_cut:,} of {num_rows:,} rows were too long and cut at {limit:,} tokens")
+
+
+def load_kept(model: KeptModel, device: torch.device) -> tuple[Any, HashedTokenizer]:
+    """Load a fine-tuned network and its tokenizer, which names the longest input that the network takes."""
+    network: Any = load_weights(auto_class(model.task), model.folder, attention=None).eval().to(device)
+    if not all(bool(weight.isfinite().all()) for weight in network.parameters()):
+        raise InputError(f"{model.folder} has weights that are no finite numbers; take it from where it is whole")
+    tokenizer = HashedTokenizer(load_tokenizer(model.folder))
+    limit = position_limit(network) or tokenizer.pretrained.model_max_length  # many a tokenizer names none
+    tokenizer.pretrained.model_max_length = min(limit, tokenizer.pretrained.model_max_length)
+    return network, tokenizer
+
+
+@torch.no_grad()
+def judge_examples(model: KeptModel, examples: Sequence[Any], device: torch.device) -> tuple[Metrics, Rows, int]:
+    """Predict labelled examples as those of a test split, and score them: every metric of the family, a row for each
+    example, and how many of them were cut."""
+    network, tokenizer = load_kept(model, device)
+    if model.task.family == "question_answering":
+        split = encode_questions(model.task, examples, tokenizer, model.config, model.has_unanswerable)
+    else:
+        data = TaskData(model.task, train=(), validation=(), test=tuple(examples), left_out=0)
+        split = family_module(model.task, model.config).encode(data, tokenizer, model.config)["test"]
+    cell = CellContext(model.task, model.config, device, torch.float32, calibration=model.calibration)
+    metrics, rows = split.judge(predict_inputs(model, network, split), cell)
+    return metrics, rows, split.num_truncated
 
 
 def in_chunks(rows: Iterable[PlacedRow]) -> Iterator[list[PlacedRow]]:

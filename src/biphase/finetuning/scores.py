@@ -62,6 +62,9 @@ class Score(Strict):
     """The configuration as `settle_config` gives it, with what `auto` meant."""
     metrics: dict[str, dict[str, float]]
     """Values by split (validation and test), then by name; empty when training diverged."""
+    never_predicted: dict[str, dict[str, int]] = Field(default={})
+    """By split, the classes that are right somewhere in it and that are never predicted, each with how often it stands
+    in train; entities by their type."""
     num_examples: dict[str, int]
     num_truncated: dict[str, int] = Field(default={})
     num_left_out: int = 0

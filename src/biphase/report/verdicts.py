@@ -4,6 +4,7 @@ Nothing is called better by its mean alone. Scores are shares; percent and perce
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -37,6 +38,12 @@ class SummaryRow:
     """The paper's way: all seeds at the rate that they chose together, and the normal interval, which is narrower."""
     spread: Interval | None
     """The spread over seeds and over the rates of `STABILITY_RATES`; None with scores at fewer than two of them."""
+
+    @property
+    def never_predicted(self) -> dict[str, int]:
+        """Count the seeds with which a class that is right on test is never predicted."""
+        scores = self.score.examples.scores if self.score.examples else ()
+        return dict(Counter(name for score in scores for name in score.never_predicted.get("test", ())))
 
 
 def summarize(scores: ScoreSet) -> list[SummaryRow]:
@@ -259,6 +266,11 @@ def list_flaws(row: SummaryRow, where: str) -> Iterator[str]:
     if num_degenerate := row.score.count_degenerate():
         seeds = f"{num_degenerate} of {show_count(row.score.num, 'seed')}"
         yield f"degenerate: {where} predicts the same for all with {seeds}"
+    never = []
+    for name, count in row.never_predicted.items():
+        never.append(name if count == row.score.num else f"{name} ({count} of {row.score.num} seeds)")
+    if never:
+        yield f"never predicted: {where}: {first_of(never, 5)}"
 
 
 def print_comparison(comparisons: Sequence[TaskComparison]) -> None:

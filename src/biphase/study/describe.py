@@ -24,7 +24,7 @@ from rich.tree import Tree
 
 from biphase.console import duration, printable
 from biphase.embedding.recipe import set_name
-from biphase.errors import DOCS, InputError
+from biphase.errors import DOCS
 from biphase.recipe import OBJECTIVES
 from biphase.report.contrasts import POWER, USUAL_NOISE, smallest_difference
 from biphase.report.formats import format_bytes, show_count, show_estimate, show_list, write_steps
@@ -34,10 +34,9 @@ from biphase.study.cost import Estimate, Machine, task_size
 from biphase.study.declarations import hash_hypotheses
 from biphase.study.plan import Plan, PlannedRun, history
 from biphase.study.spec import EMBED, Evaluation, find_data_dirs, trainings
-from biphase.style import LOOKS
+from biphase.style import LOOKS, check_picture
 from biphase.tasks.spec import find_task
 
-PICTURE_FORMATS = (".svg", ".png", ".pdf")
 LANE_INCHES = 0.2
 HEIGHT = 0.36
 """Half of a lane's bar at the full rate."""
@@ -47,8 +46,7 @@ def draw_plan(plan: Plan, path: Path) -> None:
     """Write the picture as SVG, PNG or PDF; the same plan gives the same bytes of SVG. It is that of the first
     pretraining seed: the others look alike."""
     plan = plan.of_first_seed
-    if path.suffix not in PICTURE_FORMATS:
-        raise InputError(f"{path}: a picture ends in {', '.join(PICTURE_FORMATS)}")
+    check_picture(path)
     settings: Any = {"svg.hashsalt": "biphase", "svg.fonttype": "none", "font.size": 9, "hatch.linewidth": 0.5}
     with matplotlib.rc_context(settings | {"text.parse_math": False}):
         figure = Figure(figsize=(10, 1.3 + LANE_INCHES * len(plan.runs)), layout="constrained")

@@ -8,7 +8,7 @@ documents without the prefixes of the encoder's input.
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from biphase.console import err
-from biphase.corpus.rows import SHORT_ROW, TASK_REMEDY, Row, column, excerpt
+from biphase.corpus.rows import SHORT_ROW, TASK_REMEDY, PlacedRow, Row, column, excerpt
 from biphase.errors import InputError, first_of, refuse_doubles
 from biphase.tasks import spec
 from biphase.tasks.sources import TaskSource, read_rows, text_column
@@ -226,7 +226,7 @@ def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | N
     left_out = 0
     lacking: dict[str, list[str]] = defaultdict(list)
     for split in source.splits:
-        examples[split], num_left_out = read_examples_of(source, split, lacking)
+        examples[split], num_left_out = make_examples(task, source.form.scheme, read_rows(source, split), lacking)
         left_out += num_left_out
     tell_lacking(task, lacking)
     for split in source.splits:
@@ -241,22 +241,21 @@ def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | N
     return TaskData(task, **splits, left_out=left_out)
 
 
-def read_examples_of(
-    source: TaskSource, split: spec.TaskSplit, lacking: dict[str, list[str]]
+def make_examples(
+    task: spec.Task, scheme: spec.Scheme, rows: Iterable[PlacedRow], lacking: dict[str, list[str]]
 ) -> tuple[list[AnyExample], int]:
-    """Read the examples of one split, and count the rows that are left out; those that lack a label or a text are added
-    to `lacking`."""
+    """Make examples of labelled rows, and count those that are left out. The places of rows without a label or a text
+    are added to `lacking`. Raises `InputError` for a row that does not fit the task."""
     makers: dict[spec.Family, Callable[[spec.Task, str, Row], AnyExample | None]] = {
         "sequence_classification": make_text,
-        "token_classification": partial(make_words, scheme=source.form.scheme),
+        "token_classification": partial(make_words, scheme=scheme),
         "question_answering": make_question,
         "multiple_choice": make_choices,
     }
-    task = source.task
     make = partial(make_grouped, makers[task.family])
     examples: list[AnyExample] = []
     left_out = 0
-    for origin, row in read_rows(source, split):
+    for origin, row in rows:
         reason = "short" if row is SHORT_ROW else why_left_out(task, origin, row)
         example = None if reason else make(task, origin, row)
         if example is not None:
@@ -381,11 +380,16 @@ def why_left_out(task: spec.Task, origin: str, row: Row) -> Literal["answer", "l
         return "answer"
     if spec.is_own_task(task):
         return None
-    may_be_empty = task.problem_type == "multi_label_classification"
-    if is_missing(label) and (label is None or not may_be_empty):
+    if lacks_label(task, label):
         return "label"
     texts = [column(origin, row, name) for name in spec.template_columns(task.template) if name != "choice"]
     return "text" if lacks_text(texts) else None
+
+
+def lacks_label(task: spec.Task, label: Any) -> bool:
+    """Tell whether a field holds no label. An empty one of several classes says that none applies."""
+    may_be_empty = task.problem_type == "multi_label_classification"
+    return is_missing(label) and (label is None or not may_be_empty)
 
 
 def lacks_text(values: Sequence[Any]) -> bool:

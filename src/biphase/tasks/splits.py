@@ -118,8 +118,8 @@ def draw_queries(source: TaskSource, by_split: dict[TaskSplit, Judgements]) -> d
 
 @dataclass(frozen=True)
 class TaskData:
-    """The examples of a task, of one kind; every split has some. `left_out` counts rows without label or text, and
-    broken ones."""
+    """The examples of a task, of one kind, whose splits all have some unless a file is scored. `left_out` counts rows
+    without label or text, and broken ones."""
 
     task: Task
     train: tuple[Any, ...]
@@ -129,7 +129,9 @@ class TaskData:
 
     @property
     def splits(self) -> dict[TaskSplit, tuple[Any, ...]]:
-        return {"train": self.train, "validation": self.validation, "test": self.test}
+        splits: dict[TaskSplit, tuple[Any, ...]] = {"train": self.train, "validation": self.validation}
+        splits["test"] = self.test
+        return {name: examples for name, examples in splits.items() if examples}
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def family_module(task: Task, config: FinetuneConfig) -> Any:
 
 def predict_inputs(model: KeptModel, network: Any, inputs: EncodedSplit | TokenizedTexts) -> Any:
     """Predict for encoded inputs, with a class of transformers with its head."""
-    cell = CellContext(model.task, model.config, network.device, torch.float32)
+    cell = CellContext(model.task, model.config, network.device, torch.float32, calibration=model.calibration)
     return inputs.predict(partial(padded_logits, network), cell)
 
 

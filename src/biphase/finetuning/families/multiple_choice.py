@@ -17,10 +17,12 @@ from torch import Tensor
 
 from biphase.corpus.rows import PlacedRow
 from biphase.errors import InputError
+from biphase.finetuning.calibration import Calibration, fit_temperature
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import (
     AdditiveSplit,
     Batch,
+    BatchModel,
     CellContext,
     HashedTokenizer,
     count_touched,
@@ -59,8 +61,18 @@ class Split(AdditiveSplit):
         right = cell.on_device(firsts + self.right_Q[questions_M[firsts]])
         return (segment_logsumexp(output, bounds)[:, 0] - output[right, 0]).sum() / len(items)
 
+    @property
+    def class_numbers(self) -> np.ndarray:
+        return self.right_Q
+
+    def calibrate(self, model: BatchModel, cell: CellContext) -> Calibration:
+        sizes_Q = np.diff(self.bounds_Q1)
+        logits_QC = np.full((len(sizes_Q), sizes_Q.max()), -np.inf)
+        logits_QC[np.arange(sizes_Q.max()) < sizes_Q[:, None]] = self.predict(model, cell)[:, 0]
+        return Calibration(temperature=fit_temperature(logits_QC, self.right_Q))
+
     def judge(self, scores_S1: np.ndarray, cell: CellContext) -> Judgement:
-        parts = np.split(scores_S1[:, 0], self.bounds_Q1[1:-1])
+        parts = np.split(scores_S1[:, 0] / cell.calibration.temperature, self.bounds_Q1[1:-1])
         rows = []
         for id, right, part in zip(self.ids, self.right_Q, parts, strict=True):
             gold, best = cell.task.classes[right], best_choice(part, cell.task.classes)
@@ -98,6 +110,6 @@ def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Se
             raise InputError(f"{origin}: {len(choices)} choices, where task '{task.name}' names {len(task.classes)}")
         inputs.append(LabelledText(origin, choices, 0))
     split = encode_choices(inputs, tokenizer, model.config)
-    scores_S1 = predict_inputs(model, network, split)
+    scores_S1 = predict_inputs(model, network, split) / model.calibration.temperature
     parts = zip(np.split(scores_S1[:, 0], split.bounds_Q1[1:-1]), names, strict=True)
     return Predicted([best_choice(*part) for part in parts], split.num_truncated)

@@ -8,6 +8,7 @@ Letters: S samples, C classes or 1 for a number.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,16 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 
 from biphase.corpus.rows import PlacedRow, Row, column
+from biphase.finetuning.calibration import Calibration, choose_thresholds, fit_temperature
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import AdditiveSplit, Batch, CellContext, HashedTokenizer, balance_classes
+from biphase.finetuning.encoding import (
+    AdditiveSplit,
+    Batch,
+    BatchModel,
+    CellContext,
+    HashedTokenizer,
+    balance_classes,
+)
 from biphase.finetuning.families import Predicted, in_order_of_length, predict_inputs
 from biphase.finetuning.kept import KeptModel, input_columns
 from biphase.finetuning.metrics import Judgement, score_rows
@@ -56,10 +65,21 @@ class Split(AdditiveSplit):
                 loss = binary_cross_entropy_with_logits(output, targets_S, pos_weight=weights_C, reduction="sum")
                 return loss / (len(items) * output.shape[1])
 
+    @property
+    def class_numbers(self) -> np.ndarray:
+        return np.nonzero(self.labels_S)[1] if self.labels_S.ndim == 2 else self.strata
+
+    def calibrate(self, model: BatchModel, cell: CellContext) -> Calibration:
+        logits_SC = self.predict(model, cell)
+        if cell.task.problem_type is None:
+            return Calibration(temperature=fit_temperature(logits_SC, self.labels_S))
+        return Calibration(thresholds=choose_thresholds(expit(logits_SC), self.labels_S))
+
     def judge(self, logits_SC: np.ndarray, cell: CellContext) -> Judgement:
         """In the rows a label is a name, a number, or a list of names."""
         task, rows = cell.task, []
-        for id, label, output in zip(self.ids, self.labels_S.tolist(), read_outputs(task, logits_SC), strict=True):
+        outputs = read_outputs(task, logits_SC, cell.calibration)
+        for id, label, output in zip(self.ids, self.labels_S.tolist(), outputs, strict=True):
             row = {"id": id, "gold": label, "predicted": output.pop("predicted")}
             if task.problem_type is None:
                 row["gold"] = task.classes[label]
@@ -93,22 +113,25 @@ def encode_labelled(
     return Split([example.id for example in examples], texts, len(examples), len(texts.truncated), labels_S)
 
 
-def read_outputs(task: Task, logits_SC: np.ndarray) -> Iterator[dict[str, Any]]:
+def read_outputs(task: Task, logits_SC: np.ndarray, calibration: Calibration) -> Iterator[dict[str, Any]]:
     """Read what a network's outputs say of each sample: the number, or the class or classes with all probabilities."""
     if task.problem_type == "regression":
         for number in logits_SC[:, 0].tolist():
             yield {"predicted": number}
         return
     is_single = task.problem_type is None
-    for row in (softmax(logits_SC, axis=-1) if is_single else expit(logits_SC)).tolist():
-        yield labelled(dict(zip(task.classes, row, strict=True)), is_single)
+    probabilities_SC = softmax(logits_SC / calibration.temperature, axis=-1) if is_single else expit(logits_SC)
+    for row in probabilities_SC.tolist():
+        yield labelled(dict(zip(task.classes, row, strict=True)), is_single, calibration.thresholds)
 
 
-def labelled(probabilities: Mapping[str, float], is_single: bool) -> dict[str, Any]:
+def labelled(probabilities: Mapping[str, float], is_single: bool, thresholds: tuple[float, ...] = ()) -> dict[str, Any]:
+    """Name the label with the highest probability, or those above their thresholds (() for 0.5 each)."""
     rounded = {label: round(value, 5) for label, value in probabilities.items()}
     if not is_single:
-        chosen = [label for label, value in probabilities.items() if value > 0.5]
-        return {"predicted": chosen, "probabilities": rounded}
+        least = thresholds or (0.5,) * len(probabilities)
+        above = [value > threshold for value, threshold in zip(probabilities.values(), least, strict=True)]
+        return {"predicted": [*compress(probabilities, above)], "probabilities": rounded}
     best = max(probabilities, key=lambda label: probabilities[label])
     return {"predicted": best, "probability": rounded[best], "probabilities": rounded}
 
@@ -129,7 +152,7 @@ def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Se
     else:
         split = encode_labelled(task, inputs, tokenizer, model.config)
         logits_SC = predict_inputs(model, network, split)
-        predictions, num_cut = [*read_outputs(task, logits_SC)], split.num_truncated
+        predictions, num_cut = [*read_outputs(task, logits_SC, model.calibration)], split.num_truncated
     for number in np.flatnonzero(is_empty):
         values = predictions[number].items()
         predictions[number] = {key: dict.fromkeys(value) if isinstance(value, dict) else None for key, value in values}

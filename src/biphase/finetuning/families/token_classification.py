@@ -61,6 +61,10 @@ class Split(AdditiveSplit):
         targets_T = np.where(words_T >= 0, self.tags_W[words_T], -100)  # torch's number for: no target
         return cell.cross_entropy(output, targets_T, self.targets_of(items))
 
+    @property
+    def class_numbers(self) -> np.ndarray:
+        return self.tags_W
+
     def predict(self, model: BatchModel, cell: CellContext) -> tuple[np.ndarray, np.ndarray]:
         """The tags [W], and the mean, over a word's tokens, of the probability of its tag; 0 for words that were cut
         off."""

@@ -1,0 +1,76 @@
+"""Outputs on validation → what makes a kept model's probabilities honest, and its sets of labels better.
+
+Letters: N examples, C classes or choices, B bins.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+from scipy.special import logsumexp
+
+from biphase.config import Strict
+
+
+class Calibration(Strict):
+    """What is done to outputs before they are read. The defaults change nothing."""
+
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Logits are divided by it before their softmax, which changes no label."""
+    thresholds: tuple[float, ...] = ()
+    """Several classes: the probability above which each is predicted; () for 0.5 of each."""
+    on_test: tuple[float, float] | None = None
+    """The calibration error on test, or the macro F1 of several classes, before and after."""
+
+
+AS_THEY_ARE = Calibration()
+
+NUM_BINS = 15
+LEAST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.05, 20.0
+
+
+def calibration_error(rows: Iterable[Mapping[str, Any]]) -> float:
+    """Compute the expected calibration error of rows of predictions (Guo et al. 2017, 15 bins of equal width): how far
+    the probability of the predicted label is from the share that is right, on average."""
+    pairs_N2 = np.array([(row["probability"], row["gold"] == row["predicted"]) for row in rows], dtype=np.float64)
+    confidence_N, is_right_N = pairs_N2.T
+    bins_N = np.ceil(confidence_N * NUM_BINS).astype(np.int64)  # a bin holds its upper end
+    gaps_B = np.bincount(bins_N, weights=is_right_N - confidence_N)
+    return float(np.abs(gaps_B).sum() / len(pairs_N2))
+
+
+def fit_temperature(logits_NC: np.ndarray, gold_N: np.ndarray) -> float:
+    """Find the temperature with the lowest negative log-likelihood (Guo et al. 2017). It is 1 where every example is
+    right, for then the likelihood rises without end as it falls. A choice that a question lacks is -inf."""
+    from scipy.optimize import minimize_scalar
+
+    if (logits_NC.argmax(axis=1) == gold_N).all():
+        return 1.0
+    logits_NC = logits_NC.astype(np.float64)
+
+    def mean_loss(log_temperature: float) -> float:
+        scaled_NC = logits_NC / np.exp(log_temperature)
+        return float((logsumexp(scaled_NC, axis=1) - scaled_NC[np.arange(len(gold_N)), gold_N]).mean())
+
+    bounds = np.log([LEAST_TEMPERATURE, HIGHEST_TEMPERATURE])
+    return float(np.exp(minimize_scalar(mean_loss, bounds=bounds, method="bounded").x))
+
+
+def choose_thresholds(probabilities_NC: np.ndarray, gold_NC: np.ndarray) -> tuple[float, ...]:
+    """Choose for each class the threshold with the highest F1; of equal ones that nearest to 0.5, which stands between
+    two probabilities that it parts."""
+    thresholds = []
+    for probability_N, is_gold_N in zip(probabilities_NC.T.astype(np.float64), gold_NC.T, strict=True):
+        # A threshold between the n-th highest probability and the next predicts the class for n examples.
+        order = np.argsort(-probability_N, kind="stable")
+        high_N = probability_N[order]
+        low_N = np.append(high_N[1:], 0.0)
+        num_right_N = np.cumsum(is_gold_N[order])
+        f1_N = 2 * num_right_N / (np.arange(len(order)) + 1 + is_gold_N.sum())
+        f1_N[low_N == high_N] = 0.0  # equal probabilities cannot be parted
+        thresholds_N = np.where((low_N <= 0.5) & (high_N > 0.5), 0.5, (low_N + high_N) / 2)
+        best = np.flatnonzero(f1_N == f1_N.max())
+        nearest = float(thresholds_N[best][np.abs(thresholds_N[best] - 0.5).argmin()])
+        thresholds.append(nearest if f1_N.max() else 0.5)
+    return tuple(thresholds)

@@ -1,0 +1,207 @@
+"""Rows of predictions → how good they are class by class: as a record, in words, as a table and as a picture.
+
+What is counted are examples with one label or several, words with tags, or, where tags are of entities, whole entities
+by their type. The numbers are those of scikit-learn's `classification_report` and of seqeval's.
+
+Letters: U units that carry a label (examples or words), L classes or types of entities, E entities.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from biphase import files
+from biphase.console import PlainConsole, out, print_rows
+from biphase.errors import InputError, first_of
+from biphase.finetuning.calibration import calibration_error
+from biphase.finetuning.metrics import find_entities, is_sentence, number_tags, one_hot
+from biphase.finetuning.scores import Score
+from biphase.style import INK, PLOT_STYLE, check_picture
+from biphase.tasks.spec import EvaluatedSplit
+
+CLASSES_IN_TABLE = 12
+"""Classes that are shown in a terminal, half of them the worst and half the best; and named in a sentence."""
+
+
+Unit = Literal["examples", "words", "entities"]
+
+
+@dataclass(frozen=True)
+class ClassScore:
+    """How good the predictions of a class are, as shares; 0 where nothing is to be divided."""
+
+    name: str
+    precision: float
+    recall: float
+    f1: float
+    support: int
+    """How often it is right."""
+    predicted: int
+    """How often it is predicted."""
+
+
+@dataclass(frozen=True)
+class ClassReport:
+    unit: Unit
+    classes: tuple[ClassScore, ...]
+    averages: tuple[ClassScore, ...]
+    """The micro average over all units; the macro average over the classes that are right or predicted anywhere (over
+    all where an example has several); and that weighted by support."""
+    majority: str | None
+    """The most frequent class. None where a unit may have none or several."""
+    never_predicted: tuple[str, ...]
+    """The classes that are right somewhere, and predicted nowhere."""
+    labels: tuple[str, ...]
+    """The names of the rows and columns of `confusion`."""
+    confusion: tuple[tuple[int, ...], ...]
+    """How often each label (row) is predicted as each (column), word by word for tags; () where an example has
+    several."""
+    calibration_error: float | None
+    """How far the probability of the predicted label is from the share that is right (`calibration_error`)."""
+
+
+def report_classes(rows: Sequence[Mapping[str, Any]], classes: Sequence[str]) -> ClassReport:
+    """Count how often each class is right, is predicted and is both, and what is confused with what."""
+    unit: Unit = "words" if is_sentence(rows[0]) else "examples"
+    has_several = unit == "examples" and isinstance(rows[0]["gold"], list)
+    names, labels, confusion_LL = tuple(classes), tuple(classes), np.zeros((0, 0), dtype=np.int64)
+    if has_several:
+        labels = ()
+        gold_UL, predicted_UL = (one_hot([row[key] for row in rows], classes) for key in ("gold", "predicted"))
+        counts_3L = np.stack([part_UL.sum(axis=0) for part_UL in (gold_UL * predicted_UL, predicted_UL, gold_UL)])
+    else:
+        sentences = rows if unit == "words" else [{key: [row[key]] for key in ("gold", "predicted")} for row in rows]
+        gold_U, predicted_U, bounds_S1, _ = number_tags(sentences, classes)
+        confused_LL = np.zeros((len(classes), len(classes) + 1), dtype=np.int64)
+        np.add.at(confused_LL, (gold_U, predicted_U), 1)  # the last column is of words that were cut off
+        confusion_LL = confused_LL[:, :-1]
+        counts_3L = np.stack([confusion_LL.diagonal(), confusion_LL.sum(axis=0), confused_LL.sum(axis=1)])
+    if unit == "words" and classes[0] == "O":
+        unit = "entities"
+        names, counts_3L = count_types(gold_U, predicted_U, bounds_S1, classes)
+    scores = [score_class(name, *counts) for name, counts in zip(names, counts_3L.T.tolist(), strict=True)]
+    seen = [score for score in scores if has_several or score.support or score.predicted]
+    has_one = unit != "entities" and not has_several
+    return ClassReport(
+        unit=unit,
+        classes=tuple(scores),
+        averages=(
+            score_class("micro average", *counts_3L.sum(axis=1).tolist()),
+            average_classes("macro average", seen, np.ones(len(seen))),
+            average_classes("weighted average", seen, np.array([score.support for score in seen])),
+        ),
+        majority=max(scores, key=lambda score: score.support).name if has_one else None,
+        never_predicted=tuple(score.name for score in scores if score.support and not score.predicted),
+        labels=labels,
+        confusion=tuple(map(tuple, confusion_LL.tolist())),
+        calibration_error=calibration_error(rows) if has_one and "probability" in rows[0] else None,
+    )
+
+
+def count_types(
+    gold_U: np.ndarray, predicted_U: np.ndarray, bounds_S1: np.ndarray, classes: Sequence[str]
+) -> tuple[tuple[str, ...], np.ndarray]:
+    """Name the types of entities, and count those of each that are found, predicted and in gold, [3, L]."""
+    names = tuple(dict.fromkeys(label[2:] for label in classes[1:]))
+    numbers = np.unique([label[2:] for label in classes], return_inverse=True)[1]  # as `find_entities` has types
+    number_L = [numbers[[label[2:] for label in classes].index(name)] for name in names]
+    gold_E, predicted_E = (find_entities(tags_U, bounds_S1, classes)[0] for tags_U in (gold_U, predicted_U))
+    counts = []
+    for entities_E in (np.intersect1d(gold_E, predicted_E), predicted_E, gold_E):
+        counts.append(np.bincount(entities_E % len(classes), minlength=len(classes))[number_L])
+    return names, np.stack(counts)
+
+
+def score_class(name: str, right: int, predicted: int, gold: int) -> ClassScore:
+    precision, recall, f1 = right / max(predicted, 1), right / max(gold, 1), 2 * right / max(predicted + gold, 1)
+    return ClassScore(name, precision, recall, f1, gold, predicted)
+
+
+def average_classes(name: str, scores: Sequence[ClassScore], weights_L: np.ndarray) -> ClassScore:
+    shares_L3 = np.array([(score.precision, score.recall, score.f1) for score in scores]).reshape(-1, 3)
+    precision, recall, f1 = (weights_L @ shares_L3 / max(weights_L.sum(), 1)).tolist()
+    support, predicted = (sum(getattr(score, key) for score in scores) for key in ("support", "predicted"))
+    return ClassScore(name, precision, recall, f1, support, predicted)
+
+
+def read_report(score: Score, split: EvaluatedSplit = "test") -> ClassReport | None:
+    """Read the predictions that a cell has kept. None for a task without classes, and where none are kept."""
+    path = (score.folder or Path()) / f"{split}.jsonl"
+    if not score.classes or score.folder is None or not path.exists():
+        return None
+    files.refuse_changed(score.folder, {path.name: score.predictions[split]}, "rerun its cell")
+    with files.reading(path, "rerun its cell"), path.open(encoding="utf-8") as file:
+        return report_classes([files.parse_json(line) for line in file], score.classes)
+
+
+def tell_report(report: ClassReport, in_train: Mapping[str, int]) -> list[str]:
+    """Say in sentences what a score alone hides. `in_train`: how often classes stand in train, where that is known."""
+    sentences = []
+    supports = {score.name: score.support for score in report.classes}
+    if report.majority is not None:
+        micro = report.averages[0]
+        gap = micro.recall - supports[report.majority] / micro.support
+        than = f"{100 * abs(gap):.1f} points {'above' if gap > 0 else 'below'}" if gap else "what one gets by"
+        sentences.append(f"accuracy {100 * micro.recall:.1f} % is {than} always saying '{report.majority}'")
+    if report.never_predicted:
+        where = " in train" if in_train else f" {report.unit} here"
+        counts = list[str]()
+        for name in report.never_predicted:
+            counts.append(f"{name} ({in_train.get(name, supports[name]):,}{where if not counts else ''})")
+        sentences.append(f"never predicted: {first_of(counts, CLASSES_IN_TABLE)}")
+    if report.calibration_error is not None:
+        sentences.append(f"probabilities are {100 * report.calibration_error:.1f} points off on average (ECE)")
+    return sentences
+
+
+def print_report(report: ClassReport, in_train: Mapping[str, int], console: PlainConsole = out) -> None:
+    """Print a table of the classes, where there are many of the worst and the best, then the sentences."""
+    shown, title = list(report.classes), f"{report.unit}, in %"
+    if len(shown) > CLASSES_IN_TABLE:
+        half = CLASSES_IN_TABLE // 2
+        by_f1 = sorted((score for score in shown if score.support), key=lambda score: score.f1)
+        shown = by_f1 if len(by_f1) <= CLASSES_IN_TABLE else [*by_f1[:half], *by_f1[-half:]]
+        title += f"; the {half} worst and {half} best of {len(report.classes)} classes by F1"
+    lines = []
+    for score in (*shown, *report.averages):
+        shares = [f"{100 * share:.1f}" for share in (score.precision, score.recall, score.f1)]
+        lines.append([score.name, *shares, f"{score.support:,}", f"{score.predicted:,}"])
+    print_rows(("class", "precision", "recall", "F1", "support", "predicted"), lines, title, console)
+    for sentence in tell_report(report, in_train):
+        console.prose(sentence)
+
+
+MOST_COUNTS, LONGEST_LABEL = 25, 30
+"""Labels up to which a picture shows counts; and the characters that it shows of a label."""
+
+
+def draw_confusion(report: ClassReport | None, path: Path) -> None:
+    """Draw the confusion matrix as SVG, PNG or PDF: counts, and as colour the share of each row. Raises `InputError`
+    where there is none."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    check_picture(path)
+    if report is None or not report.confusion:
+        raise InputError(
+            f"{path}: a picture is drawn of a finished cell or a file where one of several classes is right"
+        )
+    confusion_LL, num = np.array(report.confusion), len(report.labels)
+    shares_LL = confusion_LL / np.maximum(confusion_LL.sum(axis=1, keepdims=True), 1)
+    inches = min(2.2 + 0.34 * num, 16)
+    with matplotlib.rc_context({"svg.hashsalt": "biphase", "axes.grid": False}, PLOT_STYLE):
+        figure = Figure(figsize=(inches, inches), layout="constrained", facecolor="white")
+        axes = figure.subplots()
+        axes.imshow(shares_LL, cmap="Blues", vmin=0, vmax=1)
+        size = min(8.0, 45 * inches / num)
+        names = [label if len(label) <= LONGEST_LABEL else f"{label[:LONGEST_LABEL]}…" for label in report.labels]
+        axes.set_xticks(range(num), names, rotation=90, fontsize=size)
+        axes.set_yticks(range(num), names, fontsize=size)
+        axes.set(xlabel=f"predicted ({report.unit if report.unit == 'examples' else 'words'})", ylabel="gold")
+        for row, column in np.argwhere(confusion_LL) if num <= MOST_COUNTS else ():
+            ink = "white" if shares_LL[row, column] > 0.5 else INK
+            axes.text(column, row, f"{confusion_LL[row, column]}", ha="center", va="center", color=ink, fontsize=7)
+        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)

@@ -1,0 +1,170 @@
+"""A kept model's probabilities are as honest as one temperature makes them; sets of labels have thresholds."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.special import softmax
+from sklearn.metrics import f1_score, log_loss
+
+import biphase
+from biphase.errors import InputError
+from biphase.files import MARK
+from biphase.finetuning.calibration import Calibration, calibration_error, choose_thresholds, fit_temperature
+from biphase.finetuning.kept import RECORD
+from biphase.tasks.spec import task_table
+
+from ..conftest import DEVICE
+from .conftest import write_jsonl
+from .test_keep import fit_and_keep, keep_untrained
+from .test_kinds import fit_made_up, sentences, write_task
+from .test_predict import predict_all
+
+
+def calibration_of(kept: Path) -> Calibration:
+    return Calibration.model_validate(json.loads((kept / RECORD).read_text())["calibration"])
+
+
+def test_the_calibration_error_is_that_of_guo_et_al() -> None:
+    """Their script's loop over bins, which are open below and closed above."""
+    rng = np.random.default_rng(0)
+    confidence_N = np.append(rng.random(200) ** 0.3, [1.0, 1 / 15, 2 / 15])
+    is_right_N = rng.random(203) < confidence_N**2
+    rows = [
+        {"probability": p, "gold": "a", "predicted": "ab"[not r]} for p, r in zip(confidence_N, is_right_N, strict=True)
+    ]
+    expected, edges = 0.0, np.linspace(0, 1, 16)
+    for low, high in pairwise(edges):
+        inside = (confidence_N > low) & (confidence_N <= high)
+        if inside.any():
+            expected += abs(confidence_N[inside].mean() - is_right_N[inside].mean()) * inside.mean()
+    assert calibration_error(rows) == pytest.approx(expected) and expected > 0.05
+
+
+def test_the_temperature_has_the_lowest_loss() -> None:
+    """Labels are drawn from the logits divided by 2.5; the loss is scikit-learn's."""
+    rng = np.random.default_rng(0)
+    logits_NC = 5 * rng.standard_normal((4000, 5))
+    probabilities_NC = softmax(logits_NC / 2.5, axis=1)
+    gold_N = (probabilities_NC.cumsum(axis=1) < rng.random((4000, 1))).sum(axis=1)
+    temperature = fit_temperature(logits_NC.astype(np.float32), gold_N)
+    assert temperature == pytest.approx(2.5, rel=0.05)
+    losses = [log_loss(gold_N, softmax(logits_NC / (temperature * factor), axis=1)) for factor in (0.98, 1, 1.02)]
+    assert min(losses) == losses[1]
+    # A choice that a question lacks changes nothing; where all are right there is nothing to fit.
+    padded_NC = np.hstack([logits_NC, np.full((4000, 1), -np.inf)])
+    assert fit_temperature(padded_NC, gold_N) == pytest.approx(temperature, rel=1e-4)
+    assert fit_temperature(logits_NC, logits_NC.argmax(axis=1)) == 1.0
+
+
+def test_thresholds_have_the_highest_f1_of_each_class() -> None:
+    rng = np.random.default_rng(0)
+    gold_NC = rng.random((60, 4)) < [0.1, 0.5, 0.3, 0.0]
+    probabilities_NC = (0.2 * gold_NC + 0.4 * rng.random((60, 4))).round(2)  # of which some are equal
+    thresholds = choose_thresholds(probabilities_NC, gold_NC)
+    for number, threshold in enumerate(thresholds[:3]):
+        tried = [f1_score(gold_NC[:, number], probabilities_NC[:, number] > t) for t in np.linspace(0, 0.99, 397)]
+        chosen = f1_score(gold_NC[:, number], probabilities_NC[:, number] > threshold)
+        assert chosen == max(tried) > f1_score(gold_NC[:, number], probabilities_NC[:, number] > 0.5)
+    assert thresholds[3] == 0.5  # which no example has
+    assert choose_thresholds(np.array([[0.9], [0.4]]), np.array([[1], [0]])) == (0.5,)  # as good as any from 0.4 to 0.9
+    assert choose_thresholds(np.array([[0.4], [0.2]]), np.array([[1], [0]])) == (pytest.approx(0.3),)
+
+
+def test_a_kept_model_is_scored_as_its_cell_was(
+    model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the same file. The temperature changes probabilities, and no label."""
+    kept, _, rows = fit_and_keep("snli", model_folder, data_dirs["snli"], tmp_path, is_calibrated=True, epochs=6)
+    calibration = calibration_of(kept)
+    said = capsys.readouterr().err
+    assert calibration.temperature != 1 and f"a temperature of {calibration.temperature:.2f}" in said
+    file = data_dirs["snli"] / "test.jsonl"
+    score = biphase.score(kept, file, picture=tmp_path / "a.png", device=DEVICE)
+    right = np.array([row["gold"] == row["predicted"] for row in rows])
+    accuracy = score.metrics["accuracy"]
+    assert accuracy.value == pytest.approx(right.mean()) and score.num_examples == len(rows)
+    half = 2.0739 * right.std(ddof=1) / np.sqrt(len(rows))  # Student's t, 22 degrees of freedom
+    assert [accuracy.low, accuracy.high] == pytest.approx([right.mean() - half, right.mean() + half], abs=1e-4)
+    assert score.classes is not None and calibration.on_test is not None
+    assert score.classes.calibration_error == pytest.approx(calibration.on_test[1], abs=1e-3)
+    predicted = predict_all(kept, file)
+    assert [one["predicted"] for one in predicted] == [row["predicted"] for row in rows]
+    logs = [np.log([*one["probabilities"].values()]) * calibration.temperature for one in predicted]
+    uncalibrated = [softmax(row).max() for row in logs]
+    assert uncalibrated == pytest.approx([row["probability"] for row in rows], abs=1e-3)
+    # `predict` on labelled rows says as much.
+    capsys.readouterr()
+    biphase.predict(kept, file, device=DEVICE)
+    assert "23 of them have a label that the model knows" in capsys.readouterr().err
+
+
+def test_rows_without_a_label_are_left_out_of_a_score(
+    model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    kept, _, _ = fit_and_keep("snli", model_folder, data_dirs["snli"], tmp_path)
+    row = {"premise": "a", "hypothesis": "b"}
+    score = biphase.score(kept, [row | {"label": "neutral"}, row | {"label": None}, row | {"label": 2}], device=DEVICE)
+    assert (score.num_examples, score.num_left_out) == (2, 1)
+    for rows, complaint in (
+        (
+            [row | {"label": "neutral"}, row | {"label": "maybe"}],
+            r"rows.jsonl:2: label 'maybe' is not one of task 'snli'",
+        ),
+        ([row], "no row has a label in a column 'label'; `biphase predict` needs none"),
+    ):
+        write_jsonl(tmp_path / "rows.jsonl", rows)
+        with pytest.raises(InputError, match=complaint):
+            biphase.score(kept, tmp_path / "rows.jsonl", device=DEVICE)
+    with pytest.raises(InputError, match="has no head that predicts"):
+        biphase.score(model_folder, [row])
+
+
+@pytest.mark.parametrize("task", ["wnut17", "squad_v2"])
+def test_taggers_and_answers_are_scored_as_their_cells_were(
+    task: str, model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    kept, _, rows = fit_and_keep(task, model_folder, data_dirs[task], tmp_path, epochs=10, learning_rate=1e-2)
+    file = data_dirs[task] / ("test.jsonl" if task == "wnut17" else "dev-v2.0.json")
+    score, [folder] = biphase.score(kept, file, device=DEVICE), [*(tmp_path / "scores").glob("*-*")]
+    cell = json.loads((folder / "score.json").read_text())["metrics"]["test"]
+    assert {name: measure.value for name, measure in score.metrics.items()} == pytest.approx(cell)
+    assert score.num_examples == len(rows) and (score.classes is None) == (task == "squad_v2")
+
+
+def test_sets_of_labels_are_kept_with_thresholds(model_folder: Path, tmp_path: Path) -> None:
+    """A rare label, which is never surer than a half after a short training; the cell's own score stays as it was."""
+    names = ["dog", "cat", "moon"]
+    rows: list[dict[str, Any]] = []
+    for words in sentences(np.random.default_rng(0), 150):
+        rows.append({"text": " ".join(words), "labels": [name for name in names if name in words]})
+    keys = {"family": "sequence_classification", "problem_type": "multi_label_classification", "metric": "micro_f1"}
+    task = write_task(tmp_path, rows, template="{text}", label="labels", classes=names, **keys)
+    cell, found = fit_made_up(task, model_folder, epochs=2, is_calibrated=True)
+    thresholds = calibration_of(tmp_path / "kept").thresholds
+    assert len(thresholds) == 3 and thresholds != (0.5, 0.5, 0.5) and thresholds[2] == 0.5
+    predicted = predict_all(tmp_path / "kept", tmp_path / "test.jsonl")
+    for one, row in zip(predicted, found, strict=True):
+        assert one["probabilities"] == pytest.approx(row["probabilities"], abs=1e-4)
+        above = [name for name, least in zip(names, thresholds, strict=True) if one["probabilities"][name] > least]
+        assert one["predicted"] == above
+    score = biphase.score(tmp_path / "kept", tmp_path / "test.jsonl", device=DEVICE)
+    assert score.metrics["macro_f1"].value > cell.metrics["test"]["macro_f1"]
+
+
+@pytest.mark.parametrize(
+    ("calibration", "complaint"),
+    [({"temperature": 0}, "greater than 0"), ({"thresholds": [0.5]}, "not a threshold for each of its classes")],
+)
+def test_a_calibration_that_cannot_be_is_refused(
+    calibration: dict[str, Any], complaint: str, model_folder: Path, tmp_path: Path
+) -> None:
+    kept = keep_untrained(task_table()["snli"], model_folder, tmp_path / "kept")
+    record = json.loads((kept / RECORD).read_text())
+    (kept / RECORD).write_text(json.dumps(record | {"calibration": calibration}))
+    (kept / MARK).unlink()
+    with pytest.raises(InputError, match=complaint):
+        biphase.predict(kept, [{"premise": "a", "hypothesis": "b"}])
