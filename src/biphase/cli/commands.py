@@ -75,6 +75,9 @@ WORDS: dict[str, Any] = {
     "scores": Annotated[Path, Parameter(name="--out")],
     "seeds": Annotated[tuple[int, ...], in_one_word(parse_seeds, "by commas, or ranges such as 0-4.")],
     "sources": Sequence[str],
+    "questions": Path | None,
+    "rerank": str | None,
+    "where": list[str] | None,
     "validation": list[str] | None,
 }
 """Types on the command line for parameters that take more kinds of things in Python."""
@@ -376,9 +379,11 @@ def embed() -> None:
 
 @like(networks.search, arguments="source question", shows=show.print_passages)
 def search(**options: Any) -> Any:
-    """Find passages for a question, by an embedding model and by BM25. Documents are embedded once and kept.
+    """Find passages for a question, by BM25 and an embedding model. Documents are embedded once and kept.
 
     Example: `biphase search documents/ "how are leaves shed?" --model embedder`
+
+    Example: `biphase search papers.jsonl --questions questions.txt --where "year>=2020" --rerank ranker`
     """
     return networks.search(**options).to_dict("records")
 

@@ -16,6 +16,8 @@ LONG_CHARACTERS = 60
 """Facts with a longer text among their parts are shown one part a line."""
 PASSAGE_CHARACTERS = 300
 """Characters of a passage that are shown."""
+ANSWER_KEYS = ("question_id", "question", "by", "rank", "score", "id", "text")
+"""The keys of a passage that are not of its document."""
 MOST_LABELS = 12
 """Labels that are shown of a split, the most frequent ones."""
 
@@ -99,12 +101,16 @@ def print_task(facts: dict[str, Any]) -> None:
 
 
 def print_passages(passages: list[dict[str, Any]]) -> None:
-    """Print the passages that the model finds, then those of BM25."""
+    """Print the passages that are found for each question, with the columns of their documents."""
     for passage in passages:
         text = passage["text"]
         if passage["rank"] == 1:
-            out.print(f"\n{passage['by']}", style="bold")
+            heads = [passage[key] for key in ("question", "by") if key in passage]
+            out.print(f"\n{' · '.join(heads)}", style="bold")
         out.print(f"{passage['rank']:>2}  {passage['score']:.3f}  {passage['id']}")
+        columns = {key: value for key, value in passage.items() if key not in ANSWER_KEYS and value == value}
+        if columns:
+            out.prose(f"    {tell_fact('', columns)}")
         out.prose(f"    {text[:PASSAGE_CHARACTERS]}{' …' if len(text) > PASSAGE_CHARACTERS else ''}")
 
 

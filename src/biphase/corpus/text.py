@@ -127,6 +127,8 @@ class Document:
     text: str
     num_bytes: int = field(default=0, compare=False)
     """The bytes of its file on disk that are read by then; of the hub and of what is in memory, the characters."""
+    columns: Row = field(default_factory=dict, compare=False)
+    """The single values in the other columns of its row, where they are asked for."""
 
 
 @dataclass(frozen=True)
@@ -336,14 +338,19 @@ def stream_rows(name: str) -> Any:
 
 
 def read_documents(
-    source: TextSource, text_field: str = "text", id_field: str = "id", txt_documents: TxtDocuments = "file"
+    source: TextSource,
+    text_field: str = "text",
+    id_field: str = "id",
+    txt_documents: TxtDocuments = "file",
+    *,
+    with_columns: bool = False,
 ) -> Iterator[Document]:
     """Stream the documents of one source in order, those with an empty text too (the caller counts them).
 
     `text_field` and `id_field` name the JSON fields or columns, `meta.text` one that is inside another. A row without
     an id is named by file and line. A .txt or .md file is one document (`txt_documents="file"`), or split at
     blank lines ("paragraphs"), or one per line ("lines", where a blank line is an empty document). A source without any
-    is one empty document.
+    is one empty document. `with_columns` reads the other columns of rows too.
 
     Raises `InputError` naming file and line: broken JSON, a missing field (the fields that are there are listed), a
     text that is no string, bytes that are not UTF-8, half a surrogate pair, damaged compression.
@@ -353,7 +360,7 @@ def read_documents(
     if source.path is not None and kind_of(Path(source.name)) == "text":
         documents = read_txt(source.path, txt_documents)
     else:
-        documents = read_fields(source, text_field, id_field)
+        documents = read_fields(source, text_field, id_field, with_columns)
     first = next(documents, Document(document_id(source), ""))
     yield first
     yield from documents
@@ -381,7 +388,7 @@ def read_txt(path: Path, txt_documents: TxtDocuments) -> Iterator[Document]:
         yield Document(f"{path.name}:{first}", "".join(lines).rstrip("\r\n"), num_bytes)
 
 
-def read_fields(source: TextSource, text_field: str, id_field: str) -> Iterator[Document]:
+def read_fields(source: TextSource, text_field: str, id_field: str, with_columns: bool) -> Iterator[Document]:
     """Stream the documents in the rows of a source, each named by its id, or else by file and line (or row)."""
     mark = ": row "
     if source.path is None and source.rows is None:
@@ -389,7 +396,7 @@ def read_fields(source: TextSource, text_field: str, id_field: str) -> Iterator[
     elif source.path is None:
         rows = ((number, row, 0) for number, row in enumerate(rows_in_memory(source.rows, text_field)))
     elif kind_of(Path(source.name)) == "parquet":
-        rows = read_table(source.path, (text_field, id_field))
+        rows = read_table(source.path, () if with_columns else (text_field, id_field))
     elif kind_of(Path(source.name)) == "csv":
         rows, mark = csv_rows(source.path), ":"
     else:
@@ -402,7 +409,15 @@ def read_fields(source: TextSource, text_field: str, id_field: str) -> Iterator[
         num_chars += len(text)
         id = find_field(row, id_field)
         name = document_id(source, f"{mark}{number}") if id is None else str(id)
-        yield Document(name, text, num_chars if source.path is None else num_bytes)
+        columns = single_values(row, (text_field, id_field)) if with_columns else {}
+        yield Document(name, text, num_chars if source.path is None else num_bytes, columns)
+
+
+def single_values(row: Row, others: Collection[str]) -> Row:
+    """Return the columns of a row that are none of the `others` and have a text, a number or a date, no list or
+    object."""
+    names = (name for name in row if name not in others)
+    return {name: row[name] for name in names if row[name] is not None and not isinstance(row[name], list | dict)}
 
 
 def csv_rows(path: Path) -> Iterator[tuple[int, Row, int]]:
