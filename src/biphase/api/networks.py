@@ -1,27 +1,15 @@
 """Text becomes a tokenizer, a recipe a run, a run a folder to give away; networks embed texts, become embedding models,
 and search."""
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from biphase import console
 from biphase.api.own_task import Changes, read_settings
 from biphase.corpus.packing import open_text
-from biphase.corpus.rows import (
-    PlacedRow,
-    Row,
-    column,
-    parse_condition,
-    plain_path,
-    read_text_lines,
-    rows_in_memory,
-    rows_of_file,
-)
 from biphase.corpus.text import (
-    Document,
     TxtDocuments,
     are_names,
     check_place,
@@ -29,9 +17,10 @@ from biphase.corpus.text import (
     name_sources,
     sample_texts,
 )
-from biphase.embedding.recipe import By, EmbeddingRecipe, refuse_equal_names
-from biphase.encoder.models import find_folder, find_ranker
-from biphase.errors import InputError, nearest
+from biphase.embedding.questions import By, read_request
+from biphase.embedding.recipe import EmbeddingRecipe, refuse_equal_names
+from biphase.encoder.models import find_folder
+from biphase.errors import InputError
 from biphase.files import read_json, refuse_filled, refuse_foreign, write_json
 from biphase.hub import fetch_model
 from biphase.machine import refuse_versions
@@ -42,6 +31,8 @@ from biphase.tasks.bm25 import check_language
 if TYPE_CHECKING:
     import numpy as np
     import pandas
+
+    from biphase.embedding.index import Index
 
 
 def train_tokenizer(
@@ -309,12 +300,24 @@ def search(
         `score`, `id`, `text`, and the columns of its document under other names than these. Of a file of questions,
         `question_id` (its `id`, or its number) and `question` come first.
     """
-    asked = gather_questions(question, questions)
-    if top < 1:
-        raise InputError(f"top is {top}: give 1 or more")
-    if by not in get_args(By):
-        raise InputError(f"by is '{by}'{nearest(by, get_args(By))}")
-    conditions = [parse_condition(text) for text in ([where] if isinstance(where, str) else where or ())]
+    request = read_request(question, questions, top, by, where, rerank)
+    opened = find_index(source, model, index, language, rebuild, text_field)
+    import pandas
+
+    from biphase.embedding.index import answer_request
+
+    return pandas.DataFrame(answer_request(opened, request))
+
+
+def find_index(
+    source: Any,
+    model: str | Path | None,
+    index: str | Path | None,
+    language: str | None,
+    rebuild: bool,
+    text_field: str,
+) -> "Index":
+    """Open the index that `search` asks, or build it. What is wrong is told before PyTorch is loaded."""
     if index is None and not are_names(source):
         raise InputError("texts in memory have no name to keep their index by: say where, index='my.index'")
     names = name_sources(source, Path(f"{index}.texts"), text_field)
@@ -330,9 +333,6 @@ def search(
     embedder = None if model is None else str(model)
     if embedder is not None:
         find_folder(embedder)
-    ranker = None if rerank is None else str(rerank)
-    if ranker is not None:
-        find_ranker(ranker)
     has_index = (folder / "index.json").exists() and not rebuild
     if not has_index:
         if embedder is None:
@@ -340,54 +340,7 @@ def search(
         refuse_foreign(folder, "search index")
     with needs_embeddings("biphase search"):
         check_language(language)
-    import pandas
-
-    with needs_embeddings("biphase search"):
-        from biphase.embedding.index import answer_questions, build_index, open_index
+        from biphase.embedding.index import build_index, open_index
     if has_index:
-        opened = open_index(folder, embedder, text, text_field, language)
-    else:
-        opened = build_index(name, str(embedder), folder, text_field, language)
-    answers = answer_questions(opened, [one.text for one in asked], top, by, conditions, ranker)
-    rows: list[Row] = []
-    for one, answer in zip(asked, answers, strict=True):
-        named = {} if questions is None else {"question_id": one.id, "question": one.text}
-        rows += [named | passage for passage in answer]
-    return pandas.DataFrame(rows)
-
-
-QUESTION_COLUMNS = ("question", "query", "text")
-"""Columns that a file of questions may have them in; the first that is there is taken."""
-
-
-def gather_questions(question: Any, questions: Any) -> list[Document]:
-    """Return one question, or those of a file or in memory, each with its id or its number. Raises `InputError` where
-    there are none, both are given, or one is no text."""
-    if questions is None:
-        asked = [Document("", question)]
-    elif question is None:
-        asked = list(read_questions(questions))
-    else:
-        raise InputError("question and questions are given: give one of them")
-    for one in asked:
-        if not isinstance(one.text, str) or not one.text.strip() or re.search(r"[\ud800-\udfff]", one.text):
-            raise InputError(f"the question {f'{one.id} ' if one.id else ''}is {one.text!r}: give a text")
-    if not asked:
-        raise InputError(f"{questions} has no question")
-    return asked
-
-
-def read_questions(questions: Any) -> Iterator[Document]:
-    """Yield the questions of a file, a line each or in rows, or of rows or texts in memory."""
-    rows: Iterable[PlacedRow]
-    if not are_names(questions):
-        rows = ((f"question {number}", row) for number, row in enumerate(rows_in_memory(questions, "question")))
-    elif plain_path(Path(questions)).suffix == ".txt":
-        lines = read_text_lines(Path(questions))
-        rows = ((f"{questions}:{number}", {"question": line.strip()}) for number, line, _ in lines if line.strip())
-    else:
-        rows = rows_of_file(Path(questions))
-    for number, (place, row) in enumerate(rows, start=1):
-        name = next((name for name in QUESTION_COLUMNS if name in row), "question")
-        text = column(place, row, name, "give the column with the questions this name")
-        yield Document(str(row.get("id", row.get("_id", number))), text)
+        return open_index(folder, embedder, text, text_field, language)
+    return build_index(name, str(embedder), folder, text_field, language)

@@ -8,13 +8,11 @@ import csv
 import io
 import itertools
 import json
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from operator import eq, ge, gt, le, lt, ne
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -198,48 +196,6 @@ def find_field(row: Mapping[str, Any], name: str, default: Any = None) -> Any:
         return row[name]
     outer, dot, inner = name.partition(".")
     return find_field(row[outer], inner, default) if dot and isinstance(row.get(outer), Mapping) else default
-
-
-SIGNS: dict[str, Callable[[Any, Any], bool]] = {">=": ge, "<=": le, "!=": ne, "=": eq, ">": gt, "<": lt}
-
-
-@dataclass(frozen=True)
-class Condition:
-    """A condition on a column, such as `year>=2020`."""
-
-    column: str
-    sign: str
-    value: str
-
-    def holds(self, row: Row) -> bool:
-        """Tell whether a row meets the condition: as numbers where both sides are, else only by = and !=, as texts. A
-        row without the column does not."""
-        if self.column not in row:
-            return False
-        value = row[self.column]
-        pair: Any = as_number(value), as_number(self.value)
-        if None in pair:
-            pair = str(value).lower() if isinstance(value, bool) else str(value), self.value
-            return self.sign in ("=", "!=") and SIGNS[self.sign](*pair)
-        return SIGNS[self.sign](*pair)
-
-
-def parse_condition(text: str) -> Condition:
-    """Parse `COLUMN=VALUE` or the like. Raises `InputError` where it is none, or compares with what is no number."""
-    match = re.fullmatch(r"\s*(.+?)\s*(>=|<=|!=|=|>|<)\s*(.*?)\s*", text)
-    if match is None:
-        raise InputError(f"where '{text}': give a column and a value, such as year=2020 or year>=2020")
-    condition = Condition(*match.groups())
-    if condition.sign not in ("=", "!=") and as_number(condition.value) is None:
-        raise InputError(f"where '{text}': {condition.sign} compares numbers, and '{condition.value}' is none")
-    return condition
-
-
-def as_number(value: Any) -> float | None:
-    """Return a number, or a text that is one, as a number; None for anything else."""
-    with suppress(TypeError, ValueError):
-        return None if isinstance(value, bool) else float(value)
-    return None
 
 
 def field_names(row: Mapping[str, Any]) -> Iterator[str]:

@@ -14,8 +14,9 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import chain, islice
+from itertools import chain, compress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,19 +25,20 @@ from transformers import AutoModelForSequenceClassification
 
 from biphase import console
 from biphase.config import Strict
-from biphase.corpus.rows import Condition, Row
+from biphase.corpus.rows import Row
 from biphase.corpus.text import (
     Document,
+    TextSource,
     cut_words,
-    find_language,
     find_text_sources,
     join_words,
     plain_value,
     read_documents,
+    sample_language,
 )
 from biphase.embedding.model import embed_pieces, encode_batch, find_similar, hash_embedder, load_embedder, width_of
 from biphase.embedding.pairs import hash_text
-from biphase.embedding.recipe import By
+from biphase.embedding.questions import Condition, Request
 from biphase.encoder.models import find_ranker
 from biphase.encoder.network import load_weights
 from biphase.encoder.search import fuse_rankings, in_pieces
@@ -47,8 +49,6 @@ from biphase.tasks.bm25 import index_bm25, open_bm25, query_bm25, stems_of
 
 PASSAGES, LINES, VECTORS, WORDS = "passages.jsonl", "lines.npy", "embeddings.npy", "words"
 PASSAGE_WORDS = 120
-LANGUAGE_PASSAGES = 100
-"""Passages that tell the language, from all over the text."""
 FUSED_PASSAGES = 100
 """Passages of each of the two rankings that are fused."""
 RERANKED_PASSAGES = 50
@@ -155,82 +155,97 @@ def cutting_hash() -> str:
 def build_index(
     text: str, model: str, index: Path, text_field: str, language: str | None, old: Index | None = None
 ) -> Index:
-    """Embed the passages of the text, but for those that `old` has, the index of the text as it was before. The folder
-    appears whole, and replaces only what was built there before.
+    """Embed the passages of the text, but for those that `old` has, the index of the text as it was. The folder appears
+    whole, and replaces only what was built there before.
 
     Args:
-        language: of stop words and stems; None for the one that `old` has, or that is found.
-
-    Raises `InputError` also where `old` has no passage of the text: it is of another one.
+        language: of stop words and stems; None for that of `old`, or the one that is found.
     """
     folder, target = Path(text).expanduser().resolve(), index.resolve()
     if target.is_relative_to(folder) and not any(part.startswith(".") for part in target.relative_to(folder).parts):
         raise InputError(f"{index} is inside of {text}, and would be searched too: give an index beside it")
     sources = find_text_sources([text])
     text_hash = hash_text(text, sources)  # before it is read: what changes meanwhile is another text
-    old_texts = read_texts(old.folder) if old else ()
-    old_numbers = {hash_passage(passage): number for number, passage in enumerate(old_texts)}
     with own_folder(index, "search index") as part:
-        # 1. Cut the text into passages, each with its number in the old index, or -1.
-        lines, numbers, columns = array("q"), array("q"), dict[str, None]()
-        with open(part / PASSAGES, "wb") as file, console.track("cut passages", None, "passages") as progress:
-            for document in chain.from_iterable(
-                read_documents(source, text_field, with_columns=True) for source in sources
-            ):
-                columns |= dict.fromkeys(document.columns)
-                for passage in cut_document(document):
-                    lines.append(file.tell())
-                    numbers.append(old_numbers.get(hash_passage(passage["text"]), -1))
-                    file.write(json.dumps(passage, ensure_ascii=False, default=plain_value).encode() + b"\n")
-                    progress.advance(1)
-        old_N = np.array(numbers, dtype=np.int64)
-        new_numbers = np.flatnonzero(old_N < 0)
-        if not lines:
+        embedder = load_embedder(model)
+        passages = cut_text(part, sources, text_field, old)
+        num_passages, num_new = len(passages.old_numbers_N), int((passages.old_numbers_N < 0).sum())
+        if not num_passages:
             raise InputError(f"{text} holds no text to search")
-        if old and len(new_numbers) == len(lines):
+        if old is not None and num_new == num_passages:
             raise InputError(f"{index} was made of another text than {text} holds now: rebuild it (--rebuild)")
-        np.save(part / LINES, np.array(lines, dtype=np.int64))
-        # 2. BM25's part.
         if language is None:
-            step = max(1, len(lines) // LANGUAGE_PASSAGES)
-            language = (old and old.manifest.language) or find_language(islice(read_texts(part), None, None, step))
+            language = (old and old.manifest.language) or sample_language(read_texts(part), num_passages)
         with console.track("index words", None, "passages"):
             words = index_bm25(read_texts(part), stems_of(language))
             if words is not None:
                 words.save(part / WORDS)
-        # 3. The embeddings: old ones are copied, new ones made.
-        embedder = load_embedder(model)
-        shape_ND = (len(lines), width_of(embedder))
-        rows_ND = np.lib.format.open_memmap(part / VECTORS, mode="w+", dtype=np.float32, shape=shape_ND)
-        if old:
-            np.take(open_vectors(old.folder), old_N, axis=0, out=rows_ND, mode="clip")
-        unit = {"normalize_embeddings": embedder.similarity_fn_name == "cosine"}
-        is_new = iter((old_N < 0).tolist())
-        texts = (passage for passage in read_texts(part) if next(is_new))
-        begin = 0
-        for piece_ND in embed_pieces(embedder.encode_document, texts, len(new_numbers), "index", **unit):
-            rows_ND[new_numbers[begin : begin + len(piece_ND)]] = piece_ND.cpu().numpy()
-            begin += len(piece_ND)
-        rows_ND.flush()
+        rows_ND = embed_passages(part, embedder, passages.old_numbers_N, old)
         manifest = IndexManifest(
-            model=old.manifest.model if old else model,
+            model=model if old is None else old.manifest.model,
             model_hash=hash_embedder(model),
             text=text,
             text_hash=text_hash,
-            num_passages=len(lines),
+            num_passages=num_passages,
             width=width_of(embedder),
             text_field=text_field,
             model_place=str(Path(model).absolute()) if is_here(model) else "",
             cutting=cutting_hash(),
             sources=[source.record_name for source in sources if source.path is None],
             language=language,
-            columns=tuple(columns),
+            columns=passages.columns,
             mean_cosine=mean_cosine(rows_ND),
         )
         write_json(part / "index.json", manifest.model_dump())
-    change = f", {len(new_numbers):,} of them new" if old else ""
-    console.err.print(f"{index}: {len(lines):,} passages{change}, words of language '{language}'")
+    change = "" if old is None else f", {num_new:,} of them new"
+    console.err.print(f"{index}: {num_passages:,} passages{change}; language of words: {language}")
     return Index(index, manifest, model, embedder)
+
+
+@dataclass(frozen=True)
+class CutText:
+    """What is known of a text that was cut into passages."""
+
+    old_numbers_N: np.ndarray
+    """The number that each passage's text has in the index as it was before, or -1."""
+    columns: tuple[str, ...]
+    """The columns of the documents."""
+
+
+def cut_text(part: Path, sources: Sequence[TextSource], text_field: str, old: Index | None) -> CutText:
+    """Write the passages of a text, and where each begins."""
+    old_texts = () if old is None else read_texts(old.folder)
+    old_numbers = {hash_passage(text): number for number, text in enumerate(old_texts)}
+    lines, numbers, columns = array("q"), array("q"), dict[str, None]()
+    with open(part / PASSAGES, "wb") as file, console.track("cut passages", None, "passages") as progress:
+        documents = (read_documents(source, text_field, with_columns=True) for source in sources)
+        for document in chain.from_iterable(documents):
+            columns |= dict.fromkeys(document.columns)
+            for passage in cut_document(document):
+                lines.append(file.tell())
+                numbers.append(old_numbers.get(hash_passage(passage["text"]), -1))
+                file.write(json.dumps(passage, ensure_ascii=False, default=plain_value).encode() + b"\n")
+                progress.advance(1)
+    np.save(part / LINES, np.array(lines, dtype=np.int64))
+    return CutText(np.array(numbers, dtype=np.int64), tuple(columns))
+
+
+def embed_passages(part: Path, embedder: SentenceTransformer, old_numbers_N: np.ndarray, old: Index | None) -> Any:
+    """Write the embeddings of all passages: those of `old` are copied, others are made. Returns them, mapped into
+    memory."""
+    shape_ND = (len(old_numbers_N), width_of(embedder))
+    rows_ND = np.lib.format.open_memmap(part / VECTORS, mode="w+", dtype=np.float32, shape=shape_ND)
+    if old is not None:
+        np.take(open_vectors(old.folder), old_numbers_N, axis=0, out=rows_ND, mode="clip")
+    is_new_N = old_numbers_N < 0
+    new_numbers, texts = np.flatnonzero(is_new_N), compress(read_texts(part), is_new_N)
+    unit = {"normalize_embeddings": embedder.similarity_fn_name == "cosine"}
+    begin = 0
+    for piece_ND in embed_pieces(embedder.encode_document, texts, len(new_numbers), "index", **unit):
+        rows_ND[new_numbers[begin : begin + len(piece_ND)]] = piece_ND.cpu().numpy()
+        begin += len(piece_ND)
+    rows_ND.flush()
+    return rows_ND
 
 
 def hash_passage(text: str) -> bytes:
@@ -262,53 +277,49 @@ def open_vectors(folder: Path) -> np.ndarray:
         return np.load(folder / VECTORS, mmap_mode="c", allow_pickle=False)  # as tensors want to be writable
 
 
-def answer_questions(
-    index: Index,
-    questions: Sequence[str],
-    top: int,
-    by: By = "both",
-    conditions: Sequence[Condition] = (),
-    ranker: str | None = None,
-) -> list[list[Row]]:
-    """Find the best passages of each question: a record for each, with the columns of its document.
-
-    Args:
-        by: BM25, the embeddings, or both, whose rankings are fused.
-        conditions: on columns; a passage meets all of them.
-        ranker: the cross-encoder that orders the best passages anew.
+def answer_request(index: Index, request: Request) -> list[Row]:
+    """Find the best passages of each question: a row for each passage, with the columns of its document.
 
     Raises `InputError` for a condition on a column that no document has.
     """
     folder, manifest = index.folder, index.manifest
-    is_searched_N = check_passages(index, conditions) if conditions else None
-    num_hits = max(top, RERANKED_PASSAGES) if ranker else top
-    num_each = max(num_hits, FUSED_PASSAGES) if by == "both" else num_hits
-    rankings = []
-    if by != "embeddings":
-        with reading(folder / WORDS, "rebuild it"):
-            words = open_bm25(folder / WORDS)
-        rankings.append(query_bm25(words, questions, num_each, stems_of(manifest.language), is_searched_N))
-    if by != "bm25":
-        rankings.append(rank_by_embeddings(index, questions, num_each, is_searched_N))
-    hits_Q = rankings[0] if by != "both" else [fuse_rankings(pair, num_hits) for pair in zip(*rankings, strict=True)]
-    name = {"bm25": "BM25", "embeddings": manifest.model, "both": f"{manifest.model} + BM25"}[by]
+    name = {"bm25": "BM25", "embeddings": manifest.model, "both": f"{manifest.model} + BM25"}[request.by]
+    hits_Q = rank_passages(index, request)
+    ranker = None if request.ranker is None else load_ranker(request.ranker)
+    answers: list[Row] = []
     with reading(folder, "rebuild it"), open(folder / PASSAGES, "rb") as file:
         lines_N = np.load(folder / LINES, mmap_mode="r", allow_pickle=False)
-        answers: list[list[Row]] = []
-        for hits in hits_Q:
-            answers.append([])
+        for question, hits in zip(request.questions, hits_Q, strict=True):
+            found: list[Row] = []
             for number, score in hits:
                 file.seek(lines_N[number])
-                passage = json.loads(file.readline())
-                answers[-1].append({"by": name, "rank": 0, "score": score, **passage})
-    if ranker:
-        answers = rank_again(answers, questions, ranker)
-    for answer in answers:
-        del answer[top:]
-        for rank, passage in enumerate(answer, start=1):
-            columns = passage.pop("columns", {})
-            passage |= {"rank": rank} | {name: value for name, value in columns.items() if name not in passage}
+                found.append({"by": name, "rank": 0, "score": score, **json.loads(file.readline())})
+            if ranker is not None:
+                found = rank_again(ranker, str(request.ranker), question.text, found)
+            named = {} if request.is_one else {"question_id": question.id, "question": question.text}
+            for rank, passage in enumerate(found[: request.top], start=1):
+                columns = passage.pop("columns", {})
+                answer = named | passage | {"rank": rank}
+                answers.append(answer | {name: value for name, value in columns.items() if name not in answer})
     return answers
+
+
+def rank_passages(index: Index, request: Request) -> list[list[tuple[int, float]]]:
+    """Rank the passages for each question: numbers and scores, best first."""
+    texts = [question.text for question in request.questions]
+    is_searched_N = check_passages(index, request.conditions) if request.conditions else None
+    num_hits = request.top if request.ranker is None else max(request.top, RERANKED_PASSAGES)
+    num_each = max(num_hits, FUSED_PASSAGES) if request.by == "both" else num_hits
+    rankings = []
+    if request.by != "embeddings":
+        with reading(index.folder / WORDS, "rebuild it"):
+            words = open_bm25(index.folder / WORDS)
+        rankings.append(query_bm25(words, texts, num_each, stems_of(index.manifest.language), is_searched_N))
+    if request.by != "bm25":
+        rankings.append(rank_by_embeddings(index, texts, num_each, is_searched_N))
+    return (
+        [fuse_rankings(pair, num_hits) for pair in zip(*rankings, strict=True)] if request.by == "both" else rankings[0]
+    )
 
 
 def check_passages(index: Index, conditions: Sequence[Condition]) -> np.ndarray:
@@ -343,24 +354,15 @@ def rank_by_embeddings(
     return [[(int(numbers_N[number]), score) for number, score in hits] for hits in hits_Q]
 
 
-def rank_again(answers: Sequence[list[Row]], questions: Sequence[str], ranker: str) -> list[list[Row]]:
-    """Order the best passages of each question by the scores that a cross-encoder gives them.
-
-    Raises `InputError` for scores that are no numbers.
-    """
-    model = load_ranker(ranker)
-    ranked = []
-    with console.track("rank again", len(questions), "questions") as progress:
-        for question, answer in zip(questions, answers, strict=True):
-            best = answer[:RERANKED_PASSAGES]
-            pairs = [(question, passage["text"]) for passage in best]
-            scores = model.predict(pairs, show_progress_bar=False).tolist() if pairs else []
-            if not np.isfinite(scores).all():
-                raise InputError(f"{ranker} gives scores that are no finite numbers; take it from where it is whole")
-            scored = [passage | {"by": ranker, "score": score} for passage, score in zip(best, scores, strict=True)]
-            ranked.append(sorted(scored, key=lambda passage: -passage["score"]))
-            progress.advance(1)
-    return ranked
+def rank_again(ranker: CrossEncoder, name: str, question: str, passages: Sequence[Row]) -> list[Row]:
+    """Order the best passages by the scores that a cross-encoder gives them. Raises `InputError` for scores that are no
+    numbers."""
+    best = passages[:RERANKED_PASSAGES]
+    scores = ranker.predict([(question, passage["text"]) for passage in best], show_progress_bar=False) if best else []
+    if not np.isfinite(scores).all():
+        raise InputError(f"{name} gives scores that are no finite numbers; take it from where it is whole")
+    scored = [passage | {"by": name, "score": float(score)} for passage, score in zip(best, scores, strict=True)]
+    return sorted(scored, key=lambda passage: -passage["score"])
 
 
 def load_ranker(name: str) -> CrossEncoder:

@@ -13,8 +13,6 @@ from biphase.errors import InputError, refuse_doubles
 from biphase.files import content_hash
 
 PositiveFloat = Annotated[float, Field(gt=0)]
-By = Literal["both", "bm25", "embeddings"]
-"""What ranks passages: BM25, their embeddings, or both."""
 LossName = Literal["auto", "cached_mnrl", "mnrl", "cosent", "distill"]
 LOSSES: dict[str, str] = {
     "cached_mnrl": "CachedMultipleNegativesRankingLoss",
