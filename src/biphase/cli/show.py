@@ -107,7 +107,7 @@ def print_passages(passages: list[dict[str, Any]]) -> None:
         if passage["rank"] == 1:
             heads = [passage[key] for key in ("question", "by") if key in passage]
             out.print(f"\n{' · '.join(heads)}", style="bold")
-        out.print(f"{passage['rank']:>2}  {passage['score']:.3f}  {passage['id']}")
+        out.print(f"{passage['rank']:>2}  {passage['score']:.4f}  {passage['id']}")
         columns = {key: value for key, value in passage.items() if key not in ANSWER_KEYS and value == value}
         if columns:
             out.prose(f"    {tell_fact('', columns)}")

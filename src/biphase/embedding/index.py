@@ -300,7 +300,7 @@ def answer_request(index: Index, request: Request) -> list[Row]:
             for rank, passage in enumerate(found[: request.top], start=1):
                 columns = passage.pop("columns", {})
                 answer = named | passage | {"rank": rank}
-                answers.append(answer | {name: value for name, value in columns.items() if name not in answer})
+                answers.append(answer | {column: columns[column] for column in columns if column not in answer})
     return answers
 
 
@@ -358,7 +358,8 @@ def rank_again(ranker: CrossEncoder, name: str, question: str, passages: Sequenc
     """Order the best passages by the scores that a cross-encoder gives them. Raises `InputError` for scores that are no
     numbers."""
     best = passages[:RERANKED_PASSAGES]
-    scores = ranker.predict([(question, passage["text"]) for passage in best], show_progress_bar=False) if best else []
+    pairs = [(question, passage["text"]) for passage in best]
+    scores: Any = ranker.predict(pairs, show_progress_bar=False) if pairs else []
     if not np.isfinite(scores).all():
         raise InputError(f"{name} gives scores that are no finite numbers; take it from where it is whole")
     scored = [passage | {"by": name, "score": float(score)} for passage, score in zip(best, scores, strict=True)]
