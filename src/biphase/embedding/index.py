@@ -168,8 +168,8 @@ def build_index(
     text_hash = hash_text(text, sources)  # before it is read: what changes meanwhile is another text
     with own_folder(index, "search index") as part:
         embedder = load_embedder(model)
-        passages = cut_text(part, sources, text_field, old)
-        num_passages, num_new = len(passages.old_numbers_N), int((passages.old_numbers_N < 0).sum())
+        cut = cut_passages(part, sources, text_field, old)
+        num_passages, num_new = len(cut.old_numbers_N), int((cut.old_numbers_N < 0).sum())
         if not num_passages:
             raise InputError(f"{text} holds no text to search")
         if old is not None and num_new == num_passages:
@@ -180,7 +180,7 @@ def build_index(
             words = index_bm25(read_texts(part), stems_of(language))
             if words is not None:
                 words.save(part / WORDS)
-        rows_ND = embed_passages(part, embedder, passages.old_numbers_N, old)
+        rows_ND = embed_passages(part, embedder, cut.old_numbers_N, old)
         manifest = IndexManifest(
             model=model if old is None else old.manifest.model,
             model_hash=hash_embedder(model),
@@ -193,7 +193,7 @@ def build_index(
             cutting=cutting_hash(),
             sources=[source.record_name for source in sources if source.path is None],
             language=language,
-            columns=passages.columns,
+            columns=cut.columns,
             mean_cosine=mean_cosine(rows_ND),
         )
         write_json(part / "index.json", manifest.model_dump())
@@ -203,7 +203,7 @@ def build_index(
 
 
 @dataclass(frozen=True)
-class CutText:
+class CutPassages:
     """What is known of a text that was cut into passages."""
 
     old_numbers_N: np.ndarray
@@ -212,7 +212,7 @@ class CutText:
     """The columns of the documents."""
 
 
-def cut_text(part: Path, sources: Sequence[TextSource], text_field: str, old: Index | None) -> CutText:
+def cut_passages(part: Path, sources: Sequence[TextSource], text_field: str, old: Index | None) -> CutPassages:
     """Write the passages of a text, and where each begins."""
     old_texts = () if old is None else read_texts(old.folder)
     old_numbers = {hash_passage(text): number for number, text in enumerate(old_texts)}
@@ -227,7 +227,7 @@ def cut_text(part: Path, sources: Sequence[TextSource], text_field: str, old: In
                 file.write(json.dumps(passage, ensure_ascii=False, default=plain_value).encode() + b"\n")
                 progress.advance(1)
     np.save(part / LINES, np.array(lines, dtype=np.int64))
-    return CutText(np.array(numbers, dtype=np.int64), tuple(columns))
+    return CutPassages(np.array(numbers, dtype=np.int64), tuple(columns))
 
 
 def embed_passages(part: Path, embedder: SentenceTransformer, old_numbers_N: np.ndarray, old: Index | None) -> Any:

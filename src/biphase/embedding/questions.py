@@ -43,7 +43,7 @@ class Condition:
 
 
 @dataclass(frozen=True)
-class Question:
+class UserQuestion:
     """A question; the id that it came with, or its number in its file."""
 
     id: str
@@ -54,7 +54,7 @@ class Question:
 class Request:
     """What is asked of an index."""
 
-    questions: Sequence[Question]
+    questions: Sequence[UserQuestion]
     is_one: bool
     """Whether there is one question, which needs no name in the answer."""
     top: int
@@ -70,7 +70,7 @@ def read_request(question: Any, questions: Any, top: int, by: By, where: Any, re
     """Check what a user asks (`api.networks.search`). Raises `InputError` for what cannot be answered by any index."""
     if question is not None and questions is not None:
         raise InputError("a question and a file of questions are given: give one of them")
-    asked = [Question("", question)] if questions is None else list(read_questions(questions))
+    asked = [UserQuestion("", question)] if questions is None else list(read_questions(questions))
     for one in asked:
         if not isinstance(one.text, str) or not one.text.strip() or re.search(r"[\ud800-\udfff]", one.text):
             raise InputError(f"the question {f'{one.id} ' if one.id else ''}is {one.text!r}: give a text")
@@ -86,7 +86,7 @@ def read_request(question: Any, questions: Any, top: int, by: By, where: Any, re
     return Request(asked, questions is None, top, by, conditions, None if rerank is None else str(rerank))
 
 
-def read_questions(questions: Any) -> Iterator[Question]:
+def read_questions(questions: Any) -> Iterator[UserQuestion]:
     """Yield the questions of a file, a line each or in rows, or of rows or texts in memory."""
     rows: Iterable[PlacedRow]
     if not are_names(questions):
@@ -99,7 +99,7 @@ def read_questions(questions: Any) -> Iterator[Question]:
     for number, (place, row) in enumerate(rows, start=1):
         name = next((name for name in QUESTION_COLUMNS if name in row), "question")
         text = column(place, row, name, "give the column with the questions this name")
-        yield Question(str(row.get("id", row.get("_id", number))), text)
+        yield UserQuestion(str(row.get("id", row.get("_id", number))), text)
 
 
 def parse_condition(text: str) -> Condition:
