@@ -55,6 +55,7 @@ embed embed.yaml evaluation=[nowhere]             | evaluation: nowhere does not
 search text.txt asked                             | text.txt has no index yet
 search nowhere.txt asked --model encoder          | nowhere.txt does not exist
 search text.txt asked --where year --model encoder | where 'year': give a column and a value
+search text.txt                                   | no question is given: give one, or a file of them as questions
 search text.txt --questions blank.txt             | blank.txt has no question
 search text.txt asked --rerank encoder            | which has no head with one score for a pair of texts
 search text.txt asked --by words                  | Invalid value "words" for --by

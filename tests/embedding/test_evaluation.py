@@ -339,8 +339,9 @@ def test_only_passages_that_are_new_are_embedded(
     embedded: list[str] = []
 
     def embed(encode: Any, texts: Any, *given: Any, **settings: Any) -> Any:
-        embedded.extend(texts)
-        return embed_pieces(encode, embedded, *given, **settings)
+        new = list(texts)
+        embedded.extend(new)
+        return embed_pieces(encode, new, *given, **settings)
 
     def stop(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
@@ -353,6 +354,10 @@ def test_only_passages_that_are_new_are_embedded(
     found = search(papers, "jet flow")
     assert embedded == ["A new jet."] and "3 passages, 1 of them new" in capsys.readouterr().err
     assert found.set_index("id")["year"].dropna().to_dict() == {"b#0": 1999}
+    write_rows(papers, changed[1:])
+    assert set(search(papers, "jet flow")["id"]) == {"b#0", "e#0"} and embedded == ["A new jet."]
+    write_rows(papers, changed)
+    found = search(papers, "jet flow")
     monkeypatch.undo()
     anew = search(papers, "jet flow", model=encoder_folder, index=f"{papers}.other")
     assert list(anew["id"]) == list(found["id"])

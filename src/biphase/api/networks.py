@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, Any
 from biphase import console
 from biphase.api.own_task import Changes, read_settings
 from biphase.corpus.packing import open_text
-from biphase.corpus.text import (
-    TxtDocuments,
-    are_names,
-    check_place,
-    find_text_sources,
-    name_sources,
-    sample_texts,
-)
+from biphase.corpus.text import TxtDocuments, are_names, check_place, find_text_sources, name_sources, sample_texts
 from biphase.embedding.questions import By, read_request
 from biphase.embedding.recipe import EmbeddingRecipe, refuse_equal_names
 from biphase.encoder.models import find_folder
@@ -310,12 +303,7 @@ def search(
 
 
 def find_index(
-    source: Any,
-    model: str | Path | None,
-    index: str | Path | None,
-    language: str | None,
-    rebuild: bool,
-    text_field: str,
+    source: Any, model: Any, index: str | Path | None, language: str | None, rebuild: bool, text_field: str
 ) -> "Index":
     """Open the index that `search` asks, or build it. What is wrong is told before PyTorch is loaded."""
     if index is None and not are_names(source):

@@ -108,9 +108,11 @@ def print_passages(passages: list[dict[str, Any]]) -> None:
             heads = [passage[key] for key in ("question", "by") if key in passage]
             out.print(f"\n{' · '.join(heads)}", style="bold")
         out.print(f"{passage['rank']:>2}  {passage['score']:.4f}  {passage['id']}")
-        columns = {key: value for key, value in passage.items() if key not in ANSWER_KEYS and value == value}
+        columns = [
+            key for key in passage if key not in ANSWER_KEYS and passage[key] == passage[key]
+        ]  # NaN: it has none
         if columns:
-            out.prose(f"    {tell_fact('', columns)}")
+            out.prose(f"    {' · '.join(f'{key} {passage[key]}' for key in columns)}")
         out.prose(f"    {text[:PASSAGE_CHARACTERS]}{' …' if len(text) > PASSAGE_CHARACTERS else ''}")
 
 

@@ -42,7 +42,7 @@ from biphase.embedding.questions import Condition, Request
 from biphase.encoder.models import find_ranker
 from biphase.encoder.network import load_weights
 from biphase.encoder.search import fuse_rankings, in_pieces
-from biphase.errors import InputError, first_of, told_as
+from biphase.errors import InputError, clipped, told_as
 from biphase.files import content_hash, own_folder, read_json_as, reading, refuse_damaged, write_json
 from biphase.run import split_reference
 from biphase.tasks.bm25 import index_bm25, open_bm25, query_bm25, stems_of
@@ -53,8 +53,6 @@ FUSED_PASSAGES = 100
 """Passages of each of the two rankings that are fused."""
 RERANKED_PASSAGES = 50
 """Passages that a cross-encoder reads with the question."""
-COLUMNS_SHOWN = 20
-"""Names of columns that an error lists."""
 ALIKE = 0.9
 """Above this mean cosine, embeddings hardly tell passages apart: those of networks that were not trained for search."""
 SAMPLE = "A word, and 永和九年 歲在癸丑 คำไทย\nat last. " * 40
@@ -296,7 +294,7 @@ def answer_request(index: Index, request: Request) -> list[Row]:
                 found.append({"by": name, "rank": 0, "score": score, **json.loads(file.readline())})
             if ranker is not None:
                 found = rank_again(ranker, str(request.ranker), question.text, found)
-            named = {} if request.is_one else {"question_id": question.id, "question": question.text}
+            named = {"question_id": question.id, "question": question.text} if question.id else {}
             for rank, passage in enumerate(found[: request.top], start=1):
                 columns = passage.pop("columns", {})
                 answer = named | passage | {"rank": rank}
@@ -317,9 +315,9 @@ def rank_passages(index: Index, request: Request) -> list[list[tuple[int, float]
         rankings.append(query_bm25(words, texts, num_each, stems_of(index.manifest.language), is_searched_N))
     if request.by != "bm25":
         rankings.append(rank_by_embeddings(index, texts, num_each, is_searched_N))
-    return (
-        [fuse_rankings(pair, num_hits) for pair in zip(*rankings, strict=True)] if request.by == "both" else rankings[0]
-    )
+    if request.by != "both":
+        return rankings[0]
+    return [fuse_rankings(pair, num_hits) for pair in zip(*rankings, strict=True)]
 
 
 def check_passages(index: Index, conditions: Sequence[Condition]) -> np.ndarray:
@@ -327,7 +325,7 @@ def check_passages(index: Index, conditions: Sequence[Condition]) -> np.ndarray:
     has."""
     for condition in conditions:
         if condition.column not in index.manifest.columns:
-            names = first_of(index.manifest.columns, COLUMNS_SHOWN) or "none"
+            names = clipped(", ".join(index.manifest.columns)) or "none"
             raise InputError(f"where: there is no column '{condition.column}'; the columns are: {names}")
     rows = (passage.get("columns", {}) for passage in read_passages(index.folder))
     is_searched_N = np.array([all(condition.holds(row) for condition in conditions) for row in rows])
@@ -347,7 +345,7 @@ def rank_by_embeddings(
     embedder = load_embedder(index.model) if index.embedder is None else index.embedder
     rows_ND = open_vectors(index.folder)
     numbers_N = np.arange(len(rows_ND)) if is_searched_N is None else np.flatnonzero(is_searched_N)
-    searched_ND = rows_ND if is_searched_N is None else rows_ND[numbers_N]
+    searched_ND = rows_ND if is_searched_N is None else rows_ND[numbers_N]  # indexed, it would be copied
     unit = {"normalize_embeddings": embedder.similarity_fn_name == "cosine"}
     queries_QD = encode_batch(embedder.encode_query, questions, **unit).cpu()
     hits_Q = find_similar(embedder, queries_QD, torch.from_numpy(searched_ND), top)

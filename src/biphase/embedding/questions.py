@@ -44,7 +44,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class UserQuestion:
-    """A question; the id that it came with, or its number in its file."""
+    """A question; the id that it came with or its number in its file, empty for one that is asked alone."""
 
     id: str
     text: str
@@ -55,8 +55,6 @@ class Request:
     """What is asked of an index."""
 
     questions: Sequence[UserQuestion]
-    is_one: bool
-    """Whether there is one question, which needs no name in the answer."""
     top: int
     """Passages that answer a question."""
     by: By
@@ -70,6 +68,8 @@ def read_request(question: Any, questions: Any, top: int, by: By, where: Any, re
     """Check what a user asks (`api.networks.search`). Raises `InputError` for what cannot be answered by any index."""
     if question is not None and questions is not None:
         raise InputError("a question and a file of questions are given: give one of them")
+    if question is None and questions is None:
+        raise InputError("no question is given: give one, or a file of them as questions (--questions)")
     asked = [UserQuestion("", question)] if questions is None else list(read_questions(questions))
     for one in asked:
         if not isinstance(one.text, str) or not one.text.strip() or re.search(r"[\ud800-\udfff]", one.text):
@@ -83,7 +83,7 @@ def read_request(question: Any, questions: Any, top: int, by: By, where: Any, re
     conditions = [parse_condition(text) for text in ([where] if isinstance(where, str) else where or ())]
     if rerank is not None:
         find_ranker(str(rerank))
-    return Request(asked, questions is None, top, by, conditions, None if rerank is None else str(rerank))
+    return Request(asked, top, by, conditions, None if rerank is None else str(rerank))
 
 
 def read_questions(questions: Any) -> Iterator[UserQuestion]:
@@ -99,7 +99,7 @@ def read_questions(questions: Any) -> Iterator[UserQuestion]:
     for number, (place, row) in enumerate(rows, start=1):
         name = next((name for name in QUESTION_COLUMNS if name in row), "question")
         text = column(place, row, name, "give the column with the questions this name")
-        yield UserQuestion(str(row.get("id", row.get("_id", number))), text)
+        yield UserQuestion(str(row.get("id", row.get("_id", number))) or str(number), text)
 
 
 def parse_condition(text: str) -> Condition:
