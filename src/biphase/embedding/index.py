@@ -166,7 +166,7 @@ def build_index(
     text_hash = hash_text(text, sources)  # before it is read: what changes meanwhile is another text
     with own_folder(index, "search index") as part:
         embedder = load_embedder(model)
-        cut = cut_passages(part, sources, text_field, old)
+        cut = write_passages(part, sources, text_field, old)
         num_passages, num_new = len(cut.old_numbers_N), int((cut.old_numbers_N < 0).sum())
         if not num_passages:
             raise InputError(f"{text} holds no text to search")
@@ -210,7 +210,7 @@ class CutPassages:
     """The columns of the documents."""
 
 
-def cut_passages(part: Path, sources: Sequence[TextSource], text_field: str, old: Index | None) -> CutPassages:
+def write_passages(part: Path, sources: Sequence[TextSource], text_field: str, old: Index | None) -> CutPassages:
     """Write the passages of a text, and where each begins."""
     old_texts = () if old is None else read_texts(old.folder)
     old_numbers = {hash_passage(text): number for number, text in enumerate(old_texts)}
