@@ -313,6 +313,7 @@ def test_passages_have_their_columns_and_are_filtered_by_them(encoder_folder: Pa
         "year=1962": "c",
         "year!=1960": "ac",
         "open=true": "a",
+        "open>0": "",
         "score>6.5": "c",
         "year<1900": "",
     }
