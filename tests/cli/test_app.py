@@ -281,6 +281,19 @@ def test_what_a_verb_answers_is_json_where_asked(
         assert (code, json.loads(told)) == (0, answer)
 
 
+def test_passages_are_shown_with_their_columns(
+    run_main: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passage = {"question_id": "1", "question": "leaves?", "by": "BM25", "rank": 1, "score": 0.5, "id": "a#0"}
+    found = [passage | {"text": "leaves fall", "year": 2020}, passage | {"rank": 2, "text": "trees", "source": "oz"}]
+    monkeypatch.setattr("biphase.api.networks.search", lambda **_: pandas.DataFrame(found, dtype=object))
+    code, told, _ = run_main("search", "texts", "--questions", "asked.txt", "--where", "year>1", "--where", "a=b")
+    assert code == 0 and told.split() == [
+        *["leaves?", "·", "BM25", "1", "0.5000", "a#0", "year", "2020", "leaves", "fall"],
+        *["2", "0.5000", "a#0", "source", "oz", "trees"],
+    ]
+
+
 def test_a_study_that_has_not_begun_has_a_status(
     run_main: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

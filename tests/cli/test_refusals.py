@@ -54,6 +54,11 @@ embed embed.yaml stages.0.data.0.columns=[a,b]    | no column 'b'; it has a, c
 embed embed.yaml evaluation=[nowhere]             | evaluation: nowhere does not exist
 search text.txt asked                             | text.txt has no index yet
 search nowhere.txt asked --model encoder          | nowhere.txt does not exist
+search text.txt asked --where year --model encoder | where 'year': give a column and a value
+search text.txt                                   | no question is given: give one, or a file of them as questions
+search text.txt --questions blank.txt             | blank.txt has no question
+search text.txt asked --rerank encoder            | which has no head with one score for a pair of texts
+search text.txt asked --by words                  | Invalid value "words" for --by
 search text.txt asked --model full                | full has no config.json
 search text.txt asked --model encoder --index full | full has files that biphase did not write
 study run demo recipe.data.shards=full            | full is no shard set
@@ -80,6 +85,7 @@ json.dump(told, sys.stdout)
 
 def fill_folder(folder: Path) -> None:
     """What the commands name: all of it is files, and no network."""
+    (folder / "blank.txt").write_text("\n")
     (folder / "text.txt").write_text("The ship of the old captain left the harbour.\n" * 20)
     (folder / "table.csv").write_text("a,c\nx,y\n")
     tokenizer = train_tokenizer(["The ship of the old captain left the harbour."], 300)

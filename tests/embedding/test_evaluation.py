@@ -1,23 +1,28 @@
 """Scores of embeddings are those of other people's code; an index answers, and only with its own model."""
 
 import json
+import re
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 pytest.importorskip("sentence_transformers")
 
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import (
     EmbeddingSimilarityEvaluator,
     InformationRetrievalEvaluator,
 )
 
 from biphase.api.networks import run_zero_shot, search
-from biphase.embedding.evaluation import read_judged_set, score_bm25, score_embedder
-from biphase.embedding.model import load_embedder
+from biphase.embedding.evaluation import read_judged_set, score_arms, score_bm25, score_embedder
+from biphase.embedding.model import embed_pieces, load_embedder
 from biphase.errors import InputError
 from biphase.files import MARK
 
@@ -134,7 +139,7 @@ def test_search_answers_and_knows_its_model(
     with pytest.raises(InputError, match="name an embedding model"):
         search(text, "what did Tip make?", top=2)
     found = search(text, "what did Tip make?", model=encoder_folder, top=2)
-    assert list(found["by"]) == [str(encoder_folder)] * 2 + ["BM25"] * 2 and found["id"].str.contains(".txt#").all()
+    assert list(found["by"]) == [f"{encoder_folder} + BM25"] * 2 and found["id"].str.contains(".txt#").all()
     assert search(f"{text}.index", "what did Tip make?", top=2).equals(found)
     (text / "notes.pdf").write_text("no text that is read")
     assert search(text, "what did Tip make?", top=2).equals(found)
@@ -159,8 +164,6 @@ def test_search_answers_and_knows_its_model(
     (text / "0.txt").write_text("something else")
     search(f"{text}.index", "who?")
     assert f"{text} has changed since" in "".join(capsys.readouterr().err.split("\n"))
-    with pytest.raises(InputError, match="another text"):
-        search(text, "who?")
 
 
 def test_passages_that_were_cut_in_another_way_are_refused(
@@ -179,7 +182,7 @@ def test_passages_that_were_cut_in_another_way_are_refused(
     found = search(text, "Tip", model=encoder_folder, rebuild=True)
     assert search(index, "Tip").equals(found)
     record = json.loads((index / "index.json").read_text())
-    del record["cutting"]
+    del record["cutting"], record["language"], record["columns"], record["mean_cosine"]
     (index / "index.json").write_text(json.dumps(record))
     (index / MARK).unlink()
     with pytest.raises(InputError, match="cut in another way"):
@@ -198,7 +201,7 @@ def test_texts_in_memory_are_searched(encoder_folder: Path, documents: list[str]
     )
     assert list(rows["text"]) == list(found["text"]) and rows["id"].str.fullmatch("[abcd]#[0-9]+").all()
     with pytest.raises(InputError, match="made of another text"):
-        search(documents[:5], "who?", index=index)
+        search(["Something else.", "Altogether new."], "who?", index=index, text_field="body")
     with pytest.raises(InputError, match=r"say where, index='my\.index'"):
         search(documents[:4], "who?", model=encoder_folder)
     with pytest.raises(InputError, match="one name is searched, and 2 are given"):
@@ -234,7 +237,8 @@ def test_a_model_of_dot_products_is_asked_by_them(
     SentenceTransformer(modules=list(plain), similarity_fn_name="dot").save_pretrained(str(tmp_path / "dot"))
     theirs = SentenceTransformer(str(tmp_path / "dot"))
     texts = [row["text"] for row in map(json.loads, (beir / "corpus.jsonl").read_text().splitlines())]
-    found = search(texts, "what did Tip make?", model=tmp_path / "dot", index=tmp_path / "i", top=3)
+    asked = {"model": tmp_path / "dot", "index": tmp_path / "i", "by": "embeddings", "top": 3}
+    found = search(texts, "what did Tip make?", **asked)
     scores = theirs.similarity(theirs.encode_query("what did Tip make?"), theirs.encode_document(texts))[0]
     best, numbers = scores.topk(3)
     assert list(found["score"][:3]) == pytest.approx(best.tolist(), rel=1e-4)
@@ -250,4 +254,177 @@ def test_a_model_of_dot_products_is_asked_by_them(
 def test_a_text_without_words_is_found_by_the_model_alone(encoder_folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("bm25s")
     (tmp_path / "text.txt").write_text("!!! ???")
-    assert list(search(tmp_path / "text.txt", "who?", model=encoder_folder)["by"]) == [str(encoder_folder)]
+    for by, number in (("both", 1), ("embeddings", 1), ("bm25", 0)):
+        assert len(search(tmp_path / "text.txt", "who?", model=encoder_folder, by=by)) == number  # type: ignore[arg-type]
+
+
+PAPERS = [
+    {"id": "a", "text": "The boundary layers of wings were studied in supersonic flows.", "year": 1958, "open": True},
+    {"id": "b", "text": "A flow around a slender body, and its pressure.", "year": 1960, "authors": ["Lin"]},
+    {"id": "c", "text": "Heat is conducted through slabs of two metals.", "year": "1962", "score": 7},
+    {"id": "d", "text": "The wing flutters at high speeds, and panels buckle."},
+]
+
+
+@pytest.fixture
+def papers(tmp_path: Path) -> Path:
+    """Rows with columns, of which not all have each."""
+    pytest.importorskip("bm25s")
+    return write_rows(tmp_path / "papers.jsonl", PAPERS)
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_words_are_searched_by_their_stems_and_without_stop_words(encoder_folder: Path, papers: Path) -> None:
+    """The language is found, kept in the index, and another one may be given for a text, not for an index."""
+    found = search(papers, "the studies of flow", model=encoder_folder, by="bm25")
+    assert list(found["by"]) == ["BM25"] * 2 and set(found["id"]) == {"a#0", "b#0"}
+    found = search(papers, "the studies of flow", language="none", by="bm25")
+    assert set(found["id"]) == {"a#0", "b#0", "c#0", "d#0"}  # by "the" and "of"
+    index = Path(f"{papers}.index")
+    assert json.loads((index / "index.json").read_text())["language"] == "none"
+    with pytest.raises(InputError, match=r"has the words of language 'none', not of 'fr': search its text"):
+        search(index, "flow", language="fr")
+    with pytest.raises(InputError, match="language 'elvish' is none with stems or stop words"):
+        search(papers, "flow", language="elvish")
+
+
+def test_both_rankings_are_fused_by_reciprocal_ranks(encoder_folder: Path, papers: Path) -> None:
+    question = "flow at high speed"
+    scores: dict[str, float] = defaultdict(float)
+    for by in ("bm25", "embeddings"):
+        found = search(papers, question, model=encoder_folder, by=by)  # type: ignore[arg-type]
+        for rank, id in enumerate(found["id"], start=1):
+            scores[id] += 1 / (60 + rank)
+    found = search(papers, question)
+    assert dict(zip(found["id"], found["score"], strict=True)) == pytest.approx(scores)
+    assert found["score"].is_monotonic_decreasing and list(found["rank"]) == [1, 2, 3, 4]
+
+
+def test_passages_have_their_columns_and_are_filtered_by_them(encoder_folder: Path, papers: Path) -> None:
+    found = search(papers, "flow", model=encoder_folder).set_index("id")
+    assert found.loc["b#0", "year"] == 1960 and found.loc["a#0", "open"]
+    assert "authors" not in found and found.loc["c#0", "score"] < 1  # a list stays out; the answer has its own score
+    matching = {
+        "year>=1960": "bc",
+        "year=1962": "c",
+        "year!=1960": "ac",
+        "open=true": "a",
+        "open>0": "",
+        "score>6.5": "c",
+        "year<1900": "",
+    }
+    for condition, ids in matching.items():
+        for by in ("both", "bm25", "embeddings"):
+            found = search(papers, "flow wing heat", where=condition, by=by)  # type: ignore[arg-type]
+            assert set(found.get("id", [])) == {f"{id}#0" for id in ids}, (condition, by)
+    assert list(search(papers, "flow", where=["year>=1958", "year<=1959"])["id"]) == ["a#0"]
+    with pytest.raises(InputError, match="there is no column 'date'; the columns are: year, open, score"):
+        search(papers, "flow", where="date=1960")
+    with pytest.raises(InputError, match=r"where 'year>late': > compares numbers, and 'late' is none"):
+        search(papers, "flow", where="year>late")
+    with pytest.raises(InputError, match="where 'year': give a column and a value"):
+        search(papers, "flow", where="year")
+
+
+def test_only_passages_that_are_new_are_embedded(
+    encoder_folder: Path, papers: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """What comes out is the index that would be built anew; an update that is stopped leaves the old one."""
+    search(papers, "flow", model=encoder_folder)
+    changed = [PAPERS[3], {"id": "e", "text": "A new jet."}, {**PAPERS[1], "year": 1999}]
+    write_rows(papers, changed)
+    embedded: list[str] = []
+
+    def embed(encode: Any, texts: Any, *given: Any, **settings: Any) -> Any:
+        new = list(texts)
+        embedded.extend(new)
+        return embed_pieces(encode, new, *given, **settings)
+
+    def stop(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("biphase.embedding.index.embed_pieces", stop)
+    with pytest.raises(KeyboardInterrupt):
+        search(papers, "flow")
+    assert set(search(f"{papers}.index", "flow")["id"]) == {"a#0", "b#0", "c#0", "d#0"}
+    monkeypatch.setattr("biphase.embedding.index.embed_pieces", embed)
+    found = search(papers, "jet flow")
+    assert embedded == ["A new jet."] and "3 passages, 1 of them new" in capsys.readouterr().err
+    assert found.set_index("id")["year"].dropna().to_dict() == {"b#0": 1999}
+    write_rows(papers, changed[1:])
+    assert set(search(papers, "jet flow")["id"]) == {"b#0", "e#0"} and embedded == ["A new jet."]
+    write_rows(papers, changed)
+    found = search(papers, "jet flow")
+    monkeypatch.undo()
+    anew = search(papers, "jet flow", model=encoder_folder, index=f"{papers}.other")
+    assert list(anew["id"]) == list(found["id"])
+    vectors = [np.load(f"{papers}.{name}/embeddings.npy") for name in ("index", "other")]
+    np.testing.assert_allclose(*vectors, atol=1e-5)
+
+
+def test_a_file_of_questions_is_answered_at_once(encoder_folder: Path, papers: Path, tmp_path: Path) -> None:
+    (tmp_path / "asked.txt").write_text("flow of heat\n\nwings\n")
+    found = search(papers, questions=tmp_path / "asked.txt", model=encoder_folder, top=2)
+    assert list(found.columns[:6]) == ["question_id", "question", "by", "rank", "score", "id"]
+    assert list(found["question_id"]) == ["1", "1", "2", "2"] and list(found["rank"]) == [1, 2, 1, 2]
+    alone = search(papers, "wings", top=2)
+    assert list(found["id"][2:]) == list(alone["id"])
+    rows = write_rows(tmp_path / "asked.jsonl", [{"_id": "q7", "text": "wings"}])
+    assert set(search(papers, questions=rows)["question_id"]) == {"q7"}
+    assert set(search(papers, questions=["flow of heat", "wings"])["question"]) == {"flow of heat", "wings"}
+    with pytest.raises(InputError, match="no column 'question'; the columns are: ask"):
+        search(papers, questions=write_rows(tmp_path / "other.jsonl", [{"ask": "wings"}]))
+    with pytest.raises(InputError, match=r"the question q1 is 3: give a text"):
+        search(papers, questions=write_rows(tmp_path / "other.jsonl", [{"id": "q1", "text": 3}]))
+    (tmp_path / "empty.txt").write_text("\n")
+    with pytest.raises(InputError, match=r"empty\.txt has no question"):
+        search(papers, questions=tmp_path / "empty.txt")
+    with pytest.raises(InputError, match="give one of them"):
+        search(papers, "wings", questions=rows)
+
+
+@pytest.fixture
+def ranker(encoder_folder: Path, tmp_path: Path) -> Path:
+    """A cross-encoder with random weights."""
+    torch.manual_seed(0)
+    model = CrossEncoder(str(encoder_folder), num_labels=1, device="cpu", model_kwargs={"dtype": torch.float32})
+    model.save_pretrained(str(tmp_path / "ranker"))
+    return tmp_path / "ranker"
+
+
+def test_a_cross_encoder_orders_passages_anew(encoder_folder: Path, papers: Path, ranker: Path) -> None:
+    """By the scores that sentence-transformers gives; one that lacks a head, or its weights, is refused."""
+    found = search(papers, "flow", model=encoder_folder, rerank=ranker, top=3)
+    theirs = CrossEncoder(str(ranker), device="cpu").predict([("flow", row["text"]) for row in PAPERS])
+    best = np.argsort(-theirs)[:3]
+    assert list(found["id"]) == [f"{PAPERS[number]['id']}#0" for number in best]
+    assert list(found["score"]) == pytest.approx(theirs[best].tolist(), abs=1e-5) and set(found["by"]) == {str(ranker)}
+    with pytest.raises(InputError, match="which has no head with one score for a pair of texts; train one: biphase"):
+        search(papers, "flow", rerank=encoder_folder)
+    weights = {name: tensor for name, tensor in load_file(ranker / "model.safetensors").items() if "score" not in name}
+    save_file({name: weights[name] for name in weights if "classifier" not in name}, ranker / "model.safetensors")
+    with pytest.raises(InputError, match="classifier"):
+        search(papers, "flow", rerank=ranker)
+
+
+def test_embeddings_that_are_all_alike_are_told(encoder_folder: Path, papers: Path, capsys: Any) -> None:
+    search(papers, "flow", model=encoder_folder)
+    [cosine] = re.findall(
+        r"mean cosine is (\S+): .* hardly tells them apart", " ".join(capsys.readouterr().err.split())
+    )
+    vectors = np.load(f"{papers}.index/embeddings.npy")
+    pairs = np.triu_indices(len(vectors), k=1)
+    assert float(cosine) == pytest.approx((vectors @ vectors.T)[pairs].mean(), abs=1e-3)
+    search(papers, "flow", by="bm25")
+    assert "cosine" not in capsys.readouterr().err
+
+
+def test_models_fused_with_bm25_are_scored_beside_it(encoder_folder: Path, beir: Path) -> None:
+    pytest.importorskip("bm25s")
+    scores = score_arms({"a": load_embedder(str(encoder_folder))}, read_judged_set(beir))
+    assert list(scores) == ["a", "a + BM25", "BM25"]
+    assert scores["a"]["ndcg_at_10"] < scores["a + BM25"]["ndcg_at_10"]

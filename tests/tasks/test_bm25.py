@@ -2,7 +2,7 @@
 
 import pytest
 
-from biphase.tasks.bm25 import index_bm25, query_bm25, searched_words
+from biphase.tasks.bm25 import index_bm25, query_bm25, searched_words, stems_of
 
 CHINESE = "永和九年，歲在癸丑，暮春之初，會於會稽山陰之蘭亭。"
 
@@ -28,3 +28,32 @@ def test_bm25_finds_a_part_of_a_text_without_spaces() -> None:
 def test_bm25_finds_nothing_where_there_is_no_word() -> None:
     pytest.importorskip("bm25s")
     assert query_bm25(index_bm25(["a b", "!!!"]), ["a", "word"], 5) == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("language", "text"),
+    [
+        ("en", "The wings were studied, and the flows of them are studies"),
+        ("fr", "Comment supprimer les fichiers ? On supprime le fichier."),
+        ("de", "Die Häuser und das Haus der Katzen"),
+    ],
+)
+def test_stems_are_those_of_bm25s(language: str, text: str) -> None:
+    bm25s, stemmer = pytest.importorskip("bm25s"), pytest.importorskip("Stemmer")
+    [theirs] = bm25s.tokenize(
+        text, stopwords=language, stemmer=stemmer.Stemmer(language), return_ids=False, show_progress=False
+    )
+    assert stems_of(language)(text) == theirs
+
+
+def test_words_of_an_unknown_language_stay_as_they_are() -> None:
+    pytest.importorskip("Stemmer")
+    assert stems_of("several") is stems_of("th") is searched_words
+    assert stems_of("zh")("的永和") == ["的永", "永和"]
+    assert stems_of("nb")("husene") == stems_of("no")("husene") == ["hus"]
+
+
+def test_only_documents_that_may_be_found_are() -> None:
+    np, index = pytest.importorskip("numpy"), index_bm25(["a wing", "a wing flow", "flow"])
+    [found] = query_bm25(index, ["wing flow"], 3, is_searched_N=np.array([True, False, True]))
+    assert {number for number, _ in found} == {0, 2}

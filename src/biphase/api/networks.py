@@ -1,8 +1,7 @@
 """Text becomes a tokenizer, a recipe a run, a run a folder to give away; networks embed texts, become embedding models,
 and search."""
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +11,7 @@ from biphase import console
 from biphase.api.own_task import Changes, read_settings
 from biphase.corpus.packing import open_text
 from biphase.corpus.text import TxtDocuments, are_names, check_place, find_text_sources, name_sources, sample_texts
+from biphase.embedding.questions import By, read_request
 from biphase.embedding.recipe import EmbeddingRecipe, refuse_equal_names
 from biphase.encoder.models import find_folder
 from biphase.errors import InputError, refuse_doubles
@@ -20,10 +20,13 @@ from biphase.hub import fetch_model
 from biphase.machine import refuse_versions
 from biphase.recipe import Recipe, find_preset
 from biphase.run import find_checkpoint, name_run, split_reference
+from biphase.tasks.bm25 import check_language
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas
+
+    from biphase.embedding.index import Index
 
 
 def train_tokenizer(
@@ -284,32 +287,55 @@ def keep_result(out: Path, model: str, task: str, result: object) -> None:
 
 def search(
     source: str | Any,
-    question: str,
+    question: str | None = None,
     *,
+    questions: Path | Any = None,
     model: str | Path | None = None,
     index: Path | str | None = None,
+    by: By = "both",
+    rerank: str | Path | None = None,
+    where: list[str] | str | None = None,
+    language: str | None = None,
     top: int = 5,
     rebuild: bool = False,
     text_field: str = "text",
 ) -> "pandas.DataFrame":
-    """Find passages for a question, by an embedding model and by BM25. Documents are embedded once and kept.
+    """Find passages for a question, by BM25 and an embedding model. Documents are embedded once and kept; what changes
+    in them is embedded as they are searched again.
 
     Args:
         source: an index, or files to make one of (a file, a folder or a glob).
             In Python: also texts or rows in memory, of which a copy is kept beside the index.
         question: what to look for.
+        questions: a file of questions in place of one: a line each (.txt), or rows with a column `question`, `query` or
+            `text`. In Python: also such rows, or texts.
         model: an embedding model: a folder or a hub id; an index knows its own.
         index: where the index of a text is kept; SOURCE.index unless given.
-        top: how many passages each of the two finds.
+        by: both (their rankings fused), bm25 or embeddings.
+        rerank: a cross-encoder that orders the best 50 passages anew: a folder or a hub id.
+        where: a condition on a column of the documents, such as year>=2020 or source=news; several must all hold.
+        language: of BM25's stop words and stems, such as en; none for words as they stand. Unless given it is found.
+        top: how many passages are found.
         rebuild: make the index anew.
         text_field: the JSON field or the column with the text.
 
-    Returns: a row for each passage: `by` (the model's name, or BM25), `rank`, `score`, `id`, `text`.
+    Returns: a row for each passage: `by` (who ranked it: the model, BM25, both, or the cross-encoder), `rank`,
+        `score`, `id`, `text`, and the columns of its document under other names than these. Of a file of questions,
+        `question_id` (its `id`, or its number) and `question` come first.
     """
-    if not isinstance(question, str) or not question.strip() or re.search(r"[\ud800-\udfff]", question):
-        raise InputError(f"the question is {question!r}: give a text")
-    if top < 1:
-        raise InputError(f"top is {top}: give 1 or more")
+    request = read_request(question, questions, top, by, where, rerank)
+    opened = find_index(source, model, index, language, rebuild, text_field)
+    import pandas
+
+    from biphase.embedding.index import answer_request
+
+    return pandas.DataFrame(answer_request(opened, request))
+
+
+def find_index(
+    source: Any, model: Any, index: str | Path | None, language: str | None, rebuild: bool, text_field: str
+) -> "Index":
+    """Open the index that `search` asks, or build it. What is wrong is told before PyTorch is loaded."""
     if index is None and not are_names(source):
         raise InputError("texts in memory have no name to keep their index by: say where, index='my.index'")
     names = name_sources(source, Path(f"{index}.texts"), text_field)
@@ -330,12 +356,9 @@ def search(
         if embedder is None:
             raise InputError(f"{name} has no index yet: name an embedding model as model")
         refuse_foreign(folder, "search index")
-    import pandas
-
     with needs_extra("embeddings", "biphase search"):
-        from biphase.embedding.index import answer_question, build_index, open_index
+        check_language(language)
+        from biphase.embedding.index import build_index, open_index
     if has_index:
-        opened = open_index(folder, embedder, text, text_field)
-    else:
-        opened = build_index(name, str(embedder), folder, text_field)
-    return pandas.DataFrame(answer_question(opened, question, top))
+        return open_index(folder, embedder, text, text_field, language)
+    return build_index(name, str(embedder), folder, text_field, language)

@@ -402,9 +402,11 @@ def embed(changes: Changes, **options: Any) -> None:
 
 @like(networks.search, arguments="source question", shows=show.print_passages)
 def search(**options: Any) -> Any:
-    """Find passages for a question, by an embedding model and by BM25. Documents are embedded once and kept.
+    """Find passages for a question, by BM25 and an embedding model. Documents are embedded once and kept.
 
     Example: `biphase search documents/ "how are leaves shed?" --model embedder`
+
+    Example: `biphase search papers.jsonl --questions questions.txt --where "year>=2020" --rerank ranker`
     """
     return networks.search(**options).to_dict("records")
 

@@ -18,6 +18,8 @@ LONG_CHARACTERS = 60
 """Facts with a longer text among their parts are shown one part a line."""
 PASSAGE_CHARACTERS = 300
 """Characters of a passage that are shown."""
+ANSWER_KEYS = ("question_id", "question", "by", "rank", "score", "id", "text")
+"""The keys of a passage that are not of its document."""
 MOST_LABELS = 12
 """Labels that are shown of a split, the most frequent ones."""
 
@@ -119,12 +121,18 @@ def print_task(facts: dict[str, Any]) -> None:
 
 
 def print_passages(passages: list[dict[str, Any]]) -> None:
-    """Print the passages that the model finds, then those of BM25."""
+    """Print the passages that are found for each question, with the columns of their documents."""
     for passage in passages:
         text = passage["text"]
         if passage["rank"] == 1:
-            out.print(f"\n{passage['by']}", style="bold")
-        out.print(f"{passage['rank']:>2}  {passage['score']:.3f}  {passage['id']}")
+            heads = [passage[key] for key in ("question", "by") if key in passage]
+            out.print(f"\n{' · '.join(heads)}", style="bold")
+        out.print(f"{passage['rank']:>2}  {passage['score']:.4f}  {passage['id']}")
+        columns = [
+            key for key in passage if key not in ANSWER_KEYS and passage[key] == passage[key]
+        ]  # NaN: it has none
+        if columns:
+            out.prose(f"    {' · '.join(f'{key} {passage[key]}' for key in columns)}")
         out.prose(f"    {text[:PASSAGE_CHARACTERS]}{' …' if len(text) > PASSAGE_CHARACTERS else ''}")
 
 

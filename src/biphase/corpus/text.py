@@ -15,6 +15,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -48,6 +49,7 @@ CODE_SIGNS = frozenset("{}()[]=;<>_+*/\\#&|")
 LEAST_SIGNS, LEAST_INDENTED = 0.045, 0.3
 """The shares of signs among characters, and of indented lines, that program code has: prose has a fifth of the first,
 tables and lists none of the second."""
+LANGUAGE_TEXTS = 100
 LEAST_MARGIN = 0.02
 """By how many nats a character the likeliest language is ahead of the next, in text of any language."""
 
@@ -64,6 +66,11 @@ def find_language(texts: Iterable[str]) -> str:
         return CODE
     [(language, most)] = votes.most_common(1) or [(UNKNOWN_LANGUAGE, 0)]
     return language if most >= MOSTLY * votes.total() else SEVERAL
+
+
+def sample_language(texts: Iterable[str], num_texts: int) -> str:
+    """Tell the language of so many texts, as `find_language` does, by about a hundred from all over them."""
+    return find_language(islice(texts, None, None, max(1, num_texts // LANGUAGE_TEXTS)))
 
 
 def spread(text: Any) -> Iterator[Any]:
@@ -126,6 +133,8 @@ class Document:
     num_bytes: int = field(default=0, compare=False)
     """The bytes of its file on disk that are read by then; where nobody counts them (a .csv, the hub, what is in
     memory), the characters of its texts."""
+    columns: Row = field(default_factory=dict, compare=False)
+    """The single values in the other columns of its row, where they are asked for."""
 
 
 @dataclass(frozen=True)
@@ -328,14 +337,19 @@ def stream_rows(name: str) -> Any:
 
 
 def read_documents(
-    source: TextSource, text_field: str = "text", id_field: str = "id", txt_documents: TxtDocuments = "file"
+    source: TextSource,
+    text_field: str = "text",
+    id_field: str = "id",
+    txt_documents: TxtDocuments = "file",
+    *,
+    with_columns: bool = False,
 ) -> Iterator[Document]:
     """Stream the documents of one source in order, those with an empty text too (the caller counts them).
 
     `text_field` and `id_field` name the JSON fields or columns, `meta.text` one that is inside another. A row without
     an id is named by file and line. A .txt or .md file is one document (`txt_documents="file"`), or split at
     blank lines ("paragraphs"), or one per line ("lines", where a blank line is an empty document). A source without any
-    is one empty document.
+    is one empty document. `with_columns` reads the other columns of rows too.
 
     Raises `InputError` naming file and line: broken JSON, a missing field (the fields that are there are listed), a
     text that is no string, bytes that are not UTF-8, half a surrogate pair, damaged compression.
@@ -344,7 +358,7 @@ def read_documents(
     if source.path is not None and kind_of(Path(source.name)) == "text":
         documents = read_txt(source.path, txt_documents)
     else:
-        documents = read_fields(source, text_field, id_field)
+        documents = read_fields(source, text_field, id_field, with_columns)
     first = next(documents, Document(document_id(source), ""))
     yield first
     yield from documents
@@ -372,7 +386,7 @@ def read_txt(path: Path, txt_documents: TxtDocuments) -> Iterator[Document]:
         yield Document(f"{path.name}:{first}", "".join(lines).rstrip("\r\n"), num_bytes)
 
 
-def read_fields(source: TextSource, text_field: str, id_field: str) -> Iterator[Document]:
+def read_fields(source: TextSource, text_field: str, id_field: str, with_columns: bool) -> Iterator[Document]:
     """Stream the documents in the rows of a source, each named by its id, or else by file and line (or row)."""
     mark = ": row "
     if source.path is None and source.rows is None:
@@ -380,7 +394,7 @@ def read_fields(source: TextSource, text_field: str, id_field: str) -> Iterator[
     elif source.path is None:
         rows = ((number, row, 0) for number, row in enumerate(rows_in_memory(source.rows, text_field)))
     elif kind_of(Path(source.name)) == "parquet":
-        rows = read_table(source.path, (text_field, id_field))
+        rows = read_table(source.path, () if with_columns else (text_field, id_field))
     elif kind_of(Path(source.name)) == "csv":
         placed, mark = open_table(source.path, DEFAULT_FORM, is_csv=True)[1], ":"
         rows = ((int(place.rpartition(":")[2]), row, 0) for place, row in placed)
@@ -394,7 +408,15 @@ def read_fields(source: TextSource, text_field: str, id_field: str) -> Iterator[
         num_chars += len(text)
         id = find_field(row, id_field)
         name = document_id(source, f"{mark}{number}") if id is None else str(id)
-        yield Document(name, text, num_bytes or num_chars)
+        columns = single_values(row, (text_field, id_field)) if with_columns else {}
+        yield Document(name, text, num_bytes or num_chars, columns)
+
+
+def single_values(row: Row, others: Collection[str]) -> Row:
+    """Return the columns of a row that are none of the `others` and have a text, a number or a date, no list or
+    object."""
+    names = (name for name in row if name not in others)
+    return {name: row[name] for name in names if row[name] is not None and not isinstance(row[name], list | dict)}
 
 
 def read_hub_file(name: str) -> Iterator[tuple[int, Row, int]]:

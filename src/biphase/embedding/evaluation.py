@@ -17,12 +17,14 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import pairwise_cos_sim
 
 from biphase import console
+from biphase.corpus.text import sample_language
 from biphase.embedding.model import embed_texts, find_similar
 from biphase.embedding.pairs import read_pairs
 from biphase.embedding.recipe import PairSource, set_name
+from biphase.encoder.search import fuse_rankings
 from biphase.errors import InputError, told_as
 from biphase.finetuning.metrics import Judgement, judge_ranking, score_rows
-from biphase.tasks.bm25 import index_bm25, query_bm25
+from biphase.tasks.bm25 import FindWords, index_bm25, query_bm25, searched_words, stems_of
 from biphase.tasks.families import KINDS
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import FileLayout, Task
@@ -74,9 +76,18 @@ def read_judged_set(path: Path) -> JudgedSet:
 
 
 def score_arms(models: Mapping[str, SentenceTransformer], dataset: JudgedSet) -> dict[str, dict[str, float]]:
-    """Score models, and BM25 where there are documents to find; return the scores by name."""
-    scores = {name: score_embedder(model, dataset)[0] for name, model in models.items()}
-    return scores | ({"BM25": score_bm25(dataset)} if dataset.documents else {})
+    """Score models; where there are documents to find also BM25, and each model fused with it, as `biphase search`
+    ranks; return the scores by name."""
+    if dataset.pairs:
+        return {name: score_embedder(model, dataset)[0] for name, model in models.items()}
+    ranked = {name: rank_by_model(model, dataset) for name, model in models.items()}
+    scores = {name: retrieval_scores(dataset, hits_Q)[0] for name, hits_Q in ranked.items()}
+    language = sample_language(dataset.documents.values(), len(dataset.documents))
+    by_stems = rank_by_bm25(dataset, stems_of(language))
+    for name, hits_Q in ranked.items():
+        fused = [fuse_rankings(both, num_searched(dataset)) for both in zip(by_stems, hits_Q, strict=True)]
+        scores[f"{name} + BM25"] = retrieval_scores(dataset, fused)[0]
+    return scores | {"BM25": score_bm25(dataset)}
 
 
 def score_embedder(model: SentenceTransformer, dataset: JudgedSet) -> Judgement:
@@ -91,21 +102,34 @@ def score_embedder(model: SentenceTransformer, dataset: JudgedSet) -> Judgement:
         for number, ((_, _, score), cosine) in enumerate(zip(dataset.pairs, cosines, strict=True)):
             rows.append({"id": str(number), "gold": score, "predicted": cosine})
         return score_rows(rows, KINDS["regression"].metrics, ()), rows
+    return retrieval_scores(dataset, rank_by_model(model, dataset))
+
+
+def num_searched(dataset: JudgedSet) -> int:
+    """Count the documents to find for a query: one more where the query itself may be among them, which is left out."""
+    return KEPT_DOCUMENTS + bool(dataset.query_documents)
+
+
+def rank_by_model(model: SentenceTransformer, dataset: JudgedSet) -> list[list[tuple[int, float]]]:
+    """Find the documents nearest to each query: numbers and scores, best first."""
     documents, queries = list(dataset.documents.values()), list(dataset.queries.values())
     label = f"embed {dataset.name}"
     lengths = {"normalize_embeddings": model.similarity_fn_name == "cosine"}
     documents_ND = embed_texts(model.encode_document, documents, f"{label} corpus", **lengths)
     queries_QD = embed_texts(model.encode_query, queries, f"{label} queries", **lengths)
-    num_searched = KEPT_DOCUMENTS + bool(dataset.query_documents)  # the query itself is left out
-    return retrieval_scores(dataset, find_similar(model, queries_QD, documents_ND, num_searched))
+    return find_similar(model, queries_QD, documents_ND, num_searched(dataset))
 
 
 def score_bm25(dataset: JudgedSet) -> dict[str, float]:
     """Score BM25 (Lucene's form, k1 1.5, b 0.75) on lower-cased words (`searched_words`), without stop words or
     stems."""
-    num_searched = KEPT_DOCUMENTS + bool(dataset.query_documents)
-    ranked = query_bm25(index_bm25(dataset.documents.values()), [*dataset.queries.values()], num_searched)
-    return retrieval_scores(dataset, ranked)[0]
+    return retrieval_scores(dataset, rank_by_bm25(dataset, searched_words))[0]
+
+
+def rank_by_bm25(dataset: JudgedSet, find_words: FindWords) -> list[list[tuple[int, float]]]:
+    """Find the best documents of each query by BM25: numbers and scores, best first."""
+    words, queries = index_bm25(dataset.documents.values(), find_words), list(dataset.queries.values())
+    return query_bm25(words, queries, num_searched(dataset), find_words)
 
 
 def retrieval_scores(dataset: JudgedSet, hits_of_queries: Iterable[Sequence[tuple[int, float]]]) -> Judgement:

@@ -91,6 +91,19 @@ def find_folder(name: str) -> Path:
     return folder
 
 
+def find_ranker(name: str) -> Path:
+    """Find the folder of a model that ranks pairs of texts. Raises `InputError` also where it has no head that gives
+    one score."""
+    folder = find_folder(name)
+    config = read_json_as(folder / "config.json", dict[str, Any])
+    kinds = config.get("architectures") or ["a network without a head"]
+    num_scores = len(config.get("id2label") or (0, 1))
+    if not str(kinds[0]).endswith("ForSequenceClassification") or num_scores != 1:
+        remedy = f"train one: biphase finetune {name} TASK ranking=pairs --keep RANKER"
+        raise InputError(f"{name} is {kinds[0]}, which has no head with one score for a pair of texts; {remedy}")
+    return folder
+
+
 def stamp_model(folder: Path) -> dict[Path, Stamp]:
     """Return the stamps of all files that decide what an encoder does, in order."""
     return {path: stamp_of(path) for path in sorted({*chain(*map(folder.glob, IDENTIFYING_FILES))})}

@@ -1,9 +1,11 @@
-"""Embeddings → the nearest documents of each query, by exact search, a piece of the documents at a time.
+"""Embeddings → the nearest documents of each query, by exact search, a piece of the documents at a time; several
+rankings → one.
 
 Letters: Q queries, N documents of a piece or of all, D width, K documents kept per query.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -11,6 +13,8 @@ from torch import Tensor
 
 SEARCH_DOCUMENTS = 8192
 """Documents that are embedded and scored at a time: no more scores than this per query ever exist."""
+RANK_OFFSET = 60
+"""What is added to ranks where they are fused, as in the paper."""
 
 
 def find_nearest(
@@ -62,3 +66,13 @@ def in_pieces(rows_ND: Tensor) -> Iterator[tuple[np.ndarray, Tensor]]:
     for begin in range(0, len(rows_ND), SEARCH_DOCUMENTS):
         piece_ND = rows_ND[begin : begin + SEARCH_DOCUMENTS]
         yield np.arange(begin, begin + len(piece_ND)), piece_ND
+
+
+def fuse_rankings(rankings: Sequence[Sequence[tuple[int, float]]], top: int) -> list[tuple[int, float]]:
+    """Fuse the rankings of one query by reciprocal ranks (Cormack et al. 2009): a document scores the sum of 1 / (60 +
+    rank) over the rankings that have it. The best come first, of equal ones that with the lowest number."""
+    scores = defaultdict[int, float](float)
+    for ranking in rankings:
+        for rank, (number, _) in enumerate(ranking, start=1):
+            scores[number] += 1 / (RANK_OFFSET + rank)
+    return sorted(scores.items(), key=lambda hit: (-hit[1], hit[0]))[:top]

@@ -1,18 +1,22 @@
 """BM25 over texts: their words → an index, in memory or on disk → the best documents of each query.
 
-Words are lower-cased and have no stop words or stems taken out; scripts without spaces are searched by pairs of
-characters. bm25s computes the scores.
+Words are lower-cased; scripts without spaces are searched by pairs of characters. Where a language is known, stop words
+are left out and words become stems. bm25s computes the scores.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from biphase.corpus.text import UNSPACED
 from biphase.errors import InputError
 
 SEARCHED = re.compile(rf"([{UNSPACED}]+)|([^\W{UNSPACED}]{{2,}})")
+FindWords = Callable[[str], list[str]]
 
 
 def searched_words(text: str) -> list[str]:
@@ -28,11 +32,38 @@ def searched_words(text: str) -> list[str]:
     return words
 
 
-def index_bm25(documents: Iterable[str]) -> Any:
+def stems_of(language: str) -> FindWords:
+    """Return the function that finds the stems in a text of a language (ISO 639), without stop words: Snowball's stems
+    and the lists of bm25s, as far as they know the language; `searched_words` where neither does."""
+    from Stemmer import Stemmer
+
+    language = {"nb": "no", "nn": "no"}.get(language, language)
+    stop_words, stem = frozenset[str](), None
+    with suppress(ValueError):
+        stop_words = frozenset(load_bm25s().tokenization.Tokenizer(stopwords=language).stopwords)
+    with suppress(KeyError):
+        stem = Stemmer(language).stemWords
+    if not stop_words and stem is None:
+        return searched_words
+
+    def find(text: str) -> list[str]:
+        words = [word for word in searched_words(text) if word not in stop_words]
+        return stem(words) if stem is not None else words
+
+    return find
+
+
+def check_language(language: str | None) -> None:
+    """Raises `InputError` for a language that has neither stop words nor stems here; `none` is none."""
+    if language not in (None, "none") and stems_of(language) is searched_words:
+        raise InputError(f"language '{language}' is none with stems or stop words: give one such as en, or none")
+
+
+def index_bm25(documents: Iterable[str], find_words: FindWords = searched_words) -> Any:
     """Build the index that bm25s searches in; None where no document has a word."""
     bm25s = load_bm25s()
     vocab: dict[str, int] = {}
-    ids = [[vocab.setdefault(word, len(vocab)) for word in searched_words(text)] for text in documents]
+    ids = [[vocab.setdefault(word, len(vocab)) for word in find_words(text)] for text in documents]
     if not vocab:
         return None
     retriever = bm25s.BM25()
@@ -54,13 +85,25 @@ def load_bm25s() -> Any:
     return bm25s
 
 
-def query_bm25(retriever: Any, queries: Sequence[str], top: int) -> list[list[tuple[int, float]]]:
-    """Find the best documents of each query by their numbers, best first, without those that have no word of it."""
+def query_bm25(
+    retriever: Any,
+    queries: Sequence[str],
+    top: int,
+    find_words: FindWords = searched_words,
+    is_searched_N: np.ndarray | None = None,
+) -> list[list[tuple[int, float]]]:
+    """Find the best documents of each query by their numbers, best first, without those that have no word of it.
+
+    Args:
+        find_words: the function that the index was built with.
+        is_searched_N: whether each document may be found; all may unless given.
+    """
     if retriever is None:
         return [[] for _ in queries]
-    words = [searched_words(query) for query in queries]
+    words = [find_words(query) for query in queries]
     most = min(top, retriever.scores["num_docs"])
-    numbers_QK, scores_QK = retriever.retrieve(words, k=most, show_progress=False)
+    mask_N = None if is_searched_N is None else is_searched_N.astype(np.float32)
+    numbers_QK, scores_QK = retriever.retrieve(words, k=most, show_progress=False, weight_mask=mask_N)
     hits = []
     for numbers, scores in zip(numbers_QK.tolist(), scores_QK.tolist(), strict=True):
         hits.append([(number, score) for number, score in zip(numbers, scores, strict=True) if score > 0])
