@@ -46,7 +46,7 @@ from biphase.report import verdicts
 from biphase.report.statistics import Interval, mean_interval
 from biphase.style import check_picture
 from biphase.tasks.sources import name_data_dirs
-from biphase.tasks.spec import PAPER_TASKS, find_task, name_tests
+from biphase.tasks.spec import PAPER_TASKS, find_task, is_own_task, name_tests
 
 if TYPE_CHECKING:
     import pandas
@@ -101,21 +101,14 @@ def finetune(
     [plan] = plan_cells(str(model), [task], config, {} if folder is None else {find_task(task).name: folder})
     from biphase.finetuning.fit import fit_cells
 
-    plan = choose_open(
-        plan, Path(scores), is_kept=keep is not None, has_rate="learning_rate" in config.model_fields_set
-    )
+    has_rate = "learning_rate" in config.model_fields_set or is_own_task(find_task(task))
+    plan = choose_open(plan, Path(scores), is_kept=keep is not None, has_rate=has_rate)
     is_old = plan.is_finished(Path(scores))
     with nullcontext() if keep is None else claimed(Path(keep).resolve(), "keep.part"):
         if keep is not None:
             refuse_filled(Path(keep))  # another process may have written it meanwhile
         [score] = fit_cells([plan], Path(scores), keep=None if keep is None else Path(keep))
-    console.out.print(score.headline() + (" · finished before" if is_old else ""), markup=False)
-    of_model = ""
-    if keep is not None:
-        of_model = f"; {keep}: the model" if (Path(keep) / RECORD).exists() else "; it diverged, and no model is kept"
-    console.err.print(f"{score.folder}: scores and predictions{of_model}")
-    if (report := read_report(score)) is not None:
-        print_report(report, score.never_predicted.get("test", {}))
+    tell_score(score, keep, is_old)
     return score
 
 
@@ -126,6 +119,17 @@ def choose_open(plan: CellPlan, scores: Path, is_kept: bool, has_rate: bool) -> 
 
     plan = plan_to_keep(plan) if is_kept else plan
     return plan if has_rate or plan.task.kind.is_search else search_rate(plan, scores)
+
+
+def tell_score(score: Score, keep: Path | str | None, is_old: bool) -> None:
+    """Print what a fine-tuning gave, class by class, and where it is kept."""
+    console.out.print(score.headline() + (" · finished before" if is_old else ""), markup=False)
+    of_model = ""
+    if keep is not None:
+        of_model = f"; {keep}: the model" if (Path(keep) / RECORD).exists() else "; it diverged, and no model is kept"
+    console.err.print(f"{score.folder}: scores and predictions{of_model}")
+    if (report := read_report(score)) is not None:
+        print_report(report, score.never_predicted.get("test", {}))
 
 
 def is_folder(data: Any) -> bool:

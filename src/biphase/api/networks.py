@@ -1,7 +1,7 @@
 """Text becomes a tokenizer, a recipe a run, a run a folder to give away; networks embed texts, become embedding models,
 and search."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
