@@ -78,7 +78,7 @@ def test_a_kept_model_is_scored_as_its_cell_was(
     model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """On the same file. The temperature changes probabilities, and no label."""
-    kept, _, rows = fit_and_keep("snli", model_folder, data_dirs["snli"], tmp_path, is_calibrated=True, epochs=6)
+    kept, _, rows = fit_and_keep("snli", model_folder, data_dirs["snli"], tmp_path, epochs=6)
     calibration = calibration_of(kept)
     said = capsys.readouterr().err
     assert calibration.temperature != 1 and f"a temperature of {calibration.temperature:.2f}" in said
@@ -143,7 +143,7 @@ def test_sets_of_labels_are_kept_with_thresholds(model_folder: Path, tmp_path: P
         rows.append({"text": " ".join(words), "labels": [name for name in names if name in words]})
     keys = {"family": "sequence_classification", "problem_type": "multi_label_classification", "metric": "micro_f1"}
     task = write_task(tmp_path, rows, template="{text}", label="labels", classes=names, **keys)
-    cell, found = fit_made_up(task, model_folder, epochs=2, is_calibrated=True)
+    cell, found = fit_made_up(task, model_folder, epochs=2)
     thresholds = calibration_of(tmp_path / "kept").thresholds
     assert len(thresholds) == 3 and thresholds != (0.5, 0.5, 0.5) and thresholds[2] == 0.5
     predicted = predict_all(tmp_path / "kept", tmp_path / "test.jsonl")

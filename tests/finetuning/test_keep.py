@@ -15,7 +15,7 @@ import biphase
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.encoder.models import identify
 from biphase.errors import InputError
-from biphase.files import MARK, write_mark
+from biphase.files import MARK
 from biphase.finetuning.config import FinetuneConfig, settle_config
 from biphase.finetuning.encoding import CellContext
 from biphase.finetuning.heads import TaskNetwork, check_keepable, copy_backbone, load_encoder, to_transformers
@@ -40,24 +40,12 @@ def keep_untrained(task: Task, model: Path, folder: Path, **settings: Any) -> Pa
     return folder
 
 
-def uncalibrate(kept: Path) -> None:
-    """Have a kept folder predict what was scored, as transformers' pipelines do."""
-    record = json.loads((kept / RECORD).read_text())
-    (kept / RECORD).write_text(json.dumps(record | {"calibration": {}}))
-    (kept / MARK).unlink()
-    write_mark(kept, "fine-tuned model")
-
-
-def fit_and_keep(
-    task: str, model: Path, data: Path, tmp_path: Path, is_calibrated: bool = False, **settings: Any
-) -> tuple[Any, Any, list[Any]]:
+def fit_and_keep(task: str, model: Path, data: Path, tmp_path: Path, **settings: Any) -> tuple[Any, Any, list[Any]]:
     """The kept folder, the task's examples, and the rows of test.jsonl."""
     config = make_cell(task, **settings).config
     score = fit_cell(str(model), task, config, tmp_path / "scores", data, keep=tmp_path / "kept")
     assert score.folder is not None
     rows = [json.loads(line) for line in (score.folder / "test.jsonl").read_text().splitlines()]
-    if not is_calibrated and (tmp_path / "kept" / RECORD).exists():
-        uncalibrate(tmp_path / "kept")
     return tmp_path / "kept", load_examples(find_source(task_table()[task], data), judged_only=True), rows
 
 

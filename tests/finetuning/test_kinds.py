@@ -17,6 +17,7 @@ from biphase.finetuning.config import FinetuneConfig, settle_config
 from biphase.finetuning.encoding import CellContext
 from biphase.finetuning.encoding_cache import encode_source
 from biphase.finetuning.heads import Encoder, build_network
+from biphase.finetuning.kept import RECORD
 from biphase.finetuning.metrics import score_rows
 from biphase.finetuning.scores import Score, read_examples
 from biphase.tasks.examples import label_number, load_examples
@@ -25,7 +26,6 @@ from biphase.tasks.spec import Task, find_task
 
 from ..conftest import DEVICE
 from .conftest import NOUNS, fit_cell, predict_split, write_jsonl
-from .test_keep import uncalibrate
 from .test_predict import predict_all
 
 Rows = list[dict[str, Any]]
@@ -40,15 +40,13 @@ def write_task(folder: Path, rows: Rows, **keys: Any) -> Path:
     return folder / "task.yaml"
 
 
-def fit_made_up(task: Path, model: Path, is_calibrated: bool = False, **settings: Any) -> tuple[Score, Rows]:
+def fit_made_up(task: Path, model: Path, **settings: Any) -> tuple[Score, Rows]:
     """The score of a cell, its network kept in `kept`, and the rows of test.jsonl."""
     given = {"precision": "fp32", "device": DEVICE, "learning_rate": 5e-3, "batch_size": 8, "epochs": 12}
     config = FinetuneConfig.model_validate(given | {"max_length": 128} | settings)
     folder = task.parent
     score = fit_cell(str(model), str(task), config, folder / "scores", folder, keep=folder / "kept")
     assert score.folder is not None
-    if not is_calibrated:
-        uncalibrate(folder / "kept")
     examples = read_examples(score)  # which holds their contributions against the score
     rows = [json.loads(line) for line in (score.folder / "test.jsonl").read_text().splitlines()]
     assert examples.values_SN.shape == (1, len(rows))
@@ -130,7 +128,10 @@ def test_sets_of_labels(model_folder: Path, tmp_path: Path) -> None:
     assert scores["accuracy"] == pytest.approx(sklearn.metrics.accuracy_score(gold, predicted))
     assert score_rows(found, ("macro_f1",), names)["macro_f1"] == pytest.approx(scores["macro_f1"])
     kept = predict_all(tmp_path / "kept", unlabelled(tmp_path / "test.jsonl", "label"))
-    assert [row["predicted"] for row in kept] == [row["predicted"] for row in found]
+    thresholds = json.loads((tmp_path / "kept" / RECORD).read_text())["calibration"]["thresholds"]
+    for row in kept:
+        above = [name for name, t in zip(names, thresholds, strict=True) if row["probabilities"][name] > t]
+        assert row["predicted"] == above
     classify = transformers.pipeline("text-classification", str(tmp_path / "kept"), device="cpu", top_k=None)
     for row, one in zip(rows[2::3], found, strict=True):
         said = {part["label"]: part["score"] for part in classify([row["text"]])[0]}

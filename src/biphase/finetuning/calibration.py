@@ -14,10 +14,11 @@ from biphase.config import Strict
 
 
 class Calibration(Strict):
-    """What is done to outputs before they are read. The defaults change nothing."""
+    """What validation says of a network's outputs. The defaults change nothing."""
 
     temperature: Annotated[float, Field(gt=0)] = 1.0
-    """Logits are divided by it before their softmax, which changes no label."""
+    """By it logits are divided before their softmax, which changes no label. The weights of a kept head are so divided
+    already."""
     thresholds: tuple[float, ...] = ()
     """Several classes: the probability above which each is predicted; () for 0.5 of each."""
     on_test: tuple[float, float] | None = None

@@ -250,7 +250,7 @@ def calibrate_cell(network: Any, splits: Mapping[Any, EncodedSplit], cell: CellC
     test, measured = splits["test"], []
     outputs = test.predict(network, cell)
     for calibration in (cell.calibration, chosen):
-        metrics, rows = test.judge(outputs, replace(cell, calibration=calibration))
+        metrics, rows = test.judge(outputs / calibration.temperature, replace(cell, calibration=calibration))
         measured.append(metrics["macro_f1"] if chosen.thresholds else calibration_error(rows))
     has_several, temperature = bool(chosen.thresholds), f"a temperature of {chosen.temperature:.2f}"
     what, how = ("macro F1", "a threshold for each class") if has_several else ("calibration error", temperature)

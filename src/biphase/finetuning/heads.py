@@ -402,12 +402,18 @@ def check_keepable(encoder: Encoder, task: Task, finetuning: FinetuneConfig) -> 
         )
     with torch.random.fork_rng(devices=[]):
         model = to_transformers(build_network(encoder, cell, []), encoder, cell)
+    if cell.is_embedder:
+        return
+    both, kind = proof_batch(model, cell, (0, 1)), type(model).__name__
+    logits = padded_logits(model, both)
     if finetuning.head == "transformers":
-        both, alone = proof_batch(model, cell, (0, 1)), [proof_batch(model, cell, (number,)) for number in (0, 1)]
-        if not agree(padded_logits(model, both), torch.cat([padded_logits(model, batch) for batch in alone])):
-            raise InputError(
-                f"keep: {type(model).__name__} gives something else for a text in a batch than alone; leave keep out"
-            )
+        alone = [padded_logits(model, proof_batch(model, cell, (number,))) for number in (0, 1)]
+        if not agree(logits, torch.cat(alone)):
+            raise InputError(f"keep: {kind} gives something else for a text in a batch than alone; leave keep out")
+    if task.kind.head == "ForSequenceClassification" and not agree(
+        2 * padded_logits(divide_logits(model, 2), both), logits
+    ):
+        raise InputError(f"keep: the logits of {kind} are not those of its last layer; leave keep out")
 
 
 def proof_batch(model: Any, cell: CellContext, samples: Sequence[int]) -> Batch:
@@ -434,7 +440,18 @@ def to_transformers(network: Any, encoder: Encoder, cell: CellContext) -> Any:
         inner.set_input_embeddings(whole)
     if cell.is_embedder:
         return network.backbone
-    return network.model if isinstance(network, ClassNetwork) else with_same_head(network, encoder, cell)
+    model = network.model if isinstance(network, ClassNetwork) else with_same_head(network, encoder, cell)
+    return divide_logits(model, cell.calibration.temperature)
+
+
+@torch.no_grad()
+def divide_logits(model: Any, temperature: float) -> Any:
+    """Divide the logits of a class of transformers with a head by a temperature, in the weights of its last layer."""
+    if temperature != 1:
+        last = [layer for layer in model.modules() if isinstance(layer, nn.Linear)][-1]
+        for weight in last.parameters():
+            weight.div_(temperature)
+    return model
 
 
 @torch.no_grad()

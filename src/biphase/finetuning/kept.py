@@ -64,7 +64,8 @@ class KeptModel(Strict):
     has_unanswerable: bool = False
     """Question answering: whether no answer may be predicted."""
     calibration: Calibration = Calibration()
-    """What `predict` does to outputs before it reads them; transformers' pipelines do not know of it."""
+    """Its thresholds, which transformers' pipelines do not know, decide what `predict` names; the temperature is in the
+    weights."""
 
     # What finding it adds, which its record does not hold.
     folder: Path = Field(default=Path(), exclude=True)

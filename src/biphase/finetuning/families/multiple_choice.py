@@ -72,7 +72,7 @@ class Split(AdditiveSplit):
         return Calibration(temperature=fit_temperature(logits_QC, self.right_Q))
 
     def judge(self, scores_S1: np.ndarray, cell: CellContext) -> Judgement:
-        parts = np.split(scores_S1[:, 0] / cell.calibration.temperature, self.bounds_Q1[1:-1])
+        parts = np.split(scores_S1[:, 0], self.bounds_Q1[1:-1])
         rows = []
         for id, right, part in zip(self.ids, self.right_Q, parts, strict=True):
             gold, best = cell.task.classes[right], best_choice(part, cell.task.classes)
@@ -110,6 +110,6 @@ def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Se
             raise InputError(f"{origin}: {len(choices)} choices, where task '{task.name}' names {len(task.classes)}")
         inputs.append(LabelledText(origin, choices, 0))
     split = encode_choices(inputs, tokenizer, model.config)
-    scores_S1 = predict_inputs(model, network, split) / model.calibration.temperature
+    scores_S1 = predict_inputs(model, network, split)
     parts = zip(np.split(scores_S1[:, 0], split.bounds_Q1[1:-1]), names, strict=True)
     return Predicted([best_choice(*part) for part in parts], split.num_truncated)

@@ -78,7 +78,7 @@ class Split(AdditiveSplit):
     def judge(self, logits_SC: np.ndarray, cell: CellContext) -> Judgement:
         """In the rows a label is a name, a number, or a list of names."""
         task, rows = cell.task, []
-        outputs = read_outputs(task, logits_SC, cell.calibration)
+        outputs = read_outputs(task, logits_SC, cell.calibration.thresholds)
         for id, label, output in zip(self.ids, self.labels_S.tolist(), outputs, strict=True):
             row = {"id": id, "gold": label, "predicted": output.pop("predicted")}
             if task.problem_type is None:
@@ -113,16 +113,15 @@ def encode_labelled(
     return Split([example.id for example in examples], texts, len(examples), len(texts.truncated), labels_S)
 
 
-def read_outputs(task: Task, logits_SC: np.ndarray, calibration: Calibration) -> Iterator[dict[str, Any]]:
+def read_outputs(task: Task, logits_SC: np.ndarray, thresholds: tuple[float, ...]) -> Iterator[dict[str, Any]]:
     """Read what a network's outputs say of each sample: the number, or the class or classes with all probabilities."""
     if task.problem_type == "regression":
         for number in logits_SC[:, 0].tolist():
             yield {"predicted": number}
         return
     is_single = task.problem_type is None
-    probabilities_SC = softmax(logits_SC / calibration.temperature, axis=-1) if is_single else expit(logits_SC)
-    for row in probabilities_SC.tolist():
-        yield labelled(dict(zip(task.classes, row, strict=True)), is_single, calibration.thresholds)
+    for row in (softmax(logits_SC, axis=-1) if is_single else expit(logits_SC)).tolist():
+        yield labelled(dict(zip(task.classes, row, strict=True)), is_single, thresholds)
 
 
 def labelled(probabilities: Mapping[str, float], is_single: bool, thresholds: tuple[float, ...] = ()) -> dict[str, Any]:
@@ -152,7 +151,7 @@ def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Se
     else:
         split = encode_labelled(task, inputs, tokenizer, model.config)
         logits_SC = predict_inputs(model, network, split)
-        predictions, num_cut = [*read_outputs(task, logits_SC, model.calibration)], split.num_truncated
+        predictions, num_cut = [*read_outputs(task, logits_SC, model.calibration.thresholds)], split.num_truncated
     for number in np.flatnonzero(is_empty):
         values = predictions[number].items()
         predictions[number] = {key: dict.fromkeys(value) if isinstance(value, dict) else None for key, value in values}
