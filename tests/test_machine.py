@@ -15,7 +15,7 @@ from threading import Thread
 import pytest
 
 from biphase import machine
-from biphase.api.networks import needs_embeddings
+from biphase.api.networks import needs_extra
 from biphase.cli.app import run_command
 from biphase.errors import InputError
 
@@ -247,7 +247,7 @@ def test_a_package_of_another_version_is_one_line(monkeypatch: pytest.MonkeyPatc
         InputError, match=r"sentence-transformers 6.0.1 is installed, .*: pip install 'sentence-tr.*6.2'"
     ):
         machine.refuse_versions("embeddings")
-    with pytest.raises(InputError, match=r"sentence-transformers 6\.0\.1"), needs_embeddings("biphase embed"):
+    with pytest.raises(InputError, match=r"sentence-transformers 6\.0\.1"), needs_extra("embeddings", "biphase embed"):
         pass
     here["tokenizers"] = "0.23.2"
     for words in (["doctor"], ["inspect", "nowhere"]):

@@ -479,6 +479,7 @@ def test_a_training_that_diverged_keeps_nothing(
     plan = SimpleNamespace(is_finished=lambda out: True)
     monkeypatch.setattr("biphase.finetuning.fit.fit_cells", lambda *arguments, keep: [score])
     monkeypatch.setattr("biphase.api.finetuning.plan_cells", lambda *arguments: [plan])
+    monkeypatch.setattr("biphase.finetuning.heads.plan_to_keep", lambda plan: plan)
     biphase.finetune("encoder", "snli", keep=tmp_path / "kept")
     said = capsys.readouterr()
     assert said.err == f"{tmp_path}/snli-0: scores and predictions; it diverged, and no model is kept\n"

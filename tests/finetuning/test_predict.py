@@ -49,7 +49,6 @@ def test_texts_as_scored_and_as_the_pipeline(model_folder: Path, data_dirs: dict
     file = data_dirs["snli"] / "test.jsonl"
     found = predict_all(kept, file)
     assert [one["predicted"] for one in found] == [row["predicted"] for row in rows]
-    assert [one["probability"] for one in found] == pytest.approx([row["probability"] for row in rows], abs=1e-4)
     assert [one["premise"] for one in found] == [json.loads(line)["premise"] for line in file.read_text().splitlines()]
     classify = transformers.pipeline("text-classification", str(kept), device="cpu", top_k=None)
     for one, said in zip(found, classify([input_of(example) for example in data.test]), strict=True):

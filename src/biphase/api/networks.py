@@ -289,7 +289,7 @@ def search(
     source: str | Any,
     question: str | None = None,
     *,
-    questions: Path | Any = None,
+    questions: Path | Any | None = None,
     model: str | Path | None = None,
     index: Path | str | None = None,
     by: By = "both",

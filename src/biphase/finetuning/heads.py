@@ -448,8 +448,9 @@ def to_transformers(network: Any, encoder: Encoder, cell: CellContext) -> Any:
 def divide_logits(model: Any, temperature: float) -> Any:
     """Divide the logits of a class of transformers with a head by a temperature, in the weights of its last layer."""
     if temperature != 1:
-        last = [layer for layer in model.modules() if isinstance(layer, nn.Linear)][-1]
-        for weight in last.parameters():
+        below = {*model.base_model.modules()}
+        layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear) and layer not in below]
+        for weight in layers[-1].parameters():
             weight.div_(temperature)
     return model
 
