@@ -266,7 +266,9 @@ def test_a_study_of_a_mapping_and_a_data_frame(
 def test_cells_that_hold_several_devices_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("biphase.study.run.run_study", lambda *_: [])
+    from biphase.study import run
+
+    monkeypatch.setattr(run, "run_study", lambda *_: [])
     told = "each cell holds 2 devices as a run does, and uses one"
     for unit, is_told in ((None, True), ("train", False)):
         biphase.study("demo", folder=tmp_path).run(processes=2, unit=unit)
