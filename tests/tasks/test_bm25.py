@@ -54,6 +54,7 @@ def test_words_of_an_unknown_language_stay_as_they_are() -> None:
 
 
 def test_only_documents_that_may_be_found_are() -> None:
+    pytest.importorskip("bm25s")
     np, index = pytest.importorskip("numpy"), index_bm25(["a wing", "a wing flow", "flow"])
     [found] = query_bm25(index, ["wing flow"], 3, is_searched_N=np.array([True, False, True]))
     assert {number for number, _ in found} == {0, 2}
