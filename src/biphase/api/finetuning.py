@@ -226,8 +226,8 @@ def score(
 
     Args:
         model: a folder that `finetune` kept.
-        data: a file of labelled rows, in any form that tasks have; in Python also a DataFrame, a `datasets.Dataset`, or
-            rows as dictionaries.
+        data: a file of labelled rows, in any form that tasks have.
+            In Python: also a DataFrame, a `datasets.Dataset`, or rows as dictionaries.
         picture: draw what is confused with what into this .png, .svg or .pdf.
         device: auto, cpu or cuda.
     """
