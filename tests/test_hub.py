@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -20,8 +21,17 @@ from huggingface_hub.utils import filter_repo_objects
 from biphase.corpus.shards import read_shard_manifest
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.encoder.models import find_folder
-from biphase.errors import InputError
-from biphase.hub import FILES, INDEX, OTHER_FOLDERS, count_positions, fetch_model, longest_text, refuse_pickles
+from biphase.errors import InputError, StoppedError
+from biphase.hub import (
+    FILES,
+    INDEX,
+    OTHER_FOLDERS,
+    count_positions,
+    fetch_model,
+    longest_text,
+    refuse_pickles,
+    told_by_hub,
+)
 
 sys.path.append(str(Path(__file__).parent))  # pytest's importlib mode adds nothing itself
 from forks import Forks
@@ -399,3 +409,19 @@ def test_a_model_that_is_here_in_part_is_none(hub: Hub) -> None:
     hub.faults = [Fault("HEAD .*safetensors", times=99, status=400)]
     assert "cannot be had from the hub" in hub.told(FETCH.format(("some/model",)))
     assert "cannot be had from the hub" in hub.told(FETCH.format(("some/model",)), HF_HUB_OFFLINE="1")
+
+
+def test_a_stop_is_no_refusal_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither is a copy in the cache taken for it."""
+
+    def stop(*_: object, **__: object) -> None:
+        raise StoppedError()
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", stop)
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_, **__: "/cache/0123abc/config.json")
+    with pytest.raises(StoppedError):
+        fetch_model("some/model")
+    from torch.distributed.elastic.multiprocessing import SignalException
+
+    with pytest.raises(SignalException), told_by_hub("some/model cannot be had", "try again"):
+        raise SignalException("asked to end", signal.SIGTERM)

@@ -64,7 +64,7 @@ def told_as(problem: str, remedy: str = "") -> Iterator[None]:
     try:
         yield
     except BaseException as error:  # libraries raise errors of their own kinds over what others wrote
-        if isinstance(error, InputError | StoppedError) or type(error).__name__ == "SignalException":  # torchrun's
+        if isinstance(error, InputError) or is_stop(error):
             raise
         if not isinstance(error, Exception) and not is_raised_in_rust(error):
             raise
@@ -72,6 +72,11 @@ def told_as(problem: str, remedy: str = "") -> Iterator[None]:
             raise
         reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
         raise InputError(f"{problem} ({reason}){remedy and f'; {remedy}'}") from error
+
+
+def is_stop(error: BaseException) -> bool:
+    """Tell whether an error is a signal to stop: ours, or that of torchrun's processes."""
+    return isinstance(error, StoppedError) or type(error).__name__ == "SignalException"
 
 
 NO_MEMORY = ("out of memory", "DefaultCPUAllocator", "Cannot allocate memory", "failed to map segment")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from biphase import console
-from biphase.errors import InputError, first_line, is_raised_here, told_as
+from biphase.errors import InputError, first_line, is_raised_here, is_stop, told_as
 from biphase.files import content_hash, hash_stamped, read_json_as, stamp_of, validate_record
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ def fetch_model(id: str, revision: str | None = None, kind: Literal["model", "to
         fetch = partial(snapshot_download, id, revision=cached or revision, **patterns)
         try:
             folder = Path(fetch())
-        except Exception:  # of any kind; what is in the cache may do without the hub
-            if cached is None:
+        except Exception as error:  # of any kind; what is in the cache may do without the hub
+            if cached is None or is_stop(error):
                 raise
             folder = Path(fetch(local_files_only=True))  # raises for one of which files are known to lack
     if revision != folder.name:
@@ -124,7 +124,9 @@ def told_by_hub(problem: str, remedy: str) -> Iterator[None]:
     `InputError`: the problem, in brackets the reason, and the remedy."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # of each library its own kinds
+        if is_stop(error):
+            raise
         raise InputError(f"{problem} ({hub_says(error)}); {remedy}") from None
 
 
