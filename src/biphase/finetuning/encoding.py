@@ -181,8 +181,8 @@ class EncodedSplit(ABC):
         return np.zeros(self.num_examples, dtype=np.int64)
 
     def balanced_weights(self, items: np.ndarray, cell: "CellContext") -> np.ndarray:
-        """The weights, [C], that balance the classes of some training items. Families of classes have them."""
-        raise NotImplementedError
+        """The weights, [C], that balance the classes of some training items, in families of classes."""
+        raise AssertionError(f"{cell.task.name} has no classes to weigh: `settle_config` refuses them")
 
     def items_of(self, examples: np.ndarray) -> np.ndarray:
         """The training items of examples."""
