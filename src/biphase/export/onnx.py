@@ -208,10 +208,9 @@ def trace(network: NamedOutputs, path: Path) -> None:
 
     example = network.batch(network.read_texts(), EXAMPLE)
     outputs = network.outputs(example)
+    of_texts = {name for name, output in outputs.items() if name not in TOKEN_OUTPUTS and output.ndim < 3}
     axes = {name: {0: "batch_size", 1: "sequence_length"} for name in (*example, *outputs)}
-    for name, output in outputs.items():
-        if name not in TOKEN_OUTPUTS and output.ndim < 3:
-            del axes[name][1]
+    axes |= {name: {0: "batch_size"} for name in of_texts}
     weights_bytes = sum(weight.numel() * weight.element_size() for weight in network.state_dict().values())
     path.parent.mkdir()
     with TemporaryDirectory(dir=path.parent) as scratch, experts_without_loops(network.network), silenced():
@@ -250,8 +249,7 @@ def silenced() -> Iterator[None]:
     """Keep what torch.onnx and onnxruntime say of their own future from a person who cannot change it."""
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
         logging.disable(logging.NOTSET)
@@ -263,29 +261,34 @@ def prove_graph(graph: OnnxNetwork, reference: Any, network: NamedOutputs) -> fl
 
     Raises `FailedProofError` where a difference is more than rounding.
     """
-    name_of_type = type(network.network).__name__
     texts, gaps = network.read_texts(), []
-    batches = [network.batch(texts, lengths) for lengths in LENGTHS] + [network.batch(texts[:TEXTS_AT_ONCE])]
-    for features in batches:
-        computed, lengths_S = graph(**features), features["attention_mask"].sum(1).tolist()
-        expected = reference(features)
-        of_what = f"for texts of {', '.join(map(str, lengths_S))} tokens"
+
+    def compare(computed: Features, expected: Features, than: str) -> None:
         for name, rows in expected.items():
-            is_of_tokens = rows.ndim > 2 or name in TOKEN_OUTPUTS
-            kept = features["attention_mask"].bool() if is_of_tokens else ...
-            if not agree(computed[name][kept], rows[kept]):
-                reason = f"gives another {name} than PyTorch {of_what}"
-                raise FailedProofError(f"the ONNX graph of this {name_of_type} {reason}: nothing is written")
-            gaps.append(float((computed[name][kept] - rows[kept]).abs().max() / rows[kept].abs().mean()))
-    for number, length in enumerate(lengths_S):
-        alone = graph(**{name: rows[number : number + 1, :length] for name, rows in features.items()})
-        for name, rows in alone.items():
-            is_of_tokens = rows.ndim > 2 or name in TOKEN_OUTPUTS
-            padded = computed[name][number : number + 1]
-            if not agree(padded[:, :length] if is_of_tokens else padded, rows):
-                reason = f"another {name} in a batch than alone, for a text of {length} tokens"
-                raise FailedProofError(f"the ONNX graph of this {name_of_type} gives {reason}: nothing is written")
-    return max(gaps)
+            if not agree(computed[name], rows):
+                words = f"the ONNX graph of this {type(network.network).__name__} gives another {name}"
+                raise FailedProofError(f"{words} {than}: nothing is written")
+            gaps.append(float((computed[name] - rows).abs().max() / rows.abs().mean()))
+
+    for features in [*(network.batch(texts, lengths) for lengths in LENGTHS), network.batch(texts[:TEXTS_AT_ONCE])]:
+        mask_SL, computed = features["attention_mask"].bool(), graph(**features)
+        lengths_S = mask_SL.sum(1).tolist()
+        than = f"than PyTorch for texts of {', '.join(map(str, lengths_S))} tokens"
+        compare(without_padding(computed, mask_SL), without_padding(reference(features), mask_SL), than)
+    gap = max(gaps)
+    for index, length in enumerate(lengths_S):
+        row = slice(index, index + 1)
+        alone = graph(**{name: rows[row, :length] for name, rows in features.items()})
+        padded = without_padding({name: rows[row] for name, rows in computed.items()}, mask_SL[row])
+        than = f"in a batch than alone, for a text of {length} tokens"
+        compare(padded, without_padding(alone, mask_SL[row, :length]), than)
+    return gap
+
+
+def without_padding(outputs: Features, mask_SL: Tensor) -> Features:
+    """Leave rows of padding out of the outputs that have a row for each token."""
+    of_tokens = {name for name, rows in outputs.items() if rows.ndim > 2 or name in TOKEN_OUTPUTS}
+    return {name: rows[mask_SL] if name in of_tokens else rows for name, rows in outputs.items()}
 
 
 def quantize(folder: Path) -> None:
