@@ -11,7 +11,6 @@ Letters: S texts of a batch, L tokens of the longest of them.
 
 import logging
 import shutil
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -153,8 +152,6 @@ class OnnxProof:
     gap: float
     """In units of the mean size of an output."""
     megabytes: float
-    seconds: float
-    """The time that tracing and proof took."""
     batches: list[Features] = field(repr=False)
     """Bundled texts, on which the file is compared with another one and timed."""
 
@@ -168,15 +165,14 @@ def write_onnx(folder: Path) -> OnnxProof:
         InputError: a network that torch.onnx cannot trace.
         FailedProofError: a graph that gives something else for other batches or lengths than the example's.
     """
-    started, path = time.monotonic(), folder / ONNX_FILE
-    network, reference = load_named(folder)
+    path, (network, reference) = folder / ONNX_FILE, load_named(folder)
     with told_if_slow("tracing the network for ONNX, and comparing what onnxruntime computes"):
         trace(network, path)
         graph = OnnxNetwork(path)
         gap = prove_graph(graph, reference, network)
     texts = network.read_texts()
     batches = [network.batch(texts[first : first + TEXTS_AT_ONCE]) for first in range(0, len(texts), TEXTS_AT_ONCE)]
-    return OnnxProof(tuple(graph.output_names), gap, megabytes(path), time.monotonic() - started, batches)
+    return OnnxProof(tuple(graph.output_names), gap, megabytes(path), batches)
 
 
 def load_named(folder: Path) -> tuple[NamedOutputs, Any]:
@@ -186,20 +182,19 @@ def load_named(folder: Path) -> tuple[NamedOutputs, Any]:
     head = next((kind.head for kind in KINDS.values() if any(str(name).endswith(kind.head) for name in classes)), "")
     network: Any = load_weights(getattr(transformers, f"AutoModel{head}"), folder, attention=None).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    embedder: Any = ()
-    if not head and (folder / "modules.json").exists():
-        from sentence_transformers import SentenceTransformer
+    if head or not (folder / "modules.json").exists():
+        named = NamedOutputs(network, tokenizer)
+        return named, named.outputs
+    from sentence_transformers import SentenceTransformer
 
-        embedder = SentenceTransformer(
-            str(folder), device="cpu", trust_remote_code=False, model_kwargs={"dtype": torch.float32}
-        ).eval()
-    named = NamedOutputs(network, tokenizer, list(embedder)[1:])
+    settings: Any = {"device": "cpu", "trust_remote_code": False, "model_kwargs": {"dtype": torch.float32}}
+    embedder: Any = SentenceTransformer(str(folder), **settings).eval()
 
     def embed(features: Features) -> Features:
         output = embedder(dict(features))
         return {"last_hidden_state": output["token_embeddings"], "sentence_embedding": output["sentence_embedding"]}
 
-    return named, embed if embedder else named.outputs
+    return NamedOutputs(network, tokenizer, list(embedder)[1:]), embed
 
 
 def trace(network: NamedOutputs, path: Path) -> None:
@@ -216,16 +211,8 @@ def trace(network: NamedOutputs, path: Path) -> None:
     with TemporaryDirectory(dir=path.parent) as scratch, experts_without_loops(network.network), silenced():
         written = Path(scratch) / path.name
         with told_as(f"torch.onnx cannot trace {type(network.network).__name__}"):
-            torch.onnx.export(
-                network,
-                tuple(example.values()),
-                written,
-                input_names=list(example),
-                output_names=list(outputs),
-                dynamic_axes=axes,
-                opset_version=OPSET,
-                dynamo=False,
-            )
+            names: Any = {"input_names": list(example), "output_names": list(outputs), "dynamic_axes": axes}
+            torch.onnx.export(network, (*example.values(),), written, opset_version=OPSET, dynamo=False, **names)
         if weights_bytes < INLINE_BYTES:
             written.rename(path)
         else:
@@ -296,15 +283,12 @@ def quantize(folder: Path) -> None:
     own (with one for a whole matrix, retrieval loses a point), and activations rounded as they come."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    is_large = (folder / f"{ONNX_FILE}_data").exists()
+    settings: Any = {
+        "weight_type": QuantType.QInt8,
+        "use_external_data_format": (folder / f"{ONNX_FILE}_data").exists(),
+    }
     with silenced():
-        quantize_dynamic(
-            folder / ONNX_FILE,
-            folder / INT8_FILE,
-            per_channel=True,
-            weight_type=QuantType.QInt8,
-            use_external_data_format=is_large,
-        )
+        quantize_dynamic(folder / ONNX_FILE, folder / INT8_FILE, per_channel=True, **settings)
 
 
 def megabytes(path: Path) -> float:
