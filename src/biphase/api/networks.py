@@ -131,20 +131,11 @@ def export(
     onnx = onnx or int8
     is_run = not (onnx or as_ or gguf) or (Path(split_reference(run)[0]) / "config.yaml").exists()
     source = find_checkpoint(run) if is_run else find_folder(run)
-    if test is not None and not int8:
-        raise InputError("`test` says what int8 is scored on: say `int8` too, or leave it out")
-    if test is not None and not Path(test).exists():
-        raise InputError(f"test: {test} does not exist")
     if merge is not None and not is_run:
         raise InputError(f"{run} is no run: merge is for a run that began with a decoder")
     if to_hub is not None:
         check_repository(to_hub)
-    additions = find_additions(as_, onnx, int8, None if test is None else Path(test), gguf)
-
-    def complete(part: Path) -> None:
-        for add in additions:
-            add(part)
-
+    complete = find_additions(as_, onnx, int8, None if test is None else Path(test), gguf)
     if is_run:
         from biphase.export.model import export_checkpoint
 
@@ -158,11 +149,14 @@ def export(
     return Path(folder)
 
 
-def find_additions(
-    as_: str | None, onnx: bool, int8: bool, test: Path | None, gguf: bool
-) -> list[Callable[[Path], None]]:
-    """List what changes or completes an exported folder, in order. Raises `InputError` for packages that it lacks."""
+def find_additions(as_: str | None, onnx: bool, int8: bool, test: Path | None, gguf: bool) -> Callable[[Path], None]:
+    """Make a function that changes and completes an exported folder. Raises `InputError` for options that do not fit,
+    and for packages that are missing."""
     additions = list[Callable[[Path], None]]()
+    if test is not None and not int8:
+        raise InputError("`test` says what int8 is scored on: say `int8` too, or leave it out")
+    if test is not None and not test.exists():
+        raise InputError(f"test: {test} does not exist")
     if as_ not in (None, "llama"):
         raise InputError(f"`as_` is {as_!r}: llama is the only other type")
     if as_:
@@ -181,7 +175,12 @@ def find_additions(
                 import_module(package)
             from biphase.export.gguf import add_gguf
         additions.append(add_gguf)
-    return additions
+
+    def complete(folder: Path) -> None:
+        for add in additions:
+            add(folder)
+
+    return complete
 
 
 def load(model: str | Path) -> Any:

@@ -23,7 +23,7 @@ from biphase.export.llama import find_pooling
 from biphase.export.onnx import load_named
 
 GGUF_FILE, LONGEST, TOKENS_OF_A_TEXT = "model.gguf", 512, 64
-TEXTS = [*filter(None, SPLIT_TEXTS), "Привет, мир! 2024", "ภาษาไทยง่ายนิดเดียว", "हिन्दी में लिखा हुआ"]
+SCRIPTS = [*filter(None, SPLIT_TEXTS), "Привет, мир! 2024", "ภาษาไทยง่ายนิดเดียว", "हिन्दी में लिखा हुआ"]
 CONVERTER = """import runpy, sys
 root = sys.argv.pop(1)
 sys.path[:0] = [root, root + "/gguf-py"]
@@ -69,17 +69,17 @@ def add_gguf(folder: Path) -> None:
         server = xllamacpp.Server(params)
     ids = torch.arange(len(tokenizer)).split(TOKENS_OF_A_TEXT)
     others = list[str]()
-    for text in [*TEXTS, *tokenizer.batch_decode(ids, skip_special_tokens=True)]:
+    for text in [*SCRIPTS, *tokenizer.batch_decode(ids, skip_special_tokens=True)]:
         request = Request(f"{server.listening_address}/tokenize", method="POST")
         request.data = json.dumps({"content": text, "add_special": True}).encode()
         if json.load(build_opener(ProxyHandler({})).open(request))["tokens"] != tokenizer(text)["input_ids"]:
             others.append(repr(text[:30]))
     if others:
         raise InputError(f"gguf: llama.cpp splits {len(others)} texts otherwise, such as {', '.join(others[:3])}")
-    features = tokenizer(TEXTS, padding=True, truncation=True, max_length=LONGEST, return_tensors="pt")
+    features = tokenizer(SCRIPTS, padding=True, truncation=True, max_length=LONGEST, return_tensors="pt")
     expected_SD = reference(dict(features))["sentence_embedding"]
-    rows = [row["embedding"] for row in server.handle_embeddings({"input": TEXTS})["data"]]
-    computed_SD = torch.tensor(rows).view(len(TEXTS), -1)
+    rows = [row["embedding"] for row in server.handle_embeddings({"input": SCRIPTS})["data"]]
+    computed_SD = torch.tensor(rows).view(len(SCRIPTS), -1)
     if not agree(computed_SD, expected_SD):
         raise FailedProofError(f"llama.cpp computes other vectors than PyTorch for this {kind}: no {GGUF_FILE}")
     gap = float((computed_SD - expected_SD).abs().max() / expected_SD.abs().mean())

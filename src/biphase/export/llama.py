@@ -32,7 +32,7 @@ TWIN_LENGTHS = (23, 1, 9, 40)
 """The lengths of the texts of the proof, padded to one batch."""
 TWIN_AGREEMENT = 1e-5
 
-NOTE = """
+TOP_OF_CARD = """
 > **A plain Llama without a head**, which looks both ways: made by `biphase export --as llama` of the folder that this
 > card describes, with the same hidden states. Load it with SentenceTransformer, or with `AutoModel` of transformers
 > {floor} or later. transformers 4 looks left only, without a word, and so may a server: compare a few vectors first.
@@ -114,11 +114,11 @@ def compare_twin(folder: Path, network: Any) -> float:
 
 def tell_in_card(path: Path) -> None:
     """Say at the top of a card what the folder holds now, and give the hub the task and the type that fit it."""
-    card = ModelCard(
+    card: Any = ModelCard(
         path.read_text(encoding="utf-8") if path.exists() else "---\n{}\n---\n", ignore_metadata_errors=True
     )
     if card.data.pipeline_tag == "fill-mask":
         card.data.pipeline_tag = "feature-extraction"
     card.data.tags = ["llama" if tag == "eurobert" else tag for tag in card.data.tags or ()]
-    card.text = NOTE.format(floor=FLOOR) + card.text
+    card.text = TOP_OF_CARD.format(floor=FLOOR) + card.text
     write_text(path, str(card))

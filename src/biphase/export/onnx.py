@@ -261,18 +261,18 @@ def prove_graph(graph: OnnxNetwork, reference: Any, network: NamedOutputs) -> fl
         mask_SL, computed = features["attention_mask"].bool(), graph(**features)
         lengths_S = mask_SL.sum(1).tolist()
         than = f"than PyTorch for texts of {', '.join(map(str, lengths_S))} tokens"
-        compare(without_padding(computed, mask_SL), without_padding(reference(features), mask_SL), than)
+        compare(rows_of_tokens(computed, mask_SL), rows_of_tokens(reference(features), mask_SL), than)
     gap = max(gaps)
     for index, length in enumerate(lengths_S):
         row = slice(index, index + 1)
         alone = graph(**{name: rows[row, :length] for name, rows in features.items()})
-        padded = without_padding({name: rows[row] for name, rows in computed.items()}, mask_SL[row])
+        padded = rows_of_tokens({name: rows[row] for name, rows in computed.items()}, mask_SL[row])
         than = f"in a batch than alone, for a text of {length} tokens"
-        compare(padded, without_padding(alone, mask_SL[row, :length]), than)
+        compare(padded, rows_of_tokens(alone, mask_SL[row, :length]), than)
     return gap
 
 
-def without_padding(outputs: Features, mask_SL: Tensor) -> Features:
+def rows_of_tokens(outputs: Features, mask_SL: Tensor) -> Features:
     """Leave rows of padding out of the outputs that have a row for each token."""
     of_tokens = {name for name, rows in outputs.items() if rows.ndim > 2 or name in TOKEN_OUTPUTS}
     return {name: rows[mask_SL] if name in of_tokens else rows for name, rows in outputs.items()}
