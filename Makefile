@@ -74,11 +74,12 @@ fuzz: $(VENV)/developer
 	$(BIN)/python tests/campaigns/fuzzing.py --count $(COUNT) --seed $(SEED)
 
 # Kills, full disks, hostile models, lost processes and exchanged files too; figures for docs/LOG.md.
-# Other programs that read our ONNX files: fastembed, OpenVINO, and transformers.js under Node (475 MB of npm).
+# Other programs that read our ONNX and GGUF files: fastembed, OpenVINO, llama.cpp (its converter and its runtime), and
+# transformers.js under Node (475 MB of npm).
 readers: $(VENV)/developer
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check fastembed openvino
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check fastembed openvino --editable '.[gguf]'
 	ONNXRUNTIME_NODE_INSTALL=skip npm install --silent --prefix $(VENV)/readers @huggingface/transformers
-	BIPHASE_NODE_MODULES=$(CURDIR)/$(VENV)/readers $(BIN)/python -m pytest tests/export/test_onnx.py
+	BIPHASE_NODE_MODULES=$(CURDIR)/$(VENV)/readers $(BIN)/python -m pytest tests/export/test_onnx.py tests/export/test_gguf.py
 
 campaigns: fuzz
 	$(BIN)/python tests/campaigns/killing.py --count 100 --seed $(SEED)

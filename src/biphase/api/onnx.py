@@ -20,7 +20,6 @@ from torch.nn.functional import cosine_similarity
 from biphase import console
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.errors import InputError
-from biphase.export.model import export_checkpoint
 from biphase.export.onnx import (
     INT8_FILE,
     ONNX_FILE,
@@ -28,7 +27,6 @@ from biphase.export.onnx import (
     Features,
     OnnxNetwork,
     OnnxProof,
-    copy_model,
     megabytes,
     quantize,
     write_onnx,
@@ -59,15 +57,6 @@ class ScoredTask:
     metric: str
     classes: tuple[str, ...]
     judge: Callable[[OnnxNetwork], Rows]
-
-
-def export_onnx(source: Path | str, folder: Path, merge: float | None, int8: bool, test: Path | None) -> None:
-    """Write a run `RUN[@STEP]`, or a copy of a model folder, with its ONNX files: all of it or nothing."""
-    complete = partial(add_onnx, int8=int8, test=test)
-    if isinstance(source, Path):
-        copy_model(source, folder, complete)
-    else:
-        console.out.prose(export_checkpoint(source, folder, merge, complete))
 
 
 def add_onnx(folder: Path, int8: bool, test: Path | None) -> None:

@@ -141,13 +141,12 @@ def convert_eurobert(source: Path, part: Path, origin: str) -> tuple[str, str]:
     """Write an old EuroBERT as one of transformers, and prove that its weights are the same; returns a line for the
     card, and one for the user."""
     config = read_old_config(source / "config.json")
-    weights: dict[str, torch.Tensor] = {}
+    weights = dict[str, torch.Tensor]()
     for path in sorted(source.glob("model*.safetensors")):
         with told_as(f"{path} cannot be read"):
             tensors = load_file(path)
-        for name, weight in tensors.items():
-            if not name.endswith("rotary_emb.inv_freq"):
-                weights[re.sub("^out_proj", "classifier", name)] = weight
+        weights |= {re.sub("^out_proj", "classifier", name): tensor for name, tensor in tensors.items()}
+    weights = {name: weight for name, weight in weights.items() if not name.endswith("rotary_emb.inv_freq")}
     dtypes = {weight.dtype for weight in weights.values()}
     if len(dtypes) != 1:
         raise InputError(f"{source}: its weights are {'of several precisions' if dtypes else 'absent'}; save them anew")
@@ -155,23 +154,22 @@ def convert_eurobert(source: Path, part: Path, origin: str) -> tuple[str, str]:
     is_tied = not heads and config.tie_word_embeddings  # a tied head is not written
     kind: Any = CLASS_BY_HEAD.get(frozenset({"lm_head"}) if is_tied else heads, transformers.EuroBertModel)
     [dtype] = dtypes
+    settings: Any = {"config": config, "state_dict": weights, "dtype": dtype}
     with told_as(f"{source}: its weights do not fit its config.json"):
-        network, report = kind.from_pretrained(
-            None, config=config, state_dict=weights, dtype=dtype, output_loading_info=True
-        )
+        network, report = kind.from_pretrained(None, **settings, output_loading_info=True)
     for fault in ("missing", "unexpected"):
         if keys := sorted(report[f"{fault}_keys"]):
             raise InputError(f"{source}: {len(keys)} weights of {kind.__name__} are {fault}, such as '{keys[0]}'")
     network.save_pretrained(part)
     saved = kind.from_pretrained(part, dtype="auto", trust_remote_code=False).state_dict()
-    saved = {name.removeprefix("model."): weight for name, weight in saved.items()}
+    bare = {name.removeprefix("model."): weight for name, weight in saved.items()}
     for name, weight in weights.items():
-        if not torch.equal(saved[name.removeprefix("model.")], weight):
+        if not torch.equal(bare[name.removeprefix("model.")], weight):
             raise InputError(f"{source}: '{name}' is another in what was written (tied, or no numbers); not converted")
     networks.load_backbone(part)
-    about = f"`{kind.__name__}`, which needs no `trust_remote_code`, with the weights of `{origin}`"
-    theta = config.rope_parameters["rope_theta"]
-    return about, f"{kind.__name__}, {len(weights)} weights as they were ({dtype}), RoPE base {theta:,}"
+    name, theta = kind.__name__, config.rope_parameters["rope_theta"]
+    about = f"`{name}`, which needs no `trust_remote_code`, with the weights of `{origin}`"
+    return about, f"{name}, {len(weights)} weights as they were ({dtype}), RoPE base {theta:,}"
 
 
 def read_old_config(path: Path) -> Any:

@@ -11,7 +11,6 @@ Letters: S texts of a batch, L tokens of the longest of them.
 
 import logging
 import shutil
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -153,8 +152,6 @@ class OnnxProof:
     gap: float
     """In units of the mean size of an output."""
     megabytes: float
-    seconds: float
-    """The time that tracing and proof took."""
     batches: list[Features] = field(repr=False)
     """Bundled texts, on which the file is compared with another one and timed."""
 
@@ -168,15 +165,14 @@ def write_onnx(folder: Path) -> OnnxProof:
         InputError: a network that torch.onnx cannot trace.
         FailedProofError: a graph that gives something else for other batches or lengths than the example's.
     """
-    started, path = time.monotonic(), folder / ONNX_FILE
-    network, reference = load_named(folder)
+    path, (network, reference) = folder / ONNX_FILE, load_named(folder)
     with told_if_slow("tracing the network for ONNX, and comparing what onnxruntime computes"):
         trace(network, path)
         graph = OnnxNetwork(path)
         gap = prove_graph(graph, reference, network)
     texts = network.read_texts()
     batches = [network.batch(texts[first : first + TEXTS_AT_ONCE]) for first in range(0, len(texts), TEXTS_AT_ONCE)]
-    return OnnxProof(tuple(graph.output_names), gap, megabytes(path), time.monotonic() - started, batches)
+    return OnnxProof(tuple(graph.output_names), gap, megabytes(path), batches)
 
 
 def load_named(folder: Path) -> tuple[NamedOutputs, Any]:
@@ -186,20 +182,19 @@ def load_named(folder: Path) -> tuple[NamedOutputs, Any]:
     head = next((kind.head for kind in KINDS.values() if any(str(name).endswith(kind.head) for name in classes)), "")
     network: Any = load_weights(getattr(transformers, f"AutoModel{head}"), folder, attention=None).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    embedder: Any = ()
-    if not head and (folder / "modules.json").exists():
-        from sentence_transformers import SentenceTransformer
+    if head or not (folder / "modules.json").exists():
+        named = NamedOutputs(network, tokenizer)
+        return named, named.outputs
+    from sentence_transformers import SentenceTransformer
 
-        embedder = SentenceTransformer(
-            str(folder), device="cpu", trust_remote_code=False, model_kwargs={"dtype": torch.float32}
-        ).eval()
-    named = NamedOutputs(network, tokenizer, list(embedder)[1:])
+    settings: Any = {"device": "cpu", "trust_remote_code": False, "model_kwargs": {"dtype": torch.float32}}
+    embedder: Any = SentenceTransformer(str(folder), **settings).eval()
 
     def embed(features: Features) -> Features:
         output = embedder(dict(features))
         return {"last_hidden_state": output["token_embeddings"], "sentence_embedding": output["sentence_embedding"]}
 
-    return named, embed if embedder else named.outputs
+    return NamedOutputs(network, tokenizer, list(embedder)[1:]), embed
 
 
 def trace(network: NamedOutputs, path: Path) -> None:
@@ -208,25 +203,16 @@ def trace(network: NamedOutputs, path: Path) -> None:
 
     example = network.batch(network.read_texts(), EXAMPLE)
     outputs = network.outputs(example)
+    of_texts = {name for name, output in outputs.items() if name not in TOKEN_OUTPUTS and output.ndim < 3}
     axes = {name: {0: "batch_size", 1: "sequence_length"} for name in (*example, *outputs)}
-    for name, output in outputs.items():
-        if name not in TOKEN_OUTPUTS and output.ndim < 3:
-            del axes[name][1]
+    axes |= {name: {0: "batch_size"} for name in of_texts}
     weights_bytes = sum(weight.numel() * weight.element_size() for weight in network.state_dict().values())
     path.parent.mkdir()
     with TemporaryDirectory(dir=path.parent) as scratch, experts_without_loops(network.network), silenced():
         written = Path(scratch) / path.name
         with told_as(f"torch.onnx cannot trace {type(network.network).__name__}"):
-            torch.onnx.export(
-                network,
-                tuple(example.values()),
-                written,
-                input_names=list(example),
-                output_names=list(outputs),
-                dynamic_axes=axes,
-                opset_version=OPSET,
-                dynamo=False,
-            )
+            names: Any = {"input_names": list(example), "output_names": list(outputs), "dynamic_axes": axes}
+            torch.onnx.export(network, (*example.values(),), written, opset_version=OPSET, dynamo=False, **names)
         if weights_bytes < INLINE_BYTES:
             written.rename(path)
         else:
@@ -250,8 +236,7 @@ def silenced() -> Iterator[None]:
     """Keep what torch.onnx and onnxruntime say of their own future from a person who cannot change it."""
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
         logging.disable(logging.NOTSET)
@@ -263,29 +248,34 @@ def prove_graph(graph: OnnxNetwork, reference: Any, network: NamedOutputs) -> fl
 
     Raises `FailedProofError` where a difference is more than rounding.
     """
-    name_of_type = type(network.network).__name__
     texts, gaps = network.read_texts(), []
-    batches = [network.batch(texts, lengths) for lengths in LENGTHS] + [network.batch(texts[:TEXTS_AT_ONCE])]
-    for features in batches:
-        computed, lengths_S = graph(**features), features["attention_mask"].sum(1).tolist()
-        expected = reference(features)
-        of_what = f"for texts of {', '.join(map(str, lengths_S))} tokens"
+
+    def compare(computed: Features, expected: Features, than: str) -> None:
         for name, rows in expected.items():
-            is_of_tokens = rows.ndim > 2 or name in TOKEN_OUTPUTS
-            kept = features["attention_mask"].bool() if is_of_tokens else ...
-            if not agree(computed[name][kept], rows[kept]):
-                reason = f"gives another {name} than PyTorch {of_what}"
-                raise FailedProofError(f"the ONNX graph of this {name_of_type} {reason}: nothing is written")
-            gaps.append(float((computed[name][kept] - rows[kept]).abs().max() / rows[kept].abs().mean()))
-    for number, length in enumerate(lengths_S):
-        alone = graph(**{name: rows[number : number + 1, :length] for name, rows in features.items()})
-        for name, rows in alone.items():
-            is_of_tokens = rows.ndim > 2 or name in TOKEN_OUTPUTS
-            padded = computed[name][number : number + 1]
-            if not agree(padded[:, :length] if is_of_tokens else padded, rows):
-                reason = f"another {name} in a batch than alone, for a text of {length} tokens"
-                raise FailedProofError(f"the ONNX graph of this {name_of_type} gives {reason}: nothing is written")
-    return max(gaps)
+            if not agree(computed[name], rows):
+                words = f"the ONNX graph of this {type(network.network).__name__} gives another {name}"
+                raise FailedProofError(f"{words} {than}: nothing is written")
+            gaps.append(float((computed[name] - rows).abs().max() / rows.abs().mean()))
+
+    for features in [*(network.batch(texts, lengths) for lengths in LENGTHS), network.batch(texts[:TEXTS_AT_ONCE])]:
+        mask_SL, computed = features["attention_mask"].bool(), graph(**features)
+        lengths_S = mask_SL.sum(1).tolist()
+        than = f"than PyTorch for texts of {', '.join(map(str, lengths_S))} tokens"
+        compare(rows_of_tokens(computed, mask_SL), rows_of_tokens(reference(features), mask_SL), than)
+    gap = max(gaps)
+    for index, length in enumerate(lengths_S):
+        row = slice(index, index + 1)
+        alone = graph(**{name: rows[row, :length] for name, rows in features.items()})
+        padded = rows_of_tokens({name: rows[row] for name, rows in computed.items()}, mask_SL[row])
+        than = f"in a batch than alone, for a text of {length} tokens"
+        compare(padded, rows_of_tokens(alone, mask_SL[row, :length]), than)
+    return gap
+
+
+def rows_of_tokens(outputs: Features, mask_SL: Tensor) -> Features:
+    """Leave rows of padding out of the outputs that have a row for each token."""
+    of_tokens = {name for name, rows in outputs.items() if rows.ndim > 2 or name in TOKEN_OUTPUTS}
+    return {name: rows[mask_SL] if name in of_tokens else rows for name, rows in outputs.items()}
 
 
 def quantize(folder: Path) -> None:
@@ -293,15 +283,12 @@ def quantize(folder: Path) -> None:
     own (with one for a whole matrix, retrieval loses a point), and activations rounded as they come."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    is_large = (folder / f"{ONNX_FILE}_data").exists()
+    settings: Any = {
+        "weight_type": QuantType.QInt8,
+        "use_external_data_format": (folder / f"{ONNX_FILE}_data").exists(),
+    }
     with silenced():
-        quantize_dynamic(
-            folder / ONNX_FILE,
-            folder / INT8_FILE,
-            per_channel=True,
-            weight_type=QuantType.QInt8,
-            use_external_data_format=is_large,
-        )
+        quantize_dynamic(folder / ONNX_FILE, folder / INT8_FILE, per_channel=True, **settings)
 
 
 def megabytes(path: Path) -> float:

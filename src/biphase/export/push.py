@@ -24,7 +24,7 @@ MODEL_FILES = re.compile(
     r"|tokenizer(_config)?\.json|(special_tokens_map|added_tokens|vocab)\.json|vocab\.txt|merges\.txt"
     r"|\w+\.model|chat_template\.jinja|modules\.json|(config_)?sentence_(bert_config|transformers)\.json"
     r"|\d+_\w+/(config\.json|model\.safetensors)|README\.md|LICENSE|curves\.png"
-    r"|onnx/model(_quantized)?\.onnx(_data)?"
+    r"|onnx/model(_quantized)?\.onnx(_data)?|model\.gguf"
 )
 """Paths of what goes to the hub."""
 LOCAL_PATH = re.compile(

