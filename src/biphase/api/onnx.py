@@ -20,6 +20,7 @@ from torch.nn.functional import cosine_similarity
 from biphase import console
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.errors import InputError
+from biphase.export.golden import write_golden
 from biphase.export.model import export_checkpoint
 from biphase.export.onnx import (
     INT8_FILE,
@@ -74,6 +75,7 @@ def add_onnx(folder: Path, int8: bool, test: Path | None) -> None:
     """Write the ONNX files of a model folder, and a chapter of its card on them. Raises `InputError` where a file would
     compute something else than PyTorch, and for data that are none of the model's task."""
     task = find_task_data(folder, test) if int8 else None
+    write_golden(folder)
     proof = write_onnx(folder)
     lines = [
         f"`{ONNX_FILE}`, {proof.megabytes:,.1f} MB, gives {' and '.join(f'`{name}`' for name in proof.outputs)}: by "
