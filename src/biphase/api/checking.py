@@ -11,16 +11,16 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
 
 from biphase import console
 from biphase.api.networks import needs_extra
 from biphase.encoder.models import find_folder
-from biphase.errors import InputError, clipped, first_line
+from biphase.errors import InputError, clipped, first_line, first_of
 from biphase.files import read_json_as
 
 if TYPE_CHECKING:
@@ -30,8 +30,10 @@ ROUNDING, IN_16_BITS = 1e-3, 2e-2
 """Answers differ by less, in units of their length, in fp32, and where a server computes in 16 bits."""
 CLOSER = 3
 """A mistake is named where its answer lies so many times nearer to the server's than the right one."""
+DECIMALS = 4
+"""Answers that are equally near by so many decimals have the words of the simplest mistake."""
 MOST_BYTES = 1 << 26
-REFUSED = (400, 404, 405, 415, 422)
+OK, REFUSED = 200, (400, 404, 405, 415, 422)
 """What a server says to a request of another kind than it takes."""
 SHOWN_CHARACTERS = 60
 
@@ -48,46 +50,6 @@ class AnswerCheck:
     verdict: str
     texts: list[Row]
     """`text tokens cosine difference`: the last is the largest one of a number."""
-
-
-@dataclass(frozen=True)
-class ServedVector:
-    embedding: list[float]
-    index: int | None = None
-
-
-@dataclass(frozen=True)
-class ServedVectors:
-    """An answer in OpenAI's form."""
-
-    data: list[ServedVector]
-    usage: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True)
-class ServedScore:
-    """The score of a class in an answer of TEI."""
-
-    label: str
-    score: float
-
-
-@dataclass(frozen=True)
-class ServedShares:
-    probs: list[float]
-
-
-@dataclass(frozen=True)
-class ServedClasses:
-    """An answer of vLLM's `/classify`."""
-
-    data: list[ServedShares]
-
-
-FORMS: dict[str, TypeAdapter[Any]] = {
-    "embedding": TypeAdapter(list[list[float]] | ServedVectors),
-    "logits": TypeAdapter(list[str] | list[dict[str, float]] | list[list[ServedScore]] | ServedClasses),
-}
 
 
 def check(folder: str | Path, server: str | None = None, *, timeout: float = 60.0) -> list[AnswerCheck]:
@@ -126,10 +88,10 @@ def check(folder: str | Path, server: str | None = None, *, timeout: float = 60.
         expected = read_values(path / GOLDEN, golden)
         if server is not None:
             return [check_server(path, golden, expected, server, timeout)]
-        checks = [compare("transformers", golden, expected, answer_plainly(path, golden))] if is_written else []
+        checks = [judge_answers("transformers", golden, expected, answer_plainly(path, golden))] if is_written else []
     if onnx.exists():
         with needs_extra("onnx", "to run its ONNX file"):
-            checks.append(compare("onnx/model.onnx", golden, expected, answer_by_onnx(path, golden)))
+            checks.append(judge_answers("onnx/model.onnx", golden, expected, answer_by_onnx(path, golden)))
     return checks
 
 
@@ -174,11 +136,11 @@ def answer_by_onnx(folder: Path, golden: "Golden") -> Parts:
     return [(part.mean(0) if name == "last_hidden_state" else part).numpy() for part in parts]
 
 
-def compare(by: str, golden: "Golden", expected: Parts, answered: Parts) -> AnswerCheck:
+def judge_answers(by: str, golden: "Golden", expected: Parts, answered: Parts) -> AnswerCheck:
     """Compare answers in fp32."""
     is_equal = find_gap(answered, expected) <= ROUNDING
     verdict = "equal" if is_equal else f"{by} gives something else than the golden vectors say"
-    return AnswerCheck(by, is_equal, verdict, measure(golden, expected, answered))
+    return AnswerCheck(by, is_equal, verdict, tell_nearness(golden, expected, answered))
 
 
 def find_gap(answered: Parts, expected: Parts) -> float:
@@ -186,10 +148,10 @@ def find_gap(answered: Parts, expected: Parts) -> float:
     if [part.shape for part in answered] != [part.shape for part in expected]:
         return np.inf
     pairs = zip(answered, expected, strict=True)
-    return max(float(np.linalg.norm(one - other) / max(np.linalg.norm(other), 1e-30)) for one, other in pairs)
+    return max(float(np.linalg.norm(one - other)) / max(float(np.linalg.norm(other)), 1e-30) for one, other in pairs)
 
 
-def measure(golden: "Golden", expected: Parts, answered: Parts) -> list[Row]:
+def tell_nearness(golden: "Golden", expected: Parts, answered: Parts) -> list[Row]:
     """Say for each text how near an answer is."""
     rows: list[Row] = []
     for text, ids, one, other in zip(golden.texts, golden.ids, answered, expected, strict=True):
@@ -212,47 +174,46 @@ def check_server(folder: Path, golden: "Golden", values: Parts, server: str, tim
     if values[0].ndim != 1:
         raise InputError(f"{folder} says something of each token, which is compared without a server only")
     labels = [] if is_embedding else [str(name) for name in (config.get("id2label") or {}).values()]
-    by, answer = ask(server, golden, folder.name, timeout)
-    answered, num_tokens = read_answer(by, answer, labels)
-    expected = values if is_embedding else to_shares(values, config)
-    if len(answered) != len(golden.texts):
-        raise InputError(f"{by} gives {len(answered)} answers to {len(golden.texts)} texts")
-    if isinstance(answered[0], str):
-        is_equal = answered == [labels[int(part.argmax())] for part in expected]
-        verdict = "gives the same classes, and no scores to compare" if is_equal else f"{by} gives other classes"
-        return AnswerCheck(by, is_equal, verdict, [])
-    if not all(part.shape == values[0].shape and np.isfinite(part).all() for part in answered):
-        counts = f"{len(answered[0])} numbers for a text, some perhaps no finite ones, and {folder} {len(values[0])}"
-        raise InputError(f"{by} gives {counts}: does it serve this model?")
+    by, text = ask(server, golden, folder.name, timeout)
+    answered, num_tokens = read_answer(by, text, labels)
+    if len(answered) != len(values):
+        raise InputError(f"{by} gives {len(answered)} answers to {len(values)} texts")
 
-    def view(parts: Parts) -> Parts:
-        return [part / max(np.linalg.norm(part), 1e-30) for part in parts] if is_embedding else parts
-
-    gap, said = find_gap(view(answered), view(expected)), ""
-    if gap > ROUNDING:
-        nearest = min(CLOSER * IN_16_BITS, gap) / CLOSER
-        others = [
-            (words, parts if is_embedding else to_shares(parts, config))
-            for words, parts in other_answers(folder, golden)
-        ]
+    def view(parts: Parts, kind: str | None = None) -> Parts:
+        """Embeddings are compared by their directions, logits as the shares of classes that servers answer."""
         if not is_embedding:
-            others += [(f"this network would, with {kind}", to_shares(values, {}, kind)) for kind in KINDS_OF_SHARES]
-        for words, parts in others:
-            if (distance := find_gap(view(answered), view(parts))) < nearest:
-                nearest, said = distance, f"the server answers what {words}"
-    if not said and gap > IN_16_BITS:
-        said = "the server computes something else, by no mistake that is known here"
-        if num_tokens not in (None, total := sum(map(len, golden.ids))):
-            said = (
-                f"the server counts {num_tokens} tokens where the folder's tokenizer makes {total}: is it another one?"
-            )
-    is_equal, remark = (False, said) if said else tell_lengths(answered, expected) if is_embedding else (True, "equal")
-    return AnswerCheck(by, is_equal, remark, measure(golden, expected, answered))
+            return to_shares(parts, config, kind)
+        return [part / max(float(np.linalg.norm(part)), 1e-30) for part in parts]
+
+    if isinstance(answered[0], str):
+        is_equal = answered == [labels[int(part.argmax())] for part in values]
+        verdict = "gives the same classes, and no scores to compare" if is_equal else "gives other classes"
+        return AnswerCheck(by, is_equal, verdict, [])
+    if {part.shape for part in answered} != {values[0].shape} or not all(np.isfinite(part).all() for part in answered):
+        numbers = f"{answered[0].size} numbers for the first text, and {folder} {values[0].size} finite ones"
+        raise InputError(f"{by} gives {numbers}: does it serve this model?")
+    expected, seen = view(values), view(answered) if is_embedding else answered
+    gap, said = find_gap(seen, expected), ""
+    if gap > ROUNDING:
+        mistakes = ((words, view(parts)) for words, parts in other_answers(folder, golden))
+        forms = ((f"this network would, with {kind}", view(values, kind)) for kind in SHARES if not is_embedding)
+        others = [
+            (round(find_gap(seen, parts), DECIMALS), len(words), words) for words, parts in chain(mistakes, forms)
+        ]
+        nearest, _, words = min(others)
+        if nearest < min(IN_16_BITS, gap / CLOSER):
+            said = f"the server answers what {words}"
+        elif gap > IN_16_BITS:
+            total = sum(map(len, golden.ids))
+            counted = f"; it counts {num_tokens} tokens where the folder's tokenizer makes {total}: is it another one?"
+            said = "the server computes something else" + (counted if num_tokens not in (None, total) else "")
+    is_equal, verdict = (False, said) if said else tell_lengths(answered, values) if is_embedding else (True, "equal")
+    return AnswerCheck(by, is_equal, verdict, tell_nearness(golden, values if is_embedding else expected, answered))
 
 
 def tell_lengths(answered: Parts, expected: Parts) -> tuple[bool, str]:
     """Judge the lengths of vectors that have equal directions."""
-    ours, theirs = (np.array([np.linalg.norm(part) for part in parts]) for parts in (expected, answered))
+    theirs, ours = (np.linalg.norm(parts, axis=1) for parts in (answered, expected))
     if np.abs(theirs / ours - 1).max() <= IN_16_BITS:
         return True, "equal"
     if np.abs(theirs - 1).max() <= ROUNDING:
@@ -262,7 +223,7 @@ def tell_lengths(answered: Parts, expected: Parts) -> tuple[bool, str]:
     return False, f"{missing}; their directions are equal"
 
 
-KINDS_OF_SHARES = ("softmax", "a sigmoid", "logits as they are")
+SHARES = ("softmax", "a sigmoid", "logits as they are")
 
 
 def to_shares(logits: Parts, config: Row, kind: str | None = None) -> list[np.ndarray]:
@@ -271,57 +232,67 @@ def to_shares(logits: Parts, config: Row, kind: str | None = None) -> list[np.nd
     if kind is None:
         is_apart = problem == "multi_label_classification" or len(logits[0]) == 1
         kind = "logits as they are" if problem == "regression" else "a sigmoid" if is_apart else "softmax"
-    match kind:
-        case "softmax":
-            powers = [np.exp(part - part.max()) for part in logits]
-            return [part / part.sum() for part in powers]
-        case "a sigmoid":
-            return [1 / (1 + np.exp(-part.clip(-80, 80))) for part in logits]
-    return list(logits)
+    if kind == "softmax":
+        powers = [np.exp(part - part.max()) for part in logits]
+        return [part / part.sum() for part in powers]
+    return [1 / (1 + np.exp(-part.clip(-80, 80))) if kind == "a sigmoid" else part for part in logits]
 
 
-def read_answer(by: str, answer: Any, labels: Sequence[str]) -> tuple[list[Any], int | None]:
-    """Read vectors, scores in the order of `labels`, or bare classes of a server's answer, and the tokens that it
-    counted."""
-    if isinstance(answer, ServedVectors):
-        ordered = sorted(enumerate(answer.data), key=lambda item: item[0] if item[1].index is None else item[1].index)
-        count = (answer.usage or {}).get("prompt_tokens")
-        return [np.array(item.embedding) for _, item in ordered], count if isinstance(count, int) else None
-    if isinstance(answer, ServedClasses):
-        return [np.array(item.probs) for item in answer.data], None
-    if not labels or not answer or isinstance(answer[0], str):
-        return [part if labels else np.array(part) for part in answer], None
-    named = [part if isinstance(part, dict) else {item.label: item.score for item in part} for part in answer]
-    if unknown := sorted({*named[0]} ^ {*labels}):
-        raise InputError(f"{by} and the folder have other classes: only one has {', '.join(map(repr, unknown[:3]))}")
-    return [np.array([part[label] for label in labels]) for part in named], None
+def read_answer(by: str, text: bytes, labels: Sequence[str]) -> tuple[list[Any], int | None]:
+    """Read a server's answer: vectors, scores in the order of `labels`, or bare classes; and the tokens that it
+    counted. Raises `InputError` for anything else."""
+    try:
+        answer = json.loads(text)
+        if isinstance(answer, list):
+            return [read_row(row, labels) for row in answer], None
+        rows = sorted(answer["data"], key=lambda row: row.get("index", 0))
+        return [read_row(row, labels) for row in rows], (answer.get("usage") or {}).get("prompt_tokens")
+    except InputError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise InputError(
+            f"{by} does not answer with {'scores' if labels else 'embeddings'}, but: {quote(text)}"
+        ) from None
 
 
-def ask(server: str, golden: "Golden", name: str, timeout: float) -> tuple[str, Any]:
-    """Ask a server by the routes of its kind; return the address that answered, and the answer, validated."""
-    base, route = server.rstrip("/"), ""
-    openai = {"model": name, "input": golden.texts}
+def read_row(row: Any, labels: Sequence[str]) -> Any:
+    match row:
+        case str() if labels:
+            return row
+        case {"embedding": values} | {"probs": values}:
+            return np.array(values, dtype=np.float64)
+        case [{"label": _}, *_]:
+            row = {item["label"]: item["score"] for item in row}
+    if not labels:
+        return np.array(row, dtype=np.float64)
+    if unknown := sorted({*row} ^ {*labels}):
+        raise InputError(f"the server and the folder have other classes: only one has {first_of(unknown)}")
+    return np.array([row[label] for label in labels], dtype=np.float64)
+
+
+def quote(text: bytes) -> str:
+    return repr(clipped(" ".join(text.decode(errors="replace").split()), SHOWN_CHARACTERS))
+
+
+def ask(server: str, golden: "Golden", name: str, timeout: float) -> tuple[str, bytes]:
+    """Ask a server by the routes of its kind; return the address that answered, and the answer."""
+    base, openai = server.rstrip("/"), {"model": name, "input": golden.texts}
     requests: list[tuple[str, Any]] = [("/v1/embeddings", openai), ("/embed", {"inputs": golden.texts})]
     if golden.output == "logits":
-        pairs = [[text] for text in golden.texts]  # of texts in one list TEI would make a pair
-        requests = [("/predict", {"inputs": pairs}), ("/predict", golden.texts), ("/classify", openai)]
-    last = "/" + base.rpartition("/")[2]
-    if last in ("/embeddings", *(path for path, _ in requests)):
-        base, route = base.removesuffix(last), last
-        requests = [(last, body) for path, body in requests if path.endswith(last)]
-    base = base if route else base.removesuffix("/v1")
+        alone = [[text] for text in golden.texts]  # of texts in one list TEI would make a pair
+        requests = [("/predict", {"inputs": alone}), ("/predict", golden.texts), ("/classify", openai)]
+    last = f"/{base.rpartition('/')[2]}"
+    if named := [(last, body) for path, body in requests if path.endswith(last)]:
+        base, requests = base.removesuffix(last), named
+    else:
+        base = base.removesuffix("/v1")
     openai["model"] = find_served_name(base, timeout) or name
     refusals = []
     for path, body in requests:
         status, text = send(f"{base}{path}", body, timeout)
-        if status == 200:
-            try:
-                return f"{base}{path}", FORMS[golden.output].validate_json(text)
-            except ValidationError:
-                shown = clipped(" ".join(text.decode(errors="replace").split()), SHOWN_CHARACTERS)
-                raise InputError(f"{base}{path} does not answer with {golden.output}s, but: {shown!r}") from None
-        said = clipped(" ".join(text.decode(errors="replace").split()), SHOWN_CHARACTERS)
-        refusals.append(f"{path} {status} {said}".strip())
+        if status == OK:
+            return f"{base}{path}", text
+        refusals.append(f"{path} {status} {quote(text)}")
         if status not in REFUSED:
             break
     raise InputError(f"{base} does not answer ({'; '.join(refusals)}): does it serve {golden.output}s of this model?")
@@ -329,9 +300,9 @@ def ask(server: str, golden: "Golden", name: str, timeout: float) -> tuple[str, 
 
 def find_served_name(base: str, timeout: float) -> str | None:
     """Find the name by which a server of OpenAI's kind knows its first model; None where it does not say."""
-    status, text = send(f"{base}{'' if base.endswith('/v1') else '/v1'}/models", None, timeout)
+    status, text = send(f"{base.removesuffix('/v1')}/v1/models", None, timeout)
     try:
-        return str(json.loads(text)["data"][0]["id"]) if status == 200 else None
+        return str(json.loads(text)["data"][0]["id"]) if status == OK else None
     except (ValueError, KeyError, TypeError, IndexError):
         return None
 
@@ -339,11 +310,11 @@ def find_served_name(base: str, timeout: float) -> str | None:
 def send(url: str, body: Any, timeout: float) -> tuple[int, bytes]:
     """Send JSON, or ask without a body; return the status and what was answered. Raises `InputError` where nothing is
     answered in time, or too much."""
-    headers = {"Content-Type": "application/json", "Accept": "application/json"}
     data, deadline, text = None if body is None else json.dumps(body).encode(), time.monotonic() + timeout, b""
     try:
         try:
-            response = urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=timeout)
+            request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+            response = urllib.request.urlopen(request, timeout=timeout)
         except urllib.error.HTTPError as error:
             response = error
         with response:
