@@ -376,3 +376,11 @@ def test_damaged_golden_vectors_are_told(content: str, encoder: Path, tmp_path: 
     (tmp_path / GOLDEN).write_text(content)
     with pytest.raises(InputError, match=r"golden\.json"):
         biphase.check(tmp_path)
+
+
+def test_tokens_that_the_network_has_not_are_told(encoder: Path, tmp_path: Path) -> None:
+    save_encoder(tmp_path, AutoModel.from_pretrained(encoder), AutoTokenizer.from_pretrained(encoder))
+    written = vars(golden(encoder))
+    (tmp_path / GOLDEN).write_text(json.dumps(written | {"ids": [[10**6], *written["ids"][1:]]}))
+    with pytest.raises(InputError, match=r"cannot compute what .* gives"):
+        ask(tmp_path, openai(np.array(written["values"])[:, ::-1]))

@@ -20,7 +20,7 @@ import numpy as np
 from biphase import console
 from biphase.api.networks import needs_extra
 from biphase.encoder.models import find_folder
-from biphase.errors import InputError, clipped, first_line, first_of
+from biphase.errors import InputError, clipped, first_line, first_of, told_as
 from biphase.files import read_json_as
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def check(folder: str | Path, server: str | None = None, *, timeout: float = 60.
     if server is not None and not server.startswith(("http://", "https://")):
         raise InputError(f"server {server} is no address: give one such as http://localhost:8000")
     path = find_folder(str(folder))
-    with needs_extra("embeddings", f"to compute what {folder} gives"):
+    with told_as(f"cannot compute what {folder} gives"), needs_extra("embeddings", f"to compute what {folder} gives"):
         from biphase.export.golden import GOLDEN, Golden, make_golden, takes_mean
 
         if not takes_mean(path):
@@ -90,7 +90,7 @@ def check(folder: str | Path, server: str | None = None, *, timeout: float = 60.
             return [check_server(path, golden, expected, server, timeout)]
         checks = [judge_answers("transformers", golden, expected, answer_plainly(path, golden))] if is_written else []
     if onnx.exists():
-        with needs_extra("onnx", "to run its ONNX file"):
+        with told_as(f"cannot run {onnx}"), needs_extra("onnx", "to run its ONNX file"):
             checks.append(judge_answers("onnx/model.onnx", golden, expected, answer_by_onnx(path, golden)))
     return checks
 

@@ -129,7 +129,7 @@ def takes_mean(folder: Path) -> bool:
     return not path.exists() or (read_pooling(folder) == ["mean"] and len(read_json_as(path, list[Any])) == 2)
 
 
-def read_texts(folder: Path, texts: Sequence[str], **settings: Any) -> list[list[int]]:
+def split_texts(folder: Path, texts: Sequence[str], **settings: Any) -> list[list[int]]:
     """Tokenize texts as a folder's tokenizer does, cut where it or the network ends."""
     tokenizer = load_pretrained_tokenizer(folder)
     longest = min(tokenizer.model_max_length, count_positions(load_model_config(folder)))
@@ -139,7 +139,7 @@ def read_texts(folder: Path, texts: Sequence[str], **settings: Any) -> list[list
 
 def make_golden(folder: Path) -> Golden:
     """Compute what a folder gives for the texts, each alone. Raises `FailedProofError` where that are no numbers."""
-    model, ids = PlainModel(folder), read_texts(folder, TEXTS)
+    model, ids = PlainModel(folder), split_texts(folder, TEXTS)
     values = [model.answer([row])[0] for row in ids]
     if not all(np.isfinite(part).all() for part in values):
         raise FailedProofError(f"{folder} computes no numbers (NaN): its weights are damaged, or its training diverged")
@@ -161,9 +161,9 @@ def other_answers(folder: Path, golden: Golden) -> Iterator[tuple[str, list[np.n
     """Give what a server would answer that makes a mistake or several, with words for them."""
     plain = PlainModel(folder)
     readings: dict[str, list[list[int]]] = {"": golden.ids}
-    readings["texts that are not opened and closed"] = read_texts(folder, golden.texts, add_special_tokens=False)
+    readings["texts that are not opened and closed"] = split_texts(folder, golden.texts, add_special_tokens=False)
     for name, prompt in read_prompts(folder).items():
-        readings[f"the prompt '{name}'"] = read_texts(folder, [prompt + text for text in golden.texts])
+        readings[f"the prompt '{name}'"] = split_texts(folder, [prompt + text for text in golden.texts])
     readings = {words: rows for words, rows in readings.items() if all(rows)}
     is_causal = not looks_both_ways(plain.network.base_model)
     who = "one that looks both ways" if is_causal else "a causal network"

@@ -142,7 +142,7 @@ def claimed_directions(config: Any) -> Iterator[tuple[str, bool]]:
 def examine_tokenizer(folder: Path, model: Any, config: Any, warnings: list[str]) -> Facts:
     """Compare the tokenizer with the rows of the embedding and the positions of the network."""
     positions = count_positions(config)
-    limits = {"positions": positions if positions < LEAST_LIMIT else None}
+    limits: Facts = {"positions": positions if positions < LEAST_LIMIT else None}
     if not any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
         warnings.append("it has no tokenizer files")
         return {"longest_text": limits}
@@ -159,11 +159,9 @@ def examine_tokenizer(folder: Path, model: Any, config: Any, warnings: list[str]
     limits["tokenizer"] = tokenizer.model_max_length if tokenizer.model_max_length < LEAST_LIMIT else None
     settings = folder / "sentence_bert_config.json"
     limits["sentence_transformers"] = read_json_as(settings, Facts).get("max_seq_length") if settings.exists() else None
-    for name in ("tokenizer", "sentence_transformers"):
-        if isinstance(limits[name], int) and limits[name] > positions:
-            warnings.append(
-                f"{name} cuts texts at {limits[name]:,} tokens, and the network has {positions:,} positions"
-            )
+    for name, limit in limits.items():
+        if isinstance(limit, int) and limit > positions:
+            warnings.append(f"{name} cuts texts at {limit:,} tokens, and the network has {positions:,} positions")
     return {"tokenizer": f"{len(vocabulary):,} tokens, {rows:,} rows; texts {ends}", "longest_text": limits}
 
 
