@@ -2,7 +2,7 @@
 
 What the command line does, Python does by the same functions, which are loaded when they are asked for:
 `biphase.prepare`, `pretrain`, `export`, `push`, `load`, `encode`, `finetune`, `predict`, `score`, `evaluate`,
-`compare`, `embed`, `search`, `study`, `advise`, `inspect`. What you can mend is a `biphase.InputError`;
+`compare`, `embed`, `search`, `study`, `advise`, `inspect`, `check`. What you can mend is a `biphase.InputError`;
 `biphase.silence()` ends all lines.
 """
 
@@ -13,6 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # what loads `typing` would come before Ctrl-C is heard
     from typing import Any
 
+    from biphase.api.checking import check
     from biphase.api.finetuning import compare, evaluate, finetune, predict, score
     from biphase.api.folders import inspect
     from biphase.api.networks import embed, encode, export, load, pretrain, search, train_tokenizer
@@ -22,7 +23,19 @@ if TYPE_CHECKING:  # what loads `typing` would come before Ctrl-C is heard
     from biphase.errors import InputError
     from biphase.export.push import push
 
-__all__ = ["InputError", "advise", "compare", "embed", "encode", "evaluate", "export", "finetune", "inspect", "load"]
+__all__ = [
+    "InputError",
+    "advise",
+    "check",
+    "compare",
+    "embed",
+    "encode",
+    "evaluate",
+    "export",
+    "finetune",
+    "inspect",
+    "load",
+]
 __all__ += ["predict", "prepare", "pretrain", "push", "score", "search", "silence", "study", "train_tokenizer"]
 __version__ = "0.1.0"
 
@@ -32,6 +45,7 @@ OFFERED = {
     **dict.fromkeys(("train_tokenizer", "pretrain", "export", "load", "encode", "embed", "search"), "api.networks"),
     **dict.fromkeys(("finetune", "predict", "score", "evaluate", "compare"), "api.finetuning"),
     **dict.fromkeys(("study", "advise"), "api.studies"),
+    "check": "api.checking",
     "inspect": "api.folders",
     "silence": "console",
     "InputError": "errors",

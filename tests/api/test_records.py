@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from biphase.api.finetuning import comparison_records, summary_records, to_json
-from biphase.api.folders import FOLDER_KINDS, inspect
+from biphase.api.folders import FOLDER_KINDS, read_folder
 from biphase.cli.show import print_facts
 from biphase.console import UNSEEN
 from biphase.engine.scheduler import Failure
@@ -77,9 +77,9 @@ def test_folders_are_known_or_told(
         (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content))
     if kind is None:
         with pytest.raises(InputError, match=facts):
-            inspect(tmp_path)
+            read_folder(tmp_path)
         return
-    found = inspect(tmp_path)
+    found = read_folder(tmp_path)
     assert (found["kind"], found["path"]) == (kind, str(tmp_path)) and facts.items() <= found.items()
     print_facts(found)
     assert capsys.readouterr().out.startswith(f"kind: {kind}\npath: {tmp_path}\n")

@@ -270,7 +270,7 @@ def test_what_a_verb_answers_is_json_where_asked(
     monkeypatch.setattr("biphase.api.networks.search", lambda **_: passages)
     monkeypatch.setattr("biphase.api.finetuning.predict_rows", lambda *_, **__: (None, [{"text": "é", "label": 1}]))
     monkeypatch.setattr("biphase.api.networks.export", lambda **given: out.print("told") or given["folder"])
-    monkeypatch.setattr("biphase.api.folders.inspect", lambda folder: {"kind": "model", "path": str(folder)})
+    monkeypatch.setattr("biphase.api.folders.read_folder", lambda folder: {"kind": "model", "path": str(folder)})
     asked = {
         ("search", "texts", "leaves?"): [{"by": "BM25", "rank": 1, "score": None, "id": "a.txt", "text": "leaves"}],
         ("predict", "kept", "rows.csv"): [{"text": "é", "label": 1}],

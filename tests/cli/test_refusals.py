@@ -20,7 +20,7 @@ pretrain                                          | RECIPE
 prepare text.txt --outt made                      | --outt
 doctor --format xml                               | Invalid value "xml" for --format
 init task --family poem                           | Invalid value "poem" for --family
-inspect nowhere                                   | nowhere is not a folder
+inspect nowhere                                   | model nowhere is no folder here
 tokenizer train text.txt --out full               | full has files that biphase did not write
 tokenizer from full --out made                    | tokenizer full has no tokenizer files
 prepare text.txt --tokenizer full --out made      | tokenizer full has no tokenizer files

@@ -12,6 +12,7 @@ from biphase.api.finetuning import fields_of
 from biphase.config import load_config, read_yaml
 from biphase.corpus.shards import SHARD_SPLITS, ShardSet
 from biphase.embedding.recipe import EmbeddingRecipe
+from biphase.encoder.models import find_folder
 from biphase.errors import InputError
 from biphase.files import ANEW, MARK, read_json_as, refuse_damaged
 from biphase.finetuning.class_report import draw_confusion, read_report
@@ -49,10 +50,11 @@ FOLDER_KINDS: Mapping[str, tuple[str, ...]] = {
 
 
 def inspect(folder: str | Path, *, verify: bool = False, picture: str | Path | None = None) -> Facts:
-    """Return the facts of a folder that biphase wrote: its `kind`, its `path` and those of that kind.
+    """Return the facts of a folder that biphase wrote: its `kind`, its `path` and those of that kind; of any model what
+    transformers computes with it, and `warnings` where that is not what its files say.
 
     Args:
-        folder: any folder that biphase wrote: shards, a run, a model, a study, …
+        folder: any folder that biphase wrote: shards, a run, a model, a study, …; or any model folder or hub id.
         verify: read every byte of which there is a hash, and compare.
         picture: draw what a cell confuses on test into this .png, .svg or .pdf.
 
@@ -60,8 +62,18 @@ def inspect(folder: str | Path, *, verify: bool = False, picture: str | Path | N
         InputError: no such folder, not one of ours, or damaged (the message names the file).
     """
     path = Path(folder)
-    if not path.is_dir():
-        raise InputError(f"{path} is not a folder")
+    facts = read_folder(path if path.is_dir() else find_folder(str(folder)), verify)
+    if facts["kind"].endswith("model") and "text_network" not in facts:
+        from biphase.export.inspection import examine_model
+
+        facts |= examine_model(Path(facts["path"]))
+    if picture is not None:
+        draw_confusion(facts["classes"] if facts["kind"] == "cell" else None, Path(picture))
+    return facts
+
+
+def read_folder(path: Path, verify: bool = False) -> Facts:
+    """Read the facts of a folder that stand in its files."""
     kind = find_kind(path)
     head = {"kind": kind, "path": str(path)}
     if verify and (marks := sorted(path.rglob(MARK))):
@@ -72,8 +84,6 @@ def inspect(folder: str | Path, *, verify: bool = False, picture: str | Path | N
         facts = shard_facts(path, verify)
     else:
         facts = run_facts(path, verify) if kind == "run" else read_facts(kind, path)
-    if picture is not None:
-        draw_confusion(facts["classes"] if kind == "cell" else None, Path(picture))
     return head | facts | head
 
 

@@ -177,8 +177,11 @@ def find_additions(as_: str | None, onnx: bool, int8: bool, test: Path | None, g
         additions.append(add_gguf)
 
     def complete(folder: Path) -> None:
+        from biphase.export.golden import write_golden
+
         for add in additions:
             add(folder)
+        write_golden(folder)
 
     return complete
 

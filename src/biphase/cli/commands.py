@@ -20,7 +20,7 @@ from docstring_parser import parse
 from rich.console import RenderableType
 
 from biphase import console
-from biphase.api import finetuning, folders, networks, studies
+from biphase.api import checking, finetuning, folders, networks, studies
 from biphase.api.finetuning import to_json
 from biphase.api.studies import OpenStudy
 from biphase.cli import doctor as machine
@@ -75,6 +75,7 @@ def like(
     arguments: str = "",
     hidden: str = "",
     shows: Callable[[Any], str | None] | None = None,
+    fails: Callable[[Any], str] | None = None,
 ) -> Callable[..., Any]:
     """Make a command of a function: it has the parameters of other functions, with their types, defaults and
     descriptions, and then its own. Where it names one of theirs, it says the type. A function without parameters has
@@ -87,6 +88,7 @@ def like(
         arguments: the names of those that are given by their place; the others are options.
         hidden: the names of those that only Python has.
         shows: how the answer is shown to a person, where `--format json` writes it for programs.
+        fails: why an answer that was shown ends the command with code 2, or "".
     """
 
     def dress(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -110,10 +112,13 @@ def like(
             is_json = shows is not None and bound.arguments.pop("form") == "json"
             with console.out.capture() if is_json else nullcontext():  # nothing else stands beside the JSON
                 answer = (run if declared else functions[0])(**bound.arguments)
+            failure = "" if fails is None else fails(answer)
             if shows is not None:
                 answer = to_json(answer) if is_json else shows(answer)
             if answer is not None and not isinstance(answer, Path):
                 console.out.print(answer)
+            if failure:
+                raise InputError(failure)
 
         command.__signature__ = shape  # type: ignore[attr-defined]
         command.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
@@ -238,9 +243,17 @@ def pretrain(changes: Changes, **options: Any) -> None:
 
 @like(folders.inspect, arguments="folder", shows=show.print_folder)
 def inspect() -> None:
-    """Show what is in a folder, and check that it is whole.
+    """Show what is in a folder, and check that it is whole; of a model, whether it computes what its files say.
 
     Example: `biphase inspect shards --verify`
+    """
+
+
+@like(checking.check, arguments="folder", shows=show.print_checks, fails=checking.tell_unequal)
+def check() -> None:
+    """Compare what a server, transformers or an ONNX file answers with the golden vectors of a model folder.
+
+    Example: `biphase check served --server http://localhost:8080`
     """
 
 
@@ -252,7 +265,7 @@ def export(**options: Any) -> dict[str, Any]:
 
     Example: `biphase export runs/adapt-1a2b3c4d encoder --merge 0.5`
     """
-    return folders.inspect(networks.export(**options))
+    return folders.read_folder(networks.export(**options))
 
 
 @like(push_model, arguments="source repo")

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from biphase.api.checking import AnswerCheck
 from biphase.api.finetuning import FileScore, ScoreSummary, fields_of
 from biphase.api.networks import ZeroShot, print_zero_shot
 from biphase.console import duration, out, print_rows
@@ -46,9 +47,21 @@ def print_folder(facts: Mapping[str, Any]) -> None:
     """Print the facts of a folder, and of a cell what it is worth class by class."""
     report = facts.get("classes")
     if not isinstance(report, ClassReport):
-        return print_facts(facts)
+        print_facts({**facts, "warnings": None})
+        for warning in facts.get("warnings", ()):
+            out.prose(f"! {warning}")
+        return
     print_facts({**facts, "classes": None, "never_predicted": None})
     print_report(report, facts["never_predicted"].get("test", {}))
+
+
+def print_checks(checks: Sequence[AnswerCheck]) -> None:
+    """Print how near each answer to the golden texts is."""
+    for check in checks:
+        rows = [[tell_fact(*cell) for cell in {**row, "cosine": f"{row['cosine']:.6f}"}.items()] for row in check.texts]
+        if rows:
+            print_rows(["text", "tokens", "cosine", "largest difference"], rows, check.by)
+        out.prose(f"{check.by}: {check.verdict}")
 
 
 def print_file_score(score: FileScore) -> None:

@@ -35,6 +35,7 @@ from biphase.encoder.packed import packed_hidden
 from biphase.encoder.search import find_nearest, in_pieces
 from biphase.errors import InputError, told_as
 from biphase.export.card import render_card
+from biphase.export.golden import write_golden
 from biphase.export.model import close_texts, save_encoder, write_sentence_transformer
 from biphase.files import (
     content_hash,
@@ -383,6 +384,7 @@ def write_embedder(
         again = SentenceTransformer(str(part), trust_remote_code=False, device="cpu")
         gap = np.abs(probe_embeddings(model, texts) - probe_embeddings(again, texts)).max()
         assert gap < TOLERANCE, f"the saved model computes something else: embeddings differ by {gap:.1e}"
+        write_golden(part)
         head = ModelCardData(
             library_name="sentence-transformers",
             pipeline_tag="sentence-similarity",

@@ -5,7 +5,6 @@ A EuroBERT is a Llama without its causal mask, and its weights have the same nam
 reader's own words: a server that did not understand would look back only, and give other vectors without an error.
 """
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from biphase.encoder.network import load_weights
 from biphase.encoder.proofs import FailedProofError, telling_tokens
 from biphase.errors import InputError
 from biphase.export.card import FLOOR
+from biphase.export.golden import read_pooling
 from biphase.export.model import DIRECTION_KEY, NEEDS_VERSION, as_llama, set_direction
 from biphase.files import read_json_as, write_json, write_text
 from biphase.hub import load_model_config, position_limit
@@ -82,11 +82,7 @@ def find_pooling(folder: Path) -> str:
         raise InputError(f"{kind} has the head of a task: encoders and embedding models alone become a Llama or a GGUF")
     if not (folder / "modules.json").exists():
         return "mean"
-    modules = read_json_as(folder / "modules.json", list[dict[str, Any]])
-    path = next((str(module["path"]) for module in modules if str(module.get("type")).endswith(".Pooling")), "")
-    modes = read_json_as(folder / path / "config.json", dict[str, Any])
-    active = [re.sub("^pooling_mode_|_tokens?$", "", key) for key, value in modes.items() if value is True]
-    pooling = str(modes.get("pooling_mode", " and ".join(name for name in active if name != "include_prompt")))
+    pooling = " and ".join(read_pooling(folder))
     if pooling not in VLLM_POOLING:
         raise InputError(f"its pooling is '{pooling}': servers know {', '.join(VLLM_POOLING)}")
     return pooling

@@ -24,6 +24,7 @@ from biphase.encoder.packed import head_bias, head_input, packed_hidden
 from biphase.encoder.proofs import FailedProofError
 from biphase.errors import InputError
 from biphase.export.card import FLOOR, MISREAD, describe_export, draw_curves
+from biphase.export.golden import write_golden
 from biphase.files import read_json_as, refuse_filled, whole_folder, write_json, write_mark, write_text
 from biphase.hub import fetch_model, model_fingerprint, output_width, position_limit
 from biphase.recipe import Recipe
@@ -133,6 +134,7 @@ def export_checkpoint(
         if not causal and not misread_as:  # sentence-transformers takes what AutoTokenizer takes
             write_sentence_transformer(part, exported, longest)
         check_export(part, kind, network, causal)
+        write_golden(part)
         draw_curves(run, manifest.run_step, part / "curves.png")
         card = describe_export(run, manifest, folder.name, exported, tokenizer.eos_token, merged, misread_as)
         write_text(part / "README.md", card)

@@ -20,7 +20,7 @@ from biphase.run import Run, name_run, split_reference, whole_steps
 
 CARD_NAME = "README.md"
 MODEL_FILES = re.compile(
-    r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|(generation_)?config\.json|biphase\.json"
+    r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|(generation_)?config\.json|biphase\.json|golden\.json"
     r"|tokenizer(_config)?\.json|(special_tokens_map|added_tokens|vocab)\.json|vocab\.txt|merges\.txt"
     r"|\w+\.model|chat_template\.jinja|modules\.json|(config_)?sentence_(bert_config|transformers)\.json"
     r"|\d+_\w+/(config\.json|model\.safetensors)|README\.md|LICENSE|curves\.png"

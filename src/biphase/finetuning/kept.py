@@ -78,6 +78,7 @@ class KeptModel(Strict):
 def keep_network(model: Any, encoder: Encoder, cell: "CellContext", folder: Path, score: Score, test: Any) -> None:
     """Write a trained network, as `to_transformers` gives it, as a model folder with its labels, tokenizer and card,
     whole or not at all; what is there is replaced. `test` is the encoded test split."""
+    from biphase.export.golden import write_golden
     from biphase.export.model import close_texts, save_encoder, write_sentence_transformer
 
     card = card_text(cell, encoder, model, score)
@@ -100,6 +101,7 @@ def keep_network(model: Any, encoder: Encoder, cell: "CellContext", folder: Path
             config = cell.config.model_copy(update={"max_answer_tokens": longest})
             record = record.model_copy(update={"config": config, "has_unanswerable": test.has_unanswerable})
         write_json(part / RECORD, record.model_dump(mode="json"))
+        write_golden(part)
         write_text(part / "README.md", card)
         write_mark(part, "fine-tuned model")
 
