@@ -304,10 +304,8 @@ def trim_weights(source: Path, part: Path, ids: dict[int, int], config: Any) -> 
             metadata, weights = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         before += sum(weight.numel() for weight in weights.values())
         for name, weight in weights.items():
-            is_table = weight.ndim > 0 and len(weight) == config.vocab_size
-            if is_table and not any(
-                f".{name}".endswith(f".{other}") or f".{other}".endswith(f".{name}") for other in others
-            ):
+            is_other = any(f".{name}".endswith(f".{other}") or other.endswith(f".{name}") for other in others)
+            if [*weight.shape[:1]] == [config.vocab_size] and not is_other:
                 weights[name] = weight[rows]
         after += sum(weight.numel() for weight in weights.values())
         size += sum(weight.nbytes for weight in weights.values())
@@ -319,17 +317,12 @@ def trim_weights(source: Path, part: Path, ids: dict[int, int], config: Any) -> 
 
 
 def fixed_names(config: Any) -> list[str]:
-    """List the weights with as many rows as there are tokens that have them whatever the vocabulary is."""
-    shapes = []
-    for more in (0, 1):
-        changed = copy.deepcopy(config)
-        changed.vocab_size += more
-        with torch.device("meta"):
-            network: Any = (language_model_class(config) or AutoModel).from_config(changed)
-        shapes.append({name: weight.shape for name, weight in network.state_dict().items()})
-    return [
-        name for name, shape in shapes[0].items() if [*shape[:1]] == [config.vocab_size] and shape == shapes[1][name]
-    ]
+    """List the weights that have as many rows as there are tokens by chance: with one token more they have no more."""
+    larger = copy.deepcopy(config)
+    larger.vocab_size += 1
+    with torch.device("meta"):
+        network: Any = (language_model_class(config) or AutoModel).from_config(larger)
+    return [name for name, weight in network.state_dict().items() if [*weight.shape[:1]] == [config.vocab_size]]
 
 
 def trim_settings(part: Path, ids: dict[int, int], config: Any) -> None:
