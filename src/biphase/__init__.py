@@ -1,7 +1,7 @@
 """biphase: text (or a decoder) and a compute budget in, a text encoder out.
 
 What the command line does, Python does by the same functions, which are loaded when they are asked for:
-`biphase.prepare`, `pretrain`, `export`, `push`, `load`, `encode`, `finetune`, `predict`, `score`, `evaluate`,
+`biphase.prepare`, `pretrain`, `export`, `trim`, `push`, `load`, `encode`, `finetune`, `predict`, `score`, `evaluate`,
 `compare`, `embed`, `search`, `study`, `advise`, `inspect`, `check`. What you can mend is a `biphase.InputError`;
 `biphase.silence()` ends all lines.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # what loads `typing` would come before Ctrl-C is heard
     from biphase.api.checking import check
     from biphase.api.finetuning import compare, evaluate, finetune, predict, score
     from biphase.api.folders import inspect
-    from biphase.api.networks import embed, encode, export, load, pretrain, search, train_tokenizer
+    from biphase.api.networks import embed, encode, export, load, pretrain, search, train_tokenizer, trim
     from biphase.api.studies import advise, study
     from biphase.console import silence
     from biphase.corpus.prepare import prepare
@@ -36,13 +36,15 @@ __all__ = [
     "inspect",
     "load",
 ]
-__all__ += ["predict", "prepare", "pretrain", "push", "score", "search", "silence", "study", "train_tokenizer"]
+__all__ += ["predict", "prepare", "pretrain", "push", "score", "search", "silence", "study", "train_tokenizer", "trim"]
 __version__ = "0.1.0"
 
 OFFERED = {
     "prepare": "corpus.prepare",
     "push": "export.push",
-    **dict.fromkeys(("train_tokenizer", "pretrain", "export", "load", "encode", "embed", "search"), "api.networks"),
+    **dict.fromkeys(
+        ("train_tokenizer", "pretrain", "export", "trim", "load", "encode", "embed", "search"), "api.networks"
+    ),
     **dict.fromkeys(("finetune", "predict", "score", "evaluate", "compare"), "api.finetuning"),
     **dict.fromkeys(("study", "advise"), "api.studies"),
     "check": "api.checking",

@@ -34,6 +34,9 @@ export full made                                  | full is not a run folder
 export run@7 made                                 | run has no checkpoint '@7'
 export run full                                   | full is not an empty folder
 export run made --to-hub name                     | name is no name of a repository
+trim full --text text.txt --out made              | full has no config.json
+trim encoder --text nowhere.txt --out made        | nowhere.txt does not exist
+trim encoder --text text.txt --out full           | full is not an empty folder
 push full user/name                               | full is no model folder
 convert encoder full                              | full has files that biphase did not write
 finetune full genre                               | full has no config.json

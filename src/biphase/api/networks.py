@@ -186,6 +186,48 @@ def find_additions(as_: str | None, onnx: bool, int8: bool, test: Path | None, g
     return complete
 
 
+def trim(
+    model: str | Path,
+    text: list[str] | Any,
+    out: str | Path,
+    *,
+    minimum_count: int = 1,
+    validation: list[str] | Any | None = None,
+    test: str | Path | None = None,
+    text_field: str = "text",
+    txt_documents: TxtDocuments = "file",
+) -> Path:
+    """Write a copy of a model with the vocabulary that your text needs: tables sliced, tokenizer mended, and proved to
+    compute the same; returns the folder.
+
+    Args:
+        model: a model folder or a hub id.
+        text: files, folders or hub data sets with text of the kind that the model is for. In Python: also a DataFrame,
+            a `datasets.Dataset`, texts or rows in memory.
+        out: the folder to write.
+        minimum_count: how often a token occurs in the text at least, to be kept.
+        validation: unseen text, of which the card says how many tokens longer it becomes.
+        test: what the model is scored on before and after: of a kept model a labelled file, or the folder with its
+            task's data; of an embedding model a folder in BEIR's layout or a file of scored pairs.
+        text_field: the JSON field or the column with the text.
+        txt_documents: what a document is in .txt and .md files: file, paragraphs or lines.
+    """
+    refuse_filled(Path(out))
+    if minimum_count < 1:
+        raise InputError(f"`minimum_count` is {minimum_count}: a token that is kept occurs at least once")
+    if test is not None and not Path(test).exists():
+        raise InputError(f"test: {test} does not exist")
+    source = find_folder(str(model))
+    # Texts are read twice.
+    given = [list(part) if isinstance(part, Iterator) else part for part in (text, validation)]
+    texts, unseen = ([] if part is None else find_text_sources(part) for part in given)
+    from biphase.api.trimming import trim_folder
+
+    how = text_field, txt_documents
+    trim_folder(source, Path(out), (texts, *how), (unseen, *how), minimum_count, None if test is None else Path(test))
+    return Path(out)
+
+
 def load(model: str | Path) -> Any:
     """Load the network behind a run (`RUN`, `RUN@STEP`), a folder or a hub id, with its tokenizer, for `encode`.
 

@@ -37,7 +37,7 @@ from biphase.machine import environment_number, prepare_process, refuse_versions
 PATH = {
     "Begin": ("demo", "init", "doctor"),
     "Text and tokens": ("tokenizer", "prepare"),
-    "Pretraining": ("pretrain", "inspect", "export", "check", "push", "convert"),
+    "Pretraining": ("pretrain", "inspect", "export", "trim", "check", "push", "convert"),
     "Tasks": ("task", "finetune", "predict", "score", "evaluate"),
     "Embeddings": ("embed", "search"),
     "Studies and reports": ("study", "report"),

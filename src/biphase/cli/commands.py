@@ -268,6 +268,15 @@ def export(**options: Any) -> dict[str, Any]:
     return folders.read_folder(networks.export(**options))
 
 
+@like(networks.trim, arguments="model", shows=lambda facts: None)
+def trim(text: Annotated[list[str], Parameter(consume_multiple=True)], **options: Any) -> dict[str, Any]:
+    """Write a copy of a model with the vocabulary that your text needs, proved to compute the same.
+
+    Example: `biphase trim encoder --text corpus/*.jsonl --out small --test reviews.csv`
+    """
+    return folders.inspect(networks.trim(text=text, **options))
+
+
 @like(push_model, arguments="source repo")
 def push() -> None:
     """Send a model to the Hugging Face hub: weights, configuration, tokenizer and card, nothing else.

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,9 +14,10 @@ from huggingface_hub import ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from transformers import PreTrainedModel
 
-from biphase import __version__
+from biphase import __version__, console
 from biphase.encoder.network import language_model_class
 from biphase.errors import InputError
+from biphase.files import write_text
 from biphase.recipe import phases_between
 from biphase.run import (
     CheckpointManifest,
@@ -85,6 +87,15 @@ def describe_export(
         validation=[row for row in read_metrics(run, "validation") if row["step"] <= manifest.run_step],
         recipe=config,
     )
+
+
+def add_chapter(folder: Path, title: str, lines: Sequence[str]) -> None:
+    """Add paragraphs to the card of a model folder, or begin one with them; and print them."""
+    card = folder / "README.md"
+    before = card.read_text(encoding="utf-8") if card.exists() else f"# {folder.name}\n"
+    write_text(card, "\n\n".join([before.rstrip("\n"), f"## {title}", *lines]) + "\n")
+    for line in lines:
+        console.out.prose(line.replace("`", ""))
 
 
 def harmless(text: str) -> str:
