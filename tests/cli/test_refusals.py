@@ -43,7 +43,7 @@ predict encoder text.txt                          | fine-tune it with `biphase f
 predict kept table.csv                            | no column 'text'; the columns are: a, c; give the column that
 predict kept text.txt --out new.xlsx              | new.xlsx: name a .jsonl, .parquet, .csv or .tsv file
 predict kept full                                 | full is a folder; name a file of rows in it
-predict kept text.txt --template {a}              | leave template out
+predict kept text.txt --template {a}              | leave --template out
 evaluate full --tasks genre                       | full has no config.json
 evaluate encoder --tasks zero-shot:nowhere        | nowhere does not exist
 evaluate ../nowhere --tasks zero-shot:full        | nowhere is neither a run

@@ -89,9 +89,14 @@ class FileForm(Strict):
 DEFAULT_FORM = FileForm()
 
 
+def codec_of(path: Path) -> str | None:
+    """Tell how a file is compressed, as pyarrow calls it; None where it is not."""
+    return CODECS.get(path.suffix.lower())
+
+
 def plain_path(path: Path) -> Path:
     """Return a path without the ending of its compression."""
-    return path.with_suffix("") if path.suffix in CODECS else path
+    return path.with_suffix("") if codec_of(path) else path
 
 
 def ending_of(path: Path) -> str:
@@ -103,7 +108,7 @@ def kind_of(path: Path) -> str | None:
     """Tell by a file's ending how its documents are read: `text`, `jsonl`, `csv` or `parquet`; None for no source of
     text."""
     kind = "text" if ending_of(path) in (".txt", ".md") else FORMATS.get(ending_of(path))
-    is_source = kind in ("text", "jsonl", "csv") or (kind == "parquet" and path.suffix not in CODECS)
+    is_source = kind in ("text", "jsonl", "csv") or (kind == "parquet" and codec_of(path) is None)
     return kind if is_source else None
 
 
@@ -117,7 +122,7 @@ def read_text_lines(path: Path, *, keep_mark: bool = False) -> Iterator[tuple[in
     import pyarrow as pa  # its streams, unlike zstandard's, notice a file that is cut short
 
     with reading(path, DAMAGED), pa.OSFile(str(path)) as file:
-        stream = pa.CompressedInputStream(file, CODECS[path.suffix]) if path.suffix in CODECS else file
+        stream = pa.CompressedInputStream(file, codec) if (codec := codec_of(path)) else file
         lines = iter(partial(io.BufferedReader(stream, BUFFER_BYTES).readline, MAX_LINE_BYTES + 1), b"")
         for number, line in enumerate(lines, start=1):
             if len(line) > MAX_LINE_BYTES:
