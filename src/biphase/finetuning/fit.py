@@ -252,9 +252,13 @@ def calibrate_cell(network: Any, splits: Mapping[Any, EncodedSplit], cell: CellC
     for calibration in (cell.calibration, chosen):
         metrics, rows = test.judge(outputs / calibration.temperature, replace(cell, calibration=calibration))
         measured.append(metrics["macro_f1"] if chosen.thresholds else calibration_error(rows))
-    has_several, temperature = bool(chosen.thresholds), f"a temperature of {chosen.temperature:.2f}"
-    what, how = ("macro F1", "a threshold for each class") if has_several else ("calibration error", temperature)
-    console.err.print(f"{what} on test {measured[0]:.1%}; with {how}, of validation, {measured[1]:.1%}")
+    what, how = "macro F1", "a threshold for each class"
+    if not chosen.thresholds:
+        what, how = "calibration error", f"a temperature of {chosen.temperature:.2f}"
+    changed = f"with {how}, of validation, {measured[1]:.1%}"
+    if chosen == cell.calibration:
+        changed = "no temperature is clearly better on validation, so none is kept"
+    console.err.print(f"{what} on test {measured[0]:.1%}; {changed}")
     return replace(cell, calibration=chosen.model_copy(update={"on_test": tuple(measured)}))
 
 
