@@ -65,7 +65,7 @@ def write_value(value: Any) -> str:
 
 LABEL_NAMES = (
     *("label", "labels", "class", "category", "sentiment", "stars", "rating", "intent", "topic", "topics", "genres"),
-    *("ner_tags", "pos_tags", "tags", "score", "similarity", "answer", "answerKey", "labels", "entities", "spans"),
+    *("ner_tags", "pos_tags", "tags", "score", "similarity", "answer", "answerKey", "entities", "spans", "ents"),
 )
 """What the column with the label may be called, the first that is there."""
 WORD_NAMES = ("tokens", "words")

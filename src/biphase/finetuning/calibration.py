@@ -30,7 +30,7 @@ AS_THEY_ARE = Calibration()
 NUM_BINS = 15
 LEAST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.05, 20.0
 SIGNIFICANT_RATIO = 3.841
-"""The 95 % quantile of χ² with one degree of freedom: of a likelihood ratio's log, doubled, where 1 is right (Wilks)."""
+"""The 95 % quantile of χ² with one degree of freedom: twice the log of a likelihood ratio has it where 1 is right."""
 
 
 def calibration_error(rows: Iterable[Mapping[str, Any]]) -> float:
