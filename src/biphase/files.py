@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, TextIO, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -83,6 +83,7 @@ def parse_yaml(text: str) -> Any:
     if len(text) > MAX_YAML_CHARACTERS:
         raise yaml.YAMLError(f"it has more than {MAX_YAML_CHARACTERS:,} characters")
     loader = YamlLoader(text)
+    loader.yaml_implicit_resolvers = YAML_TYPES
     try:
         root = loader.get_single_node()
         if root is None:
@@ -101,14 +102,14 @@ def parse_yaml(text: str) -> Any:
     return value
 
 
-class YamlLoader(yaml.SafeLoader):
-    """PyYAML's, but for numbers to the base of 8 and 60, and with the line of a value that is not of its type, such as
-    `!!bool x` or a date of month 13."""
+YAML_TYPES = {  # YAML 1.1 reads numbers to the base of 8 and 60 here
+    first: [("tag:yaml.org,2002:str", re.compile(r"[-+]?(0[0-9_]+|[0-9_]+(:[0-9_.]+)+)$")), *resolvers]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
-        first: [("tag:yaml.org,2002:str", re.compile(r"[-+]?(0[0-9_]+|[0-9_]+(:[0-9_.]+)+)$")), *resolvers]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
+
+class YamlLoader(yaml.SafeLoader):
+    """PyYAML's, with the line of a value that is not of its type, such as `!!bool x` or a date of month 13."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
