@@ -177,9 +177,9 @@ def predict(
 
     Args:
         model: a folder that `finetune` kept, or a hub id with a head.
-        data: a file of rows (.jsonl, .csv, .tsv, .json, .parquet, columns; .txt: a text a line).
+        data: a file of rows (.jsonl, .csv, .tsv, .xlsx, .json, .parquet, columns; .txt: a text a line).
             In Python: also a DataFrame, a `datasets.Dataset`, texts, or rows as dictionaries.
-        out: write a .jsonl, .csv or .tsv file, row by row, a table as the one that was read; or a .parquet file.
+        out: write a .jsonl, .csv or .tsv file, row by row, a table as the one that was read; or .xlsx or .parquet.
         template: columns in braces, for a model that does not say what its inputs are: `{text}`.
         device: auto, cpu or cuda.
     """
