@@ -278,7 +278,8 @@ def test_a_folder_of_ours_without_its_mark_is_told_once(
     (tmp_path / record).write_text("---\ntags:\n- bert\n- biphase\nlicense: mit\n---\n# A model\n")
     for _ in range(2):
         refuse_damaged(tmp_path, "make it again")
-    told = f"{tmp_path} has no mark (.biphase.json), by which damage would be seen: nothing in it is checked\n"
+    lacks = f"{tmp_path} lacks .biphase.json, the file with its hashes, so that damage goes unnoticed"
+    told = f"{lacks}; copy the folder again, with its hidden files\n"
     assert capsys.readouterr().err == (told if record != "config.json" else "")
 
 

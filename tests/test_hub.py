@@ -21,7 +21,7 @@ from huggingface_hub.utils import filter_repo_objects
 from biphase.corpus.shards import read_shard_manifest
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.encoder.models import find_folder
-from biphase.errors import InputError, StoppedError
+from biphase.errors import InputError, StoppedError, told_as
 from biphase.hub import (
     FILES,
     INDEX,
@@ -421,6 +421,16 @@ def test_a_stop_is_no_refusal_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_, **__: "/cache/0123abc/config.json")
     with pytest.raises(StoppedError):
         fetch_model("some/model")
+
+    def prepare() -> None:  # as `datasets` does
+        try:
+            stop()
+        except Exception as error:
+            raise RuntimeError("an error occurred while generating the dataset") from error
+
+    for wrap in (told_by_hub("some/data cannot be had", "try again"), told_as("some/data cannot be read")):
+        with pytest.raises(StoppedError), wrap:
+            prepare()
     from torch.distributed.elastic.multiprocessing import SignalException
 
     with pytest.raises(SignalException), told_by_hub("some/model cannot be had", "try again"):

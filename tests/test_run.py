@@ -135,10 +135,10 @@ def test_a_start_that_did_nothing_leaves_nothing_but_what_was_there(tmp_path: Pa
         ("config.yaml", b"name: a", "'init' is required"),
         ("config.yaml", b"curriculum: 3", "'curriculum' is 3"),
         ("done.json", b'{"step": 1', "is not valid JSON"),
-        ("done.json", b"[]", "is damaged (Input should be a valid dictionary)"),
+        ("done.json", b"[]", "is damaged (it holds [], not a mapping of keys)"),
         ("done.json", b'{"step": "x"}', "is damaged (step: "),
         ("environment.json", b"{", "is not valid JSON"),
-        ("environment.json", b"null", "is damaged (Input should be a valid dictionary)"),
+        ("environment.json", b"null", "is damaged (it holds null, not a mapping of keys)"),
     ],
 )
 def test_a_damaged_run_is_named(

@@ -64,7 +64,9 @@ def told_as(problem: str, remedy: str = "") -> Iterator[None]:
     try:
         yield
     except BaseException as error:  # libraries raise errors of their own kinds over what others wrote
-        if isinstance(error, InputError) or is_stop(error):
+        if stop := find_stop(error):
+            raise stop from None
+        if isinstance(error, InputError):
             raise
         if not isinstance(error, Exception) and not is_raised_in_rust(error):
             raise
@@ -74,9 +76,12 @@ def told_as(problem: str, remedy: str = "") -> Iterator[None]:
         raise InputError(f"{problem} ({reason}){remedy and f'; {remedy}'}") from error
 
 
-def is_stop(error: BaseException) -> bool:
-    """Tell whether an error is a signal to stop: ours, or that of torchrun's processes."""
-    return isinstance(error, StoppedError) or type(error).__name__ == "SignalException"
+def find_stop(error: BaseException | None) -> BaseException | None:
+    """Find the signal to stop, ours or that of torchrun's processes, behind an error: libraries raise errors of their
+    own over whatever comes while they work."""
+    while error is not None and not (isinstance(error, StoppedError) or type(error).__name__ == "SignalException"):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 NO_MEMORY = ("out of memory", "DefaultCPUAllocator", "Cannot allocate memory", "failed to map segment")

@@ -82,7 +82,7 @@ def parse_yaml(text: str) -> Any:
     """
     if len(text) > MAX_YAML_CHARACTERS:
         raise yaml.YAMLError(f"it has more than {MAX_YAML_CHARACTERS:,} characters")
-    loader = yaml.SafeLoader(text)
+    loader = YamlLoader(text)
     loader.yaml_implicit_resolvers = YAML_TYPES
     try:
         root = loader.get_single_node()
@@ -97,9 +97,8 @@ def parse_yaml(text: str) -> Any:
         raise yaml.YAMLError(DEEP) from None
     except yaml.YAMLError as error:
         raise yaml.YAMLError(clipped(" ".join(str(error).split()))) from None
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # `!!bool x`, a date that is none, a key or a text that JSON has not
-        raise yaml.YAMLError(f"a value that cannot be read: {first_line(error)}") from None
+    except (TypeError, ValueError) as error:
+        raise yaml.YAMLError(f"a key or a text that JSON cannot hold: {first_line(error)}") from None
     return value
 
 
@@ -107,6 +106,18 @@ YAML_TYPES = {  # YAML 1.1 reads numbers to the base of 8 and 60 here
     first: [("tag:yaml.org,2002:str", re.compile(r"[-+]?(0[0-9_]+|[0-9_]+(:[0-9_.]+)+)$")), *resolvers]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+
+
+class YamlLoader(yaml.SafeLoader):
+    """PyYAML's, with the line of a value that is not of its type, such as `!!bool x` or a date of month 13."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            kind = node.tag.rpartition(":")[2]
+            line = f"line {node.start_mark.line + 1}: '{clipped(str(node.value), 40)}' is no valid {kind}"
+            raise yaml.YAMLError(f"{line}; write a text in quotes") from None
 
 
 def check_nodes(root: yaml.Node) -> None:
@@ -234,7 +245,8 @@ def validate_record(path: Path, record: Any, kind: type[Stored], remedy: str) ->
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
-        reason = f"{key}: {first['msg']}" if key else first["msg"]
+        kind_of_all = "a list" if first["type"] == "list_type" else "a mapping of keys"
+        reason = f"{key}: {first['msg']}" if key else f"it holds {clipped(json.dumps(record), 40)}, not {kind_of_all}"
         raise InputError(f"{path} is damaged ({reason}); {remedy}") from None
 
 
@@ -413,7 +425,8 @@ def tell_unmarked(folder: Path) -> None:
     card = folder / "README.md"
     head = card.read_bytes()[:2000].partition(b"\n---\n")[0] if card.is_file() else b""
     if b"\n- biphase\n" in head or (folder / "index.json").exists():
-        err.print(f"{folder} has no mark ({MARK}), by which damage would be seen: nothing in it is checked")
+        remedy = "copy the folder again, with its hidden files"
+        err.print(f"{folder} lacks {MARK}, the file with its hashes, so that damage goes unnoticed; {remedy}")
 
 
 def refuse_changed(folder: Path, hashes: Mapping[str, str], remedy: str) -> None:

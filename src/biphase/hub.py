@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from biphase import console
-from biphase.errors import InputError, first_line, is_raised_here, is_stop, told_as
+from biphase.errors import InputError, find_stop, first_line, is_raised_here, told_as
 from biphase.files import content_hash, hash_stamped, read_json_as, stamp_of, validate_record
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def fetch_model(id: str, revision: str | None = None, kind: Literal["model", "to
         try:
             folder = Path(fetch())
         except Exception as error:  # of any kind; what is in the cache may do without the hub
-            if cached is None or is_stop(error):
+            if cached is None or find_stop(error):
                 raise
             folder = Path(fetch(local_files_only=True))  # raises for one of which files are known to lack
     if revision != folder.name:
@@ -125,8 +125,8 @@ def told_by_hub(problem: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # of each library its own kinds
-        if is_stop(error):
-            raise
+        if stop := find_stop(error):
+            raise stop from None
         raise InputError(f"{problem} ({hub_says(error)}); {remedy}") from None
 
 

@@ -18,13 +18,15 @@ import pytest
 import torch
 
 import biphase
-from biphase.api.finetuning import is_folder, write_table
+from biphase.api.finetuning import is_folder
 from biphase.api.own_task import describe_data, list_changes, write_task
+from biphase.api.tables import write_table
 from biphase.cli.app import run_command
 from biphase.corpus.rows import TableForm
 from biphase.corpus.text import are_names
 from biphase.errors import BusyError, InputError
 from biphase.files import claimed
+from biphase.finetuning.grid import Grid
 from biphase.tasks.examples import load_examples
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import TASK_SPLITS, find_task
@@ -278,10 +280,10 @@ def test_cells_that_hold_several_devices_are_told(
 def test_rows_alone_are_all_the_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from biphase.api import finetuning
 
-    asked: list[list[str]] = []
+    asked: list[tuple[str, ...]] = []
 
-    def run(models: list[str], tasks: list[str], *_: Any, **options: Any) -> None:
-        asked.append(tasks)
+    def run(grid: Grid, *_: Any, **options: Any) -> None:
+        asked.append(grid.tasks)
         raise InputError("not run")
 
     monkeypatch.setattr(finetuning, "run_evaluation", run)
@@ -289,7 +291,7 @@ def test_rows_alone_are_all_the_tasks(tmp_path: Path, monkeypatch: pytest.Monkey
     for data in (None, {"mine": rows}):
         with pytest.raises(InputError, match="not run"):
             biphase.evaluate("model", data=data, scores=tmp_path)
-    assert asked[0] == ["paper"] and [Path(task).parent.name[:5] for task in asked[1]] == ["mine-"]
+    assert asked[0] == ("paper",) and [Path(task).parent.name[:5] for task in asked[1]] == ["mine-"]
 
 
 def test_texts_in_memory_have_a_limit(tmp_path: Path) -> None:

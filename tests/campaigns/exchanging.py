@@ -71,7 +71,7 @@ def list_exchanges(run: str, other: str) -> list[tuple[str, Callable[[], object]
     own, branch = Path(run) / "steps", ["pretrain", "recipe.yaml", "name=branch", "init={}", f"init.checkpoint={run}@6"]
     readers = [
         ["export", run, "out"],
-        ["inspect", run, "--verify"],
+        ["inspect", run],
         ["finetune", f"{run}@6", *TASK, "--out", "new"],
         branch,
     ]
@@ -90,7 +90,7 @@ def list_exchanges(run: str, other: str) -> list[tuple[str, Callable[[], object]
         ("another step's", lambda: exchange(own / "6", own / "4"), readers, refused),
         ("words of a set", other_words, [["pretrain", "recipe.yaml", "seed=9"]], "train.hashes is damaged"),
         ("another cell", other_cell, [["evaluate", "encoder", *evaluation()]], "is the score of another cell"),
-        ("no mark", without_mark, [["finetune", "encoder", *TASK, "--out", "new"]], "has no mark"),
+        ("no mark", without_mark, [["finetune", "encoder", *TASK, "--out", "new"]], "lacks .biphase.json"),
     ]
 
 

@@ -40,8 +40,9 @@ def test_every_recipe_is_one_to_start_from(name: str) -> None:
         assert (recipe.name, recipe.data.shards, recipe.init.model) == ("mine", "s", "enc/coder")
 
 
-def test_a_recipe_says_where_it_starts() -> None:
+def test_a_recipe_says_where_it_starts(capsys: pytest.CaptureFixture[str]) -> None:
     init_recipe(shards="s", model="11m", out=Path("a.yaml"))
+    assert "s holds no shards yet: `biphase prepare TEXT" in capsys.readouterr().err
     assert load_config(Recipe, Path("a.yaml")).init.preset == "11m"
     init_recipe(shards="s", model="Qwen/Qwen3-0.6B-Base", out=Path("b.yaml"))
     assert load_config(Recipe, Path("b.yaml")).curriculum[0].objective == "mntp"

@@ -44,9 +44,9 @@ finetune encoder genre --keep full                | full is not an empty folder
 finetune encoder snli --data-dir full             | full: task 'snli' needs train.jsonl
 predict encoder text.txt                          | fine-tune it with `biphase finetune encoder TASK --keep DIR`
 predict kept table.csv                            | no column 'text'; the columns are: a, c; give the column that
-predict kept text.txt --out new.xlsx              | new.xlsx: name a .jsonl, .parquet, .csv or .tsv file
+predict kept text.txt --out new.ods               | new.ods: name a .jsonl, .parquet, .csv, .tsv or .xlsx file
 predict kept full                                 | full is a folder; name a file of rows in it
-predict kept text.txt --template {a}              | leave template out
+predict kept text.txt --template {a}              | leave --template out
 evaluate full --tasks genre                       | full has no config.json
 evaluate encoder --tasks zero-shot:nowhere        | nowhere does not exist
 evaluate ../nowhere --tasks zero-shot:full        | nowhere is neither a run

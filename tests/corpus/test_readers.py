@@ -16,6 +16,8 @@ PACKINGS: list[tuple[str, Callable[[bytes], bytes]]] = [
     ("", lambda data: data),
     (".gz", gzip.compress),
     (".zst", zstandard.compress),
+    (".GZ", gzip.compress),
+    (".Zst", zstandard.compress),
 ]
 
 

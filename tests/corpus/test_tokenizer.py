@@ -86,9 +86,9 @@ def test_training_is_deterministic_and_vowel_signs_stay_in_their_words() -> None
 
 
 def test_too_little_vocabulary_or_text(capsys) -> None:
-    with pytest.raises(InputError, match="258 is not from 259, for bytes"):
+    with pytest.raises(InputError, match="`vocab_size` is 258: give at least 259, for the 256 bytes"):
         train_tokenizer(TEXTS, MIN_VOCAB_SIZE - 1)
-    with pytest.raises(InputError, match=r"99999999999999 is not from .* to 10,000,000"):
+    with pytest.raises(InputError, match=r"99999999999999: give .* at most 10,000,000"):
         train_tokenizer(TEXTS, 99999999999999)
     assert len(train_tokenizer(TEXTS, MIN_VOCAB_SIZE)) == MIN_VOCAB_SIZE
     with pytest.raises(InputError, match="too little text"):

@@ -60,6 +60,22 @@ def test_the_temperature_has_the_lowest_loss() -> None:
     assert fit_temperature(logits_NC, logits_NC.argmax(axis=1)) == 1.0
 
 
+def test_noise_gives_no_temperature() -> None:
+    """Labels are drawn from the logits themselves: a temperature is kept in 5 % of such samples, as the test says."""
+    rng = np.random.default_rng(0)
+    temperatures = []
+    for _ in range(400):
+        logits_NC = 2 * rng.standard_normal((300, 4))
+        gold_N = (softmax(logits_NC, axis=1).cumsum(axis=1) < rng.random((300, 1))).sum(axis=1)
+        temperatures.append(fit_temperature(logits_NC, gold_N))
+    assert 0.02 < np.mean(np.array(temperatures) != 1) < 0.08
+    # A degenerate network knows the shares of the classes alone, as all that it says of any example.
+    shares_C = np.array([0.6, 0.3, 0.1])
+    logits_NC = np.tile(np.log(shares_C), (1000, 1))
+    assert fit_temperature(logits_NC, np.repeat([0, 1, 2], [610, 290, 100])) == 1
+    assert fit_temperature(logits_NC, np.repeat([0, 1, 2], [800, 150, 50])) < 1  # these examples do say otherwise
+
+
 def test_thresholds_have_the_highest_f1_of_each_class() -> None:
     rng = np.random.default_rng(0)
     gold_NC = rng.random((60, 4)) < [0.1, 0.5, 0.3, 0.0]

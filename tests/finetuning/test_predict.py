@@ -2,6 +2,9 @@
 
 import csv
 import json
+import re
+import sys
+import zipfile
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ import torch
 import transformers
 
 from biphase.api.finetuning import write_predictions
+from biphase.api.tables import refuse_ending, write_rows
 from biphase.cli.app import run_command
 from biphase.corpus.rows import rows_of_file
 from biphase.errors import InputError
@@ -398,6 +402,78 @@ def test_a_tsv_with_quotes_where_they_are_needed_is_read_and_written_so(
     write_predictions(str(kept), file, back, None, DEVICE)
     assert pandas.read_csv(back, sep="\t")["sentence"].tolist() == texts
     assert back.read_text().startswith("sentence\tn\tpredicted\t")
+
+
+@pytest.fixture
+def workbook(tmp_path: Path) -> Path:
+    """As pandas writes it, with a formula as a spreadsheet saves it: with its value."""
+    pytest.importorskip("openpyxl")
+    plain, path = tmp_path / "plain.xlsx", tmp_path / "rows.xlsx"
+    when = pandas.Timestamp("2024-05-06")
+    rows = [["=SUM(1)", 1.5, when, 7], ["a dog", 2, None, 8], [3, None, None, 9], [None] * 4, ["#N/A", 1, None, 10]]
+    pandas.DataFrame(rows, columns=["sentence", "n", "day", "sum"]).to_excel(plain, index=False)
+    with zipfile.ZipFile(plain) as old, zipfile.ZipFile(path, "w") as new:
+        for name in old.namelist():
+            content = old.read(name).decode()
+            new.writestr(name, re.sub(r"<c r=.A2.[^>]*>(<f>.*?</f>)<v ?/>", r'<c r="A2" t="str">\1<v>one</v>', content))
+    return path
+
+
+def test_a_workbook_is_read_and_written(workbook: Path, model_folder: Path, tmp_path: Path) -> None:
+    """As pandas reads both. What begins as a formula is a text, and a formula its value."""
+    sentences = ["one", "a dog", "3", "#N/A"]
+    read = [row for _, row in rows_of_file(workbook)]
+    assert [row["sentence"] for row in read] == sentences and [row["n"] for row in read] == [1.5, 2, None, 1]
+    assert read[0]["day"].isoformat() == "2024-05-06T00:00:00" and [row["sum"] for row in read] == [7, 8, 9, 10]
+    task = tagging(family="sequence_classification", metric="accuracy", template="{sentence}", label="label")
+    kept, back = keep_untrained(task, model_folder, tmp_path / "kept"), tmp_path / "back.xlsx"
+    write_predictions(str(kept), workbook, back, None, DEVICE)
+    table = pandas.read_excel(back, keep_default_na=False)
+    assert table["sentence"].tolist() == sentences and table["n"].tolist() == [1.5, 2, "", 1]
+    assert table["day"][0] == pandas.Timestamp("2024-05-06")
+    told = predict_all(kept, workbook)
+    assert table["predicted"].tolist() == [row["predicted"] for row in told]
+    assert table["probability"].tolist() == pytest.approx([row["probability"] for row in told])
+    with back.with_name("b.xlsx").open("w") as sink:
+        write_rows([{"=a": "=1+1", "b": [1], "probabilities": {"x": 0.5}}], sink, ".xlsx", None)
+    book = pandas.read_excel(back.with_name("b.xlsx"))
+    assert book.to_dict("records") == [{"=a": "=1+1", "b": "[1]", "probability_x": 0.5}]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([["a", "a"], [1, 2]], r"a\.xlsx:1: the column a is named twice"),
+        ([["a", None, "b"], [1, 2, 3]], r"a\.xlsx:1: .* a cell in a column without a name"),
+        ([["a", None], [1, 2]], r"a\.xlsx:2: .* a cell in a column without a name"),
+        (b"PK no", r"a\.xlsx cannot be read \(.*\); it is damaged"),
+        (3, r"unpacked it has more than 3 bytes; save it as \.csv"),
+    ],
+)
+def test_workbooks_that_are_no_tables(rows: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("openpyxl")
+    path = tmp_path / "a.xlsx"
+    pandas.DataFrame(rows if isinstance(rows, list) else [["a"]]).to_excel(path, index=False, header=False)
+    if isinstance(rows, bytes):
+        path.write_bytes(rows)
+    elif isinstance(rows, int):
+        monkeypatch.setattr("biphase.corpus.rows.MOST_SHEET_BYTES", rows)
+    with pytest.raises(InputError, match=message):
+        list(rows_of_file(path))
+
+
+@pytest.mark.parametrize(("text", "told"), [("a\x01", "row 1 does not fit a sheet"), ("a" * 33_000, "than 32,767")])
+def test_what_no_workbook_holds_is_refused(text: str, told: str, tmp_path: Path) -> None:
+    pytest.importorskip("openpyxl")
+    with (tmp_path / "a.xlsx").open("w") as sink, pytest.raises(InputError, match=rf"{told}.*write a \.jsonl file"):
+        write_rows([{"text": text}], sink, ".xlsx", None)
+
+
+def test_without_openpyxl_a_line_says_what_brings_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    for act in (lambda path: list(rows_of_file(path)), refuse_ending):
+        with pytest.raises(InputError, match=r"a\.xlsx: \.xlsx needs openpyxl: pip install 'biphase\[xlsx\]'"):
+            act(tmp_path / "a.xlsx")
 
 
 def test_predictions_as_parquet_are_those_of_jsonl(model_folder: Path, tmp_path: Path) -> None:

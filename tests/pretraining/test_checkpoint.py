@@ -3,6 +3,7 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -99,7 +100,9 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_a_checkpoint_of_another_run_or_step_is_refused(other: str, run: Run, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_run_or_step_is_refused(
+    other: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Wherever it is asked for; but a run may have any name, and a checkpoint may be copied out of it."""
     written = read_json(run.steps / "3" / "manifest.json")
     del written[RECORD_HASH]
@@ -113,6 +116,9 @@ def test_a_checkpoint_of_another_run_or_step_is_refused(other: str, run: Run, tm
             InputError, match=r"steps/3 is step \d+ of .*, not step 3 of tiny-12345678: put its own back"
         ):
             ask(f"{moved.path}@3")
+    monkeypatch.setattr("biphase.api.folders.read_recipe", lambda run: SimpleNamespace(num_steps=12, curriculum=()))
+    with pytest.raises(InputError, match="put its own back"):
+        inspect(moved.path)
     copied = shutil.copytree(path, tmp_path / "3")
     assert read_checkpoint_manifest(copied).files
 

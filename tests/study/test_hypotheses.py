@@ -304,8 +304,8 @@ def test_a_rung_that_is_added_is_a_change(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("null", "Input should be a valid dictionary"),
-        ("[5]", "Input should be a valid dictionary"),
+        ("null", "it holds null, not a mapping of keys"),
+        ("[5]", r"it holds \[5\], not a mapping of keys"),
         ('{"a": 1}', "not what was written, by its own hash"),
     ],
 )

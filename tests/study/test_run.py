@@ -168,6 +168,11 @@ def test_status_of_a_finished_study(plan: Plan, finished: Path) -> None:
     assert f"`{' '.join(found.lines[0])}`" in reference.read_text(encoding="utf-8")
 
 
+def test_status_tells_that_the_text_is_not_there(plan: Plan, tmp_path: Path) -> None:
+    found = status(read_state(changed(plan, "recipe.data.shards=nowhere"), tmp_path))
+    assert "nowhere holds no shards: what is left to train cannot begin" in found.notes
+
+
 def test_what_is_done_has_not_failed(plan: Plan, finished: Path, tmp_path: Path) -> None:
     """As after a study file with a slip in it ran in the folder: the slip is gone, and what it asked for is done."""
     place = copy_of(finished, tmp_path / "study")

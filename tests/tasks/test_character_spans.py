@@ -1,9 +1,12 @@
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from biphase.api.own_task import write_task
+from biphase.corpus.rows import rows_of_file
 from biphase.errors import InputError
 from biphase.tasks.examples import TaggedWords, load_examples
 from biphase.tasks.sources import find_source
@@ -45,3 +48,55 @@ def test_spans_of_characters_are_the_entities_of_words(column: str, tmp_path: Pa
 def test_spans_that_do_not_fit_are_refused(span: list[Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):
         read([{"text": TEXT, "label": [*FORMS["label"], span]}] * 9, tmp_path)
+
+
+LABELS = [{"value": {"start": start, "end": end, "text": "…", "labels": [name]}} for start, end, name in SPANS]
+WORDS = [{"text": "Marie", "start": 0, "end": 5, "id": 0}]
+HASHES = {"_input_hash": 1, "_task_hash": 2}
+FILES: dict[str, tuple[str, Callable[[str, bool], Any]]] = {
+    "label studio": (
+        ".json",
+        lambda text, is_done: {
+            "id": 3,
+            "data": {"text": text},
+            "annotations": [{"was_cancelled": True, "result": []}, *[{"result": LABELS}] * is_done],
+        },
+    ),
+    "prodigy": (
+        ".jsonl",
+        lambda text, is_done: {
+            "text": text,
+            "tokens": WORDS,
+            "spans": FORMS["spans"],
+            **HASHES,
+            "answer": "accept" if is_done else "reject",
+        },
+    ),
+    "spacy": (".json", lambda text, is_done: [text, {"entities": FORMS["label"] if is_done else None}]),
+    "spacy's docs": (".jsonl", lambda text, is_done: {"text": text, "ents": FORMS["spans"], "tokens": WORDS}),
+}
+
+
+@pytest.mark.parametrize("tool", ["label studio", "prodigy", "spacy's docs", "spacy"])
+def test_files_of_annotation_tools_are_read(tool: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What nobody finished or accepted has no label, and is left out where the task says so."""
+    ending, make = FILES[tool]
+    has_open = tool in ("label studio", "prodigy")
+    values = [make(f"{TEXT} {'x' * number}", True) for number in range(1, 21)]
+    values += [make("Rien ici", False)] * has_open
+    file = tmp_path / f"train{ending}"
+    file.write_text(json.dumps(values) if ending == ".json" else "\n".join(map(json.dumps, values)))
+    written, data = write_task(file, tmp_path / "tasks", "own", missing="drop")
+    examples = load_examples(find_source(find_task(written), data), judged_only=False).train
+    assert examples[0].tags[:12] == (1, 2, 0, 0, 0, 3, 0, 0, 0, 3, 0, 0)
+    assert ("1 row has no label" in capsys.readouterr().err) == has_open
+
+
+def test_label_studio_has_classes_of_texts_too(tmp_path: Path) -> None:
+    choose = {"type": "choices", "value": {"choices": ["good"]}}
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps([{"id": 1, "data": {"review": "so it is"}, "annotations": [{"result": [choose]}]}]))
+    assert [row for _, row in rows_of_file(file)] == [{"review": "so it is", "id": 1, "label": "good"}]
+    file.write_text(json.dumps([{"data": {}, "annotations": [5]}]))
+    with pytest.raises(InputError, match=r"a.json: row 0: not a row, nor Label Studio's JSON export"):
+        list(rows_of_file(file))

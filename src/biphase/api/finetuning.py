@@ -5,15 +5,12 @@ Records of plain data are the rows of DataFrames and of `--format json`. Shares,
 or NaN, and null in JSON.
 """
 
-import csv
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from pydantic_core import to_jsonable_python
@@ -21,12 +18,13 @@ from pydantic_core import to_jsonable_python
 from biphase import console
 from biphase.api.networks import ZERO_SHOT, ZeroShot, run_zero_shot
 from biphase.api.own_task import write_task
+from biphase.api.tables import TABLE_FORMS, refuse_ending, write_rows
 from biphase.config import parse_config
-from biphase.corpus.rows import BYTE_ORDER_MARK, PlacedRow, Row, TableForm, ending_of, rows_in_memory
+from biphase.corpus.rows import PlacedRow, Row, TableForm, ending_of, rows_in_memory
 from biphase.corpus.text import keep_rows
 from biphase.engine.local import Engine, EngineKind
 from biphase.engine.scheduler import Failure
-from biphase.errors import InputError, first_line
+from biphase.errors import InputError
 from biphase.files import claimed, refuse_existing, refuse_filled, whole_file
 from biphase.finetuning.class_report import ClassReport, draw_confusion, print_report, read_report, report_classes
 from biphase.finetuning.config import CellPlan, FinetuneConfig, plan_cells
@@ -179,9 +177,9 @@ def predict(
 
     Args:
         model: a folder that `finetune` kept, or a hub id with a head.
-        data: a file of rows (.jsonl, .csv, .tsv, .json, .parquet, columns; .txt: a text a line).
+        data: a file of rows (.jsonl, .csv, .tsv, .xlsx, .json, .parquet, columns; .txt: a text a line).
             In Python: also a DataFrame, a `datasets.Dataset`, texts, or rows as dictionaries.
-        out: write a .jsonl, .csv or .tsv file, row by row, a table as the one that was read; or a .parquet file.
+        out: write a .jsonl, .csv or .tsv file, row by row, a table as the one that was read; or .xlsx or .parquet.
         template: columns in braces, for a model that does not say what its inputs are: `{text}`.
         device: auto, cpu or cuda.
     """
@@ -290,83 +288,19 @@ def track_predictions(network: KeptModel, rows: Iterator[PlacedRow], name: str, 
         print_report(report_classes(labelled, network.task.classes), {}, console.err)
 
 
-TABLE_FORMS = {".csv": TableForm(), ".tsv": TableForm("\t", csv.QUOTE_ALL)}
-"""How a table of predictions is written, by its ending, where the rows come from a file with another one."""
-
-
 def write_predictions(model: str, file: Path, out: Path | TextIO, template: str | None, device: str) -> None:
-    """Write the rows of a file with predictions into a .jsonl, .parquet, .csv or .tsv file that appears when it is
-    whole, or as JSONL. A table is written as the one that was read, where both have the same ending."""
+    """Write the rows of a file with predictions into a file that appears when it is whole, or as JSONL. A table is
+    written as the one that was read, where both have the same ending."""
+    ending = ".jsonl"
     if isinstance(out, Path):
-        if out.suffix.lower() not in (".jsonl", ".parquet", *TABLE_FORMS):
-            raise InputError(f"{out}: name a .jsonl, .parquet, .csv or .tsv file")
+        ending = out.suffix.lower()
+        refuse_ending(out)
         refuse_existing(out)
     form, rows = predict_rows(model, file, template, device)
+    if form is not None and ending != ending_of(file):
+        form = replace(TABLE_FORMS.get(ending, form), has_mark=form.has_mark)
     with whole_file(out) if isinstance(out, Path) else nullcontext(out) as sink:
-        ending = out.suffix.lower() if isinstance(out, Path) else ""
-        if ending in TABLE_FORMS:
-            if form is None or ending != ending_of(file):
-                form = replace(TABLE_FORMS[ending], has_mark=form is not None and form.has_mark)
-            write_table(rows, sink, form)
-            return
-        if ending == ".parquet":
-            write_parquet(rows, sink)
-            return
-        for row in rows:  # on a terminal with nothing in it that a terminal obeys
-            sink.write(json.dumps(row, ensure_ascii=sink.isatty(), default=str) + "\n")
-        sink.flush()
-
-
-def write_parquet(rows: Iterable[Row], sink: TextIO) -> None:
-    """Write rows as Parquet, all at once: the types of its columns are those of all rows."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        pq.write_table(pa.Table.from_pylist(list(rows)), sink.buffer)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
-        raise InputError(f"the rows do not fit one table ({first_line(error)}); write a .jsonl file") from None
-
-
-def write_table(rows: Iterable[Row], sink: TextIO, form: TableForm) -> None:
-    """Write a table with the columns of the first row: one for each label's probability, lists as JSON."""
-    table, num_inert = None, 0
-    quote = None if form.quoting == csv.QUOTE_NONE else '"'
-    shape: Any = {"delimiter": form.delimiter, "lineterminator": "\r\n", "quotechar": quote}  # quotes a lone \r too
-    lines: Any = SimpleNamespace(write=lambda line: sink.write(line[:-2] + form.line_end))
-    for number, row in enumerate(rows, start=1):
-        flat = dict(row)
-        if isinstance(row.get("probabilities"), dict):
-            flat |= {f"probability_{label}": value for label, value in flat.pop("probabilities").items()}
-        cells = {show_cell(key, form): show_cell(value, form) for key, value in flat.items()}
-        num_inert += sum(str(cell) == f"'{flat[key]}" for key, cell in zip(flat, cells.values(), strict=True))
-        if table is None:
-            sink.write(BYTE_ORDER_MARK if form.has_mark else "")
-            table = csv.DictWriter(lines, list(cells), quoting=form.quoting, **shape)
-            table.writeheader()
-        if further := cells.keys() - {*table.fieldnames}:
-            raise InputError(f"row {number} has a column '{min(further)}', the first row not; write a .jsonl file")
-        try:
-            table.writerow(cells)
-        except csv.Error as error:
-            reason = f"row {number} does not fit the form of the table ({error})"
-            raise InputError(f"{reason}; write a .jsonl file") from None
-    if num_inert:
-        console.err.print(f"an apostrophe stands before {num_inert:,} texts that a spreadsheet would compute")
-
-
-def show_cell(value: Any, form: TableForm) -> Any:
-    """Return a value as it stands in a table: lists as JSON, and decimals as the table has them. A text that a
-    spreadsheet would compute stands behind an apostrophe, as OWASP has it."""
-    if isinstance(value, dict | list):
-        return json.dumps(value, ensure_ascii=False, default=str)
-    if isinstance(value, float):
-        return str(value).replace(".", form.decimal)
-    return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
-
-
-FORMULA = re.compile(r"[=@\t\r]|[-+](?![\d\s.,()]*([eE][-+]?\d+)?$)")
-"""The beginning of a text that a spreadsheet would compute; a number, a telephone number and a dash are none."""
+        write_rows(rows, sink, ending, form)
 
 
 def fields_of(record: object, names: str) -> dict[str, Any]:
@@ -455,20 +389,13 @@ def evaluate(
 
     rows = by_task(data)
     names, folders = place_data(rows, list_names(tasks or list(rows) or "paper"), Path(scores))
+    for axis, numbers in {"learning_rates": learning_rates, "seeds": seeds}.items():
+        if isinstance(numbers, str) or not isinstance(numbers, Iterable):
+            raise InputError(f"`{axis}` is {numbers!r}: give a list of numbers")
+    config, axes = parse_config(FinetuneConfig, settings, origin="evaluate"), (tuple(learning_rates), tuple(seeds))
+    grid = Grid(tuple(list_names(models)), tuple(names), config, Path(scores), *axes)
     where: Any = {"engine": engine, "address": address, "workers": workers, "workers_per_gpu": workers_per_gpu}
-    answer = run_evaluation(
-        list_names(models),
-        names,
-        parse_config(FinetuneConfig, settings, origin="evaluate"),
-        folders,
-        learning_rates=learning_rates,
-        seeds=seeds,
-        scores=Path(scores),
-        part=part,
-        dry_run=dry_run,
-        keep=keep,
-        **where,
-    )
+    answer = run_evaluation(grid, folders, part=part, dry_run=dry_run, keep=keep, **where)
     if isinstance(answer, ScoreSummary):
         raise_failures(answer.failures)
     return pandas.DataFrame(answer.cells if isinstance(answer, MissingCells) else evaluation_json(answer)["scores"])
@@ -503,14 +430,9 @@ class ScoreSummary:
 
 
 def run_evaluation(
-    models: Sequence[str],
-    tasks: Sequence[str],
-    settings: FinetuneConfig,
+    grid: Grid,
     data_dirs: Sequence[tuple[str, str]],
     *,
-    learning_rates: Iterable[float],
-    seeds: Iterable[int],
-    scores: Path,
     part: str | None,
     dry_run: bool,
     keep: Path | str | None,
@@ -518,28 +440,25 @@ def run_evaluation(
     pair: tuple[str, str] | None = None,
     **workers: Any,
 ) -> ZeroShot | MissingCells | ScoreSummary:
-    """Run what is missing of the grid, and summarize what `scores` holds then; in a dry run, count what is missing.
-    Tasks on which nothing is trained have answers of their own."""
-    for key in {"learning_rate", "seed"} & settings.model_fields_set:
+    """Run what is missing of a grid, whose tasks stand as a user named them, and summarize what its scores hold then;
+    in a dry run, count what is missing. Tasks on which nothing is trained have answers of their own."""
+    given = grid.config.model_fields_set
+    for key in {"learning_rate", "seed"} & given:
         raise InputError(f"{key} is one of the axes of a grid: give `{key}s`")
-    for axis, numbers in {"learning_rates": learning_rates, "seeds": seeds}.items():
-        if isinstance(numbers, str) or not isinstance(numbers, Iterable):
-            raise InputError(f"`{axis}` is {numbers!r}: give a list of numbers")
-    if models and any(task.startswith(ZERO_SHOT) for task in tasks):
-        refused: dict[str, Any] = {"dry_run": dry_run, "part": part, "compare": pair, "keep": keep}
-        return run_zero_shot(models, tasks, scores, **refused, settings=settings.model_fields_set)
-    if keep is not None and (not models or part is not None):
+    if grid.models and any(task.startswith(ZERO_SHOT) for task in grid.tasks):
+        refused: dict[str, Any] = {"dry_run": dry_run, "part": part, "compare": pair, "keep": keep, "settings": given}
+        return run_zero_shot(grid.models, grid.tasks, grid.out, **refused)
+    if keep is not None and (not grid.models or part is not None):
         raise InputError("`keep` is for models that are fine-tuned on tasks, without `part`")
-    if not models:
-        return collect_scores(scores, (), pair)
-    names = tuple(name for task in tasks for name in (PAPER_TASKS if task == "paper" else name_tests(task)))
-    folders = name_data_dirs(data_dirs, names, "`data`")
-    where = parse_config(Engine, {"kind": engine, "device": settings.device, **workers}, origin="evaluate")
-    config, axes = resolve_for(settings, where), (tuple(learning_rates), tuple(seeds))
-    grid = Grid(tuple(models), names, config, scores, *axes, folders)
+    if not grid.models:
+        return collect_scores(grid.out, (), pair)
+    names = tuple(name for task in grid.tasks for name in (PAPER_TASKS if task == "paper" else name_tests(task)))
+    where = parse_config(Engine, {"kind": engine, "device": grid.config.device, **workers}, origin="evaluate")
+    folders, config = name_data_dirs(data_dirs, names, "`data`"), resolve_for(grid.config, where)
+    grid = replace(grid, tasks=names, config=config, data_dirs=folders)
     if dry_run:
         return plan_missing(grid, where, part)
-    return collect_scores(scores, run_grid(grid, where, part, None if keep is None else Path(keep)), pair)
+    return collect_scores(grid.out, run_grid(grid, where, part, None if keep is None else Path(keep)), pair)
 
 
 def collect_scores(folder: Path, failures: Sequence[Failure], pair: tuple[str, str] | None) -> ScoreSummary:

@@ -178,10 +178,10 @@ def run_facts(path: Path, verify: bool) -> Facts:
         facts |= {name: train[-1][name] for name in ("objective", "loss", "tokens_seen")}
     names = ("step", "objective", "loss", "accuracy", "bits_per_byte")
     facts["validation"] = [{name: row[name] for name in names} for row in read_metrics(run, "validation")[-3:]]
+    for step in steps:
+        read_checkpoint_manifest(run.steps / str(step), check_files=verify)
     if verify:
         read_json_as(path / "environment.json", dict[str, Any])
-        for step in steps:
-            read_checkpoint_manifest(run.steps / str(step))
         facts["verified"] = f"{len(steps)} checkpoints are whole"
     return facts
 

@@ -65,7 +65,7 @@ def write_value(value: Any) -> str:
 
 LABEL_NAMES = (
     *("label", "labels", "class", "category", "sentiment", "stars", "rating", "intent", "topic", "topics", "genres"),
-    *("ner_tags", "pos_tags", "tags", "score", "similarity", "answer", "answerKey", "labels", "entities", "spans"),
+    *("ner_tags", "pos_tags", "tags", "score", "similarity", "answer", "answerKey", "entities", "spans", "ents"),
 )
 """What the column with the label may be called, the first that is there."""
 WORD_NAMES = ("tokens", "words")
@@ -118,17 +118,15 @@ def describe_rows(
     spans = [read_spans_of_characters(value) for value in labels]
     if words is None and any(spans) and None not in spans:
         text = "text" if "text" in columns else next((name for name in columns if isinstance(columns[name], str)), "")
-        tags = {f"B-{name}" for row in spans for _, _, name in row or ()}
-        renamed = {column: role for column, role in ((text, "text"), (label, "label")) if column != role}
-        return describe_tags(tags, renamed), label
+        return describe_tags({f"B-{name}" for row in spans for _, _, name in row or ()}, text=text, label=label), label
     if words is None or not isinstance(labels[0], list):
         return {**describe_texts(placed, data, label, labels, family, template), "files.0": {}}, label
-    renamed = {column: role for column, role in ((words, "tokens"), (label, "label")) if column != role}
-    return describe_tags({str(tag) for row in labels for tag in row}, renamed), label
+    return describe_tags({str(tag) for row in labels for tag in row}, tokens=words, label=label), label
 
 
-def describe_tags(tags: set[str], renamed: dict[str, str]) -> dict[str, Any]:
-    """Describe a task of words by the tags that occur, in any scheme, and by the names of its columns."""
+def describe_tags(tags: set[str], **columns: str) -> dict[str, Any]:
+    """Describe a task of words by the tags that occur, in any scheme, and by the names of the columns that it reads."""
+    renamed = {name: role for role, name in columns.items() if name != role}
     keys: dict[str, Any] = {"family": "token_classification", "files.0": {"rename": renamed} if renamed else {}}
     if types := sorted({tag[2:] for tag in tags if tag[1:2] == "-"}):
         return keys | {"classes": ["O", *(f"{mark}-{name}" for name in types for mark in "BI")]}

@@ -159,7 +159,7 @@ class OpenStudy:
         return status(read_state(self.planned, self.folder))
 
     def status(self) -> "pandas.DataFrame":
-        """Return what is done, running and failed, a row for the training runs and one for each task; `seconds_left` is
+        """Return what is done, begun and failed, a row for the training runs and one for each task; `seconds_left` is
         the time that one worker needs."""
         import pandas
 

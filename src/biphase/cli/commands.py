@@ -31,6 +31,7 @@ from biphase.errors import InputError, refuse_doubles
 from biphase.export.push import push as push_model
 from biphase.files import refuse_foreign, write_text
 from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.grid import Grid
 from biphase.hub import fetch_model
 
 
@@ -394,17 +395,8 @@ def evaluate(
         raise InputError(f"which model? Only settings are given: {' '.join(settings)}")
     refuse_doubles("key", [setting.partition("=")[0] for setting in settings])
     config = parse_config(FinetuneConfig, {}, settings, origin="evaluate")
-    answer = finetuning.run_evaluation(
-        names,
-        tasks or ["paper"],
-        settings=config,
-        learning_rates=learning_rates,
-        seeds=seeds,
-        scores=scores,
-        data_dirs=show.parse_data_dirs(data or ()),
-        pair=compare,
-        **options,
-    )
+    grid = Grid(tuple(names), tuple(tasks or ["paper"]), config, scores, learning_rates, seeds)
+    answer = finetuning.run_evaluation(grid, show.parse_data_dirs(data or ()), pair=compare, **options)
     if form == "json":
         console.out.print(to_json(finetuning.evaluation_json(answer)))
     else:

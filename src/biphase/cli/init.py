@@ -16,6 +16,7 @@ from biphase import console
 from biphase.api.own_task import describe_data, write_value
 from biphase.cli.show import parse_data_dirs
 from biphase.config import BUNDLED, by_commas, parse_config
+from biphase.corpus.rows import column, rows_of_file
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.errors import InputError, nearest
 from biphase.files import parse_yaml, refuse_existing
@@ -74,13 +75,21 @@ def init_recipe(
     write_start(out, f"recipes/{name}.yaml", "".join([*comments, text]), f"biphase {verb} {out}")
 
 
+def has_shards(folder: Path) -> bool:
+    """Tell whether a folder is a set of shards; where it is none, a line says what makes it one."""
+    if not (is_set := (folder / "manifest.json").exists()):
+        made = f"`biphase prepare TEXT --tokenizer TOKENIZER --out {folder}` makes them"
+        console.err.print(f"{folder} holds no shards yet: {made}", markup=False)
+    return is_set
+
+
 def fit_to_text(recipe: Recipe, shards: Path) -> tuple[dict[str, Any], list[str]]:
     """Return the changes with which a recipe reads the text in `shards` no more often than `biphase study advise` would
     have it read, and a comment on how often that is; nothing where the shards are not here."""
     from biphase.corpus.shards import read_shard_manifest
     from biphase.study.advise import MOST_EPOCHS, choose_steps
 
-    if not (shards / "manifest.json").exists():
+    if not has_shards(shards):
         return {}, []
     text_tokens, tokens = read_shard_manifest(shards).splits["train"].tokens, recipe.tokens_before(recipe.num_steps)
     changes, most, hint = dict[str, Any](), MOST_EPOCHS * text_tokens, ""
@@ -140,7 +149,7 @@ def init_study(
         names = changes["evaluation.tasks"] = by_commas(tasks)
         if settings := study.evaluation.per_task:
             changes["evaluation.per_task"] = {task: settings[task] for task in settings if task in names}
-    if shards and (Path(shards) / "manifest.json").exists() and "planning" in tree:  # which says the vocabulary's size
+    if shards and has_shards(Path(shards)) and "planning" in tree:  # which says the vocabulary's size
         changes["planning"] = {key: value for key, value in tree["planning"].items() if key != "vocab_size"}
     text = with_values(text, changes)
     pairs = parse_data_dirs(data_dir or ())
@@ -159,6 +168,7 @@ def init_task(
     *,
     label: str | None = None,
     family: Literal[Family, ProblemType] | None = None,
+    group: str | None = None,
     out: Path = Path("task.yaml"),
 ) -> None:
     """Write a task to start from: with data, its columns and classes as they stand there.
@@ -169,6 +179,7 @@ def init_task(
         data: the file to train on, or a folder in BEIR's layout.
         label: the column with the label, where it is not called `label` or the like.
         family: the kind of task, where the data does not tell.
+        group: the column whose values (pages, patients) stay together where splits are drawn.
         out: the file to write.
     """
     refuse_existing(out)
@@ -180,6 +191,10 @@ def init_task(
     own_family = keys.pop("family")
     example = KINDS[keys.pop("problem_type", own_family)].example
     text = with_values(starting_text("tasks", example), {**keys, "name": out.stem})
+    if group is not None:
+        if data is not None and not data.is_dir():
+            column(*next(rows_of_file(data)), group, "name one as --group")
+        text = text.replace("\nfiles:", f"\ngroup: {write_value(group)}\nfiles:")
     parse_config(Task, parse_yaml(text), origin=str(out))
     folder = "DATA" if data is None else str(data if data.is_dir() else data.parent)
     write_start(out, f"tasks/{example}.yaml", text, f"biphase task check {out} --data-dir {folder}")

@@ -106,7 +106,7 @@ def print_evaluation(answer: ZeroShot | MissingCells | ScoreSummary) -> None:
     if isinstance(answer, MissingCells):
         print_facts(vars(answer))
         if answer.unknown_trainings:
-            out.print("unknown trainings are of tasks without a finished cell to judge by: run one seed first")
+            out.print("unknown trainings: no cell of their tasks is finished yet; run one seed, and they are told")
     elif isinstance(answer, ScoreSummary):
         verdicts.print_summary(answer.rows, answer.scores.broken)
         searches = [score for score in answer.scores.scores if score.metric in KINDS["retrieval"].metrics]

@@ -145,8 +145,8 @@ def print_totals(out: Path, manifest: ShardManifest) -> None:
         left_out = f", {split.empty_texts:,} empty texts left out" if split.empty_texts else ""
         console.out.print(f"{out} {name}: {split.documents:,} documents, {split.tokens:,} tokens{left_out}")
     if (copies := manifest.duplicates) and any(copies.values()):
-        number = f"{copies['train']:,} for training, {copies['validation']:,} for validation"
-        in_both = f"{copies['in_both']:,} documents for validation are also among those for training"
+        number = f"{copies['train']:,} in train, {copies['validation']:,} in validation"
+        in_both = f"documents of validation that stand in train too: {copies['in_both']:,}"
         remedy = "" if manifest.options.drop_copies else "; drop_copies (--drop-copies) leaves them out"
         console.out.print(f"{out}: exact copies of an earlier document: {number}; {in_both}{remedy}")
 

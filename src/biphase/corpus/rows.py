@@ -1,4 +1,4 @@
-"""Files, data sets and what is in memory → rows: lines and JSON (plain, .gz or .zst), .parquet and .arrow, DataFrames.
+"""Files, data sets and what is in memory → rows: lines and JSON (plain, .gz or .zst), tables, DataFrames.
 
 Texts to pretrain on, the data of tasks, pairs and rows to predict all come through here: each `Format` has a reader.
 Whatever is wrong is an `InputError` that names the file, and the line or row where there is one.
@@ -9,7 +9,9 @@ import io
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import warnings
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,15 +21,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from biphase.config import Strict
+from biphase.corpus.forms import Format, PlacedRow, Row, unfold
 from biphase.errors import InputError, clipped, refuse_doubles, told_as
 from biphase.files import parse_json, reading
 
-Format = Literal["jsonl", "tsv", "csv", "json", "parquet", "columns", "conllu", "squad", "record", "trec", "mldr"]
 Delimiter = Annotated[str, Field(pattern=r'^[^"\r\n]$')]
-Row = dict[str, Any]
-PlacedRow = tuple[str, Row]
-"""A row with its place, such as `train.tsv:12`, for messages."""
-
 CODECS = {".zst": "zstd", ".gz": "gzip"}
 """The endings of compressed files, and what pyarrow calls their compression."""
 
@@ -52,6 +50,7 @@ FORMATS: dict[str, Format] = {
     ".json": "json",
     ".parquet": "parquet",
     ".arrow": "parquet",
+    ".xlsx": "xlsx",
     ".conllu": "conllu",
     ".qrels": "trec",
     ".trec": "trec",
@@ -89,9 +88,14 @@ class FileForm(Strict):
 DEFAULT_FORM = FileForm()
 
 
+def codec_of(path: Path) -> str | None:
+    """Tell how a file is compressed, as pyarrow calls it; None where it is not."""
+    return CODECS.get(path.suffix.lower())
+
+
 def plain_path(path: Path) -> Path:
     """Return a path without the ending of its compression."""
-    return path.with_suffix("") if path.suffix in CODECS else path
+    return path.with_suffix("") if codec_of(path) else path
 
 
 def ending_of(path: Path) -> str:
@@ -103,7 +107,7 @@ def kind_of(path: Path) -> str | None:
     """Tell by a file's ending how its documents are read: `text`, `jsonl`, `csv` or `parquet`; None for no source of
     text."""
     kind = "text" if ending_of(path) in (".txt", ".md") else FORMATS.get(ending_of(path))
-    is_source = kind in ("text", "jsonl", "csv") or (kind == "parquet" and path.suffix not in CODECS)
+    is_source = kind in ("text", "jsonl", "csv") or (kind == "parquet" and codec_of(path) is None)
     return kind if is_source else None
 
 
@@ -117,7 +121,7 @@ def read_text_lines(path: Path, *, keep_mark: bool = False) -> Iterator[tuple[in
     import pyarrow as pa  # its streams, unlike zstandard's, notice a file that is cut short
 
     with reading(path, DAMAGED), pa.OSFile(str(path)) as file:
-        stream = pa.CompressedInputStream(file, CODECS[path.suffix]) if path.suffix in CODECS else file
+        stream = pa.CompressedInputStream(file, codec) if (codec := codec_of(path)) else file
         lines = iter(partial(io.BufferedReader(stream, BUFFER_BYTES).readline, MAX_LINE_BYTES + 1), b"")
         for number, line in enumerate(lines, start=1):
             if len(line) > MAX_LINE_BYTES:
@@ -382,6 +386,8 @@ def rows_of_file(
             yield from read_columns(path, layout, words, label, is_conllu=form == "conllu")
         case "json":
             yield from read_json_rows(path)
+        case "xlsx":
+            yield from read_sheet(path)
         case "trec":
             yield from read_trec(path)
         case "parquet" | "saved":
@@ -486,6 +492,44 @@ def quoted_fields(path: Path, lines: Iterator[str], delimiter: str) -> Iterator[
         raise InputError(f"{path}:{before + 1}: broken table ({error}); {remedy}") from None
 
 
+MOST_SHEET_BYTES, MOST_SHEET_ROWS = 1 << 30, 1 << 20
+"""A workbook of more bytes, unpacked, is refused; no spreadsheet has more rows."""
+
+
+def read_sheet(path: Path) -> Iterator[PlacedRow]:
+    """Yield the rows of the first sheet of an .xlsx workbook, whose first row names the columns.
+
+    A formula has the value that was saved with it; an empty cell is None; a number below a text is a text. Raises
+    `InputError` without openpyxl, and for what is no table.
+    """
+    try:
+        from openpyxl import load_workbook
+    except ModuleNotFoundError:
+        raise InputError(f"{path}: .xlsx needs openpyxl: pip install 'biphase[xlsx]', or save it as .csv") from None
+    warnings.filterwarnings("ignore", module="openpyxl")  # of looks that it leaves out
+    header: list[str] = []
+    texts: set[str] = set()
+    with reading(path, DAMAGED), zipfile.ZipFile(path) as parts:
+        if sum(part.file_size for part in parts.infolist()) > MOST_SHEET_BYTES:
+            raise InputError(f"{path}: unpacked it has more than {MOST_SHEET_BYTES:,} bytes; save it as .csv")
+        sheet = load_workbook(path, read_only=True, data_only=True, keep_links=False).worksheets[0]
+        sheet.reset_dimensions()  # some programs write wrong ones
+        for number, cells in enumerate(sheet.iter_rows(values_only=True), start=1):
+            location, width = f"{path}:{number}", len(cells)
+            while width and cells[width - 1] is None:
+                width -= 1
+            if number > MOST_SHEET_ROWS or width > len(header) > 0 or (not header and None in cells[:width]):
+                raise InputError(f"{location}: a row beyond {MOST_SHEET_ROWS:,}, or a cell in a column without a name")
+            if not header:
+                header = [str(name) for name in cells[:width]]
+                refuse_doubles(f"{location}: the column", header)
+            elif width:
+                row = dict(itertools.zip_longest(header, cells[:width]))
+                texts |= {name for name, value in row.items() if isinstance(value, str)}
+                yield location, row | {name: str(row[name]) for name in texts if row[name] is not None}
+        sheet.parent.close()
+
+
 def read_columns(
     path: Path, layout: FileForm, words_name: str, tags_name: str | None, is_conllu: bool
 ) -> Iterator[PlacedRow]:
@@ -546,52 +590,8 @@ def read_json_rows(path: Path) -> Iterator[PlacedRow]:
         named = {id: {"id": id} | row if isinstance(row, dict) else row for id, row in content.items()}
     else:
         named = dict(enumerate(content if isinstance(content, list) else [content]))
-    for id, row in named.items():
+    rows = {id: row for id, value in named.items() for _, row in unfold(f"{path}: row {id}", value, "jsonl")}
+    for id, row in rows.items():
         if not isinstance(row, dict):
             raise InputError(f"{path}: row {id} is no object: give a list of objects, objects by id, or SQuAD's form")
-    return ((f"{path}: row {id}", row) for id, row in named.items())
-
-
-def unfold_squad(document: Any) -> Iterator[Row]:
-    for article in document["data"]:
-        for paragraph in article["paragraphs"]:
-            for question in paragraph["qas"]:
-                yield {**question, "context": paragraph["context"]}
-
-
-def unfold_record(line: Any) -> Iterator[Row]:
-    """Yield the questions about a passage, with its entities."""
-    text, entities = line["passage"]["text"], line["passage"]["entities"]
-    spans = [(entity["start"], entity["end"] + 1) for entity in entities]  # ends are inclusive there
-    named = {"text": [text[start:end] for start, end in spans], "start": [start for start, _ in spans]}
-    for question in line["qas"]:
-        answers = [{"text": answer["text"], "start": answer["start"]} for answer in question["answers"]]
-        row = {"id": f"{line['idx']}-{question['idx']}", "question": question["query"], "context": text}
-        yield row | {"candidates": named, "answers": answers}
-
-
-def unfold_mldr(line: Any) -> Iterator[Row]:
-    for passage in line["positive_passages"]:
-        yield {"query-id": line["query_id"], "corpus-id": passage["docid"], "score": 1}
-
-
-MLDR = "MLDR's form, lines of query_id, query, positive_passages (docid), or of docid, text"
-PUBLISHED: dict[str, tuple[Callable[[Any], Iterable[Row]], str]] = {
-    "jsonl": (lambda line: [line], ""),
-    "squad": (unfold_squad, "SQuAD's form, data → paragraphs → context and qas"),
-    "record": (unfold_record, "SuperGLUE's form of ReCoRD: passage, idx, qas (query, answers, idx)"),
-    "mldr": (unfold_mldr, MLDR),
-    "queries": (lambda line: [{"_id": line["query_id"], "text": line["query"]}], MLDR),
-    "corpus": (lambda line: [{"_id": line["docid"], "text": line["text"]}], MLDR),
-}
-"""What one JSON value of a published form becomes, and what the form needs; MLDR has three kinds of rows."""
-
-
-def unfold(location: str, content: Any, form: str) -> Iterator[PlacedRow]:
-    """Yield the rows of one JSON value of a published form. Raises `InputError` where it is of another form."""
-    make_rows, needed = PUBLISHED[form]
-    try:
-        for row in make_rows(content):
-            yield location, row
-    except (KeyError, TypeError):
-        raise InputError(f"{location}: not {needed}") from None
+    return ((f"{path}: row {id}", row) for id, row in rows.items())

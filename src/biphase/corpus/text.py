@@ -26,6 +26,7 @@ from biphase.corpus.rows import (
     Row,
     check_text,
     column,
+    ending_of,
     find_field,
     kind_of,
     open_table,
@@ -280,8 +281,8 @@ def folder_sources(folder: Path) -> list[TextSource]:
     for path in sorted(folder.rglob("*")):
         if any(part.startswith(".") for part in path.relative_to(folder).parts):
             continue
-        tables = saved_tables(path.parent) if path.suffix in (".arrow", ".json") else []
-        is_cached = path.suffix == ".arrow" and bool(tables) and path not in tables  # by `datasets`, beside them
+        tables = saved_tables(path.parent) if ending_of(path) in (".arrow", ".json") else []
+        is_cached = ending_of(path) == ".arrow" and bool(tables) and path not in tables  # by `datasets`, beside them
         # A .csv beside texts is as often about them: it is read where it is named.
         if path.is_file() and kind_of(path) not in (None, "csv") and not is_cached:
             readable.append(path)

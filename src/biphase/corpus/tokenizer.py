@@ -88,8 +88,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokeniz
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     if not MIN_VOCAB_SIZE <= vocab_size <= MAX_VOCAB_SIZE:
-        limits = f"{MIN_VOCAB_SIZE}, for bytes and special tokens, to {MAX_VOCAB_SIZE:,}"
-        raise InputError(f"vocab_size {vocab_size} is not from {limits}")
+        least = f"at least {MIN_VOCAB_SIZE}, for the 256 bytes and the special tokens"
+        raise InputError(f"`vocab_size` is {vocab_size}: give {least}, and at most {MAX_VOCAB_SIZE:,}")
     backend = byte_level(Tokenizer(models.BPE()), TRAINED_SPLIT)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(

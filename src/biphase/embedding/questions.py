@@ -8,7 +8,7 @@ from operator import eq, ge, gt, le, lt, ne
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from biphase.corpus.rows import PlacedRow, Row, column, plain_path, read_text_lines, rows_in_memory, rows_of_file
+from biphase.corpus.rows import PlacedRow, Row, column, ending_of, read_text_lines, rows_in_memory, rows_of_file
 from biphase.corpus.text import are_names
 from biphase.encoder.models import find_ranker
 from biphase.errors import InputError, nearest
@@ -91,7 +91,7 @@ def read_questions(questions: Any) -> Iterator[UserQuestion]:
     rows: Iterable[PlacedRow]
     if not are_names(questions):
         rows = ((f"question {number}", row) for number, row in enumerate(rows_in_memory(questions, "question")))
-    elif plain_path(Path(questions)).suffix == ".txt":
+    elif ending_of(Path(questions)) == ".txt":
         lines = read_text_lines(Path(questions))
         rows = ((f"{questions}:{number}", {"question": line.strip()}) for number, line, _ in lines if line.strip())
     else:

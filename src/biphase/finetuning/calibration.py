@@ -29,6 +29,8 @@ AS_THEY_ARE = Calibration()
 
 NUM_BINS = 15
 LEAST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.05, 20.0
+SIGNIFICANT_RATIO = 3.841
+"""The 95 % quantile of χ² with one degree of freedom: twice the log of a likelihood ratio has it where 1 is right."""
 
 
 def calibration_error(rows: Iterable[Mapping[str, Any]]) -> float:
@@ -42,8 +44,12 @@ def calibration_error(rows: Iterable[Mapping[str, Any]]) -> float:
 
 
 def fit_temperature(logits_NC: np.ndarray, gold_N: np.ndarray) -> float:
-    """Find the temperature with the lowest negative log-likelihood (Guo et al. 2017). It is 1 where every example is
-    right, for then the likelihood rises without end as it falls. A choice that a question lacks is -inf."""
+    """Find the temperature with the lowest negative log-likelihood (Guo et al. 2017).
+
+    It is 1 where a likelihood-ratio test does not reject 1: such a temperature follows the noise of these examples, and
+    makes others worse. It is 1 too where every example is right, for then the likelihood rises without end as it
+    falls. A choice that a question lacks is -inf.
+    """
     from scipy.optimize import minimize_scalar
 
     if (logits_NC.argmax(axis=1) == gold_N).all():
@@ -55,7 +61,9 @@ def fit_temperature(logits_NC: np.ndarray, gold_N: np.ndarray) -> float:
         return float((logsumexp(scaled_NC, axis=1) - scaled_NC[np.arange(len(gold_N)), gold_N]).mean())
 
     bounds = np.log([LEAST_TEMPERATURE, HIGHEST_TEMPERATURE])
-    return float(np.exp(minimize_scalar(mean_loss, bounds=bounds, method="bounded").x))
+    best = minimize_scalar(mean_loss, bounds=bounds, method="bounded")
+    ratio = 2 * len(gold_N) * (mean_loss(0.0) - best.fun)
+    return float(np.exp(best.x)) if ratio > SIGNIFICANT_RATIO else 1.0
 
 
 def choose_thresholds(probabilities_NC: np.ndarray, gold_NC: np.ndarray) -> tuple[float, ...]:

@@ -9,7 +9,7 @@ one training.
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from biphase import console
 from biphase.device import choose_device, choose_dtype, describe_machine
 from biphase.encoder.attention import explain_computing
+from biphase.encoder.models import Encoder
 from biphase.errors import InputError, memory_told
 from biphase.files import locked
 from biphase.finetuning.calibration import calibration_error
@@ -252,9 +253,13 @@ def calibrate_cell(network: Any, splits: Mapping[Any, EncodedSplit], cell: CellC
     for calibration in (cell.calibration, chosen):
         metrics, rows = test.judge(outputs / calibration.temperature, replace(cell, calibration=calibration))
         measured.append(metrics["macro_f1"] if chosen.thresholds else calibration_error(rows))
-    has_several, temperature = bool(chosen.thresholds), f"a temperature of {chosen.temperature:.2f}"
-    what, how = ("macro F1", "a threshold for each class") if has_several else ("calibration error", temperature)
-    console.err.print(f"{what} on test {measured[0]:.1%}; with {how}, of validation, {measured[1]:.1%}")
+    what, how = "macro F1", "a threshold for each class"
+    if not chosen.thresholds:
+        what, how = "calibration error", f"a temperature of {chosen.temperature:.2f}"
+    changed = f"with {how}, of validation, {measured[1]:.1%}"
+    if chosen == cell.calibration:
+        changed = "no temperature is clearly better on validation, so none is kept"
+    console.err.print(f"{what} on test {measured[0]:.1%}; {changed}")
     return replace(cell, calibration=chosen.model_copy(update={"on_test": tuple(measured)}))
 
 
@@ -297,6 +302,20 @@ def add_inputs(predictions: Mapping[str, Rows], data: TaskData | Collection) -> 
             row["input"] = text
 
 
+def train_copy(
+    encoder: Encoder, cell: CellContext, trained: Mapping[Any, EncodedSplit], splits: Iterable[EncodedSplit]
+) -> tuple[nn.Module, list[float], dict[str, Any]]:
+    """Train a copy of the encoder for the texts of these splits, with a new head, as `train_network` does. Head and
+    dropout draw from torch's generator, under the seed."""
+    is_on_gpu = cell.device.type == "cuda"
+    if is_on_gpu:
+        torch.cuda.reset_peak_memory_stats(cell.device)
+    with torch.random.fork_rng(devices=[cell.device] if is_on_gpu else []):
+        torch.manual_seed(cell.config.seed)
+        network = build_network(encoder, cell, splits).to(cell.device)
+        return network, *train_network(network, trained["train"], cell, trained["validation"])
+
+
 def run_cells(plans: Sequence[CellPlan], out: Path | None, keep: Path | None) -> None:
     """Train once, then evaluate each task. Its cell is written below `out`, and its network to `keep`, where these are
     given."""
@@ -306,25 +325,19 @@ def run_cells(plans: Sequence[CellPlan], out: Path | None, keep: Path | None) ->
     # 1. The encoder, and where it computes.
     encoder = open_encoder(plans[0].model)
     device = choose_device(config.device)
-    dtype = choose_dtype(config.precision, device)
     computing = explain_computing(config.precision, device, encoder.backbone)
     console.err.print(f"{computing} · not compiled (too short a run)")
     config = config.model_copy(update={"device": device.type})
     # 2. The data as token ids: of the task that is trained on, and of those that are evaluated.
     trained, _ = load_encoded(source, encoder, config)
     evaluated = [load_encoded(plan.evaluation, encoder, config) for plan in plans]
-    # 3. A copy of the encoder with a new head, trained. Head and dropout draw from torch's generator, under the seed.
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(config.seed)
-        cell = CellContext(source.task, config, device, dtype)
-        splits = chain(trained.values(), *(splits.values() for splits, _ in evaluated))
-        network = build_network(encoder, cell, splits).to(device)
-        losses, training = train_network(network, trained["train"], cell, trained["validation"])
+    # 3. A copy of the encoder with a new head, trained.
+    cell = CellContext(source.task, config, device, choose_dtype(config.precision, device))
+    splits = chain(trained.values(), *(splits.values() for splits, _ in evaluated))
+    network, losses, training = train_copy(encoder, cell, trained, splits)
     # 4. Predictions and scores, task by task.
     for plan, encoded in zip(plans, evaluated, strict=True):
-        cell = CellContext(plan.task, config, device, dtype)
+        cell = CellContext(plan.task, config, device, cell.dtype)
         score, predictions = evaluate_cell(network, encoded, plan, cell, training)
         if config.keep_texts and predictions:
             assert config.judged_only is not None, "the configuration is settled"

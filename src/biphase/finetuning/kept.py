@@ -172,7 +172,7 @@ def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
         if len(model.calibration.thresholds) not in (0, len(task.classes)):
             raise InputError(f"{folder}: {RECORD} has not a threshold for each of its classes; {remedy}")
         if template is not None:
-            raise InputError(f"{name} says itself what its inputs look like ({task.template!r}): leave template out")
+            raise InputError(f"{name} was trained on inputs of the form {task.template!r}: leave `template` out")
     elif family == "question_answering":
         raise InputError(f"{name} does not say what its inputs are: answers need what `finetune --keep` wrote")
     else:

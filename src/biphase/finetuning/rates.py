@@ -19,8 +19,8 @@ from biphase.finetuning.choosing import choose_rate
 from biphase.finetuning.config import CellPlan, plan_cell
 from biphase.finetuning.encoding import CellContext
 from biphase.finetuning.encoding_cache import load_encoded
-from biphase.finetuning.fit import train_network
-from biphase.finetuning.heads import build_network, open_encoder
+from biphase.finetuning.fit import train_copy
+from biphase.finetuning.heads import open_encoder
 from biphase.finetuning.scores import show_rate
 
 PROBE_RATES = (1e-3, 1e-2, 1e-1)
@@ -68,10 +68,7 @@ def try_rate(plan: CellPlan, rate: float) -> float | None:
     config = plan.config.model_copy(update={"learning_rate": rate, "max_steps": steps, "device": device.type})
     splits, _ = load_encoded(plan.train, encoder, config)
     cell = CellContext(plan.train.task, config, device, choose_dtype(config.precision, device))
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(config.seed)
-        network = build_network(encoder, cell, splits.values()).to(device)
-        _, training = train_network(network, splits["train"], cell, splits["validation"])
+    network, _, training = train_copy(encoder, cell, splits, splits.values())
     validation = splits["validation"]
     items = np.arange(len(validation.lengths_I))
     if config.class_weights:

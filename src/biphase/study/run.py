@@ -264,8 +264,8 @@ class StudyStatus:
     study: str
     folder: Path
     lines: list[dict[str, Any]]
-    """A row for the training runs, and one for the cells of each task: `running` are begun and not done, whether a
-    process is at them now or not; `seconds_left` is what one worker needs, as the bar of `study run` tells it, None
+    """A row for the training runs, and one for the cells of each task: `begun` are not done, and no
+    process may be at them now; `seconds_left` is what one worker needs, as the bar of `study run` tells it, None
     before anything is done."""
     seeds: list[str]
     """How far each of several seeds of pretraining is."""
@@ -287,11 +287,14 @@ def status(state: StudyState) -> StudyStatus:
     for kind, total in Counter(unit.kind for unit in units).items():
         names_left = {unit.name for unit in left if unit.kind == kind}
         num_left, num_begun = len(names_left), len(state.begun) if kind == TRAINING else 0
-        line = {"name": kind, "done": total - num_left, "running": num_begun, "failed": len(names_left & failed)}
+        line = {"name": kind, "done": total - num_left, "begun": num_begun, "failed": len(names_left & failed)}
         left_of_kind = None if seconds_left is None else seconds_left.get(kind, 0.0)
         lines.append(line | {"total": total, "seconds_left": left_of_kind})
         if num_left == total and kind in guessed:
             notes.append(f"how long {kind} takes is a guess until its first cell is done")
+    texts = {path for run in plan.runs if run not in state.trained for path in plan.runs[run].recipe.data.sets}
+    absent = [path for path in texts if not Path(path, "manifest.json").exists()]
+    notes += [f"{path} holds no shards: what is left to train cannot begin" for path in absent]
     seeds = []
     for seed in range(plan.num_seeds) if plan.num_seeds > 1 else ():
         of_seed = {unit.name for unit in units if unit.wave == seed}

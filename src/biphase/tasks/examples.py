@@ -373,7 +373,7 @@ def count_characters(example: AnyExample) -> int:
 def why_left_out(task: spec.Task, origin: str, row: Row) -> Literal["answer", "label", "text"] | None:
     """Name what an example cannot be made without, and the row lacks: an answer that anybody knows, a label, a text.
     None where it has all. Rows of biphase's own tasks are taken as they were published."""
-    if task.family not in ("sequence_classification", "multiple_choice"):
+    if task.family not in ("sequence_classification", "multiple_choice", "token_classification"):
         return None
     label = column(origin, row, task.label, LABEL_REMEDY)
     if canonical_label(label) in map(canonical_label, task.unlabelled):  # -1 may be written as -1.0

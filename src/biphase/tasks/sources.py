@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from biphase.config import BUNDLED
+from biphase.corpus.forms import PUBLISHED
 from biphase.corpus.rows import (
     CODECS,
     FORMATS,
     LONGEST_TEXT,
-    PUBLISHED,
     SHORT_ROW,
     PlacedRow,
     Row,

@@ -1,0 +1,129 @@
+"""Rows with predictions → a file in a form that people open: lines of JSON, Parquet, .csv, .tsv, .xlsx."""
+
+import csv
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TextIO
+
+from biphase import console
+from biphase.corpus.rows import BYTE_ORDER_MARK, Row, TableForm
+from biphase.errors import InputError, first_line, told_as
+
+TABLE_FORMS = {".csv": TableForm(), ".tsv": TableForm("\t", csv.QUOTE_ALL)}
+"""How a table is written, by its ending, where the rows come from a file with another one."""
+ENDINGS = (".jsonl", ".parquet", *TABLE_FORMS, ".xlsx")
+LONGEST_CELL = 32_767
+"""Characters that a cell of a spreadsheet holds."""
+OTHER_FILE = "write a .jsonl file"
+
+
+def refuse_ending(path: Path) -> None:
+    """Raises `InputError` for a file in a form that is not written, or not here."""
+    if path.suffix.lower() not in ENDINGS:
+        raise InputError(f"{path}: name a {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]} file")
+    if path.suffix.lower() == ".xlsx":
+        try:
+            import openpyxl  # noqa: F401
+        except ModuleNotFoundError:
+            raise InputError(f"{path}: .xlsx needs openpyxl: pip install 'biphase[xlsx]', or name a .csv") from None
+
+
+def write_rows(rows: Iterable[Row], sink: TextIO, ending: str, form: TableForm | None) -> None:
+    """Write rows in the form of an ending; a table of text in this form where one is given."""
+    if ending in TABLE_FORMS:
+        write_table(rows, sink, form or TABLE_FORMS[ending])
+    elif ending == ".xlsx":
+        write_sheet(rows, sink)
+    elif ending == ".parquet":  # all at once: the types of its columns are those of all rows
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            pq.write_table(pa.Table.from_pylist(list(rows)), sink.buffer)
+        except pa.ArrowException as error:
+            raise InputError(f"the rows do not fit one table ({first_line(error)}); {OTHER_FILE}") from None
+    else:
+        for row in rows:  # on a terminal with nothing in it that a terminal obeys
+            sink.write(json.dumps(row, ensure_ascii=sink.isatty(), default=str) + "\n")
+        sink.flush()
+
+
+def flat_rows(rows: Iterable[Row]) -> Iterator[tuple[str, Row]]:
+    """Yield rows as tables have them, each with its place: a column for each label's probability, lists as JSON. Raises
+    `InputError` for a column that the first row has not."""
+    names = None
+    for number, row in enumerate(rows, start=1):
+        flat = dict(row)
+        if isinstance(row.get("probabilities"), dict):
+            flat |= {f"probability_{label}": value for label, value in flat.pop("probabilities").items()}
+        names = names or flat.keys()
+        if further := flat.keys() - names:
+            raise InputError(f"row {number} has a column '{min(further)}', the first row not; {OTHER_FILE}")
+        for name, value in flat.items():
+            if isinstance(value, dict | list):
+                flat[name] = json.dumps(value, ensure_ascii=False, default=str)
+        yield f"row {number}", dict.fromkeys(names, "") | flat
+
+
+def write_sheet(rows: Iterable[Row], sink: TextIO) -> None:
+    """Write rows as the one sheet of a workbook. Texts stay texts, whatever they begin with."""
+    from openpyxl import Workbook
+    from openpyxl.cell import WriteOnlyCell
+
+    book = Workbook(write_only=True)
+    sheet, is_first = book.create_sheet("predictions"), True
+    with closing(sheet):  # else openpyxl complains of an error in here once more
+        for location, row in flat_rows(rows):
+            for values in (row.keys(), row.values()) if is_first else (row.values(),):
+                cells = []
+                for value in values:
+                    if (is_text := isinstance(value, str)) and len(value) > LONGEST_CELL:
+                        raise InputError(f"{location}: a text of more than {LONGEST_CELL:,} characters; {OTHER_FILE}")
+                    if isinstance(value, float) and not math.isfinite(value):
+                        value = None
+                    with told_as(f"{location} does not fit a sheet", OTHER_FILE):
+                        cell = WriteOnlyCell(sheet, value)
+                    if is_text:
+                        cell.data_type = "s"  # else it would be a formula where it begins with =
+                    cells.append(cell)
+                sheet.append(cells)
+            is_first = False
+    book.save(sink.buffer)
+
+
+def write_table(rows: Iterable[Row], sink: TextIO, form: TableForm) -> None:
+    """Write rows as a table of text. A text that a spreadsheet would compute stands behind an apostrophe, as OWASP has
+    it."""
+    table, num_inert = None, 0
+    quote = None if form.quoting == csv.QUOTE_NONE else '"'
+    shape: Any = {"delimiter": form.delimiter, "lineterminator": "\r\n", "quotechar": quote}  # quotes a lone \r too
+    lines: Any = SimpleNamespace(write=lambda line: sink.write(line[:-2] + form.line_end))
+    for location, row in flat_rows(rows):
+        cells = {show_cell(key, form): show_cell(value, form) for key, value in row.items()}
+        num_inert += sum(str(cell) == f"'{row[key]}" for key, cell in zip(row, cells.values(), strict=True))
+        if table is None:
+            sink.write(BYTE_ORDER_MARK if form.has_mark else "")
+            table = csv.DictWriter(lines, list(cells), quoting=form.quoting, **shape)
+            table.writeheader()
+        try:
+            table.writerow(cells)
+        except csv.Error as error:
+            raise InputError(f"{location} does not fit the form of the table ({error}); {OTHER_FILE}") from None
+    if num_inert:
+        console.err.print(f"an apostrophe stands before {num_inert:,} texts that a spreadsheet would compute")
+
+
+def show_cell(value: Any, form: TableForm) -> Any:
+    """Return a value as it stands in a table of text, with decimals as the table has them."""
+    if isinstance(value, float):
+        return str(value).replace(".", form.decimal)
+    return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
+
+
+FORMULA = re.compile(r"[=@\t\r]|[-+](?![\d\s.,()]*([eE][-+]?\d+)?$)")
+"""The beginning of a text that a spreadsheet would compute; a number, a telephone number and a dash are none."""

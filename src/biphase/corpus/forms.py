@@ -1,0 +1,83 @@
+"""JSON values of the forms in which data sets are published, and annotation tools write theirs → rows of a task."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
+
+from biphase.errors import InputError
+
+Format = Literal[
+    "jsonl", "tsv", "csv", "json", "parquet", "xlsx", "columns", "conllu", "squad", "record", "trec", "mldr"
+]
+Row = dict[str, Any]
+PlacedRow = tuple[str, Row]
+"""A row with its place, such as `train.tsv:12`, for messages."""
+
+
+def plain_row(value: Any) -> Any:
+    """Return a row of Label Studio's JSON export, of Prodigy or of spaCy (a text with its `entities`, or what its
+    `Doc.to_json` gives) as tasks read it; any other value as it is.
+
+    What nobody has finished, or Prodigy's user did not accept, has no label. Words that only divide a text into offsets
+    are left out: spans do without them.
+    """
+    match value:
+        case {"data": {**data}, "annotations": list() as annotations}:
+            finished = [part for part in annotations if not part.get("was_cancelled")]
+            answers = [item["value"] for part in finished[:1] for item in part["result"] if "value" in item]
+            chosen = [name for answer in answers for name in answer.get("choices", ())]
+            spans = [answer for answer in answers if "labels" in answer]
+            label = (chosen[0] if len(chosen) == 1 else chosen or spans) if finished else None
+            return data | {"id": value.get("id"), "label": label}
+        case [str() as text, {"entities": list() as spans}]:
+            return {"text": text, "label": spans}
+        case {"text": str(), "answer": "accept" | "reject" | "ignore" as answer, "_task_hash": _}:
+            row = {name: part for name, part in value.items() if name not in ("tokens", "answer")}
+            return row if answer == "accept" else row | dict.fromkeys(row.keys() & {"spans", "label", "accept"})
+        case {"text": str(), "tokens": [{"start": int(), "end": int()}, *_]}:
+            return {name: part for name, part in value.items() if name != "tokens"}
+    return value
+
+
+def unfold_squad(document: Any) -> Iterator[Row]:
+    for article in document["data"]:
+        for paragraph in article["paragraphs"]:
+            for question in paragraph["qas"]:
+                yield {**question, "context": paragraph["context"]}
+
+
+def unfold_record(line: Any) -> Iterator[Row]:
+    """Yield the questions about a passage, with its entities."""
+    text, entities = line["passage"]["text"], line["passage"]["entities"]
+    spans = [(entity["start"], entity["end"] + 1) for entity in entities]  # ends are inclusive there
+    named = {"text": [text[start:end] for start, end in spans], "start": [start for start, _ in spans]}
+    for question in line["qas"]:
+        answers = [{"text": answer["text"], "start": answer["start"]} for answer in question["answers"]]
+        row = {"id": f"{line['idx']}-{question['idx']}", "question": question["query"], "context": text}
+        yield row | {"candidates": named, "answers": answers}
+
+
+def unfold_mldr(line: Any) -> Iterator[Row]:
+    for passage in line["positive_passages"]:
+        yield {"query-id": line["query_id"], "corpus-id": passage["docid"], "score": 1}
+
+
+MLDR = "MLDR's form, lines of query_id, query, positive_passages (docid), or of docid, text"
+PUBLISHED: dict[str, tuple[Callable[[Any], Iterable[Row]], str]] = {
+    "jsonl": (lambda line: [plain_row(line)], "a row, nor Label Studio's JSON export: data and annotations (result)"),
+    "squad": (unfold_squad, "SQuAD's form, data → paragraphs → context and qas"),
+    "record": (unfold_record, "SuperGLUE's form of ReCoRD: passage, idx, qas (query, answers, idx)"),
+    "mldr": (unfold_mldr, MLDR),
+    "queries": (lambda line: [{"_id": line["query_id"], "text": line["query"]}], MLDR),
+    "corpus": (lambda line: [{"_id": line["docid"], "text": line["text"]}], MLDR),
+}
+"""What one JSON value of a published form becomes, and what the form needs; MLDR has three kinds of rows."""
+
+
+def unfold(location: str, content: Any, form: str) -> Iterator[PlacedRow]:
+    """Yield the rows of one JSON value of a published form. Raises `InputError` where it is of another form."""
+    make_rows, needed = PUBLISHED[form]
+    try:
+        for row in make_rows(content):
+            yield location, row
+    except (AttributeError, KeyError, TypeError):
+        raise InputError(f"{location}: not {needed}") from None
