@@ -82,6 +82,13 @@ def has_bf16_cores() -> bool:
     return cpuinfo.exists() and not BF16_UNITS.isdisjoint(cpuinfo.read_text().split())
 
 
+@cache
+def is_slow_by_mkl() -> bool:
+    """Tell whether MKL, by which PyTorch multiplies in fp32, leaves units of this CPU idle: AMD's for AVX-512."""
+    cpuinfo = Path("/proc/cpuinfo")
+    return cpuinfo.exists() and {"AuthenticAMD", "avx512f"} <= set(cpuinfo.read_text().split())
+
+
 def gpu_variables() -> list[str]:
     """Name the environment variables by which a process is given its GPUs: those that are set, else NVIDIA's.
 

@@ -22,6 +22,7 @@ from transformers import (
     DistilBertConfig,
     ElectraConfig,
     EsmConfig,
+    EuroBertConfig,
     Gemma3TextConfig,
     Gemma4TextConfig,
     GPT2Config,
@@ -437,3 +438,51 @@ def test_make_model_names_what_is_wrong() -> None:
     with pytest.raises(InputError, match=r"max_position_embeddings is 16; set data.max_sample_tokens=16 or lower"):
         make_model("1m", {"max_position_embeddings": 16}, TOKENS, 64, 0)
     assert set(PRESETS) >= {"210m", "610m", "1b"}
+
+
+class OneDNNCounter(TorchDispatchMode):
+    """Counts the linear layers that oneDNN computes."""
+
+    num_products = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.num_products += func is torch.ops.mkldnn._linear_pointwise.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch was built without oneDNN")
+@pytest.mark.parametrize(("kind", "num_layers"), [(BertConfig, 6), (EuroBertConfig, 7)])
+def test_products_by_onednn(
+    kind: type[PretrainedConfig], num_layers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against transformers' own forward in fp64, on each text alone; with gradients, for few tokens and in bf16
+    PyTorch multiplies as ever."""
+    monkeypatch.setattr(packed, "is_slow_by_mkl", lambda: True)
+    wide = {"hidden_size": 256, "num_key_value_heads": 4, "intermediate_size": 320, "num_hidden_layers": 1}
+    torch.manual_seed(0)
+    AutoModel.from_config(kind(**TINY | wide | {"max_position_embeddings": 512})).save_pretrained(tmp_path)
+    lengths = [400, 7, 200, 1, 33]
+    tokens_T, bounds = torch.randint(1, V, (sum(lengths),)), np.array([0, *itertools.accumulate(lengths)])
+    positions_T = torch.cat([torch.arange(length) for length in lengths])
+    backbone: Any = load_backbone(tmp_path)
+
+    def compute(num_texts: int = len(lengths)) -> tuple[Tensor, int]:
+        part = slice(0, int(bounds[num_texts]))
+        layout = lay_out(bounds[: num_texts + 1], causal=False)
+        with OneDNNCounter() as counter:
+            return packed_hidden(backbone, tokens_T[part], positions_T[part], layout), counter.num_products
+
+    with torch.inference_mode():
+        hidden_TD, num_products = compute()
+        assert num_products == num_layers
+        assert compute(2)[1] == 0
+        with torch.autocast("cpu", torch.bfloat16):
+            assert compute()[1] == 0
+    trained_TD, num_products = compute()
+    assert num_products == 0 and trained_TD.requires_grad
+    exact = AutoModel.from_pretrained(tmp_path, dtype=torch.float64).eval()
+    with torch.no_grad():
+        alone_TD = torch.cat([exact(text[None]).last_hidden_state[0] for text in tokens_T.split(lengths)])
+    scale = alone_TD.abs().mean()
+    assert (hidden_TD - alone_TD).abs().max() < 1e-5 * scale
+    assert (trained_TD - alone_TD).abs().max() < 1e-5 * scale

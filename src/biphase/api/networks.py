@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from biphase import console
 from biphase.api.own_task import Changes, read_settings
@@ -166,7 +166,13 @@ def load(model: str | Path) -> Any:
     return load_encoder(str(model))
 
 
-def encode(model: Any, texts: Iterable[str], *, device: str = "auto") -> "np.ndarray":
+def encode(
+    model: Any,
+    texts: Iterable[str],
+    *,
+    device: str = "auto",
+    precision: Literal["auto", "bf16", "fp32"] = "fp32",
+) -> "np.ndarray":
     """Embed texts, fp32, [texts, width]: the mean over a text's tokens, which all look both ways, as in `evaluate`
     before any fine-tuning. Texts are packed, not padded; a text of more tokens than the network has positions for is
     cut, with a message.
@@ -174,17 +180,23 @@ def encode(model: Any, texts: Iterable[str], *, device: str = "auto") -> "np.nda
     Args:
         model: what `load` returned, or what it takes.
         device: auto, cpu or cuda.
+        precision: the type of the arithmetic. bf16 is faster on devices with units for it, where `auto` takes it;
+            embeddings agree with those in fp32 to about two digits.
     """
     model = load(model) if isinstance(model, str | Path) else model
     texts = [texts] if isinstance(texts, str) else list(texts)
-    from biphase.device import choose_device
+    import torch
+
+    from biphase.device import choose_device, choose_dtype
 
     torch_device = choose_device(device)
-    if not hasattr(model, "backbone"):
-        return model.encode(texts, show_progress_bar=False, convert_to_numpy=True, device=str(torch_device))
-    from biphase.finetuning.heads import encode_packed
+    dtype = choose_dtype(precision, torch_device)
+    if hasattr(model, "backbone"):
+        from biphase.finetuning.heads import encode_packed
 
-    return encode_packed(model, texts, torch_device)
+        return encode_packed(model, texts, torch_device, dtype)
+    with torch.autocast(torch_device.type, dtype, enabled=dtype != torch.float32):
+        return model.encode(texts, show_progress_bar=False, convert_to_numpy=True, device=str(torch_device))
 
 
 ZERO_SHOT = ("zero-shot:", "mteb:")

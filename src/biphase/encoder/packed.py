@@ -11,17 +11,20 @@ Letters: T packed tokens, N targets, D width, V vocabulary.
 """
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from biphase.encoder.attention import PackedLayout, lay_out
 from biphase.flops import CHUNK_LOGITS, PART_LOGITS, FlopCount, training_flops
 from biphase.hub import position_limit
+from biphase.machine import is_slow_by_mkl
 
 
 def language_model_loss(
@@ -137,6 +140,35 @@ def token_losses(logits_RV: Tensor, targets_R1: Tensor, softcap: float | None, w
     return losses_R
 
 
+ONEDNN_TOKENS, ONEDNN_WIDTH = 512, 256
+"""The fewest tokens, and the least width of what a layer reads, for which oneDNN multiplies faster than MKL."""
+
+
+class OneDNNProducts(TorchFunctionMode):
+    """Has oneDNN compute wide linear layers in fp32, by the operator that PyTorch's own compiler takes for them."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is nn.functional.linear and len(args) == 3 and args[0].shape[-1] >= ONEDNN_WIDTH:
+            x, weight, bias = args
+            if x.dtype == weight.dtype == torch.float32:
+                return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        return func(*args, **(kwargs or {}))
+
+
+def fastest_products(inputs: Tensor) -> AbstractContextManager[Any]:
+    """Choose what multiplies for these tokens under inference mode. Training and its validation keep to PyTorch's
+    choice, and so to the same bits everywhere."""
+    is_for_onednn = (
+        torch.is_inference_mode_enabled()
+        and inputs.device.type == "cpu"
+        and inputs.numel() >= ONEDNN_TOKENS
+        and not torch.is_autocast_enabled("cpu")
+        and is_slow_by_mkl()
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    )
+    return OneDNNProducts() if is_for_onednn else nullcontext()
+
+
 COUNTED_TOKENS = 16
 """The length of the text that FLOPs are counted on."""
 
@@ -149,7 +181,8 @@ def packed_hidden(backbone: nn.Module, inputs_T: Tensor, positions_T: Tensor, la
         # The padding is a sample of its own that nothing reads: any tokens will do, at any positions.
         inputs_T = torch.cat([inputs_T, inputs_T[-1:].expand(layout.num_padding)])
         positions_T = torch.cat([positions_T, positions_T[-1:].expand(layout.num_padding)])
-    output = backbone(input_ids=inputs_T[None], position_ids=positions_T[None], layout=layout, use_cache=False)
+    with fastest_products(inputs_T):
+        output = backbone(input_ids=inputs_T[None], position_ids=positions_T[None], layout=layout, use_cache=False)
     return output.last_hidden_state.squeeze(0)[:num_tokens]
 
 

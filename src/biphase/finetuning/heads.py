@@ -30,7 +30,7 @@ from biphase.console import err
 from biphase.corpus.tokenizer import NEW_NAMES, find_tokenizer, misreading_class
 from biphase.encoder.models import Encoder, identify, stamp_model
 from biphase.encoder.network import dropout_shares, fresh_backbone, load_backbone, pad_batch, without_padding
-from biphase.encoder.packed import packed_hidden
+from biphase.encoder.packed import fastest_products, packed_hidden
 from biphase.encoder.proofs import agree, telling_tokens
 from biphase.errors import InputError
 from biphase.export.model import as_llama, set_direction
@@ -243,7 +243,9 @@ def padded_logits(model: Any, batch: Batch) -> Tensor:
     while rest:
         numbers = [number for number in rest if 2 * lengths[number] >= lengths[rest[0]]]
         rest = rest[len(numbers) :]
-        output = model(**pad_batch([samples[number] for number in numbers], pad_id))
+        inputs = pad_batch([samples[number] for number in numbers], pad_id)
+        with fastest_products(inputs["input_ids"]):
+            output = model(**inputs)
         is_span = "start_logits" in output
         outputs = torch.stack([output.start_logits, output.end_logits], -1) if is_span else output[0]
         for number, part in zip(numbers, outputs, strict=True):
@@ -340,15 +342,17 @@ def can_look_up(cell: CellContext) -> bool:
     return config.frozen and has_layer and config.weights == "pretrained" and config.weight_dtype == "fp32"
 
 
-@torch.no_grad()
-def encode_packed(encoder: Encoder, texts: Sequence[str], device: torch.device) -> np.ndarray:
+@torch.inference_mode()
+def encode_packed(
+    encoder: Encoder, texts: Sequence[str], device: torch.device, dtype: torch.dtype = torch.float32
+) -> np.ndarray:
     """The mean over each text's tokens, fp32, [texts, width]; of texts that have to be cut, a line tells."""
     backbone: Any = place_backbone(encoder, device)
     encoded = encoder.tokenizer.encode_texts(texts, encoder.max_length)
     if len(encoded.truncated):
         err.print(f"{len(encoded.truncated):,} of {len(texts):,} texts are cut at {encoder.max_length:,} tokens")
     task = Task.model_construct(name="encode", family="retrieval")
-    cell = CellContext(task, FinetuneConfig(precision="fp32"), device, torch.float32)
+    cell = CellContext(task, FinetuneConfig(precision="fp32"), device, dtype)
     return encoded.predict(TaskNetwork(backbone, cell).eval(), cell, output_width(backbone.config))
 
 
