@@ -166,7 +166,7 @@ def open_peer(arm: str, model: str, folder: Path, threads: int) -> Callable[[dic
         settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
         compiled = openvino.Core().compile_model(folder / "onnx" / "model.onnx", "CPU", settings)
         names = {name for port in compiled.inputs for name in port.names}
-        return lambda batch: compiled({name: batch[name] for name in names})[output]
+        return lambda batch: compiled({name: rows for name, rows in batch.items() if name in names})[output]
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

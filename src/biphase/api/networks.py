@@ -185,9 +185,8 @@ def encode(
     """
     model = load(model) if isinstance(model, str | Path) else model
     texts = [texts] if isinstance(texts, str) else list(texts)
-    import torch
-
     from biphase.device import choose_device, choose_dtype
+    from biphase.pretraining.optimizer import autocast
 
     torch_device = choose_device(device)
     dtype = choose_dtype(precision, torch_device)
@@ -195,7 +194,7 @@ def encode(
         from biphase.finetuning.heads import encode_packed
 
         return encode_packed(model, texts, torch_device, dtype)
-    with torch.autocast(torch_device.type, dtype, enabled=dtype != torch.float32):
+    with autocast(torch_device, dtype):
         return model.encode(texts, show_progress_bar=False, convert_to_numpy=True, device=str(torch_device))
 
 
