@@ -315,7 +315,7 @@ def find_minilm(given: Path | None) -> Path:
     return given or Path(package.origin).parent / "model"
 
 
-def print_table(threads: int, result: Found) -> None:
+def print_table(threads: str, result: Found) -> None:
     arms = dict.fromkeys(arm for case in result["cases"].values() for arm in case)
     print(
         f"\n{threads} threads; texts a second, and in brackets as a ratio to onnxruntime", *result["cases"], sep=" | "
@@ -344,7 +344,7 @@ def main() -> None:
     machine |= {name: version(name) for name in libraries if find_spec(name.replace("-", "_"))}
     with tempfile.TemporaryDirectory() as folder:
         models = prepare_models(embedder, options.preset, options.vocab, Path(folder))
-        results = {threads: measure(options, threads, models) for threads in options.threads}
+        results = {str(threads): measure(options, threads, models) for threads in options.threads}
     out = options.out or result_path("inference", machine["processor"], max(options.threads))
     shown = {key: value for key, value in vars(options).items() if key not in ("out", "job", "answer")}
     what = "texts read per second, by library and arithmetic"
