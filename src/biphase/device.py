@@ -41,7 +41,10 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
 
 
 def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """Return the type of the arithmetic: bf16 where the device has units for it, else fp32."""
+    """Return the type of the arithmetic: bf16 where the device has units for it, else fp32. Raises `InputError` for any
+    other name."""
+    if precision not in ("auto", "bf16", "fp32"):
+        raise InputError(f"precision '{precision}': give auto, bf16 or fp32")
     if precision != "auto":
         return {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
     return torch.bfloat16 if has_bf16_units(device) else torch.float32

@@ -355,8 +355,13 @@ def test_a_program_s_texts_are_encoded(make: Make, encoder_folder: Path, tmp_pat
         vectors = biphase.encode(model, ["", "a text"], device="cpu")
         np.testing.assert_allclose(vectors[1], biphase.encode(model, "a text")[0], atol=1e-5)
         assert vectors.shape == (2, 32) and np.isfinite(vectors).all()
+        rounded = biphase.encode(model, ["", "a text"], device="cpu", precision="bf16")
+        gap = np.abs(rounded - vectors).max() / np.abs(vectors).mean()
+        assert rounded.dtype == np.float32 and 1e-6 < gap < 0.1  # bf16 has 8 bits: a step is 0.4 %
         with pytest.raises(InputError, match="device is cuda"):
             biphase.encode(model, ["a text"], device="cuda")
+        with pytest.raises(InputError, match="precision 'fp16': give auto, bf16 or fp32"):
+            biphase.encode(model, ["a text"], device="cpu", precision="fp16")
 
 
 def test_merging_all_but_nothing_gives_the_network_before(make: Make, encoder_folder: Path, tmp_path: Path) -> None:

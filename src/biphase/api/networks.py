@@ -247,7 +247,13 @@ def load(model: str | Path) -> Any:
     return load_encoder(str(model))
 
 
-def encode(model: Any, texts: Iterable[str], *, device: str = "auto") -> "np.ndarray":
+def encode(
+    model: Any,
+    texts: Iterable[str],
+    *,
+    device: str = "auto",
+    precision: Literal["auto", "bf16", "fp32"] = "fp32",
+) -> "np.ndarray":
     """Embed texts, fp32, [texts, width]: the mean over a text's tokens, which all look both ways, as in `evaluate`
     before any fine-tuning. Texts are packed, not padded; a text of more tokens than the network has positions for is
     cut, with a message.
@@ -255,17 +261,22 @@ def encode(model: Any, texts: Iterable[str], *, device: str = "auto") -> "np.nda
     Args:
         model: what `load` returned, or what it takes.
         device: auto, cpu or cuda.
+        precision: the type of the arithmetic. bf16 is faster on devices with units for it, where `auto` takes it; its
+            embeddings have a cosine of 0.9999 with those in fp32 (all-MiniLM-L6-v2).
     """
     model = load(model) if isinstance(model, str | Path) else model
     texts = [texts] if isinstance(texts, str) else list(texts)
-    from biphase.device import choose_device
+    from biphase.device import choose_device, choose_dtype
+    from biphase.pretraining.optimizer import autocast
 
     torch_device = choose_device(device)
-    if not hasattr(model, "backbone"):
-        return model.encode(texts, show_progress_bar=False, convert_to_numpy=True, device=str(torch_device))
-    from biphase.finetuning.heads import encode_packed
+    dtype = choose_dtype(precision, torch_device)
+    if hasattr(model, "backbone"):
+        from biphase.finetuning.heads import encode_packed
 
-    return encode_packed(model, texts, torch_device)
+        return encode_packed(model, texts, torch_device, dtype)
+    with autocast(torch_device, dtype):
+        return model.encode(texts, show_progress_bar=False, convert_to_numpy=True, device=str(torch_device))
 
 
 ZERO_SHOT = ("zero-shot:", "mteb:")

@@ -340,15 +340,17 @@ def can_look_up(cell: CellContext) -> bool:
     return config.frozen and has_layer and config.weights == "pretrained" and config.weight_dtype == "fp32"
 
 
-@torch.no_grad()
-def encode_packed(encoder: Encoder, texts: Sequence[str], device: torch.device) -> np.ndarray:
+@torch.inference_mode()
+def encode_packed(
+    encoder: Encoder, texts: Sequence[str], device: torch.device, dtype: torch.dtype = torch.float32
+) -> np.ndarray:
     """The mean over each text's tokens, fp32, [texts, width]; of texts that have to be cut, a line tells."""
     backbone: Any = place_backbone(encoder, device)
     encoded = encoder.tokenizer.encode_texts(texts, encoder.max_length)
     if len(encoded.truncated):
         err.print(f"{len(encoded.truncated):,} of {len(texts):,} texts are cut at {encoder.max_length:,} tokens")
     task = Task.model_construct(name="encode", family="retrieval")
-    cell = CellContext(task, FinetuneConfig(precision="fp32"), device, torch.float32)
+    cell = CellContext(task, FinetuneConfig(precision="fp32"), device, dtype)
     return encoded.predict(TaskNetwork(backbone, cell).eval(), cell, output_width(backbone.config))
 
 
