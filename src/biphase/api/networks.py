@@ -292,7 +292,7 @@ def search(
     questions: Path | Any | None = None,
     model: str | Path | None = None,
     index: Path | str | None = None,
-    by: By = "both",
+    by: By | None = None,
     rerank: str | Path | None = None,
     where: list[str] | str | None = None,
     language: str | None = None,
@@ -311,7 +311,8 @@ def search(
             `text`. In Python: also such rows, or texts.
         model: an embedding model: a folder or a hub id; an index knows its own.
         index: where the index of a text is kept; SOURCE.index unless given.
-        by: both (their rankings fused), bm25 or embeddings.
+        by: both (their rankings fused), bm25 or embeddings. Unless given it is both, or bm25 where the embeddings find
+            too few passages by words of their own.
         rerank: a cross-encoder that orders the best 50 passages anew: a folder or a hub id.
         where: a condition on a column of the documents, such as year>=2020 or source=news; several must all hold.
         language: of BM25's stop words and stems, such as en; none for words as they stand. Unless given it is found.
