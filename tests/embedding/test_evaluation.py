@@ -1,7 +1,6 @@
 """Scores of embeddings are those of other people's code; an index answers, and only with its own model."""
 
 import json
-import re
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -431,7 +430,7 @@ def test_embeddings_that_find_no_passage_by_its_own_words_do_not_rank(
         middles.append(" ".join(words[half : half + max(1, min(12, half))]))
     nearest = theirs.similarity(theirs.encode_query(middles), theirs.encode_document(texts)).argmax(1)
     share = json.loads((tmp_path / "i" / "index.json").read_text())["found_share"]
-    assert share == pytest.approx((nearest.numpy() == np.arange(len(texts))).mean()) and share < 0.4
+    assert share == pytest.approx((nearest.numpy() == np.arange(len(texts))).mean()) and share < 0.5
     assert f"finds {share:.0%} of passages by words of their own" in told
     for by, name in (("both", f"{encoder_folder} + BM25"), ("embeddings", str(encoder_folder))):
         assert set(search(texts, "what did Tip make?", by=by, **asked)["by"]) == {name}  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from biphase.corpus.text import TxtDocuments, are_names, check_place, find_text_
 from biphase.embedding.questions import By, read_request
 from biphase.embedding.recipe import EmbeddingRecipe, refuse_equal_names
 from biphase.encoder.models import find_folder
-from biphase.errors import InputError, refuse_doubles
+from biphase.errors import InputError, clipped, refuse_doubles
 from biphase.files import read_json, refuse_filled, refuse_foreign, write_json
 from biphase.hub import fetch_model
 from biphase.machine import refuse_versions
@@ -176,6 +176,8 @@ def encode(model: Any, texts: Iterable[str], *, device: str = "auto") -> "np.nda
         device: auto, cpu or cuda.
     """
     model = load(model) if isinstance(model, str | Path) else model
+    if not hasattr(model, "backbone") and not hasattr(model, "encode"):
+        raise InputError(f"{clipped(repr(model))} is no model: give encode first a model, then the texts")
     texts = [texts] if isinstance(texts, str) else list(texts)
     from biphase.device import choose_device
 

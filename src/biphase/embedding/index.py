@@ -37,13 +37,13 @@ from biphase.corpus.text import (
     sample_language,
 )
 from biphase.embedding.model import (
+    create_vectors,
     embed_into,
     encode_batch,
     encoder_of,
     find_similar,
     hash_embedder,
     load_embedder,
-    open_rows,
     width_of,
 )
 from biphase.embedding.pairs import hash_text
@@ -65,7 +65,7 @@ RERANKED_PASSAGES = 50
 TRIED_PASSAGES = 64
 """Passages that are asked for by words of their own."""
 TRIED_WORDS = 12
-LEAST_FOUND = 0.4
+LEAST_FOUND = 0.5
 """Embeddings that find a smaller share of these passages are those of networks that were not trained for search."""
 SAMPLE = "A word, and 永和九年 歲在癸丑 คำไทย\nat last. " * 40
 """A text whose passages tell one way of cutting from another."""
@@ -188,7 +188,7 @@ def build_index(
             words = index_bm25(read_texts(part), stems_of(language))
             if words is not None:
                 words.save(part / WORDS)
-        rows_ND = open_rows(part / VECTORS, num_passages, width_of(embedder))
+        rows_ND = create_vectors(part / VECTORS, num_passages, width_of(embedder))
         if old is not None:
             np.take(open_vectors(old.folder), old_numbers_N, axis=0, out=rows_ND, mode="clip")
         new_texts = compress(read_texts(part), old_numbers_N < 0)

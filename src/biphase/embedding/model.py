@@ -240,7 +240,7 @@ def find_similar(
     return find_nearest(queries_QD, in_pieces(documents_ND, numbers_N), top, **similarity)
 
 
-def open_rows(path: Path, num_rows: int, width: int) -> np.memmap:
+def create_vectors(path: Path, num_rows: int, width: int) -> np.memmap:
     """Make a file of embeddings, fp32, mapped into memory."""
     return np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(num_rows, width))
 
@@ -334,7 +334,7 @@ def mine_negatives(
     right: dict[str, list[int]] = {}
     for anchor, positive in zip(anchors, positives, strict=True):
         right.setdefault(anchor, []).append(numbers[positive])
-    rows = open_rows(path, len(passages), width_of(model))
+    rows = create_vectors(path, len(passages), width_of(model))
     unit = {"normalize_embeddings": True}
     encode_passages, encode_anchors = partial(model.encode_document, **unit), partial(model.encode_query, **unit)
     embed_into(rows, np.arange(len(rows)), encode_passages, passages, f"{label}: passages")
