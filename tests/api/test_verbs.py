@@ -140,6 +140,11 @@ assert 'torch' not in sys.modules
         _ = biphase.nothing
 
 
+def test_texts_in_place_of_a_model_are_told() -> None:
+    with pytest.raises(InputError, match=r"^\['a text'\] is no model: give encode first a model, then the texts$"):
+        biphase.encode(["a text"], "model")
+
+
 def test_folders_with_the_name_of_a_verb_are_verbs_too(tmp_path: Path) -> None:
     import biphase.export.model
     import biphase.study.plan

@@ -1,7 +1,6 @@
 """Scores of embeddings are those of other people's code; an index answers, and only with its own model."""
 
 import json
-import re
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -138,11 +137,11 @@ def test_search_answers_and_knows_its_model(
         (text / f"{number}.txt").write_text(document, encoding="utf-8")
     with pytest.raises(InputError, match="name an embedding model"):
         search(text, "what did Tip make?", top=2)
-    found = search(text, "what did Tip make?", model=encoder_folder, top=2)
+    found = search(text, "what did Tip make?", model=encoder_folder, top=2, by="both")
     assert list(found["by"]) == [f"{encoder_folder} + BM25"] * 2 and found["id"].str.contains(".txt#").all()
-    assert search(f"{text}.index", "what did Tip make?", top=2).equals(found)
+    assert search(f"{text}.index", "what did Tip make?", top=2, by="both").equals(found)
     (text / "notes.pdf").write_text("no text that is read")
-    assert search(text, "what did Tip make?", top=2).equals(found)
+    assert search(text, "what did Tip make?", top=2, by="both").equals(found)
     with pytest.raises(InputError, match="the field 'text', not of 'body'"):
         search(text, "what did Tip make?", text_field="body")
     monkeypatch.chdir(encoder_folder.parent)
@@ -182,7 +181,7 @@ def test_passages_that_were_cut_in_another_way_are_refused(
     found = search(text, "Tip", model=encoder_folder, rebuild=True)
     assert search(index, "Tip").equals(found)
     record = json.loads((index / "index.json").read_text())
-    del record["cutting"], record["language"], record["columns"], record["mean_cosine"]
+    del record["cutting"], record["language"], record["columns"], record["found_share"]
     (index / "index.json").write_text(json.dumps(record))
     (index / MARK).unlink()
     with pytest.raises(InputError, match="cut in another way"):
@@ -292,14 +291,17 @@ def test_words_are_searched_by_their_stems_and_without_stop_words(encoder_folder
         search(papers, "flow", language="elvish")
 
 
-def test_both_rankings_are_fused_by_reciprocal_ranks(encoder_folder: Path, papers: Path) -> None:
+def test_both_rankings_are_fused_by_their_scores(encoder_folder: Path, papers: Path) -> None:
+    """By the mean of two scores from 0 to 1: a share of BM25's best, and cosines between the worst and the best."""
     question = "flow at high speed"
     scores: dict[str, float] = defaultdict(float)
     for by in ("bm25", "embeddings"):
         found = search(papers, question, model=encoder_folder, by=by)  # type: ignore[arg-type]
-        for rank, id in enumerate(found["id"], start=1):
-            scores[id] += 1 / (60 + rank)
-    found = search(papers, question)
+        worst, best = (0 if by == "bm25" else found["score"].min()), found["score"].max()
+        for id, score in zip(found["id"], found["score"], strict=True):
+            scores[id] += (score - worst) / (best - worst) / 2
+    assert len(scores) == 4 and len(set(scores.values())) > 2
+    found = search(papers, question, by="both")
     assert dict(zip(found["id"], found["score"], strict=True)) == pytest.approx(scores)
     assert found["score"].is_monotonic_decreasing and list(found["rank"]) == [1, 2, 3, 4]
 
@@ -347,11 +349,11 @@ def test_only_passages_that_are_new_are_embedded(
     def stop(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("biphase.embedding.index.embed_pieces", stop)
+    monkeypatch.setattr("biphase.embedding.model.embed_pieces", stop)
     with pytest.raises(KeyboardInterrupt):
         search(papers, "flow")
     assert set(search(f"{papers}.index", "flow")["id"]) == {"a#0", "b#0", "c#0", "d#0"}
-    monkeypatch.setattr("biphase.embedding.index.embed_pieces", embed)
+    monkeypatch.setattr("biphase.embedding.model.embed_pieces", embed)
     found = search(papers, "jet flow")
     assert embedded == ["A new jet."] and "3 passages, 1 of them new" in capsys.readouterr().err
     assert found.set_index("id")["year"].dropna().to_dict() == {"b#0": 1999}
@@ -411,16 +413,31 @@ def test_a_cross_encoder_orders_passages_anew(encoder_folder: Path, papers: Path
         search(papers, "flow", rerank=ranker)
 
 
-def test_embeddings_that_are_all_alike_are_told(encoder_folder: Path, papers: Path, capsys: Any) -> None:
-    search(papers, "flow", model=encoder_folder)
-    [cosine] = re.findall(
-        r"mean cosine is (\S+): .* hardly tells them apart", " ".join(capsys.readouterr().err.split())
-    )
-    vectors = np.load(f"{papers}.index/embeddings.npy")
-    pairs = np.triu_indices(len(vectors), k=1)
-    assert float(cosine) == pytest.approx((vectors @ vectors.T)[pairs].mean(), abs=1e-3)
-    search(papers, "flow", by="bm25")
-    assert "cosine" not in capsys.readouterr().err
+def test_embeddings_that_find_no_passage_by_its_own_words_do_not_rank(
+    encoder_folder: Path, documents: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Unless one asks for them; how many they find is counted as sentence-transformers embeds and compares."""
+    pytest.importorskip("bm25s")
+    texts = [" ".join(document.split()[:100]) for document in documents[:30]]
+    asked: dict[str, Any] = {"model": encoder_folder, "index": tmp_path / "i"}
+    found = search(texts, "what did Tip make?", **asked)
+    told = " ".join(capsys.readouterr().err.split())
+    assert set(found["by"]) == {"BM25"} and "so words alone rank (--by both: both); train it for search" in told
+    theirs, middles = SentenceTransformer(str(encoder_folder)), []
+    for text in texts:
+        words = text.split()
+        half = len(words) // 2
+        middles.append(" ".join(words[half : half + max(1, min(12, half))]))
+    nearest = theirs.similarity(theirs.encode_query(middles), theirs.encode_document(texts)).argmax(1)
+    share = json.loads((tmp_path / "i" / "index.json").read_text())["found_share"]
+    assert share == pytest.approx((nearest.numpy() == np.arange(len(texts))).mean()) and share < 0.5
+    assert f"finds {share:.0%} of passages by words of their own" in told
+    for by, name in (("both", f"{encoder_folder} + BM25"), ("embeddings", str(encoder_folder))):
+        assert set(search(texts, "what did Tip make?", by=by, **asked)["by"]) == {name}  # type: ignore[arg-type]
+        assert "words alone may rank better (--by bm25)" in " ".join(capsys.readouterr().err.split())
+    monkeypatch.setattr("biphase.embedding.index.LEAST_FOUND", share)
+    assert set(search(texts, "what did Tip make?", **asked)["by"]) == {f"{encoder_folder} + BM25"}
+    assert "words of their own" not in capsys.readouterr().err
 
 
 def test_models_fused_with_bm25_are_scored_beside_it(encoder_folder: Path, beir: Path) -> None:

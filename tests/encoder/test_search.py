@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from biphase.encoder.search import find_nearest
+from biphase.encoder.search import find_nearest, fuse_rankings, in_pieces
 from biphase.finetuning.metrics import best_documents
 
 
@@ -19,3 +19,22 @@ def test_ties_at_the_last_place_are_broken_as_trec_eval_does() -> None:
         ranked = best_documents(dict(zip(ids, row, strict=True)), 4)
         assert {ids[document] for document, _ in hits} == {id for id, _ in ranked}
         assert [score for _, score in hits] == [score for _, score in ranked]
+
+
+def test_fused_scores_are_the_mean_of_two_from_0_to_1() -> None:
+    """A share of the best of words, a place between worst and best of embeddings; 0 for what a ranking lacks."""
+    by_words, by_embeddings = [(4, 8.0), (2, 6.0)], [(2, 0.9), (7, 0.8), (1, 0.7)]
+    fused = fuse_rankings(by_words, by_embeddings, 10)
+    assert [number for number, _ in fused] == [2, 4, 7, 1]
+    np.testing.assert_allclose([score for _, score in fused], [0.875, 0.5, 0.25, 0.0], atol=1e-9)
+    assert fuse_rankings([], by_embeddings, 1) == [(2, 0.5)] and fuse_rankings([], [], 3) == []
+    assert fuse_rankings([(1, 3.0)], [(0, 0.4)], 3) == [(0, 0.5), (1, 0.5)]  # all alike; the lowest number first
+
+
+def test_only_documents_with_given_numbers_are_found() -> None:
+    rows_ND = torch.randn(50, 8, generator=torch.Generator().manual_seed(0))
+    numbers_N = np.arange(1, 50, 3)
+    hits_Q = find_nearest(rows_ND[:4], in_pieces(rows_ND, numbers_N), 5)
+    for row_D, hits in zip(rows_ND, hits_Q, strict=False):
+        scores_N = rows_ND.numpy()[numbers_N] @ row_D.numpy()
+        assert [number for number, _ in hits] == numbers_N[np.argsort(-scores_N)[:5]].tolist()

@@ -15,7 +15,7 @@ from biphase.corpus.text import TxtDocuments, are_names, check_place, find_text_
 from biphase.embedding.questions import By, read_request
 from biphase.embedding.recipe import EmbeddingRecipe, refuse_equal_names
 from biphase.encoder.models import find_folder
-from biphase.errors import InputError, refuse_doubles
+from biphase.errors import InputError, clipped, refuse_doubles
 from biphase.files import read_json, refuse_filled, refuse_foreign, write_json
 from biphase.hub import fetch_model
 from biphase.machine import refuse_versions
@@ -265,6 +265,8 @@ def encode(
             embeddings have a cosine of 0.9999 with those in fp32 (all-MiniLM-L6-v2).
     """
     model = load(model) if isinstance(model, str | Path) else model
+    if not hasattr(model, "backbone") and not hasattr(model, "encode"):
+        raise InputError(f"{clipped(repr(model))} is no model: give encode first a model, then the texts")
     texts = [texts] if isinstance(texts, str) else list(texts)
     from biphase.device import choose_device, choose_dtype
     from biphase.pretraining.optimizer import autocast
@@ -384,7 +386,7 @@ def search(
     questions: Path | Any | None = None,
     model: str | Path | None = None,
     index: Path | str | None = None,
-    by: By = "both",
+    by: By | None = None,
     rerank: str | Path | None = None,
     where: list[str] | str | None = None,
     language: str | None = None,
@@ -403,7 +405,8 @@ def search(
             `text`. In Python: also such rows, or texts.
         model: an embedding model: a folder or a hub id; an index knows its own.
         index: where the index of a text is kept; SOURCE.index unless given.
-        by: both (their rankings fused), bm25 or embeddings.
+        by: both (their rankings fused), bm25 or embeddings. Unless given it is both, or bm25 where the embeddings find
+            too few passages by words of their own.
         rerank: a cross-encoder that orders the best 50 passages anew: a folder or a hub id.
         where: a condition on a column of the documents, such as year>=2020 or source=news; several must all hold.
         language: of BM25's stop words and stems, such as en; none for words as they stand. Unless given it is found.

@@ -18,7 +18,7 @@ from sentence_transformers.util import pairwise_cos_sim
 
 from biphase import console
 from biphase.corpus.text import sample_language
-from biphase.embedding.model import embed_texts, find_similar
+from biphase.embedding.model import embed_texts, encoder_of, find_similar
 from biphase.embedding.pairs import read_pairs
 from biphase.embedding.recipe import PairSource, set_name
 from biphase.encoder.search import fuse_rankings
@@ -85,7 +85,7 @@ def score_arms(models: Mapping[str, SentenceTransformer], dataset: JudgedSet) ->
     language = sample_language(dataset.documents.values(), len(dataset.documents))
     by_stems = rank_by_bm25(dataset, stems_of(language))
     for name, hits_Q in ranked.items():
-        fused = [fuse_rankings(both, num_searched(dataset)) for both in zip(by_stems, hits_Q, strict=True)]
+        fused = [fuse_rankings(*both, num_searched(dataset)) for both in zip(by_stems, hits_Q, strict=True)]
         scores[f"{name} + BM25"] = retrieval_scores(dataset, fused)[0]
     return scores | {"BM25": score_bm25(dataset)}
 
@@ -113,10 +113,8 @@ def num_searched(dataset: JudgedSet) -> int:
 def rank_by_model(model: SentenceTransformer, dataset: JudgedSet) -> list[list[tuple[int, float]]]:
     """Find the documents nearest to each query: numbers and scores, best first."""
     documents, queries = list(dataset.documents.values()), list(dataset.queries.values())
-    label = f"embed {dataset.name}"
-    lengths = {"normalize_embeddings": model.similarity_fn_name == "cosine"}
-    documents_ND = embed_texts(model.encode_document, documents, f"{label} corpus", **lengths)
-    queries_QD = embed_texts(model.encode_query, queries, f"{label} queries", **lengths)
+    documents_ND = embed_texts(encoder_of(model, "document"), documents, f"embed {dataset.name} corpus")
+    queries_QD = embed_texts(encoder_of(model, "query"), queries, f"embed {dataset.name} queries")
     return find_similar(model, queries_QD, documents_ND, num_searched(dataset))
 
 

@@ -4,7 +4,8 @@ INDEX/  index.json  passages.jsonl  lines.npy (where each begins)  embeddings.np
 
 An index belongs to a model; one of another model is refused, never mixed. It follows its text: passages that it has not
 are embedded, and BM25's part is built anew. Passages are found by BM25, by their embeddings, or by both, whose rankings
-are fused; a cross-encoder may read the best of them again.
+are fused, unless the embeddings do not find passages by words of their own; a cross-encoder may read the best of them
+again.
 
 Letters: Q questions, N passages, D width.
 """
@@ -14,9 +15,8 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import chain, compress
+from itertools import chain, compress, islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -36,12 +36,21 @@ from biphase.corpus.text import (
     read_documents,
     sample_language,
 )
-from biphase.embedding.model import embed_pieces, encode_batch, find_similar, hash_embedder, load_embedder, width_of
+from biphase.embedding.model import (
+    create_vectors,
+    embed_into,
+    encode_batch,
+    encoder_of,
+    find_similar,
+    hash_embedder,
+    load_embedder,
+    width_of,
+)
 from biphase.embedding.pairs import hash_text
-from biphase.embedding.questions import Condition, Request
+from biphase.embedding.questions import By, Condition, Request
 from biphase.encoder.models import find_ranker
 from biphase.encoder.network import load_weights
-from biphase.encoder.search import fuse_rankings, in_pieces
+from biphase.encoder.search import fuse_rankings
 from biphase.errors import InputError, clipped, told_as
 from biphase.files import content_hash, own_folder, read_json_as, reading, refuse_damaged, write_json
 from biphase.run import split_reference
@@ -53,8 +62,11 @@ FUSED_PASSAGES = 100
 """Passages of each of the two rankings that are fused."""
 RERANKED_PASSAGES = 50
 """Passages that a cross-encoder reads with the question."""
-ALIKE = 0.9
-"""Above this mean cosine, embeddings hardly tell passages apart: those of networks that were not trained for search."""
+TRIED_PASSAGES = 64
+"""Passages that are asked for by words of their own."""
+TRIED_WORDS = 12
+LEAST_FOUND = 0.5
+"""Embeddings that find a smaller share of these passages are those of networks that were not trained for search."""
 SAMPLE = "A word, and 永和九年 歲在癸丑 คำไทย\nat last. " * 40
 """A text whose passages tell one way of cutting from another."""
 
@@ -81,8 +93,8 @@ class IndexManifest(Strict):
     """The language of BM25's words, which have its stems and no stop words; empty for words as they stand."""
     columns: tuple[str, ...] = ()
     """The columns that the documents have beside their text."""
-    mean_cosine: float = 0.0
-    """The mean cosine of two different passages."""
+    found_share: float = 1.0
+    """The share of passages that their embeddings find by words of their own (`share_found`)."""
 
 
 @dataclass(frozen=True)
@@ -108,20 +120,18 @@ def open_index(path: Path, model: str | None, text: str | None, text_field: str,
     text_hash = manifest.text_hash
     if text or (not manifest.sources and Path(name).exists()):
         text_hash = hash_text(name, find_text_sources([name], manifest.sources))
-    has_changed = text_hash != manifest.text_hash
-    is_other_field = manifest.text_field != text_field
-    is_its_place = model is None or model == manifest.model
-    other_model = "which has changed since" if is_its_place else f"not by {model}"
-    is_other_language = language not in (None, manifest.language)
-    differences = {
-        f"by {manifest.model}, {other_model}": hash_embedder(model_path) != manifest.model_hash,
-        f"of the field '{manifest.text_field}', not of '{text_field}'": bool(text) and is_other_field,
-        "of passages that were cut in another way": manifest.cutting != cutting_hash(),
-    }
-    for difference, is_there in differences.items():
-        if is_there:
-            remedy = "rebuild it (--rebuild)" + ("" if text else f" from its text, {manifest.text}")
-            raise InputError(f"{path} was made {difference}: {remedy}")
+    has_changed, is_other_language = text_hash != manifest.text_hash, language not in (None, manifest.language)
+    difference = None
+    if hash_embedder(model_path) != manifest.model_hash:
+        other_model = "which has changed since" if model in (None, manifest.model) else f"not by {model}"
+        difference = f"by {manifest.model}, {other_model}"
+    elif text and manifest.text_field != text_field:
+        difference = f"of the field '{manifest.text_field}', not of '{text_field}'"
+    elif manifest.cutting != cutting_hash():
+        difference = "of passages that were cut in another way"
+    if difference is not None:
+        remedy = "rebuild it (--rebuild)" + ("" if text else f" from its text, {manifest.text}")
+        raise InputError(f"{path} was made {difference}: {remedy}")
     if is_other_language and not text:
         told = f"{path} has the words of language '{manifest.language}', not of '{language}'"
         raise InputError(f"{told}: search its text, {manifest.text}, with that language")
@@ -166,8 +176,8 @@ def build_index(
     text_hash = hash_text(text, sources)  # before it is read: what changes meanwhile is another text
     with own_folder(index, "search index") as part:
         embedder = load_embedder(model)
-        cut = write_passages(part, sources, text_field, old)
-        num_passages, num_new = len(cut.old_numbers_N), int((cut.old_numbers_N < 0).sum())
+        old_numbers_N, columns = write_passages(part, sources, text_field, old)
+        num_passages, num_new = len(old_numbers_N), int((old_numbers_N < 0).sum())
         if not num_passages:
             raise InputError(f"{text} holds no text to search")
         if old is not None and num_new == num_passages:
@@ -178,7 +188,11 @@ def build_index(
             words = index_bm25(read_texts(part), stems_of(language))
             if words is not None:
                 words.save(part / WORDS)
-        rows_ND = embed_passages(part, embedder, cut.old_numbers_N, old)
+        rows_ND = create_vectors(part / VECTORS, num_passages, width_of(embedder))
+        if old is not None:
+            np.take(open_vectors(old.folder), old_numbers_N, axis=0, out=rows_ND, mode="clip")
+        new_texts = compress(read_texts(part), old_numbers_N < 0)
+        embed_into(rows_ND, np.flatnonzero(old_numbers_N < 0), encoder_of(embedder, "document"), new_texts, "index")
         manifest = IndexManifest(
             model=model if old is None else old.manifest.model,
             model_hash=hash_embedder(model),
@@ -191,8 +205,8 @@ def build_index(
             cutting=cutting_hash(),
             sources=[source.record_name for source in sources if source.path is None],
             language=language,
-            columns=cut.columns,
-            mean_cosine=mean_cosine(rows_ND),
+            columns=columns,
+            found_share=share_found(embedder, rows_ND, read_texts(part)),
         )
         write_json(part / "index.json", manifest.model_dump())
     change = "" if old is None else f", {num_new:,} of them new"
@@ -200,20 +214,13 @@ def build_index(
     return Index(index, manifest, model, embedder)
 
 
-@dataclass(frozen=True)
-class CutPassages:
-    """What is known of a text that was cut into passages."""
-
-    old_numbers_N: np.ndarray
-    """The number that each passage's text has in the index as it was before, or -1."""
-    columns: tuple[str, ...]
-    """The columns of the documents."""
-
-
-def write_passages(part: Path, sources: Sequence[TextSource], text_field: str, old: Index | None) -> CutPassages:
-    """Write the passages of a text, and where each begins."""
+def write_passages(
+    part: Path, sources: Sequence[TextSource], text_field: str, old: Index | None
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Write the passages of a text, and where each begins. Returns the number that each passage's text has in the index
+    as it was before, or -1, [N], and the columns of the documents."""
     old_texts = () if old is None else read_texts(old.folder)
-    old_numbers = {hash_passage(text): number for number, text in enumerate(old_texts)}
+    old_numbers = {sha256(text.encode()).digest(): number for number, text in enumerate(old_texts)}
     lines, numbers, columns = array("q"), array("q"), dict[str, None]()
     with open(part / PASSAGES, "wb") as file, console.track("cut passages", None, "passages") as progress:
         documents = (read_documents(source, text_field, with_columns=True) for source in sources)
@@ -221,41 +228,26 @@ def write_passages(part: Path, sources: Sequence[TextSource], text_field: str, o
             columns |= dict.fromkeys(document.columns)
             for passage in cut_document(document):
                 lines.append(file.tell())
-                numbers.append(old_numbers.get(hash_passage(passage["text"]), -1))
+                numbers.append(old_numbers.get(sha256(passage["text"].encode()).digest(), -1))
                 file.write(json.dumps(passage, ensure_ascii=False, default=plain_value).encode() + b"\n")
                 progress.advance(1)
     np.save(part / LINES, np.array(lines, dtype=np.int64))
-    return CutPassages(np.array(numbers, dtype=np.int64), tuple(columns))
+    return np.array(numbers, dtype=np.int64), tuple(columns)
 
 
-def embed_passages(part: Path, embedder: SentenceTransformer, old_numbers_N: np.ndarray, old: Index | None) -> Any:
-    """Write the embeddings of all passages: those of `old` are copied, others are made. Returns them, mapped into
-    memory."""
-    shape_ND = (len(old_numbers_N), width_of(embedder))
-    rows_ND = np.lib.format.open_memmap(part / VECTORS, mode="w+", dtype=np.float32, shape=shape_ND)
-    if old is not None:
-        np.take(open_vectors(old.folder), old_numbers_N, axis=0, out=rows_ND, mode="clip")
-    is_new_N = old_numbers_N < 0
-    new_numbers, texts = np.flatnonzero(is_new_N), compress(read_texts(part), is_new_N)
-    unit = {"normalize_embeddings": embedder.similarity_fn_name == "cosine"}
-    begin = 0
-    for piece_ND in embed_pieces(embedder.encode_document, texts, len(new_numbers), "index", **unit):
-        rows_ND[new_numbers[begin : begin + len(piece_ND)]] = piece_ND.cpu().numpy()
-        begin += len(piece_ND)
-    rows_ND.flush()
-    return rows_ND
-
-
-def hash_passage(text: str) -> bytes:
-    return sha256(text.encode()).digest()
-
-
-def mean_cosine(rows_ND: np.ndarray) -> float:
-    """Return the mean cosine of two different rows: the length of the sum of all, less each row with itself."""
-    num_rows, sum_D = len(rows_ND), np.zeros(rows_ND.shape[1])
-    for _, piece_ND in in_pieces(torch.from_numpy(rows_ND)):
-        sum_D += torch.nn.functional.normalize(piece_ND.double(), dim=1).sum(0).numpy()
-    return float((sum_D @ sum_D - num_rows) / (num_rows * (num_rows - 1))) if num_rows > 1 else 0.0
+def share_found(embedder: SentenceTransformer, rows_ND: np.ndarray, texts: Iterator[str]) -> float:
+    """Ask for passages by a dozen words from the middle of each, at most half of it, and return the share that is found
+    first among them. They are as many in each index, at equal distances, so that its size does not matter."""
+    step = max(1, len(rows_ND) // TRIED_PASSAGES)
+    numbers_N = np.arange(len(rows_ND))[::step][:TRIED_PASSAGES]
+    questions = []
+    for text in islice(texts, 0, step * len(numbers_N), step):
+        words = next(iter(cut_words(text, PASSAGE_WORDS)))
+        begin, end = len(words) // 2, len(words) // 2 + max(1, min(TRIED_WORDS, len(words) // 2))
+        questions.append(join_words(words[begin:end]))
+    queries_QD = encode_batch(encoder_of(embedder, "query"), questions).cpu()
+    hits_Q = find_similar(embedder, queries_QD, torch.from_numpy(rows_ND), 1, numbers_N)
+    return float(np.mean([number == hit for number, [(hit, _)] in zip(numbers_N, hits_Q, strict=True)]))
 
 
 def read_passages(folder: Path) -> Iterator[Row]:
@@ -280,9 +272,9 @@ def answer_request(index: Index, request: Request) -> list[Row]:
 
     Raises `InputError` for a condition on a column that no document has.
     """
-    folder, manifest = index.folder, index.manifest
-    name = {"bm25": "BM25", "embeddings": manifest.model, "both": f"{manifest.model} + BM25"}[request.by]
-    hits_Q = rank_passages(index, request)
+    folder, by = index.folder, settle_by(index, request.by)
+    name = {"bm25": "BM25", "embeddings": index.manifest.model, "both": f"{index.manifest.model} + BM25"}[by]
+    hits_Q = rank_passages(index, request, by)
     ranker = None if request.ranker is None else load_ranker(request.ranker)
     answers: list[Row] = []
     with reading(folder, "rebuild it"), open(folder / PASSAGES, "rb") as file:
@@ -302,22 +294,38 @@ def answer_request(index: Index, request: Request) -> list[Row]:
     return answers
 
 
-def rank_passages(index: Index, request: Request) -> list[list[tuple[int, float]]]:
+def settle_by(index: Index, by: By | None) -> By:
+    """Return who ranks: as the user says, else both, or words alone where the embeddings find too few passages by words
+    of their own; that is told."""
+    share = index.manifest.found_share
+    if by == "bm25" or share >= LEAST_FOUND or not (index.folder / WORDS).exists():
+        return by or "both"
+    done = "so words alone rank (--by both: both)" if by is None else "words alone may rank better (--by bm25)"
+    told = f"{index.manifest.model} finds {share:.0%} of passages by words of their own, {done}"
+    console.err.print(f"{told}; train it for search (biphase embed)")
+    return by or "bm25"
+
+
+def rank_passages(index: Index, request: Request, by: By) -> list[list[tuple[int, float]]]:
     """Rank the passages for each question: numbers and scores, best first."""
     texts = [question.text for question in request.questions]
     is_searched_N = check_passages(index, request.conditions) if request.conditions else None
     num_hits = request.top if request.ranker is None else max(request.top, RERANKED_PASSAGES)
-    num_each = max(num_hits, FUSED_PASSAGES) if request.by == "both" else num_hits
+    num_each = max(num_hits, FUSED_PASSAGES) if by == "both" else num_hits
     rankings = []
-    if request.by != "embeddings":
+    if by != "embeddings":
         with reading(index.folder / WORDS, "rebuild it"):
             words = open_bm25(index.folder / WORDS)
         rankings.append(query_bm25(words, texts, num_each, stems_of(index.manifest.language), is_searched_N))
-    if request.by != "bm25":
-        rankings.append(rank_by_embeddings(index, texts, num_each, is_searched_N))
-    if request.by != "both":
+    if by != "bm25":
+        embedder = index.embedder or load_embedder(index.model)
+        queries_QD = encode_batch(encoder_of(embedder, "query"), texts).cpu()
+        numbers_N = None if is_searched_N is None else np.flatnonzero(is_searched_N)
+        rows_ND = torch.from_numpy(open_vectors(index.folder))
+        rankings.append(find_similar(embedder, queries_QD, rows_ND, num_each, numbers_N))
+    if by != "both":
         return rankings[0]
-    return [fuse_rankings(pair, num_hits) for pair in zip(*rankings, strict=True)]
+    return [fuse_rankings(words, vectors, num_hits) for words, vectors in zip(*rankings, strict=True)]
 
 
 def check_passages(index: Index, conditions: Sequence[Condition]) -> np.ndarray:
@@ -334,34 +342,15 @@ def check_passages(index: Index, conditions: Sequence[Condition]) -> np.ndarray:
     return is_searched_N
 
 
-def rank_by_embeddings(
-    index: Index, questions: Sequence[str], top: int, is_searched_N: np.ndarray | None
-) -> list[list[tuple[int, float]]]:
-    """Find the passages nearest to each question by the model's similarity: numbers and scores, best first."""
-    manifest = index.manifest
-    if manifest.mean_cosine > ALIKE:
-        told = f"the passages' mean cosine is {manifest.mean_cosine:.3f}: {manifest.model} hardly tells them apart"
-        console.err.print(f"{told}; train it for search (biphase embed), or search by words alone (--by bm25)")
-    embedder = load_embedder(index.model) if index.embedder is None else index.embedder
-    rows_ND = open_vectors(index.folder)
-    numbers_N = np.arange(len(rows_ND)) if is_searched_N is None else np.flatnonzero(is_searched_N)
-    searched_ND = rows_ND if is_searched_N is None else rows_ND[numbers_N]  # indexed, it would be copied
-    unit = {"normalize_embeddings": embedder.similarity_fn_name == "cosine"}
-    queries_QD = encode_batch(embedder.encode_query, questions, **unit).cpu()
-    hits_Q = find_similar(embedder, queries_QD, torch.from_numpy(searched_ND), top)
-    return [[(int(numbers_N[number]), score) for number, score in hits] for hits in hits_Q]
-
-
 def rank_again(ranker: CrossEncoder, name: str, question: str, passages: Sequence[Row]) -> list[Row]:
     """Order the best passages by the scores that a cross-encoder gives them. Raises `InputError` for scores that are no
     numbers."""
     best = passages[:RERANKED_PASSAGES]
-    pairs = [(question, passage["text"]) for passage in best]
-    scores: Any = ranker.predict(pairs, show_progress_bar=False) if pairs else []
-    if not np.isfinite(scores).all():
+    texts = [passage["text"] for passage in best]
+    ranked = ranker.rank(question, texts, show_progress_bar=False) if texts else []
+    if not all(np.isfinite(hit["score"]) for hit in ranked):
         raise InputError(f"{name} gives scores that are no finite numbers; take it from where it is whole")
-    scored = [passage | {"by": name, "score": float(score)} for passage, score in zip(best, scores, strict=True)]
-    return sorted(scored, key=lambda passage: -passage["score"])
+    return [best[int(hit["corpus_id"])] | {"by": name, "score": float(hit["score"])} for hit in ranked]
 
 
 def load_ranker(name: str) -> CrossEncoder:

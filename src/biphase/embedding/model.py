@@ -10,9 +10,10 @@ Letters: T packed tokens, S samples, N texts, A anchors, B rows of a piece, C co
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -201,48 +202,55 @@ PIECE_TEXTS = 512
 """The most texts that are embedded between two signs of progress."""
 
 
-def encode_batch(encode: Callable[..., Any], texts: Sequence[str], **settings: Any) -> Tensor:
-    """Embed texts by a method of an embedding model, on its device."""
-    return encode(texts, batch_size=ENCODE_TEXTS, convert_to_tensor=True, show_progress_bar=False, **settings)
+Encode = Callable[..., Any]
+"""A method of an embedding model that embeds texts: as queries, as documents, or as neither."""
 
 
-def embed_pieces(
-    encode: Callable[..., Any], texts: Iterable[str], num_texts: int, label: str, **settings: Any
-) -> Iterator[Tensor]:
-    """Embed texts by a method of an embedding model, a piece at a time, on the device of the model."""
+def encoder_of(model: SentenceTransformer, side: Literal["query", "document"]) -> Encode:
+    """Return the method that embeds one side as the model compares them: to length 1 for cosine."""
+    encode = model.encode_query if side == "query" else model.encode_document
+    return partial(encode, normalize_embeddings=model.similarity_fn_name == "cosine")
+
+
+def encode_batch(encode: Encode, texts: Sequence[str]) -> Tensor:
+    """Embed texts, on the device of the model."""
+    return encode(texts, batch_size=ENCODE_TEXTS, convert_to_tensor=True, show_progress_bar=False)
+
+
+def embed_pieces(encode: Encode, texts: Iterable[str], num_texts: int, label: str) -> Iterator[Tensor]:
+    """Embed texts, a piece at a time, on the device of the model."""
     remaining, size = iter(texts), ENCODE_TEXTS  # at first little, for a sign of life
     with console.track(label, num_texts, "texts") as progress:
         while piece := list(islice(remaining, size)):
-            yield encode_batch(encode, piece, **settings)
+            yield encode_batch(encode, piece)
             progress.advance(len(piece))
             size = min(2 * size, PIECE_TEXTS)
 
 
-def embed_texts(encode: Callable[..., Any], texts: Sequence[str], label: str, **settings: Any) -> Tensor:
+def embed_texts(encode: Encode, texts: Sequence[str], label: str) -> Tensor:
     """Embed texts: [N, D]."""
-    return torch.cat(list(embed_pieces(encode, texts, len(texts), label, **settings)))
+    return torch.cat(list(embed_pieces(encode, texts, len(texts), label)))
 
 
 def find_similar(
-    model: SentenceTransformer, queries_QD: Tensor, documents_ND: Tensor, top: int
+    model: SentenceTransformer, queries_QD: Tensor, documents_ND: Tensor, top: int, numbers_N: np.ndarray | None = None
 ) -> list[list[tuple[int, float]]]:
-    """Find the numbers and scores of each query's `top` documents, best first, by the model's own similarity; for
-    cosine, all embeddings have length 1."""
+    """Find the numbers and scores of each query's `top` documents, best first, by the model's own similarity, of
+    embeddings as `encoder_of` makes them; among all documents, or those with the numbers that are given."""
     similarity: dict[str, Any] = {} if model.similarity_fn_name == "cosine" else {"similarity": model.similarity}
-    return find_nearest(queries_QD, in_pieces(documents_ND), top, **similarity)
+    return find_nearest(queries_QD, in_pieces(documents_ND, numbers_N), top, **similarity)
 
 
-def embed_to_file(
-    encode: Callable[..., Any], texts: Iterable[str], shape_ND: tuple[int, int], path: Path, label: str, **settings: Any
-) -> np.ndarray:
-    """Write the embeddings of texts; returns them as fp32, mapped into memory."""
-    rows_ND = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape_ND)
-    begin = 0
-    for piece_ND in embed_pieces(encode, texts, shape_ND[0], label, **settings):
-        rows_ND[begin : begin + len(piece_ND)] = piece_ND.cpu().numpy()
-        begin += len(piece_ND)
-    rows_ND.flush()
-    return rows_ND
+def create_vectors(path: Path, num_rows: int, width: int) -> np.memmap:
+    """Make a file of embeddings, fp32, mapped into memory."""
+    return np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(num_rows, width))
+
+
+def embed_into(rows_ND: np.ndarray, numbers_N: np.ndarray, encode: Encode, texts: Iterable[str], label: str) -> None:
+    """Write the embeddings of texts into the rows that have these numbers."""
+    remaining = iter(numbers_N)
+    for piece_ND in embed_pieces(encode, texts, len(numbers_N), label):
+        rows_ND[list(islice(remaining, len(piece_ND)))] = piece_ND.cpu().numpy()
 
 
 # Tables with what a model says of their texts, made once and kept as files
@@ -327,14 +335,15 @@ def mine_negatives(
     right: dict[str, list[int]] = {}
     for anchor, positive in zip(anchors, positives, strict=True):
         right.setdefault(anchor, []).append(numbers[positive])
-    shape_ND = len(passages), width_of(model)
+    rows = create_vectors(path, len(passages), width_of(model))
     unit = {"normalize_embeddings": True}
-    rows = embed_to_file(model.encode_document, passages, shape_ND, path, f"{label}: passages", **unit)
+    encode_passages, encode_anchors = partial(model.encode_document, **unit), partial(model.encode_query, **unit)
+    embed_into(rows, np.arange(len(rows)), encode_passages, passages, f"{label}: passages")
     rows_ND = torch.from_numpy(rows)
     top = settings.last_rank + max(len(set(numbers)) for numbers in right.values())
     chosen: dict[str, list[str]] = {}
     remaining = iter(right)
-    for piece_AD in embed_pieces(model.encode_query, right, len(right), f"{label}: anchors", **unit):
+    for piece_AD in embed_pieces(encode_anchors, right, len(right), f"{label}: anchors"):
         nearest_A = find_nearest(piece_AD, in_pieces(rows_ND), top)
         for anchor, row_D, hits in zip(islice(remaining, len(piece_AD)), piece_AD.cpu(), nearest_A, strict=True):
             relevant = set(right[anchor])

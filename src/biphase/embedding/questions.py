@@ -57,14 +57,15 @@ class Request:
     questions: Sequence[UserQuestion]
     top: int
     """Passages that answer a question."""
-    by: By
+    by: By | None
+    """Who ranks; None leaves it to the index."""
     conditions: Sequence[Condition]
     """Conditions, all of which a passage's document meets."""
     ranker: str | None
     """The cross-encoder that orders the best passages anew."""
 
 
-def read_request(question: Any, questions: Any, top: int, by: By, where: Any, rerank: Any) -> Request:
+def read_request(question: Any, questions: Any, top: int, by: By | None, where: Any, rerank: Any) -> Request:
     """Check what a user asks (`api.networks.search`). Raises `InputError` for what cannot be answered by any index."""
     if question is not None and questions is not None:
         raise InputError("a question and a file of questions are given: give one of them")
@@ -78,7 +79,7 @@ def read_request(question: Any, questions: Any, top: int, by: By, where: Any, re
         raise InputError(f"{questions} has no question")
     if top < 1:
         raise InputError(f"top is {top}: give 1 or more")
-    if by not in get_args(By):
+    if by is not None and by not in get_args(By):
         raise InputError(f"by is '{by}'{nearest(by, get_args(By))}")
     conditions = [parse_condition(text) for text in ([where] if isinstance(where, str) else where or ())]
     if rerank is not None:

@@ -13,8 +13,6 @@ from torch import Tensor
 
 SEARCH_DOCUMENTS = 8192
 """Documents that are embedded and scored at a time: no more scores than this per query ever exist."""
-RANK_OFFSET = 60
-"""What is added to ranks where they are fused, as in the paper."""
 
 
 def find_nearest(
@@ -61,18 +59,27 @@ def find_nearest(
     return nearest
 
 
-def in_pieces(rows_ND: Tensor) -> Iterator[tuple[np.ndarray, Tensor]]:
-    """Embeddings of documents with their numbers, a piece at a time."""
-    for begin in range(0, len(rows_ND), SEARCH_DOCUMENTS):
-        piece_ND = rows_ND[begin : begin + SEARCH_DOCUMENTS]
-        yield np.arange(begin, begin + len(piece_ND)), piece_ND
+def in_pieces(rows_ND: Tensor, numbers_N: np.ndarray | None = None) -> Iterator[tuple[np.ndarray, Tensor]]:
+    """Embeddings of documents with their numbers, a piece at a time; of all documents unless numbers are given."""
+    for begin in range(0, len(rows_ND if numbers_N is None else numbers_N), SEARCH_DOCUMENTS):
+        if numbers_N is None:
+            piece_ND = rows_ND[begin : begin + SEARCH_DOCUMENTS]
+            yield np.arange(begin, begin + len(piece_ND)), piece_ND
+        else:
+            piece_N = numbers_N[begin : begin + SEARCH_DOCUMENTS]
+            yield piece_N, rows_ND[piece_N]
 
 
-def fuse_rankings(rankings: Sequence[Sequence[tuple[int, float]]], top: int) -> list[tuple[int, float]]:
-    """Fuse the rankings of one query by reciprocal ranks (Cormack et al. 2009): a document scores the sum of 1 / (60 +
-    rank) over the rankings that have it. The best come first, of equal ones that with the lowest number."""
-    scores = defaultdict[int, float](float)
-    for ranking in rankings:
-        for rank, (number, _) in enumerate(ranking, start=1):
-            scores[number] += 1 / (RANK_OFFSET + rank)
-    return sorted(scores.items(), key=lambda hit: (-hit[1], hit[0]))[:top]
+def fuse_rankings(
+    by_words: Sequence[tuple[int, float]], by_embeddings: Sequence[tuple[int, float]], top: int
+) -> list[tuple[int, float]]:
+    """Fuse BM25's ranking of one query and that of embeddings: a document scores half of each of its two scores, taken
+    from 0 to 1 (a convex combination, Bruch et al. 2023, arXiv:2210.11934). Embeddings are taken between the worst
+    score of their ranking and the best, words by their share of the best: a document without any of them has 0. The
+    best come first, of equal ones that with the lowest number."""
+    fused = defaultdict[int, float](float)
+    for ranking, worst in ((by_words, 0.0), (by_embeddings, by_embeddings[-1][1] if by_embeddings else 0.0)):
+        for number, score in ranking:
+            best = ranking[0][1]
+            fused[number] += 0.5 * ((score - worst) / (best - worst) if best > worst else 1.0)
+    return sorted(fused.items(), key=lambda hit: (-hit[1], hit[0]))[:top]
