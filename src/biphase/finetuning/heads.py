@@ -340,7 +340,7 @@ def can_look_up(cell: CellContext) -> bool:
     return config.frozen and has_layer and config.weights == "pretrained" and config.weight_dtype == "fp32"
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def encode_packed(
     encoder: Encoder, texts: Sequence[str], device: torch.device, dtype: torch.dtype = torch.float32
 ) -> np.ndarray:

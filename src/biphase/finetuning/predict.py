@@ -27,7 +27,7 @@ ROWS_AT_ONCE = 512
 """Rows that are read, sorted by length and predicted together; fewer where they have `LONGEST_TEXT` characters."""
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def predict_placed(model: KeptModel, rows: Iterator[PlacedRow], name: str, device: torch.device) -> Iterator[Row]:
     """Give the rows of the file `name`, each with what is predicted for it, in order and as they are needed.
 
