@@ -6,10 +6,15 @@ import os
 import re
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from queue import Queue
+from subprocess import DEVNULL
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -267,8 +272,10 @@ NODE_MODULES = os.environ.get("BIPHASE_NODE_MODULES")
 SCRIPT = """
 import {{ AutoModel, AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer, env }}
   from '{module}';
+env.allowLocalModels = true;
 env.allowRemoteModels = false;
 env.localModelPath = '{root}/';
+{setup}
 const texts = {texts};
 const outputs = {{}};
 for (const [name, load] of [['encoder', AutoModel], ['classifier', AutoModelForSequenceClassification],
@@ -279,13 +286,66 @@ for (const [name, load] of [['encoder', AutoModel], ['classifier', AutoModelForS
   const last = output.sentence_embedding ?? output.logits ?? output.last_hidden_state;
   outputs[name] = last.tolist();
 }}
-console.log(JSON.stringify(outputs));
+{tell}(JSON.stringify(outputs));
 """
+IMPORTS = {
+    "onnxruntime-web/webgpu": "/node_modules/onnxruntime-web/dist/ort.webgpu.bundle.min.mjs",
+    "onnxruntime-common": "/node_modules/onnxruntime-common/dist/esm/index.js",
+}
+PAGE = """<script type="importmap">{imports}</script><script>
+const tell = body => fetch('/', {{ method: 'POST', body }});
+window.onerror = message => tell(message);
+window.onunhandledrejection = event => tell('' + event.reason);
+</script><script type="module">{script}</script>"""
+
+
+def run_in_node(root: Path) -> str:
+    module = f"{NODE_MODULES}/node_modules/@huggingface/transformers/dist/transformers.node.mjs"
+    script = root / "run.mjs"
+    script.write_text(
+        SCRIPT.format(module=module, root=root / "models", texts=json.dumps(TEXTS), setup="", tell="console.log")
+    )
+    return subprocess.run(["node", str(script)], capture_output=True, text=True, check=True).stdout.splitlines()[-1]
+
+
+def run_in_chromium(root: Path) -> str:
+    """A page of a server of this process runs the script, and posts what came out."""
+    assert NODE_MODULES
+    (root / "node_modules").symlink_to(Path(NODE_MODULES) / "node_modules")
+    module = "/node_modules/@huggingface/transformers/dist/transformers.web.js"
+    setup = "env.backends.onnx.wasm.wasmPaths = '/node_modules/onnxruntime-web/dist/';"  # else they come from the web
+    script = SCRIPT.format(module=module, root="/models", texts=json.dumps(TEXTS), setup=setup, tell="await tell")
+    (root / "index.html").write_text(PAGE.format(imports=json.dumps({"imports": IMPORTS}), script=script))
+    said: Queue[str] = Queue()
+
+    class Handler(SimpleHTTPRequestHandler):
+        extensions_map: ClassVar = {**SimpleHTTPRequestHandler.extensions_map, ".mjs": "text/javascript"}
+
+        def do_POST(self) -> None:
+            said.put(self.rfile.read(int(self.headers["Content-Length"])).decode())
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=root)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        options = ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={root / 'profile'}")
+        browser = subprocess.Popen(["chromium", *options, f"http://127.0.0.1:{server.server_port}/"], stderr=DEVNULL)
+        try:
+            return said.get(timeout=120)
+        finally:
+            browser.kill()
+            browser.wait()
+            server.shutdown()
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not (NODE_MODULES and shutil.which("node")), reason="needs Node, and BIPHASE_NODE_MODULES")
-def test_transformers_js_computes_the_same(encoder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", ["node", "chromium"])
+def test_transformers_js_computes_the_same(encoder: Path, tmp_path: Path, program: str) -> None:
+    if not (NODE_MODULES and shutil.which(program)):
+        pytest.skip(f"needs {program}, and BIPHASE_NODE_MODULES")
     sources = {
         "encoder": make_family("llama-tied", encoder, tmp_path / "llama"),
         "classifier": KINDS["a classifier"](encoder, tmp_path / "sources-classifier"),
@@ -294,11 +354,7 @@ def test_transformers_js_computes_the_same(encoder: Path, tmp_path: Path) -> Non
     }
     for name, source in sources.items():
         biphase.export(source, tmp_path / "models" / name, onnx=True)
-    module = f"{NODE_MODULES}/node_modules/@huggingface/transformers/dist/transformers.node.mjs"
-    script = tmp_path / "run.mjs"
-    script.write_text(SCRIPT.format(module=module, root=tmp_path / "models", texts=json.dumps(TEXTS)))
-    said = subprocess.run(["node", str(script)], capture_output=True, text=True, check=True)
-    outputs = json.loads(said.stdout.splitlines()[-1])
+    outputs = json.loads({"node": run_in_node, "chromium": run_in_chromium}[program](tmp_path))
     for name in sources:
         folder = tmp_path / "models" / name
         batch = AutoTokenizer.from_pretrained(folder)(TEXTS, padding=True, return_tensors="pt")
