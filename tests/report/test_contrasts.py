@@ -275,7 +275,7 @@ def test_other_arms_lend_degrees_of_freedom_by_hand() -> None:
     residuals_AR = residuals_AR - residuals_AR.mean(axis=0)
     pooled = 2 * (residuals_AR**2).sum() / (4 * 2)
     own = np.var(scores_ARD[0, :, 0] - scores_ARD[1, :, 0], ddof=1)
-    drawn = max(own, (2 * own + 3 * 1.5 * pooled) / 5)
+    drawn = max(own, (2 * own + 3 * 2 * pooled) / 5)
     assert (seen.estimate, seen.degrees, seen.lent) == (alone.estimate, 5, 3) and alone.degrees == 2
     assert seen.error**2 == pytest.approx(drawn / 3) and alone.error**2 == pytest.approx(own / 3)
 
@@ -291,7 +291,7 @@ def test_averages_and_differences_of_differences_borrow_too() -> None:
     seen = contrast([(1, means[0]), (-1, means[1]), (-1, means[2]), (1, means[3])])
     mean_AR = scores_ARD.mean(axis=2)
     own = np.var(mean_AR[0] - mean_AR[1] - mean_AR[2] + mean_AR[3], ddof=1)
-    drawn = (3 * own + 3 * 1.5 * 4 * interaction(mean_AR)) / 6
+    drawn = (3 * own + 3 * 2 * 4 * interaction(mean_AR)) / 6
     assert seen.lent == 3 and seen.error**2 == pytest.approx(max(own, drawn) / 4)
 
 

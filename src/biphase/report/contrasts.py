@@ -169,7 +169,7 @@ FEW_DEGREES = 4
 """A spread over seeds with fewer degrees of freedom borrows from other arms; with so many, Satterthwaite's rule may add
 it to a spread over examples."""
 
-LENT_DEGREES, LENT_FACTOR = 3, 1.5
+LENT_DEGREES, LENT_FACTOR = 3, 2
 """What the arms of a study lend a difference between two of them: at most so many degrees of freedom, at so many times
 the variance that they have on average. Found in simulations: fewer than 6 % of equal arms are called different also
 where the seeds of one are twice as noisy as those of the others."""
