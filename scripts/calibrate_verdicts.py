@@ -12,6 +12,7 @@ one by those of other pretrainings.
 """
 
 import argparse
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -20,10 +21,17 @@ from typing import Any
 
 import numpy as np
 
-from biphase.finetuning.choosing import ChoiceNoise, choose_for_each_seed, choose_rate, draw_choices, other_seeds
+from biphase.finetuning.choosing import (
+    ChoiceNoise,
+    choose_for_each_seed,
+    choose_rate,
+    draw_choices,
+    other_seeds,
+    spread_of_choices,
+)
 from biphase.finetuning.scores import ExampleTable, KeptExamples
 from biphase.report.contrasts import Contrast, difference, is_significant
-from biphase.report.results import ReportArm, Result
+from biphase.report.results import ReportArm, Result, with_cohorts
 
 MIXES = ((0.5, 0.2), (0.5, 0.5), (0.3, 0.5), (0.0, 0.5))
 """Share of examples on which the errors of two models are independent; noise of fine-tuning seeds in points."""
@@ -50,6 +58,8 @@ class World:
     """The share of examples that each fine-tuning seed draws anew."""
     gap: float = 0.0
     """By how many points the first is better."""
+    num_arms: int = 2
+    """How many models there are with the same seeds: the two that are compared, and others that are alike."""
     is_paired: bool = True
     """Whether both have the same seeds."""
     other_seeds: int = 0
@@ -81,9 +91,10 @@ def draw_models(world: World, rng: np.random.Generator, is_lucky: bool = False) 
     num = world.num_validation + world.num_examples
     drawn_N = rng.random(num)
     models = []
-    for number, sign in enumerate((0.5, -0.5)):
+    for number in range(world.num_arms):
+        sign = (0.5, -0.5)[number] if number < 2 else 0.0
         own_N = np.where(rng.random(num) < world.independent, rng.random(num), drawn_N)
-        rates = world.other_rates or world.rates if number else world.rates
+        rates = world.other_rates or world.rates if number == 1 else world.rates
         tuned = [draw_right(world, rng, own_N, number, sign * world.gap + points) for points in rates]
         best = tuned[0]
         choice: Any = KnownChoice(0.0, 0, np.nan)
@@ -110,7 +121,8 @@ def draw_models(world: World, rng: np.random.Generator, is_lucky: bool = False) 
                 choice=choice,
             )
         )
-    return models[0], models[1]
+    first, second, *_ = with_cohorts(models)
+    return first, second
 
 
 def choose_rates(world: World, right_KSN: np.ndarray, is_lucky: bool) -> tuple[np.ndarray, KnownChoice]:
@@ -126,15 +138,16 @@ def choose_rates(world: World, right_KSN: np.ndarray, is_lucky: bool) -> tuple[n
     covariance_KK = np.diag(other_seeds(means_KS.tolist()))
     covariance_KK = covariance_KK + np.cov(right_KSN[..., : world.num_validation].mean(axis=1)) / world.num_validation
     shares_K = draw_choices(means_KS.mean(axis=1), covariance_KK)
-    scores_K = right_KSN[..., world.num_validation :].mean(axis=(1, 2))
-    variance = float(shares_K @ (scores_K - shares_K @ scores_K) ** 2)
+    tested_KN = right_KSN[..., world.num_validation :].mean(axis=1)
+    covariance_KK = np.cov(tested_KN) / world.num_examples if len(tested_KN) > 1 else np.zeros((1, 1))
+    variance = spread_of_choices(shares_K, tested_KN.mean(axis=1), covariance_KK)
     return best_SN, KnownChoice(variance, num, means_KS.size - len(means_KS))
 
 
 def draw_right(world: World, rng: np.random.Generator, own_N: np.ndarray, number: int, points: float) -> np.ndarray:
     """Which examples each repetition of a model gets right, [pretraining seeds, seeds, examples]."""
     num, num_seeds, noise = len(own_N), world.num_seeds, world.seed_noise
-    if number:
+    if number == 1:
         num_seeds, noise = world.other_seeds or num_seeds, world.other_noise or noise
     repeated = world.num_pretrainings, num_seeds
     levels_PSN = np.broadcast_to(own_N, (*repeated, num))
@@ -149,19 +162,26 @@ def draw_right(world: World, rng: np.random.Generator, own_N: np.ndarray, number
     return levels_PSN < ACCURACY + points_PS[:, :, None] / 100
 
 
+def without_arms(*models: Result) -> Contrast:
+    """The test as it would be if no other arms lent it degrees of freedom."""
+    a, b = (replace(model, cohort={}) for model in models)
+    return difference(a, b)
+
+
 def difference_of_seeds(a: Result, b: Result) -> Contrast:
     """The test as it would be without knowing what examples contribute: over seeds alone."""
-    return difference(replace(a, examples=None, choice=None), replace(b, examples=None, choice=None))
+    return without_arms(replace(a, examples=None, choice=None), replace(b, examples=None, choice=None))
 
 
 def share_called_different(world: World, trials: int, seed: int = 0) -> dict[str, float]:
-    """In how many of so many trials the test calls the two different; and as it would be over seeds alone, without the
-    choice of rates, or with rates that the tested seeds chose themselves (the same draws)."""
+    """In how many of so many trials the test calls the two different; and as it would be without other arms, over seeds
+    alone, without the choice of rates, or with rates that the tested seeds chose themselves (the same draws)."""
     rng, again = np.random.default_rng(seed), np.random.default_rng(seed)
-    hits = {"both": 0, "seeds_only": 0, "rates_as_given": 0, "rates_by_luck": 0}
+    hits = {"both": 0, "arms_alone": 0, "seeds_only": 0, "rates_as_given": 0, "rates_by_luck": 0}
     for _ in range(trials):
         a, b = draw_models(world, rng)
         hits["both"] += is_significant(difference(a, b).against().p_value)
+        hits["arms_alone"] += is_significant(without_arms(a, b).against().p_value)
         hits["seeds_only"] += is_significant(difference_of_seeds(a, b).against().p_value)
         if world.num_validation:
             given = [replace(model, choice=None) for model in (a, b)]
@@ -201,6 +221,21 @@ def list_tuned_worlds() -> Iterator[World]:
         yield replace(alike, num_examples=10_000, independent=0.0, num_seeds=num_seeds)
 
 
+def list_studies() -> Iterator[World]:
+    """Six models with the same seeds, of which two are compared: equal ones, of which one's seeds may be two and three
+    times as noisy, and unequal ones."""
+    for num_examples in (1_000, 5_000):
+        for num_pretrainings, num_seeds in ((1, 3), (1, 5), (2, 3), (3, 1), (3, 3), (5, 1), (12, 1)):
+            alike = World(num_examples, 0.3, 0.7, num_seeds, num_pretrainings, disagreement=0.1, num_arms=6)
+            if num_pretrainings > 1:
+                alike = replace(alike, pretraining_noise=0.5, redrawn=0.1)
+            yield alike
+            yield replace(alike, other_noise=1.4)
+            yield replace(alike, other_noise=2.1)
+            yield replace(alike, gap=2.0)
+            yield replace(alike, gap=4.0)
+
+
 def list_odd_worlds() -> Iterator[World]:
     """Equal models with unequal numbers of seeds, and with rates that validation chose for each; of the latter also
     models that were pretrained several times, and unequal ones."""
@@ -224,14 +259,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=2000)
     parser.add_argument(
-        "--worlds", choices=("all", "odd", "tuned"), default="all", help="odd: unequal seeds and chosen rates"
+        "--worlds",
+        choices=("all", "odd", "tuned", "studies"),
+        default="all",
+        help="odd: unequal seeds and chosen rates; studies: of six models",
     )
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     rows = []
-    usual = list_worlds() if arguments.worlds == "all" else ()
-    odd = () if arguments.worlds == "tuned" else list_odd_worlds()
-    for world in (*usual, *odd, *list_tuned_worlds()):
+    kinds = {"usual": list_worlds, "odd": list_odd_worlds, "tuned": list_tuned_worlds, "studies": list_studies}
+    wanted = {"all": [*kinds], "odd": ["odd", "tuned"]}.get(arguments.worlds, [arguments.worlds])
+    for world in itertools.chain(*(kinds[kind]() for kind in wanted)):
         trials = arguments.trials // (5 if world.gap else 1)
         rows.append(asdict(world) | {"trials": trials} | share_called_different(world, trials))
         print(json.dumps(rows[-1]), flush=True)

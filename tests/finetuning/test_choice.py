@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from biphase.finetuning.choosing import MOST_EXAMPLES, RateChoice, draw_choices, other_seeds
+from biphase.finetuning.choosing import MOST_EXAMPLES, RateChoice, draw_choices, other_seeds, spread_of_choices
 from biphase.finetuning.metrics import micro_f1
 from biphase.finetuning.scores import linearize, read_scores
 from biphase.report.results import select_rate
@@ -111,6 +111,25 @@ def test_other_metrics_choose_elsewhere(choose: Choose, scores_folder: Path) -> 
     """What is kept of predictions is known of the task's own metric alone."""
     choose(first(80), test=(0.7,))
     assert select_rate(read_scores(scores_folder), "m", "genre", "other").choice is None
+
+
+def test_test_examples_do_not_count_twice() -> None:
+    """Two equally good rates, of which 400 test examples show one ahead by chance: what their noise explains on average
+    is no matter of the choice. What is left is what lies between rates that truly differ."""
+    rng = np.random.default_rng(2)
+    shares_K, found = np.array([0.5, 0.5]), []
+    for gap in (0.0, 0.1):
+        right_TKN = rng.random((2000, 2, 400)) < np.array([0.7, 0.7 + gap])[:, None]
+        covariances = [np.cov(right_KN) / 400 for right_KN in right_TKN]
+        raw = [shares_K @ (scores_K - scores_K.mean()) ** 2 for scores_K in right_TKN.mean(axis=2)]
+        taken_off = [
+            spread_of_choices(shares_K, right_KN.mean(axis=1), covariance_KK)
+            for right_KN, covariance_KK in zip(right_TKN, covariances, strict=True)
+        ]
+        found.append((np.mean(raw), np.mean(taken_off)))
+    (raw, left), (raw_apart, left_apart) = found
+    assert left < 0.6 * raw and left_apart < raw_apart
+    assert left_apart == pytest.approx(0.05**2, rel=0.1)
 
 
 def test_shares_are_those_of_a_bootstrap() -> None:

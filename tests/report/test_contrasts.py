@@ -25,7 +25,7 @@ from biphase.report.contrasts import (
     with_averages,
 )
 from biphase.report.paper import read_reference
-from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet
+from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet, with_cohorts
 from biphase.report.statistics import Interval
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
@@ -237,7 +237,7 @@ def test_the_choice_of_rates_by_hand() -> None:
     assert seen.error**2 == pytest.approx(given.error**2 + 1.4)
     assert given.choice_variance == 0 and given.noise == ("fine-tuning seeds",)
     assert seen.noise == ("fine-tuning seeds", "the choice of rates") and given.degrees == 3
-    assert seen.degrees == pytest.approx(mix_degrees([(given.error**2, 3), (seen.choice_variance, 49)]))
+    assert seen.degrees == pytest.approx(mix_degrees((given.error**2, 3), (0, 0), (seen.choice_variance, 49)))
     one_rate: Any = KnownChoice(0.0, 0, 3)
     assert contrast([(1, a), (-1, replace(b, choice=one_rate))]).choice_degrees == 49
     several = Result(CLM, "SC", "a", "standard", (0.1, 0.2, 0.4), pretraining_seeds=(0, 1, 2))
@@ -253,6 +253,78 @@ def test_chosen_rates_are_rarely_called_different() -> None:
     assert 300 * found["both"] <= stats.binom.isf(1e-3, 300, 0.06) and found["rates_as_given"] > found["both"]
 
 
+def in_a_study(scores_ARD: np.ndarray) -> Any:
+    """Results of arms with the same seeds, by arm, then by dataset, as a study has them."""
+    arms = [replace(CLM, name=f"arm {number}") for number in range(len(scores_ARD))]
+    cells = [
+        Result(arm, "SC", dataset, "standard", tuple(scores_RD[:, number]))
+        for arm, scores_RD in zip(arms, scores_ARD, strict=True)
+        for number, dataset in enumerate("ab"[: scores_ARD.shape[2]])
+    ]
+    known = with_cohorts(cells)
+    return [known[first : first + scores_ARD.shape[2]] for first in range(0, len(known), scores_ARD.shape[2])]
+
+
+def test_other_arms_lend_degrees_of_freedom_by_hand() -> None:
+    """Three seeds of five arms: the residuals of a two-way analysis of variance have 4 · 2 degrees of freedom, of which
+    three are lent."""
+    scores_ARD = np.random.default_rng(3).normal(0.7, 0.02, (5, 3, 1))
+    first, second, *_ = (cells[0] for cells in in_a_study(scores_ARD))
+    seen, alone = difference(first, second), difference(replace(first, cohort={}), replace(second, cohort={}))
+    residuals_AR = scores_ARD[..., 0] - scores_ARD[..., 0].mean(axis=1, keepdims=True)
+    residuals_AR = residuals_AR - residuals_AR.mean(axis=0)
+    pooled = 2 * (residuals_AR**2).sum() / (4 * 2)
+    own = np.var(scores_ARD[0, :, 0] - scores_ARD[1, :, 0], ddof=1)
+    drawn = max(own, (2 * own + 3 * 2 * pooled) / 5)
+    assert (seen.estimate, seen.degrees, seen.lent) == (alone.estimate, 5, 3) and alone.degrees == 2
+    assert seen.error**2 == pytest.approx(drawn / 3) and alone.error**2 == pytest.approx(own / 3)
+
+
+def test_averages_and_differences_of_differences_borrow_too() -> None:
+    """Each arm's mean over two datasets is one score by seed; four arms, two of them subtracted."""
+    scores_ARD = np.random.default_rng(4).normal(0.7, 0.02, (6, 4, 2))
+    cells = in_a_study(scores_ARD)
+    means = [Result(of_arm[0].arm, "SC", AVERAGE, "standard", cells=tuple(of_arm)) for of_arm in cells]
+    means = [
+        replace(mean, samples=tuple(scores_RD.mean(axis=1))) for mean, scores_RD in zip(means, scores_ARD, strict=True)
+    ]
+    seen = contrast([(1, means[0]), (-1, means[1]), (-1, means[2]), (1, means[3])])
+    mean_AR = scores_ARD.mean(axis=2)
+    own = np.var(mean_AR[0] - mean_AR[1] - mean_AR[2] + mean_AR[3], ddof=1)
+    drawn = (3 * own + 3 * 2 * 4 * interaction(mean_AR)) / 6
+    assert seen.lent == 3 and seen.error**2 == pytest.approx(max(own, drawn) / 4)
+
+
+@pytest.mark.parametrize("what", ["one score", "two arms", "other seeds", "unlike weights"])
+def test_who_cannot_borrow_keeps_its_own_spread(what: str) -> None:
+    scores_ARD = np.random.default_rng(5).normal(0.7, 0.02, (2 if what == "two arms" else 4, 3, 2))
+    cells = in_a_study(scores_ARD)
+    other = replace(cells[1][0], seeds=(7, 8, 9)) if what == "other seeds" else cells[1][0]
+    terms = [(1.0, cells[0][0]), (-1.0, other)]
+    terms = terms[:1] if what == "one score" else terms
+    terms += [(0.5, cells[0][1]), (0.5, cells[1][1])] if what == "unlike weights" else []
+    alone = contrast([(weight, replace(cell, cohort={})) for weight, cell in terms])
+    assert contrast(terms) == alone and alone.lent == 0
+
+
+def test_random_weights_lend_nothing() -> None:
+    """Their scores hardly vary."""
+    drawn = replace(CLM, name="random", objective="none")
+    results = [Result(arm, "SC", "a", "standard", (0.5, 0.6)) for arm in (CLM, MLM, drawn)]
+    assert [*with_cohorts(results)[2].cohort] == ["clm", "mlm"]
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+def test_arms_that_borrow_are_rarely_called_different(noisy: bool) -> None:
+    """Six arms, three pretrainings: at most 6 % also where one of the two is twice as noisy; more is found."""
+    world = World(1_000, 0.3, 0.7, 1, num_pretrainings=3, pretraining_noise=0.5, redrawn=0.1, num_arms=6)
+    world = replace(world, other_noise=1.4) if noisy else world
+    found = share_called_different(world, trials=400)
+    assert 400 * found["both"] <= stats.binom.isf(1e-3, 400, 0.06)
+    better = share_called_different(replace(world, gap=4.0), trials=150)
+    assert better["both"] > better["arms_alone"] + 0.1
+
+
 def test_scores_have_intervals_over_seeds_alone() -> None:
     """What stands behind ± is the same with and without known examples, and for an average as for its datasets."""
     rng = np.random.default_rng(4)
@@ -266,9 +338,17 @@ def test_scores_have_intervals_over_seeds_alone() -> None:
 
 def test_few_seeds_beside_many_examples_ask_for_more() -> None:
     """Half of the error from two degrees of freedom, half from very many: the quantile is (4.303 + 1.960)/2 = 3.131."""
-    degrees = mix_degrees([(0.5, 2), (0.5, 1e9)])
+    degrees = mix_degrees((0.5, 2), (0.5, 1e9), (0, 0))
     assert stats.t.ppf(0.975, degrees) == pytest.approx(3.1313, abs=1e-4) and 2 < degrees < 3.2
-    assert mix_degrees([(0.5, 2), (0.0, 99)]) == 2 and math.isnan(mix_degrees([(0.0, 2), (0.0, 99)]))
+    assert mix_degrees((0.5, 2), (0.0, 99), (0, 0)) == 2
+    assert math.isnan(mix_degrees((0.0, 2), (0.0, 99), (0, 0)))
+
+
+def test_from_four_degrees_on_satterthwaites_rule_holds() -> None:
+    """(0.5 + 0.5)² / (0.5²/4 + 0.5²/16) = 12.8; rates that were a choice ask for the mean of the quantiles."""
+    assert mix_degrees((0.5, 4), (0.5, 16), (0, 0)) == pytest.approx(12.8)
+    chosen = stats.t.ppf(0.975, mix_degrees((0.25, 4), (0.5, 16), (0.25, 16)))
+    assert chosen == pytest.approx(0.25 * stats.t.ppf(0.975, 4) + 0.75 * stats.t.ppf(0.975, 16))
 
 
 def test_without_noise_of_seeds_it_is_the_paired_test_over_examples() -> None:

@@ -54,6 +54,8 @@ def test_the_smallest_difference_that_a_plan_finds() -> None:
     assert 0.035 < one < 0.048 and 0.035 < three < 0.048 < 0.06 < two
     assert 0.013 < smallest_difference(1, 5, 5000, noise) < 0.025
     assert smallest_difference(1, 1, 1000, noise) == np.inf
+    few, many = (smallest_difference(3, 1, 1000, noise, num_arms=arms) for arms in (2, 6))
+    assert many < 0.92 * few and smallest_difference(3, 1, 1000, noise, num_arms=1) == few
 
 
 def test_two_models_are_told_apart_by_the_paired_test() -> None:
@@ -107,7 +109,7 @@ def test_what_is_enough_by_hand(source: str) -> None:
     if source == "validation":
         known = {"choice_degrees": 7, "choice_variance": squared}
     degrees = {"seeds": 5 * times - 1, "Welch": 8 * (5 * times - 1) / 4, "examples": 8 * times - 1, "validation": 7}
-    degrees["seeds and examples"] = mix_degrees([(0.5, degrees["seeds"]), (0.5, degrees["examples"])])
+    degrees["seeds and examples"] = mix_degrees((0.5, degrees["seeds"]), (0.5, degrees["examples"]), (0, 0))
     error = (squared / (1 if source == "validation" else times)) ** 0.5
     needed = error * (stats.t.ppf(0.975, degrees[source]) + stats.t.ppf(0.8, degrees[source]))
     for estimate, is_expected in ((bound - 0.999 * needed, False), (bound - 1.001 * needed, True)):

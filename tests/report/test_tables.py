@@ -251,6 +251,14 @@ def test_latex_compiles_and_fits_the_page(latex_files: Path, tmp_path: Path) -> 
     assert done.returncode == 0 and not re.search("Overfull|too large", done.stdout), done.stdout[-2000:]
 
 
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
+def test_the_methods_are_two_pages(tmp_path: Path) -> None:
+    text = Path(__file__).parents[2] / "docs" / "methods.tex"
+    command = ["pdflatex", "-halt-on-error", "-interaction=nonstopmode", f"-output-directory={tmp_path}", str(text)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "(2 pages" in done.stdout and "Overfull" not in done.stdout, done.stdout[-2000:]
+
+
 def test_wide_latex_is_in_parts(latex_files: Path) -> None:
     """The means come first, then the datasets of each family."""
     first, *parts = (latex_files / "all-paper.tex").read_text().split(r"\toprule")[1:]

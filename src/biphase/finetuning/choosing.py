@@ -83,24 +83,46 @@ def measure_noise(choice: RateChoice) -> ChoiceNoise:
         return ChoiceNoise({rivals[0]: 1.0}, variance=0.0)
 
     # 2. How their means vary over seeds and, where predictions were kept, over examples.
-    why_unknown = "no two validation examples chose"
+    by_rate = {rate: choice.by_rate[rate] for rate in rivals}
     covariance_KK = np.diag([seed_variances[rate] for rate in rivals])
-    if choice.num_examples >= 2:
-        scores = [score for rate in rivals for score in choice.by_rate[rate]]
-        table = join_examples(scores, "validation", MOST_EXAMPLES)
-        why_unknown = table.why_unknown
-        if not why_unknown:
-            firsts = np.cumsum([len(choice.by_rate[rate]) for rate in rivals])[:-1]
-            values_KN = np.stack([values_SN.mean(axis=0) for values_SN in np.split(table.values_SN, firsts)])
-            covariance_KK = covariance_KK + np.cov(values_KN) / choice.num_examples
+    over_examples_KK, why_unknown = vary_over_examples(by_rate, "validation")
+    shares_K = draw_choices(np.array([means[rate] for rate in rivals]), covariance_KK + over_examples_KK)
 
-    # 3. How often each is the best, and what the test score does then.
-    shares_K = draw_choices(np.array([means[rate] for rate in rivals]), covariance_KK)
+    # 3. How far the test scores lie apart where these choices fall.
     scores_K = np.array([choice.mean(rate, "test") for rate in rivals])
-    variance = float(shares_K @ (scores_K - shares_K @ scores_K) ** 2)
+    variance = spread_of_choices(shares_K, scores_K, vary_over_examples(by_rate, "test")[0])
     if why_unknown and not any(seed_variances.values()):
         variance = math.nan
     return ChoiceNoise(dict(zip(rivals, shares_K.tolist(), strict=True)), variance, why_unknown)
+
+
+def vary_over_examples(by_rate: Mapping[float, Sequence[Score]], split: str) -> tuple[np.ndarray, str]:
+    """Return the covariance, [K, K], of the rates' mean scores over the examples of a split; and why nothing is known
+    of it, where it is zero for that."""
+    none_KK = np.zeros((len(by_rate), len(by_rate)))
+    scores = [score for of_rate in by_rate.values() for score in of_rate]
+    num_examples = min(score.num_examples.get(split, 0) for score in scores)
+    if num_examples < 2:
+        return none_KK, f"no two {split} examples chose"
+    table = join_examples(scores, split, MOST_EXAMPLES)
+    if table.why_unknown:
+        return none_KK, table.why_unknown
+    firsts = np.cumsum([len(of_rate) for of_rate in by_rate.values()])[:-1]
+    values_KN = np.stack([values_SN.mean(axis=0) for values_SN in np.split(table.values_SN, firsts)])
+    return np.cov(values_KN) / num_examples, ""
+
+
+def spread_of_choices(shares_K: np.ndarray, scores_K: np.ndarray, covariance_KK: np.ndarray) -> float:
+    """Return the variance of the true test score over choices that fall on the rates with these shares.
+
+    The measured scores lie further apart than the true ones: by what the test examples make of each, which is no matter
+    of the choice and stands in the error over examples already. That part, known from `covariance_KK`, is taken off.
+    The noise of seeds stays: the seeds that are lucky at a rate choose it for each other, so that their scores have in
+    common what their spread does not show.
+    """
+    spread = shares_K @ (scores_K - shares_K @ scores_K) ** 2
+    of_examples = shares_K @ np.diag(covariance_KK) - shares_K @ covariance_KK @ shares_K
+    return max(float(spread - of_examples), 0.0)
 
 
 def other_seeds(values_KS: Sequence[Sequence[float]]) -> list[float]:

@@ -142,6 +142,8 @@ class Result:
     """The rate that all seeds of one pretraining together choose: for a network that is to be used."""
     cells: tuple["Result", ...] = field(default=(), repr=False, compare=False)
     """What an average is the mean of: results on datasets, where these were measured."""
+    cohort: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
+    """`repeated` of every trained arm that has the same seeds on this dataset, its own included, by the arm's name."""
 
     @cached_property
     def interval(self) -> Interval:
@@ -331,6 +333,24 @@ def select_rate(
         num_diverged=len(points) - len(chosen),
         rate=best,
     )
+
+
+def with_cohorts(results: Iterable[Result]) -> tuple[Result, ...]:
+    """Let results on the same dataset, by the same metric and of the same seeds, know each other's scores. Random
+    weights, where other arms are trained, and scores that do not vary are in no cohort: they show no noise."""
+    results = tuple(results)
+    untrained = {result.arm.objective for result in results} > {"none"}
+    cohorts: dict[Any, dict[str, np.ndarray]] = defaultdict(dict)
+    keys = []
+    for result in results:
+        keys.append((result.dataset, result.metric, tuple(result.seeds), tuple(result.pretraining_seeds)))
+        if (
+            len(result.samples) > 1
+            and np.ptp(result.repeated) > 0
+            and not (untrained and result.arm.objective == "none")
+        ):
+            cohorts[keys[-1]][result.arm.name] = result.repeated
+    return tuple(replace(result, cohort=cohorts[key]) for result, key in zip(results, keys, strict=True))
 
 
 def pool(results: Sequence[Result]) -> Result:

@@ -186,10 +186,11 @@ def describe_power(plan: Plan, evaluation: Evaluation) -> Iterator[str]:
             tests.append((num, task.name, f"{num:,} examples" + ", a guess" * is_guess))
     tests.sort(key=lambda test: test[0])
     ends = tests[:: max(len(tests) - 1, 1)]  # the first and the last
+    num_arms = len({model.pooled_name for model in plan.models if model.kind != "random"})
     for who, noise in USUAL_NOISE.items() if ends else ():
         differences = []
         for num, name, examples in ends:
-            points = 100 * smallest_difference(*seeds, num, noise)
+            points = 100 * smallest_difference(*seeds, num, noise, num_arms)
             differences.append(f"{points:.1f} points on {name} ({examples})")
         moved = f"{100 * noise[0]:g} points between pretraining seeds and {100 * noise[1]:g} between fine-tuning seeds"
         sizes = f"{show_list(differences)} ({POWER:.0%} power)"

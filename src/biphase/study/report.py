@@ -30,7 +30,7 @@ from biphase.report.formats import csv_text, show_count, show_list
 from biphase.report.hypotheses import make_line
 from biphase.report.page import PageText, write_report
 from biphase.report.paper import judge_paper, measure_findings, place_arms
-from biphase.report.results import OBJECTIVE_NAMES, ReportArm, Result, ResultSet, pool, select_rate
+from biphase.report.results import OBJECTIVE_NAMES, ReportArm, Result, ResultSet, pool, select_rate, with_cohorts
 from biphase.report.tables import Table
 from biphase.run import Run, read_metrics
 from biphase.study.advise import Evidence
@@ -73,7 +73,7 @@ def collect_results(plan: Plan, scores: dict[str, ScoreSet]) -> ResultSet:
         arms.append(arm)
         pooled[arm.name] = [pool(results) for results in by_seed.values()]
     results = tuple(replace(result, arm=arm) for arm in place_arms(arms) for result in pooled[arm.name])
-    return ResultSet(results, planned_tasks=plan.families, planned_runs=points)
+    return ResultSet(with_cohorts(results), planned_tasks=plan.families, planned_runs=points)
 
 
 def refuse_mixtures(scores: Mapping[str, ScoreSet]) -> None:
