@@ -58,12 +58,16 @@ class Contrast:
     """The part of the squared error from rates that other validation examples and seeds would have chosen."""
     choice_degrees: float = math.nan
     """The degrees of freedom of that part; nan: not accounted for, or there was nothing to choose."""
+    has_one_seed: bool = False
+    """Whether a score has one and the same fine-tuning seed for all its pretrainings."""
+    by_seed: tuple[float, ...] = ()
+    """The sum under each seed; () where not all scores are paired by seed."""
 
     @property
     def noise(self) -> tuple[Noise, ...]:
         """Sources of noise that the test accounts for."""
         sources: list[Noise] = ["pretraining seeds"] if self.num_pretrainings > 1 else []
-        sources += ["fine-tuning seeds"] if self.num > 1 else []
+        sources += ["fine-tuning seeds"] if self.num > 1 and not self.has_one_seed else []
         sources += ["test examples"] if self.num_examples else []
         sources += [] if math.isnan(self.choice_degrees) else ["the choice of rates"]
         return tuple(sources)
@@ -77,6 +81,14 @@ class Contrast:
     def side(self) -> Side:
         """On which side of zero it lies (`judge_difference`)."""
         return judge_difference(self.estimate, self.against().p_value)
+
+    def count_above(self, bound: float = 0.0) -> int:
+        """Count the seeds under which the sum lies above a bound."""
+        return sum(value > bound + ROUNDING * self.size for value in self.by_seed)
+
+    def tell_seeds(self, bound: float = 0.0) -> str:
+        """Say `, in 11 of 12 seeds`; nothing where seeds are not paired, or there is one."""
+        return f", in {self.count_above(bound)} of {self.num} seeds" if len(self.by_seed) > 1 else ""
 
     def over_examples(self) -> Interval:
         """Test these very runs over test examples alone, which says nothing about other seeds."""
@@ -137,7 +149,19 @@ def contrast(terms: Iterable[tuple[float, Result]]) -> Contrast:
         example_variance=example_variance,
         choice_variance=choice_variance,
         choice_degrees=choice_degrees,
+        has_one_seed=have_one_seed(score for _, score in terms),
+        by_seed=tuple(sum_by_seed(groups[0]).tolist()) if groups is not None and len(groups) == 1 else (),
     )
+
+
+def have_one_seed(scores: Iterable[Result]) -> bool:
+    """Tell whether one of these has a single fine-tuning seed, which says nothing about others."""
+    return any(len({*part.seeds}) == 1 for score in scores for part in score.parts)
+
+
+def sum_by_seed(group: Terms) -> np.ndarray:
+    """[R] Σ weight · score under each repetition of scores that are paired."""
+    return np.sum([weight * score.repeated for weight, score in group], axis=0)
 
 
 def seed_interval(terms: Iterable[tuple[float, Result]]) -> Interval:
@@ -155,7 +179,7 @@ def over_seeds(terms: Terms, groups: list[Terms] | None) -> tuple[list[tuple[flo
     if groups is None:  # means and spreads alone, as published
         parts = [((weight * score.std) ** 2 / score.num, score.num - 1) for weight, score in terms]
         return parts, min(score.num for _, score in terms), sum(weight * score.mean for weight, score in terms)
-    rows = [np.sum([weight * score.repeated for weight, score in group], axis=0) for group in groups]
+    rows = [sum_by_seed(group) for group in groups]
     parts = [(variance(rows_R) / len(rows_R), len(rows_R) - 1) for rows_R in rows]
     return parts, min(len(rows_R) for rows_R in rows), sum(float(rows_R.mean()) for rows_R in rows)
 

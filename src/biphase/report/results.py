@@ -7,7 +7,7 @@ Arms have an order, one of them is usual, and some are set against each other.
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import chain
@@ -16,9 +16,9 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from biphase.config import read_yaml
-from biphase.errors import SOURCE, InputError
+from biphase.errors import SOURCE, InputError, first_of
 from biphase.finetuning import choosing
-from biphase.finetuning.scores import KeptExamples, Score, ScoreSet
+from biphase.finetuning.scores import KeptExamples, Score, ScoreSet, show_rate
 from biphase.report.statistics import Interval, mean_interval, repetitions
 from biphase.tasks.families import KINDS, TASK_FAMILIES
 
@@ -377,6 +377,25 @@ def list_gaps(results: ResultSet) -> list[str]:
         if result.examples and (why := result.examples.read().why_unknown):
             lines.append(f"{result.arm.name} on {result.dataset}: test examples are not accounted for: {why}")
     return list(dict.fromkeys(lines))
+
+
+def tell_edges(results: ResultSet) -> Iterator[str]:
+    """Say in a line where most choices of a fine-tuning rate, of two or more, fell on the lowest or the highest: on
+    which task, and in how many of an arm's cells."""
+    edges: dict[str, dict[str, float]] = {}
+    for name, scores in results.scores.items():
+        for task, score in scores.items():
+            kept, grid = score.examples or score.predicted, sorted(score.by_rate or ())
+            rates = [cell.config.learning_rate for cell in kept.scores] if kept else []
+            for word, rate in [("highest", grid[-1]), ("lowest", grid[0])] if len(grid) > 1 else []:
+                if 2 * (num := rates.count(rate)) > len(rates):
+                    arms = edges.setdefault(f"{task} the {word} ({show_rate(rate)})", {})
+                    arms[f"{name} in {num} of {len(rates)}"] = num / len(rates)
+    if edges:
+        told = [
+            f"on {where}: {first_of(sorted(arms, key=arms.__getitem__, reverse=True))}" for where, arms in edges.items()
+        ]
+        yield f"Rates were chosen at an edge of their grid, so a better one may lie beyond: {'; '.join(told)}."
 
 
 def check_averages(results: ResultSet) -> list[str]:

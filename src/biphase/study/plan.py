@@ -282,23 +282,27 @@ def list_cells(study: spec.Study, models: tuple[EvaluatedModel, ...]) -> Iterato
     if evaluation is None:
         return
     # The control is trained as often as an arm is pretrained, where need be with further seeds: both have an interval.
-    num_pretrained = 1 + max(model.seed for model in models)
-    further = [seed for seed in range(num_pretrained) if seed not in evaluation.seeds]
-    further = further[: max(0, num_pretrained - len(evaluation.seeds))]
-    evaluated, configs = spec.trainings(evaluation), dict[tuple[str, str], list[FinetuneConfig]]()
+    num_pretrained, first = 1 + max(model.seed for model in models), evaluation.seeds_of(0)
+    further = [seed for seed in range(num_pretrained) if seed not in first]
+    further = further[: max(0, num_pretrained - len(first))]
+    evaluated, configs = spec.trainings(evaluation), dict[tuple[str, Sequence[int], str], list[FinetuneConfig]]()
     if evaluation.embed is not None:
         evaluated[evaluation.embed.name] = tuple(evaluation.embed.tasks)
-    for weights, seeds in (("pretrained", evaluation.seeds), ("random", (*evaluation.seeds, *further))):
-        for task in evaluated:
-            if evaluation.embed is not None and task == evaluation.embed.name:
-                grid = evaluation.embed.configs(seeds)
-            else:
-                points = product(evaluation.learning_rates, seeds)
-                grid = [spec.finetune_config(evaluation, task, rate, seed) for rate, seed in points]
-            configs[weights, task] = [config.model_copy(update={"weights": weights}) for config in grid]
+    weights_and_seeds = [("pretrained", evaluation.seeds_of(seed)) for seed in range(num_pretrained)]
+    for (weights, seeds), task in product(
+        dict.fromkeys([*weights_and_seeds, ("random", (*first, *further))]), evaluated
+    ):
+        if evaluation.embed is not None and task == evaluation.embed.name:
+            grid = evaluation.embed.configs(seeds)
+        else:
+            points = product(evaluation.learning_rates, seeds)
+            grid = [spec.finetune_config(evaluation, task, rate, seed) for rate, seed in points]
+        configs[weights, seeds, task] = [config.model_copy(update={"weights": weights}) for config in grid]
     for model in models:
+        is_random = model.kind == "random"
+        seeds = (*first, *further) if is_random else evaluation.seeds_of(model.seed)
         for task, evaluates in evaluated.items():
-            for config in configs["random" if model.kind == "random" else "pretrained", task]:
+            for config in configs["random" if is_random else "pretrained", seeds, task]:
                 yield StudyCell(model.name, task, evaluates, config)
 
 

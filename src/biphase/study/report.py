@@ -30,7 +30,7 @@ from biphase.report.formats import csv_text, show_count, show_list
 from biphase.report.hypotheses import make_line
 from biphase.report.page import PageText, write_report
 from biphase.report.paper import judge_paper, measure_findings, place_arms
-from biphase.report.results import OBJECTIVE_NAMES, ReportArm, Result, ResultSet, pool, select_rate
+from biphase.report.results import OBJECTIVE_NAMES, ReportArm, Result, ResultSet, pool, select_rate, tell_edges
 from biphase.report.tables import Table
 from biphase.run import Run, read_metrics
 from biphase.study.advise import Evidence
@@ -259,7 +259,10 @@ def hypotheses_json(plan: Plan, digest: str, declared: Sequence[str], findings: 
             numbers = {"estimate": claim.estimate, "low": interval.low, "high": interval.high, "bound": claim.bound}
             numbers |= {"p": claim.p_value, "adjusted_p": claim.adjusted}
             finite = {key: None if math.isnan(value) else value for key, value in numbers.items()}  # nan is no JSON
-            inequalities.append({"label": claim.label, **finite, "verdict": claim.verdict})
+            words = {"verdict": claim.verdict, "carried": claim.carriers, "alone": claim.alone}
+            if gap := claim.contrast.by_seed:
+                finite |= {"seeds": len(gap), "seeds_above": claim.contrast.count_above(claim.bound)}
+            inequalities.append({"label": claim.label, **finite, **words})
         record = hypothesis.model_dump(mode="json") | {"verdict": finding.verdict, "inequalities": inequalities}
         records.append(record | {"needs": finding.needs})
     tree = {"hash": digest, "declared": " ".join(declared), "hypotheses": records}
@@ -330,7 +333,7 @@ def report_study(
             verdicts=verdicts,
             hypotheses=(findings, declared) if findings else None,
             declared=list_equivalents(plan),
-            notes=[*plan.study.notes, *list_notes(state)],
+            notes=[*plan.study.notes, *list_notes(state), *tell_edges(results)],
             commands=[*tell_texts(state), *commands],
             bm25={task: values[BM25] for task, values in tests if BM25 in values},
             plan_svg=picture.result(),
