@@ -325,7 +325,7 @@ def test_pretraining_seeds_are_what_is_repeated() -> None:
 
 
 def test_seeds_that_agree_are_counted() -> None:
-    """Better by 0.1 with two seeds, equal with one (up to rounding), worse with one; unpaired scores have no such count."""
+    """Better by 0.1 with two seeds, equal with one (up to rounding), worse with one; others have no such count."""
     seen = difference(
         Result(CLM, "SC", "a", "standard", (0.5, 0.6, 0.1 + 0.2, 0.4)),
         Result(MLM, "SC", "a", "standard", (0.4, 0.5, 0.3, 0.5)),

@@ -140,15 +140,15 @@ def test_no_point_is_read_off_where_the_ladder_is_level(score: float, told: str)
     found = compute_equivalent(make_results({**ladder, arm: (score + 0.2 * NOISE[::-1]).tolist()}), arm, list(ladder))
     assert re.fullmatch(told, show_multiple(found)) and found.is_level == ("level" in told)
     begin, end = found.reach
-    assert begin == 1.0 or (not found.is_level and 1 <= begin < end <= 4)
+    assert 1 <= begin <= end <= 4 and (begin == 1) == found.is_level
     closed = replace(found, beyond="", low=0.3, high=0.9)
     assert show_multiple(closed) == "between 0.30 and 0.90 (level ladder)", "from 1.1 to 3.3 of 1, 2 and 4"
     assert not replace(closed, low=0.3, high=0.5).is_level, "from 2, where it begins to rise"
 
 
 def test_points_stay_on_ladders_that_rise_and_go_where_they_mislead() -> None:
-    """Twelve seeds, the true share 0.62: of straight and bent ladders nearly all points stay, of one that is level to its
-    middle a few."""
+    """Twelve seeds, the true share 0.62: of straight and bent ladders nearly all points stay, of one that is level to
+    its middle a few."""
     rng, shown = np.random.default_rng(5), {}
     budgets = [600.0, 1200.0, 1800.0, 2400.0]
     curves = {
@@ -160,7 +160,8 @@ def test_points_stay_on_ladders_that_rise_and_go_where_they_mislead() -> None:
         hits = 0
         for _ in range(25):
             ladder = {
-                make_arm(f"mlm-{at:g}", at): rng.normal(mean, 0.015, 12).tolist() for at, mean in zip(budgets, curve)
+                make_arm(f"mlm-{at:g}", at): rng.normal(mean, 0.015, 12).tolist()
+                for at, mean in zip(budgets, curve, strict=True)
             }
             arm, mean = make_arm("ours", 900.0), np.interp(np.log(900 / 0.62), np.log(budgets), curve)
             results = make_results({**ladder, arm: rng.normal(mean, 0.015, 12).tolist()}, pretraining_seeds=range(12))

@@ -59,7 +59,7 @@ def fill(write_cell: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.Mo
         for cell in plan.cells:
             config = settle_config(cell.config, find_task(cell.task), 2048).model_dump(mode="json")
             rate, seed = config.pop("learning_rate"), config.pop("seed")
-            name = f"{cell.model}/{cell.task}-{seed}"
+            name = f"{cell.model}/{cell.task}-{seed}{f'-{rate:g}' if rate != 1e-3 else ''}"
             given = {"precision": "fp32", "model_hash": "a" * 64} | say(cell)
             write_cell(cell.model, cell.task, rate, seed, name=name, **(config | given))
         return read_state(plan, tmp_path)
@@ -222,7 +222,7 @@ def test_a_rate_at_the_edge_of_its_grid_is_told_in_a_line(fill: Any) -> None:
         def say(cell: StudyCell) -> dict[str, Any]:
             best = 4e-3 if "mlm40" in cell.model else 2e-3
             own = 0.5 if cell.config.learning_rate == best else 0.4
-            return {"validation": own, "test": own, "name": f"{cell.model}/{cell.config.learning_rate:g}"}
+            return {"validation": own, "test": own}
 
         return [*tell_edges(collect_results(plan, fill(plan, say).scores))]
 
