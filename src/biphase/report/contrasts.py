@@ -82,13 +82,10 @@ class Contrast:
         """On which side of zero it lies (`judge_difference`)."""
         return judge_difference(self.estimate, self.against().p_value)
 
-    def count_above(self, bound: float = 0.0) -> int:
-        """Count the seeds under which the sum lies above a bound."""
-        return sum(value > bound + ROUNDING * self.size for value in self.by_seed)
-
     def tell_seeds(self, bound: float = 0.0) -> str:
-        """Say `, in 11 of 12 seeds`; nothing where seeds are not paired, or there is one."""
-        return f", in {self.count_above(bound)} of {self.num} seeds" if len(self.by_seed) > 1 else ""
+        """Say in how many seeds it lies above a bound: `, in 11 of 12 seeds`; nothing where they are not paired."""
+        num_above = sum(value > bound + ROUNDING * self.size for value in self.by_seed)
+        return f", in {num_above} of {self.num} seeds" if len(self.by_seed) > 1 else ""
 
     def over_examples(self) -> Interval:
         """Test these very runs over test examples alone, which says nothing about other seeds."""

@@ -382,20 +382,17 @@ def list_gaps(results: ResultSet) -> list[str]:
 def tell_edges(results: ResultSet) -> Iterator[str]:
     """Say in a line where most choices of a fine-tuning rate, of two or more, fell on the lowest or the highest: on
     which task, and in how many of an arm's cells."""
-    edges: dict[str, dict[str, float]] = {}
-    for name, scores in results.scores.items():
-        for task, score in scores.items():
-            kept, grid = score.examples or score.predicted, sorted(score.by_rate or ())
-            rates = [cell.config.learning_rate for cell in kept.scores] if kept else []
-            for word, rate in [("highest", grid[-1]), ("lowest", grid[0])] if len(grid) > 1 else []:
-                if 2 * (num := rates.count(rate)) > len(rates):
-                    arms = edges.setdefault(f"{task} the {word} ({show_rate(rate)})", {})
-                    arms[f"{name} in {num} of {len(rates)}"] = num / len(rates)
+    edges: dict[str, dict[str, float]] = defaultdict(dict)
+    for score in chain(*(scores.values() for scores in results.scores.values())):
+        kept, grid = score.examples or score.predicted, sorted(score.by_rate or ())
+        rates = [cell.config.learning_rate for cell in kept.scores] if kept else []
+        for word, rate in [("highest", grid[-1]), ("lowest", grid[0])] if len(grid) > 1 else []:
+            if (share := rates.count(rate) / max(len(rates), 1)) > 0.5:
+                told = f"{score.arm.name} in {rates.count(rate)} of {len(rates)}"
+                edges[f"{score.dataset} the {word} ({show_rate(rate)})"][told] = share
     if edges:
-        told = [
-            f"on {where}: {first_of(sorted(arms, key=arms.__getitem__, reverse=True))}" for where, arms in edges.items()
-        ]
-        yield f"Rates were chosen at an edge of their grid, so a better one may lie beyond: {'; '.join(told)}."
+        lines = [f"on {where}: {first_of(sorted(arms, key=lambda told: -arms[told]))}" for where, arms in edges.items()]
+        yield f"Rates were chosen at an edge of their grid, so a better one may lie beyond: {'; '.join(lines)}."
 
 
 def check_averages(results: ResultSet) -> list[str]:

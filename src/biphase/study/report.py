@@ -253,16 +253,15 @@ def hypotheses_json(plan: Plan, digest: str, declared: Sequence[str], findings: 
     before the results did (`tell_declaration`)."""
     records = []
     for hypothesis, finding in zip(plan.study.hypotheses, findings, strict=True):
-        inequalities = []
+        inequalities: list[dict[str, object]] = []
         for claim in finding.inequalities:
             interval = claim.interval
             numbers = {"estimate": claim.estimate, "low": interval.low, "high": interval.high, "bound": claim.bound}
             numbers |= {"p": claim.p_value, "adjusted_p": claim.adjusted}
             finite = {key: None if math.isnan(value) else value for key, value in numbers.items()}  # nan is no JSON
-            words = {"verdict": claim.verdict, "carried": claim.carriers, "alone": claim.alone}
-            if gap := claim.contrast.by_seed:
-                finite |= {"seeds": len(gap), "seeds_above": claim.contrast.count_above(claim.bound)}
-            inequalities.append({"label": claim.label, **finite, **words})
+            words = {"carried": claim.carriers, "alone": claim.alone, "seeds": claim.contrast.tell_seeds(claim.bound)}
+            told = {key: text.removeprefix(", ") for key, text in words.items() if text}
+            inequalities.append({"label": claim.label, **finite, "verdict": claim.verdict, **told})
         record = hypothesis.model_dump(mode="json") | {"verdict": finding.verdict, "inequalities": inequalities}
         records.append(record | {"needs": finding.needs})
     tree = {"hash": digest, "declared": " ".join(declared), "hypotheses": records}
