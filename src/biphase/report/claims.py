@@ -68,11 +68,12 @@ class Inequality:
 
     @property
     def alone(self) -> str:
-        """Say what its own test says where the correction for others leaves it undecided: `contradicted by itself, p =
-        0.002`."""
-        cases = zip(("supported", "contradicted"), self.sides, (self.lacks_above, self.lacks_below), strict=True)
-        shown = [(word, p_value) for word, p_value, lacks in cases if is_significant(p_value) and not lacks]
-        return f"{shown[0][0]} by itself, {tell_p_value(shown[0][1])}" if shown and self.verdict == "undecided" else ""
+        """Tell what its own test says where corrections leave it undecided: `contradicted by itself, p = 0.002`."""
+        lacks = {"supported": self.lacks_above, "contradicted": self.lacks_below}
+        for (word, lacking), p_value in zip(lacks.items(), self.sides, strict=True):
+            if self.verdict == "undecided" and is_significant(p_value) and not lacking:
+                return f"{word} by itself, {tell_p_value(p_value)}"
+        return ""
 
     @property
     def p_value(self) -> float:

@@ -132,6 +132,7 @@ def contrast(terms: Iterable[tuple[float, Result]]) -> Contrast:
         shares.append((max(example_variance - shared, 0.0), example_degrees))
     choice_variance, choice_degrees = of_choices(terms)
     shares.append((choice_variance, choice_degrees))
+    paired = groups[0] if groups is not None and len(groups) == 1 else []
     # A nan (one seed) stays one: without a spread over seeds there is no error.
     total = max(seed_variance + example_variance - shared, seed_variance, example_variance) if num > 1 else math.nan
     return Contrast(
@@ -139,7 +140,7 @@ def contrast(terms: Iterable[tuple[float, Result]]) -> Contrast:
         error=math.sqrt(total + choice_variance),
         degrees=mix_degrees(shares),
         size=max(abs(score.mean) for _, score in terms),
-        test="paired t" if groups is not None and len(groups) == 1 else "Welch",
+        test="paired t" if paired else "Welch",
         num=num,
         num_pretrainings=min(score.num_pretrainings for _, score in terms),
         num_examples=num_examples,
@@ -147,18 +148,13 @@ def contrast(terms: Iterable[tuple[float, Result]]) -> Contrast:
         choice_variance=choice_variance,
         choice_degrees=choice_degrees,
         has_one_seed=have_one_seed(score for _, score in terms),
-        by_seed=tuple(sum_by_seed(groups[0]).tolist()) if groups is not None and len(groups) == 1 else (),
+        by_seed=tuple(np.sum([weight * score.repeated for weight, score in paired], axis=0).tolist() if paired else ()),
     )
 
 
 def have_one_seed(scores: Iterable[Result]) -> bool:
     """Tell whether one of these has a single fine-tuning seed, which says nothing about others."""
     return any(len({*part.seeds}) == 1 for score in scores for part in score.parts)
-
-
-def sum_by_seed(group: Terms) -> np.ndarray:
-    """[R] Σ weight · score under each repetition of scores that are paired."""
-    return np.sum([weight * score.repeated for weight, score in group], axis=0)
 
 
 def seed_interval(terms: Iterable[tuple[float, Result]]) -> Interval:
@@ -176,7 +172,7 @@ def over_seeds(terms: Terms, groups: list[Terms] | None) -> tuple[list[tuple[flo
     if groups is None:  # means and spreads alone, as published
         parts = [((weight * score.std) ** 2 / score.num, score.num - 1) for weight, score in terms]
         return parts, min(score.num for _, score in terms), sum(weight * score.mean for weight, score in terms)
-    rows = [sum_by_seed(group) for group in groups]
+    rows = [np.sum([weight * score.repeated for weight, score in group], axis=0) for group in groups]
     parts = [(variance(rows_R) / len(rows_R), len(rows_R) - 1) for rows_R in rows]
     return parts, min(len(rows_R) for rows_R in rows), sum(float(rows_R.mean()) for rows_R in rows)
 

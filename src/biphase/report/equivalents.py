@@ -211,16 +211,13 @@ def contrast_at(score: Result, ladder: Rungs, compute: float) -> Contrast:
 
 
 def show_multiple(equivalent: Equivalent) -> str:
-    """Show `0.73 [0.61, 0.82]`, `0.64 (at most 1.17)`, `above the ladder (at most 0.52)`, or the interval alone."""
-    ends = "" if equivalent.is_level else show_ends(equivalent)
-    return show_point(equivalent) + (f" {ends}" if ends.startswith("[") else f" ({ends})" if ends else "")
-
-
-def show_point(equivalent: Equivalent) -> str:
-    """Show `0.73`, `above the ladder`, or in place of a point that would mislead `at least 0.41 (level ladder)`."""
+    """Show `0.73 [0.61, 0.82]`, `0.64 (at most 1.17)`, `above the ladder (at most 0.52)`; without a point that would
+    mislead `at least 0.41 (level ladder)`."""
+    ends = show_ends(equivalent)
     if equivalent.is_level:
-        return f"{show_ends(equivalent)} (level ladder)"
-    return f"{equivalent.beyond} the ladder" if equivalent.beyond else f"{equivalent.share:.2f}"
+        return f"{ends} (level ladder)"
+    point = f"{equivalent.beyond} the ladder" if equivalent.beyond else f"{equivalent.share:.2f}"
+    return point + (f" {ends}" if ends.startswith("[") else f" ({ends})" if ends else "")
 
 
 def show_ends(equivalent: Equivalent) -> str:
@@ -421,7 +418,7 @@ def price_sentence(price_list: PriceList) -> str:
     has_one = abs(whole) > LEAST_SAVING and math.log(remaining.share) / whole < 0.5
     has_one = has_one and not (first.is_level or remaining.is_level)
     without = f"{'One task carries this: w' if has_one else 'W'}ithout {task}"
-    return f"{sentence} {without}, {name} has {show_point(remaining)}."
+    return f"{sentence} {without}, {name} has {show_multiple(remaining)}."
 
 
 def ladder_panel(price_list: PriceList) -> Panel:
@@ -434,7 +431,7 @@ def ladder_panel(price_list: PriceList) -> Panel:
         marks.append((compute, replace(score.interval, value=height), MARKER_SIZE))
     series = [(f"MLM {price_list.baseline[0].mask_percent} % alone", LOOKS["mlm"], marks)]
     for equivalent, look in zip(compared, SERIES, strict=False):
-        label = f"{equivalent.score.arm.name}: {show_point(equivalent)}"
+        label = f"{equivalent.score.arm.name}: {show_multiple(equivalent)}"
         compute, score = equivalent.compute, equivalent.score
         series.append((label, look, [(compute, score.interval, MARKER_SIZE)]))
         begin, end = equivalent.reach if equivalent.is_level else (compute, compute / equivalent.share)
