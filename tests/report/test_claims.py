@@ -1,6 +1,7 @@
 """Inequalities of which one is enough, against Student's t by hand; and what all tests of a report account for."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -80,6 +81,15 @@ def test_that_one_of_many_fails_is_corrected_for_all_that_could() -> None:
     assert judge(seen(-0.05), high, high)[0] == "contradicted"
     lacking = Finding("f", "so", "", (Claim("so", (high,), ("no scores",)),))
     assert lacking.p_value == 1 and math.isnan(finding(seen(0.1, np.nan)).p_value)
+
+
+def test_what_a_test_says_by_itself_is_told_where_correction_hides_it() -> None:
+    """p is 0.019, one of three inequalities; and not where it is shown, is not shown by itself, or lacks scores."""
+    low, high, open_one = seen(-0.019), seen(0.1), seen(0.001)
+    (judged,) = judge_claims([finding(low, high, open_one)])
+    assert [one.alone for one in judged.inequalities] == ["contradicted by itself, p = 0.019", "", ""]
+    (judged,) = judge_claims([finding(replace(low, lacks_below=("all fine-tunings",)), high, high)])
+    assert judged.claims[0].inequalities[0].alone == ""
 
 
 def test_noise_is_what_all_tests_account_for() -> None:

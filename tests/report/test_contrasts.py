@@ -392,13 +392,28 @@ def test_pretraining_seeds_are_what_is_repeated() -> None:
     seen = difference(ours, Result(MLM, "SC", "a", "standard", b.tolist(), **seeds))
     theirs = stats.ttest_rel(a.reshape(3, 2).mean(axis=1), b.reshape(3, 2).mean(axis=1))
     assert (seen.num, seen.num_pretrainings, seen.test) == (3, 3, "paired t")
-    assert seen.noise == ("pretraining seeds", "fine-tuning seeds")
     assert seen.against().p_value == pytest.approx(theirs.pvalue)
+    assert seen.noise == ("pretraining seeds", "fine-tuning seeds")
+    for seeds["seeds"], noise in (([0] * 6, ("pretraining seeds",)), (range(6), seen.noise)):
+        alone = replace(ours, **seeds)
+        assert difference(alone, replace(alone, arm=MLM, samples=b.tolist())).noise == noise
     # Beside a model that was pretrained once: Welch's, three means against two scores, and no word on a recipe.
     mixed = difference(ours, Result(MLM, "SC", "a", "standard", b[:2].tolist(), pretraining_seeds=[0, 0]))
     assert (mixed.num, mixed.num_pretrainings, mixed.test) == (2, 1, "Welch")
     welch = stats.ttest_ind(a.reshape(3, 2).mean(axis=1), b[:2], equal_var=False)
     assert mixed.against().p_value == pytest.approx(welch.pvalue)
+
+
+def test_seeds_that_agree_are_counted() -> None:
+    """Better by 0.1 with two seeds, equal with one (up to rounding), worse with one; others have no such count."""
+    seen = difference(
+        Result(CLM, "SC", "a", "standard", (0.5, 0.6, 0.1 + 0.2, 0.4)),
+        Result(MLM, "SC", "a", "standard", (0.4, 0.5, 0.3, 0.5)),
+    )
+    assert [seen.tell_seeds(bound) for bound in (0.0, -0.2)] == [", in 2 of 4 seeds", ", in 4 of 4 seeds"]
+    assert seen.by_seed == pytest.approx((0.1, 0.1, 0, -0.1))
+    apart = difference(published(CLM, 0.5, 0.1), published(MLM, 0.4, 0.1))
+    assert (apart.by_seed, apart.tell_seeds()) == ((), "")
 
 
 def test_averages_are_their_datasets() -> None:

@@ -170,6 +170,23 @@ def test_a_share_by_task_says_whether_one_carries_it(more: dict[str, float], tol
     assert "| model | steps | a | b |" in written(listed, "-by-task.md")
 
 
+def test_a_level_ladder_has_no_points_in_files_figure_and_headline() -> None:
+    """0.5, 0.5, 0.6, 0.7 and an arm at 0.51 of 400 steps: a point on the first rise, an interval that is open below."""
+    level = dict(zip(LADDER, (0.5, 0.5, 0.6, 0.7), strict=True))
+    listed = only(make_results({**level, make_arm("ours", 400, objective="clm"): 0.502}))
+    told = price_sentence(listed)
+    bound = re.search(r"level: (at least \d\.\d\d) of its FLOPs, on average over 2 tasks", told)
+    assert bound and told.startswith("ours reaches the score of MLM alone (40 % masked) where its ladder is level")
+    assert f"| {bound[1]} (level ladder) |" in written(listed, "1m.md") and "One task" not in told
+    assert "Where the ladder is level between the interval's ends" in written(listed, "1m.md")
+    panel = ladder_panel(listed)
+    assert panel.series[-1][0] == f"ours: {bound[1]} (level ladder)"
+    ((begin, end, _, _),) = panel.distances
+    assert begin == 100 and 200 < end < 300, "a line along the interval"
+    row = next(csv.DictReader(io.StringIO(written(listed, ".csv"))))
+    assert (row["beyond"], row["share"], row["high"]) == ("level", "", "") and float(row["low"]) > 1
+
+
 def test_a_ladder_with_a_gap_is_not_read_and_the_page_says_why() -> None:
     far = {arm: score for arm, score in LADDER.items() if arm.pretrain_steps < 400} | {make_arm("mlm-3200", 3200): 0.9}
     listed, (told,) = list_prices(make_results({**far, make_arm("ours", 400, mask_percent=15): 0.75}))
@@ -241,7 +258,7 @@ def test_published_prices_and_their_files() -> None:
     files = table_files(price_tables(listed))
     suffixes = (".md", ".tex", ".csv", "-by-task.md", "-by-task.tex")
     assert set(files) == {f"tables/compute-equivalents-610M{suffix}" for suffix in suffixes}
-    assert "One task carries this: without ReCoRD, 610m-clm-11k-mlm40-22k has 0.93." in price_sentence(listed)
+    assert "One task carries this: without ReCoRD, 610m-clm-11k-mlm40-22k has 0.93 [0." in price_sentence(listed)
     markdown, latex = (files[f"tables/compute-equivalents-610M{suffix}"] for suffix in (".md", ".tex"))
     assert "over fine-tuning seeds only" in markdown and "Each model was pretrained once" in markdown
     assert "…" not in latex and "“" not in latex and latex.count(r"\\") == 1 + len(listed.prices)

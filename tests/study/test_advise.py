@@ -309,7 +309,7 @@ def test_findings_are_cited_as_our_page_judges_them() -> None:
     assert len(cited) >= 6
     for key, rest in cited:
         assert rest.startswith(f", {verdicts[key]}"[:12]), f"{key}{rest}"
-    gains = [line.estimate for finding in findings if finding.key == "F6" for line in finding.inequalities][:5:2]
+    gains = [line.estimate for finding in findings if finding.key == "F6" for line in finding.inequalities][:3]
     told = apply_rule("curriculum", "the paper's size", curriculum="25/75").reason
     assert "by {:+.2f}, {:+.2f} and {:+.2f} points".format(*(100 * gain for gain in gains)) in told
 

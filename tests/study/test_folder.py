@@ -19,6 +19,7 @@ from biphase.files import RECORD_HASH, locked, read_json, write_hashed
 from biphase.finetuning.config import settle_config
 from biphase.finetuning.scores import ScoreSet, read_score
 from biphase.report.contrasts import difference
+from biphase.report.results import tell_edges
 from biphase.run import Run
 from biphase.study import folder
 from biphase.study import run as worker
@@ -58,7 +59,7 @@ def fill(write_cell: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.Mo
         for cell in plan.cells:
             config = settle_config(cell.config, find_task(cell.task), 2048).model_dump(mode="json")
             rate, seed = config.pop("learning_rate"), config.pop("seed")
-            name = f"{cell.model}/{cell.task}-{seed}"
+            name = f"{cell.model}/{cell.task}-{seed}{f'-{rate:g}' if rate != 1e-3 else ''}"
             given = {"precision": "fp32", "model_hash": "a" * 64} | say(cell)
             write_cell(cell.model, cell.task, rate, seed, name=name, **(config | given))
         return read_state(plan, tmp_path)
@@ -209,6 +210,25 @@ def test_random_weights_are_drawn_as_often_as_arms_are_pretrained(fill: Any, num
     found = {one.arm.name: one for one in collect_results(plan, state.scores).results if one.metric == "standard"}
     gain = difference(found["1m-mlm40-400"], found["1m-random"])
     assert (gain.noise[0], gain.test) == (first, test)
+
+
+def test_a_rate_at_the_edge_of_its_grid_is_told_in_a_line(fill: Any) -> None:
+    """Validation takes the highest rate for one arm with both pretrainings, for the other the middle one; of a single
+    rate nothing was chosen."""
+
+    def told(rates: list[float]) -> list[str]:
+        plan = make_plan(evaluation=TREE["evaluation"] | {"learning_rates": rates, "seeds": 1}, pretraining_seeds=2)
+
+        def say(cell: StudyCell) -> dict[str, Any]:
+            best = 4e-3 if "mlm40" in cell.model else 2e-3
+            own = 0.5 if cell.config.learning_rate == best else 0.4
+            return {"validation": own, "test": own}
+
+        return [*tell_edges(collect_results(plan, fill(plan, say).scores))]
+
+    (line,) = told([1e-3, 2e-3, 4e-3])
+    assert line.endswith("a better one may lie beyond: on genre the highest (4e-3): 1m-mlm40-400 in 2 of 2.")
+    assert told([8e-3]) == []
 
 
 def test_a_checkpoint_is_waited_for_only_while_it_is_made(tmp_path: Path) -> None:

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from biphase.config import BUNDLED, parse_config
 from biphase.errors import InputError
 from biphase.recipe import Phase, Recipe, cut_phases, phases_between
 from biphase.study.arms import Arm, expand_arms
+from biphase.study.folder import study_text
 from biphase.study.plan import Plan, history, plan_study, run_that_trains, share_trunks
 from biphase.study.spec import Study, load_study
 
@@ -277,6 +279,26 @@ def test_each_network_is_evaluated_from_random_weights_where_asked() -> None:
     arms[0]["curricula"] = ["clm"]
     with pytest.raises(InputError, match="arm '1m-random' has the name of the control"):
         plan_study(make_study(arms, evaluation))
+
+
+def test_a_single_fine_tuning_seed_goes_with_the_pretraining_seed() -> None:
+    """By default, and where one is asked for; a list stays what it says, so that finished cells keep their names."""
+    evaluation, arms = (
+        "evaluation={tasks: [sst2], learning_rates: [1e-4], random_weights: true%s}",
+        [{"curricula": ["clm"]}],
+    )
+    for words, seeds in (
+        ("", [0, 1, 2]),
+        (", seeds: 1", [0, 1, 2]),
+        (", seeds: [0]", [0, 0, 0]),
+        (", seeds: 2", [0, 1] * 3),
+    ):
+        study = make_study([arms[0] | {"budgets": [200]}], evaluation % words, "pretraining_seeds=3")
+        for read in (study, parse_config(Study, yaml.safe_load(study_text(study)), origin="its own folder")):
+            cells = plan_study(read).cells
+            assert [cell.config.seed for cell in cells if not cell.model.endswith("-random")] == seeds
+            assert [cell.config.seed for cell in cells if cell.model.endswith("-random")] == [0, 1, 2], "as ever"
+            assert cells[0].name == "1m-clm-200/sst2/lr0.0001/seed0"
 
 
 def test_a_run_stores_what_the_plan_says() -> None:

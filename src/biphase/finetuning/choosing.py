@@ -17,6 +17,7 @@ import numpy as np
 
 from biphase.errors import InputError, nearest
 from biphase.finetuning.scores import Score, ScoreSet, join_examples, short_name
+from biphase.tasks.spec import EvaluatedSplit
 
 NUM_DRAWS = 10_000
 MOST_EXAMPLES = 500
@@ -96,7 +97,7 @@ def measure_noise(choice: RateChoice) -> ChoiceNoise:
     return ChoiceNoise(dict(zip(rivals, shares_K.tolist(), strict=True)), variance, why_unknown)
 
 
-def vary_over_examples(by_rate: Mapping[float, Sequence[Score]], split: str) -> tuple[np.ndarray, str]:
+def vary_over_examples(by_rate: Mapping[float, Sequence[Score]], split: EvaluatedSplit) -> tuple[np.ndarray, str]:
     """Return the covariance, [K, K], of the rates' mean scores over the examples of a split; and why nothing is known
     of it, where it is zero for that."""
     none_KK = np.zeros((len(by_rate), len(by_rate)))

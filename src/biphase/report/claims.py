@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from biphase.report.contrasts import Contrast, Noise, holm, is_significant, tell_carriers, what_decides
-from biphase.report.formats import show_difference, show_list, show_noise, show_points
+from biphase.report.formats import show_difference, show_list, show_noise, show_points, tell_p_value
 from biphase.report.statistics import SIGNIFICANCE, Interval
 
 ClaimVerdict = Literal["supported", "contradicted", "undecided"]
@@ -65,6 +65,15 @@ class Inequality:
     def carriers(self) -> str:
         """Which tasks carry it, where it is supported and not each does."""
         return tell_carriers(self.by_task, self.bound) if self.verdict == "supported" else ""
+
+    @property
+    def alone(self) -> str:
+        """Tell what its own test says where corrections leave it undecided: `contradicted by itself, p = 0.002`."""
+        lacks = {"supported": self.lacks_above, "contradicted": self.lacks_below}
+        for (word, lacking), p_value in zip(lacks.items(), self.sides, strict=True):
+            if self.verdict == "undecided" and is_significant(p_value) and not lacking:
+                return f"{word} by itself, {tell_p_value(p_value)}"
+        return ""
 
     @property
     def p_value(self) -> float:
@@ -249,7 +258,8 @@ def tell_verdict(verdict: ClaimVerdict, inequalities: Iterable[Inequality]) -> s
 
 def tell_finding(finding: Finding) -> str:
     """Tell a verdict with the difference that is least above its bound, and which tasks carry it:
-    `Supported for these checkpoints: CLM first and MLM after it beats MLM alone: +8.69 points [+4.72, +12.66].`"""
+    `Supported for these checkpoints: CLM first and MLM after it beats MLM alone: +8.69 points [+4.72, +12.66], in 5 of
+    5 seeds.`"""
     told = f"{tell_verdict(finding.verdict, finding.inequalities).capitalize()}: {finding.statement}"
     lines = [line for line in finding.inequalities if not math.isnan(line.estimate)]
     if not lines:
@@ -258,7 +268,8 @@ def tell_finding(finding: Finding) -> str:
     bound = f" against {show_points(least.bound)}" if least.bound else ""
     beside = f" beside {least.beside}" if least.beside else ""
     of_several = f", the least of {len(lines)} differences" if len(lines) > 1 else ""
-    return f"{told}: {show_difference(least.interval)}{bound}{beside}{of_several}. {least.carriers}".rstrip()
+    seeds = least.contrast.tell_seeds(least.bound)
+    return f"{told}: {show_difference(least.interval)}{bound}{beside}{seeds}{of_several}. {least.carriers}".rstrip()
 
 
 def strongest(rivals: Sequence[Inequality]) -> Inequality:

@@ -60,12 +60,16 @@ class Contrast:
     """The degrees of freedom of that part; nan: not accounted for, or there was nothing to choose."""
     lent: int = 0
     """How many degrees of freedom other arms lend the spread over seeds."""
+    has_one_seed: bool = False
+    """Whether a score has one and the same fine-tuning seed for all its pretrainings."""
+    by_seed: tuple[float, ...] = ()
+    """The sum under each seed; () where not all scores are paired by seed."""
 
     @property
     def noise(self) -> tuple[Noise, ...]:
         """Sources of noise that the test accounts for."""
         sources: list[Noise] = ["pretraining seeds"] if self.num_pretrainings > 1 else []
-        sources += ["fine-tuning seeds"] if self.num > 1 else []
+        sources += ["fine-tuning seeds"] if self.num > 1 and not self.has_one_seed else []
         sources += ["test examples"] if self.num_examples else []
         sources += [] if math.isnan(self.choice_degrees) else ["the choice of rates"]
         return tuple(sources)
@@ -79,6 +83,11 @@ class Contrast:
     def side(self) -> Side:
         """On which side of zero it lies (`judge_difference`)."""
         return judge_difference(self.estimate, self.against().p_value)
+
+    def tell_seeds(self, bound: float = 0.0) -> str:
+        """Say in how many seeds it lies above a bound: `, in 11 of 12 seeds`; nothing where they are not paired."""
+        num_above = sum(value > bound + ROUNDING * self.size for value in self.by_seed)
+        return f", in {num_above} of {self.num} seeds" if len(self.by_seed) > 1 else ""
 
     def over_examples(self) -> Interval:
         """Test these very runs over test examples alone, which says nothing about other seeds."""
@@ -123,6 +132,7 @@ def contrast(terms: Iterable[tuple[float, Result]]) -> Contrast:
         num_examples = min(num for _, num in example_parts) + 1
         example_variance, example_degrees = add_parts(example_parts)
     over_examples = max(example_variance - shared, 0.0), example_degrees
+    paired = groups[0] if groups is not None and len(groups) == 1 else []
     # A nan (one seed) stays one: without a spread over seeds there is no error.
     total = max(seed_variance + example_variance - shared, seed_variance, example_variance) if num > 1 else math.nan
     return Contrast(
@@ -130,7 +140,7 @@ def contrast(terms: Iterable[tuple[float, Result]]) -> Contrast:
         error=math.sqrt(total + choice_variance),
         degrees=mix_degrees((seed_variance, degrees), over_examples, (choice_variance, choice_degrees)),
         size=max(abs(score.mean) for _, score in terms),
-        test="paired t" if groups is not None and len(groups) == 1 else "Welch",
+        test="paired t" if paired else "Welch",
         num=num,
         num_pretrainings=min(score.num_pretrainings for _, score in terms),
         num_examples=num_examples,
@@ -138,7 +148,14 @@ def contrast(terms: Iterable[tuple[float, Result]]) -> Contrast:
         choice_variance=choice_variance,
         choice_degrees=choice_degrees,
         lent=min(degrees for _, degrees in parts) - (num - 1),
+        has_one_seed=have_one_seed(score for _, score in terms),
+        by_seed=tuple(np.sum([weight * score.repeated for weight, score in paired], axis=0).tolist() if paired else ()),
     )
+
+
+def have_one_seed(scores: Iterable[Result]) -> bool:
+    """Tell whether one of these has a single fine-tuning seed, which says nothing about others."""
+    return any(len({*part.seeds}) == 1 for score in scores for part in score.parts)
 
 
 def seed_interval(terms: Iterable[tuple[float, Result]]) -> Interval:

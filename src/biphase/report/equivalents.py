@@ -40,6 +40,11 @@ POINTS_BETWEEN, HALVINGS = 10, 2
 is halved where the verdict changes."""
 
 
+LEVEL = 0.25
+"""A stretch of a ladder is level if it rises at most this part as steeply as the whole. On simulated ladders that are
+level, then rise, this hides three of four points or more; on straight and on bent ones, up to one of ten."""
+
+
 Rungs = dict[float, Result]
 """The compute of each budget of a baseline → its mean score over data sets, least compute first."""
 
@@ -67,6 +72,22 @@ class Equivalent:
     noise: tuple[Noise, ...]
     """What the interval accounts for."""
 
+    @property
+    def reach(self) -> tuple[float, float]:
+        """The least and the most compute of the interval, as far as the ladder goes."""
+        most = self.compute / self.low if self.low else math.inf
+        return max(min(self.ladder), self.compute / self.high), min(max(self.ladder), most)
+
+    @property
+    def is_level(self) -> bool:
+        """Whether the ladder is level somewhere between the interval's ends: a point read off there misleads."""
+        if self.beyond or math.isnan(self.low):
+            return False
+        logs_K, (begin, end) = np.log([*self.ladder]), np.log(self.reach)
+        is_within_K = (logs_K[1:] > begin + 1e-9) & (logs_K[:-1] < end - 1e-9)
+        whole = (self.heights[-1] - self.heights[0]) / (logs_K[-1] - logs_K[0])
+        return bool((np.diff(self.heights) / np.diff(logs_K) <= LEVEL * whole)[is_within_K].any())
+
 
 def compute_equivalent(
     results: ResultSet,
@@ -74,11 +95,9 @@ def compute_equivalent(
     baseline: Sequence[ReportArm],
     axis: Compute = "flops",
     datasets: Sequence[str] | None = None,
-    *,
-    is_tested: bool = True,
 ) -> Equivalent:
     """Find the compute equivalent of an arm on the ladder of a baseline, by the mean over data sets that all of them
-    have; with its interval only if `is_tested`.
+    have.
 
     Args:
         baseline: one recipe at several budgets.
@@ -95,8 +114,7 @@ def compute_equivalent(
     # The least compute at which the rising line reaches the score, or the end that it lies beyond: read from above, for
     # where the line is level `interp` takes what comes last.
     log = np.interp(-mean, -heights[::-1], np.log([*ladder])[::-1])
-    interval = find_interval(score, compute, ladder) if is_tested else (math.nan, math.nan, ())
-    share = compute / math.exp(log)
+    share, interval = compute / math.exp(log), find_interval(score, compute, ladder)
     return Equivalent(axis, score, compute, ladder, tuple(heights.tolist()), share, beyond, *interval)
 
 
@@ -193,23 +211,26 @@ def contrast_at(score: Result, ladder: Rungs, compute: float) -> Contrast:
 
 
 def show_multiple(equivalent: Equivalent) -> str:
-    """Show `0.73 [0.61, 0.82]`, `0.64 (at most 1.17)`, `above the ladder (at most 0.52)`."""
+    """Show `0.73 [0.61, 0.82]`, `0.64 (at most 1.17)`, `above the ladder (at most 0.52)`; without a point that would
+    mislead `at least 0.41 (level ladder)`."""
     ends = show_ends(equivalent)
-    return show_point(equivalent) + (f" {ends}" if ends.startswith("[") else f" ({ends})" if ends else "")
-
-
-def show_point(equivalent: Equivalent) -> str:
-    return f"{equivalent.beyond} the ladder" if equivalent.beyond else f"{equivalent.share:.2f}"
+    if equivalent.is_level:
+        return f"{ends} (level ladder)"
+    point = f"{equivalent.beyond} the ladder" if equivalent.beyond else f"{equivalent.share:.2f}"
+    return point + (f" {ends}" if ends.startswith("[") else f" ({ends})" if ends else "")
 
 
 def show_ends(equivalent: Equivalent) -> str:
-    """Show the interval: `[0.61, 0.82]`, `at most 0.52`, `at least 0.61`, `no bound`; nothing without a test."""
+    """Show the interval: `[0.61, 0.82]`, without a point `between 0.61 and 0.82`; `at most 0.52`, `at least 0.61`,
+    `no bound`; nothing without a test."""
     low, high = equivalent.low, equivalent.high
     if math.isnan(low):
         return ""
     if not low:
         return "no bound" if math.isinf(high) else f"at most {high:.2f}"
-    return f"at least {low:.2f}" if math.isinf(high) else f"[{low:.2f}, {high:.2f}]"
+    if math.isinf(high):
+        return f"at least {low:.2f}"
+    return f"between {low:.2f} and {high:.2f}" if equivalent.is_level else f"[{low:.2f}, {high:.2f}]"
 
 
 LEAST_RUNGS = 3
@@ -243,7 +264,7 @@ class PriceList:
     declared: tuple[Equivalent, ...] = ()
     """Those that the study's hypotheses hold against this baseline: they are told, not those that are compared."""
     without: Mapping[str, Equivalent] = field(default_factory=dict)
-    """Each of several data sets → the share of the first arm that is told by the mean without it, untested."""
+    """Each of several data sets → the share of the first arm that is told by the mean without it."""
 
 
 def list_prices(
@@ -287,7 +308,7 @@ def head_prices(
     without: dict[str, Equivalent] = {}
     for name in datasets if len(datasets) > 1 else ():
         rest = [dataset for dataset in datasets if dataset != name]
-        without[name] = compute_equivalent(results, first.score.arm, baseline, first.axis, rest, is_tested=False)
+        without[name] = compute_equivalent(results, first.score.arm, baseline, first.axis, rest)
     return PriceList(baseline, tuple(prices), compared, tuple(chosen), without)
 
 
@@ -379,13 +400,15 @@ def price_sentence(price_list: PriceList) -> str:
     if len(chosen) > 1:
         reach = f"{name} {show_multiple(first)} to {last.score.arm.name} {show_multiple(last)}"
         sentence = f"{len(chosen)} models reach the score of {alone} at different shares {unit}: from {reach}"
-    elif first.beyond:
-        sentence = f"{name} scores {first.beyond} {alone} at all of its budgets"
-        sentence += f": {ends} {unit}" if ends.startswith("at ") else ""
+    elif first.beyond or first.is_level:
+        sentence = f"{name} reaches the score of {alone} where its ladder is level"
+        sentence = f"{name} scores {first.beyond} {alone} at all of its budgets" if first.beyond else sentence
+        sentence += f": {ends} {unit}" if ends not in ("", "no bound") else ""
     else:
         sentence = f"{name} reaches the score of {alone} at {show_multiple(first)} {unit}"
     if len(chosen) == 1 and first.low <= 1 <= first.high:
-        sentence += ", which is not shown to be cheaper" if first.share < 1 else ", which is not shown to cost more"
+        is_less = first.is_level or first.share < 1
+        sentence += f", which is not shown to {'be cheaper' if is_less else 'cost more'}"
     sentence += f", {where} ({'; '.join(notes)})."
     if not price_list.without:
         return sentence
@@ -393,8 +416,9 @@ def price_sentence(price_list: PriceList) -> str:
     sign = math.copysign(1, whole)
     task, remaining = min(price_list.without.items(), key=lambda item: sign * math.log(item[1].share))
     has_one = abs(whole) > LEAST_SAVING and math.log(remaining.share) / whole < 0.5
+    has_one = has_one and not (first.is_level or remaining.is_level)
     without = f"{'One task carries this: w' if has_one else 'W'}ithout {task}"
-    return f"{sentence} {without}, {name} has {show_point(remaining)}."
+    return f"{sentence} {without}, {name} has {show_multiple(remaining)}."
 
 
 def ladder_panel(price_list: PriceList) -> Panel:
@@ -407,10 +431,11 @@ def ladder_panel(price_list: PriceList) -> Panel:
         marks.append((compute, replace(score.interval, value=height), MARKER_SIZE))
     series = [(f"MLM {price_list.baseline[0].mask_percent} % alone", LOOKS["mlm"], marks)]
     for equivalent, look in zip(compared, SERIES, strict=False):
-        label = f"{equivalent.score.arm.name}: {show_point(equivalent)}"
+        label = f"{equivalent.score.arm.name}: {show_multiple(equivalent)}"
         compute, score = equivalent.compute, equivalent.score
         series.append((label, look, [(compute, score.interval, MARKER_SIZE)]))
-        distances.append((compute, compute / equivalent.share, 100 * score.mean, look))
+        begin, end = equivalent.reach if equivalent.is_level else (compute, compute / equivalent.share)
+        distances.append((begin, end, 100 * score.mean, look))
     ticks, labels, unit = round_ticks([*first.ladder, *(equivalent.compute for equivalent in compared)])
     cells = first.score.cells
     settings = {
@@ -441,7 +466,8 @@ def price_tables(price_list: PriceList) -> list[Table]:
         for part, equivalent in [*(("mean", mean) for mean in price.mean), *price.by_part.items()]:
             facts = (arm.name, size, label, arm.pretrain_steps, part)
             mean = interval_cell(equivalent.score.interval)
-            share = (equivalent.axis, f"{equivalent.compute:.6g}", equivalent.beyond, f"{equivalent.share:.4f}")
+            point = ("level", "") if equivalent.is_level else (equivalent.beyond, f"{equivalent.share:.4f}")
+            share = (equivalent.axis, f"{equivalent.compute:.6g}", *point)
             ends = [f"{end:.4f}" if 0 < end < math.inf else "" for end in (equivalent.low, equivalent.high)]
             noises = "; ".join(equivalent.noise)
             records.append((*facts, mean.text, mean.reach.replace(MISSING, ""), *share, *ends, noises))
@@ -465,4 +491,4 @@ PRICE_COLUMNS = (
     *("low", "high", "noise"),
 )
 """A line for each arm and kind of compute, and for each family and task; nothing where an end of the interval is open
-or not known."""
+or not known, or a point would mislead."""

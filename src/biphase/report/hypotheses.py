@@ -23,7 +23,7 @@ import numpy as np
 
 from biphase.errors import InputError, clipped, refuse_unknown
 from biphase.report.claims import Claim, Inequality, strongest
-from biphase.report.contrasts import Contrast, contrast, jackknife
+from biphase.report.contrasts import Contrast, contrast, have_one_seed, jackknife
 from biphase.report.equivalents import contrast_at_share, refuse_gaps
 from biphase.report.formats import show_count, show_list
 from biphase.report.grammar import QUANTIFIERS, RATE, AskedInequality, Operand, find_quantifiers, parse_inequality
@@ -348,7 +348,8 @@ def measure(line: AskedInequality, results: ResultSet) -> Inequality:
 
     def contrast_ladder(names: Sequence[str]) -> Contrast:
         at_share = contrast_at_share(results, arms[first.arms[0]], ladder, line.bound, names)
-        return replace(at_share, estimate=-sign * at_share.estimate)
+        by_seed = tuple(-sign * value for value in at_share.by_seed)
+        return replace(at_share, estimate=-sign * at_share.estimate, by_seed=by_seed)
 
     if line.is_equivalent:
         ladder = [arms[name] for name in line.ladder]
@@ -375,9 +376,10 @@ def measure(line: AskedInequality, results: ResultSet) -> Inequality:
         for name in datasets:
             on_task = [(weight, results.scores[arm.name][name]) for weight, arm, _ in sides]
             by_task[name] = contrast_ladder([name]) if line.is_equivalent else contrast(on_task)
+    gap = replace(gap, has_one_seed=have_one_seed(score for _, score in weighted)) if gap else contrast(weighted)
     lacks = find_lacks(weighted, results.planned_runs)
     compared = frozenset(arm.name for _, arm, _ in sides)
-    return Inequality(label, gap or contrast(weighted), bound, *lacks, by_task=by_task, arms=compared, beside=beside)
+    return Inequality(label, gap, bound, *lacks, by_task=by_task, arms=compared, beside=beside)
 
 
 def refuse_lacking(line: AskedInequality, results: ResultSet) -> None:

@@ -113,7 +113,7 @@ def answer_sentences(results: ResultSet, hypotheses: Sequence[Finding] = ()) -> 
 def compare_in_words(
     best: Result, rival: Result, where: str, num_models: int, by_task: Mapping[str, contrasts.Contrast]
 ) -> str:
-    """Say: `A is ahead of B on average over 4 tasks: 71.2 % against 70.0 %, +1.2 points [0.4, 2.0].`
+    """Say: `A is ahead of B on average over 4 tasks: 71.2 % against 70.0 %, +1.2 points [0.4, 2.0], in 5 of 5 seeds.`
 
     `best` is the best of so many models: its p-value is multiplied by how many it could have been beside `rival`
     (Bonferroni), for the best of many equally good ones is ahead of any of them. `by_task`: their difference on each.
@@ -127,7 +127,7 @@ def compare_in_words(
     p_value = min(tested.p_value * num_asked, 1.0)
     sides = [(result.arm.name, result.mean) for result in (best, rival)]
     is_ahead = contrasts.is_significant(p_value)
-    sentence = contrasts.say_difference(tested, *sides, is_ahead=is_ahead, where=where)
+    sentence = contrasts.say_difference(tested, *sides, is_ahead=is_ahead, where=where) + gap.tell_seeds()
     if math.isnan(tested.low):
         sentence += "; with one seed, or seeds that differ by the same, there is no interval"
     elif num_asked > 1:  # the interval is not corrected
@@ -255,12 +255,13 @@ def describe_results(results: ResultSet) -> list[str]:
     seeds = sorted({result.num // result.num_pretrainings for result in pretrained})
     num_pretrainings = max(result.num_pretrainings for result in pretrained)
     num_datasets = sum(map(len, results.datasets.values()))
+    of_each = "" if num_pretrainings == 1 or contrasts.have_one_seed(pretrained) else " of each"
     span = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     return [
         f"{len({arm.name for arm in results.arms})} models",
         show_count(num_datasets, "dataset"),
         *([f"{num_pretrainings} pretraining seeds"] if num_pretrainings > 1 else []),
-        f"{span} fine-tuning seeds" if span != "1" else "1 fine-tuning seed",
+        f"{span} fine-tuning seeds" if span != "1" else f"1 fine-tuning seed{of_each}",
         f"verdicts and figures on the {'standard' if metric == 'standard' else 'paper’s own'} metrics",
     ]
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from biphase.config import BUNDLED, read_yaml
-from biphase.errors import InputError, clipped
+from biphase.errors import InputError, clipped, first_of
 from biphase.report import claims
 from biphase.report.contrasts import with_averages
-from biphase.report.formats import show_count, show_list, write_steps
+from biphase.report.formats import show_count, show_difference, show_list, write_steps
 from biphase.report.hypotheses import Ladder, Spot, bind, make_line
 from biphase.report.page import PageText, write_report
 from biphase.report.results import ReportArm, Result, ResultSet, reference_mask
@@ -170,7 +170,7 @@ def answer(findings: Sequence[claims.Finding]) -> str:
     if not any(finding.is_tested for finding in findings):
         return f"No score tests any of the paper's {len(findings)} findings."
     sixth = next(finding for finding in findings if finding.key == "F6")
-    verdicts = Counter(inequality.verdict for inequality in sixth.claims[0].inequalities)
+    verdicts = Counter(inequality.verdict for claim in sixth.claims[:2] for inequality in claim.inequalities)
     ahead, behind, num_open = verdicts["supported"], verdicts["contradicted"], verdicts["undecided"]
     corrected = f"corrected for the {show_count(claims.count_tested(findings), 'finding')} tested"
     noise, scope, first = f"cannot be told from noise, {corrected}", findings[0].scope, ""
@@ -191,6 +191,11 @@ def answer(findings: Sequence[claims.Finding]) -> str:
             statement = statement[0].lower() + statement[1:]
         words[finding.key] = finding.key if finding.verdict == "undecided" else f"{finding.key} ({statement})"
     groups = claims.group_verdicts(findings, words)
+    alone = []
+    for finding in findings:
+        lines = [line for line in finding.inequalities if line.alone.startswith("contradicted")]
+        alone += [f"{finding.key} ({line.label}: {show_difference(line.interval)})" for line in lines]
+    groups += f"; tests that are not corrected contradict {first_of(alone)}" if alone else ""
     return f"{first}Of the paper’s {len(findings)} findings, {scope}{': ' if scope else ''}{groups}."
 
 

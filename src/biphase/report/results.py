@@ -7,7 +7,7 @@ Arms have an order, one of them is usual, and some are set against each other.
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import chain
@@ -16,9 +16,9 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from biphase.config import read_yaml
-from biphase.errors import SOURCE, InputError
+from biphase.errors import SOURCE, InputError, first_of
 from biphase.finetuning import choosing
-from biphase.finetuning.scores import KeptExamples, Score, ScoreSet
+from biphase.finetuning.scores import KeptExamples, Score, ScoreSet, show_rate
 from biphase.report.statistics import Interval, mean_interval, repetitions
 from biphase.tasks.families import KINDS, TASK_FAMILIES
 
@@ -397,6 +397,22 @@ def list_gaps(results: ResultSet) -> list[str]:
         if result.examples and (why := result.examples.read().why_unknown):
             lines.append(f"{result.arm.name} on {result.dataset}: test examples are not accounted for: {why}")
     return list(dict.fromkeys(lines))
+
+
+def tell_edges(results: ResultSet) -> Iterator[str]:
+    """Say in a line where most choices of a fine-tuning rate, of two or more, fell on the lowest or the highest: on
+    which task, and in how many of an arm's cells."""
+    edges: dict[str, dict[str, float]] = defaultdict(dict)
+    for score in chain(*(scores.values() for scores in results.scores.values())):
+        kept, grid = score.examples or score.predicted, sorted(score.by_rate or ())
+        rates = [cell.config.learning_rate for cell in kept.scores] if kept else []
+        for word, rate in [("highest", grid[-1]), ("lowest", grid[0])] if len(grid) > 1 else []:
+            if (share := rates.count(rate) / max(len(rates), 1)) > 0.5:
+                told = f"{score.arm.name} in {rates.count(rate)} of {len(rates)}"
+                edges[f"{score.dataset} the {word} ({show_rate(rate)})"][told] = share
+    if edges:
+        lines = [f"on {where}: {first_of(sorted(arms, key=lambda told: -arms[told]))}" for where, arms in edges.items()]
+        yield f"Rates were chosen at an edge of their grid, so a better one may lie beyond: {'; '.join(lines)}."
 
 
 def check_averages(results: ResultSet) -> list[str]:

@@ -54,7 +54,10 @@ def summarize(scores: ScoreSet) -> list[SummaryRow]:
     rows = []
     for (model, task), cells in scores.cells.items():
         diverged = tuple(point for point in sorted(cells) if cells[point].diverged)
-        missing = tuple(point for point in product(*scores.grids[task]) if point not in cells)
+        rates, seeds = scores.grids[task]
+        if all(len({seed for _, seed in grid}) == 1 for (_, other), grid in scores.cells.items() if other == task):
+            seeds = tuple({seed for _, seed in cells})  # that of each model's own pretraining
+        missing = tuple(point for point in product(rates, seeds) if point not in cells)
         try:
             score = select_rate(scores, model, task)
         except InputError:  # seeds diverged everywhere, or at the rates that were chosen for them

@@ -149,7 +149,7 @@ def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
         f"longest chain of runs: {plan.longest_chain:,} steps",
     ]
     if evaluation is not None:
-        models, seeds = show_count(len(plan.models), "model"), show_count(len(evaluation.seeds), "seed")
+        models, seeds = show_count(len(plan.models), "model"), show_count(len(evaluation.seeds_of(0)), "seed")
         fitted = [cell for cell in plan.cells if not cell.task.startswith(EMBED)]
         if evaluation.tasks:
             tasks, scores, num_trainings = show_count(len(evaluation.tasks), "task"), "", len(trainings(evaluation))
@@ -173,7 +173,7 @@ def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
 
 def describe_power(plan: Plan, evaluation: Evaluation) -> Iterator[str]:
     """Tell the smallest differences that the plan's seeds find on its smallest and its largest test set."""
-    seeds = plan.num_seeds, len(evaluation.seeds)
+    seeds = plan.num_seeds, len(evaluation.seeds_of(0))
     if max(seeds) < 2:
         yield "one seed each: no difference will be told from noise"
         return

@@ -30,7 +30,16 @@ from biphase.report.formats import csv_text, show_count, show_list
 from biphase.report.hypotheses import make_line
 from biphase.report.page import PageText, write_report
 from biphase.report.paper import judge_paper, measure_findings, place_arms
-from biphase.report.results import OBJECTIVE_NAMES, ReportArm, Result, ResultSet, pool, select_rate, with_cohorts
+from biphase.report.results import (
+    OBJECTIVE_NAMES,
+    ReportArm,
+    Result,
+    ResultSet,
+    pool,
+    select_rate,
+    tell_edges,
+    with_cohorts,
+)
 from biphase.report.tables import Table
 from biphase.run import Run, read_metrics
 from biphase.study.advise import Evidence
@@ -253,13 +262,15 @@ def hypotheses_json(plan: Plan, digest: str, declared: Sequence[str], findings: 
     before the results did (`tell_declaration`)."""
     records = []
     for hypothesis, finding in zip(plan.study.hypotheses, findings, strict=True):
-        inequalities = []
+        inequalities: list[dict[str, object]] = []
         for claim in finding.inequalities:
             interval = claim.interval
             numbers = {"estimate": claim.estimate, "low": interval.low, "high": interval.high, "bound": claim.bound}
             numbers |= {"p": claim.p_value, "adjusted_p": claim.adjusted}
             finite = {key: None if math.isnan(value) else value for key, value in numbers.items()}  # nan is no JSON
-            inequalities.append({"label": claim.label, **finite, "verdict": claim.verdict})
+            words = {"carried": claim.carriers, "alone": claim.alone, "seeds": claim.contrast.tell_seeds(claim.bound)}
+            told = {key: text.removeprefix(", ") for key, text in words.items() if text}
+            inequalities.append({"label": claim.label, **finite, "verdict": claim.verdict, **told})
         record = hypothesis.model_dump(mode="json") | {"verdict": finding.verdict, "inequalities": inequalities}
         records.append(record | {"needs": finding.needs})
     tree = {"hash": digest, "declared": " ".join(declared), "hypotheses": records}
@@ -330,7 +341,7 @@ def report_study(
             verdicts=verdicts,
             hypotheses=(findings, declared) if findings else None,
             declared=list_equivalents(plan),
-            notes=[*plan.study.notes, *list_notes(state)],
+            notes=[*plan.study.notes, *list_notes(state), *tell_edges(results)],
             commands=[*tell_texts(state), *commands],
             bm25={task: values[BM25] for task, values in tests if BM25 in values},
             plan_svg=picture.result(),

@@ -153,13 +153,13 @@ Steps = Annotated[config.PositiveCount, BeforeValidator(read_steps)]
 
 
 Seeds = Annotated[
-    tuple[config.Count, ...],
+    Annotated[tuple[config.Count, ...], Field(min_length=1, max_length=config.MOST_REPEATS)] | None,
     BeforeValidator(
         lambda value: tuple(range(min(value, config.MOST_REPEATS + 1))) if isinstance(value, int) else value
     ),
-    Field(min_length=1, max_length=config.MOST_REPEATS),
+    BeforeValidator(lambda value: None if value == 1 else value),
 ]
-"""A list, or how many: 5 means 0 to 4."""
+"""A list, or how many: 5 means 0 to 4. A single one, 1, is None: the number of each pretraining seed."""
 
 
 Line = Annotated[str, AfterValidator(printable)]
@@ -282,7 +282,9 @@ class Evaluation(config.Strict):
 
     tasks: tuple[str, ...] = ()
     learning_rates: tuple[Annotated[float, Field(gt=0)], ...] = ()
-    seeds: Seeds
+    seeds: Seeds = None
+    """The same for every pretraining seed; by default one, which goes with it: luck of a fine-tuning seed that all
+    pretrainings of an arm share would pass for the arm's."""
     embed: EmbedEvaluation | None = None
     finetune: dict[str, Any] = Field(default_factory=dict)
     """Settings for all tasks, with the keys of `biphase finetune`."""
@@ -300,6 +302,10 @@ class Evaluation(config.Strict):
         if self.tasks and not self.learning_rates:
             raise ValueError("learning_rates is missing: tasks are fine-tuned")
         return self
+
+    def seeds_of(self, pretraining_seed: int) -> tuple[int, ...]:
+        """Return the fine-tuning seeds of models of a pretraining seed."""
+        return (pretraining_seed,) if self.seeds is None else self.seeds
 
 
 class Planning(config.Strict):
@@ -406,10 +412,10 @@ def check_evaluation(evaluation: Evaluation) -> None:
     """Raises `InputError` for a task or a setting that fine-tuning does not know."""
     trained = trainings(evaluation)
     names = [find_task(task).name for task in evaluation.tasks]
-    for key, values in (("task", names), ("rate", evaluation.learning_rates), ("seed", evaluation.seeds)):
+    for key, values in (("task", names), ("rate", evaluation.learning_rates), ("seed", evaluation.seeds_of(0))):
         refuse_doubles(f"evaluation: {key}", values)
     for task in trained:
-        finetune_config(evaluation, task, evaluation.learning_rates[0], evaluation.seeds[0])
+        finetune_config(evaluation, task, evaluation.learning_rates[0], evaluation.seeds_of(0)[0])
     for task in evaluation.per_task:
         refuse_unknown("evaluation.per_task: the study does not train on", task, trained)
     find_data_dirs(evaluation)
