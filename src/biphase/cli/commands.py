@@ -522,9 +522,7 @@ def report_paper(*, out: Path = Path("paper-report")) -> None:
 @like(studies.equivalent, arguments="table")
 def report_results(
     table: Sequence[str],
-    rename: Annotated[
-        list[str] | None, Parameter(help="THEIRS=OURS: what a column is called here; may be repeated.")
-    ] = None,
+    rename: Annotated[list[str] | None, Parameter(help="THEIRS=OURS, the name of a column; may be repeated.")] = None,
     out: Path = Path("results-report"),
     **options: Any,
 ) -> None:

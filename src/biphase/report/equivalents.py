@@ -465,10 +465,8 @@ def price_tables(price_list: PriceList) -> list[Table]:
     over = f", over {show_noise(noise)}" if noise else ""
     once = "" if "pretraining seeds" in noise else " Each model was pretrained once: this is about these models."
     rule = read_words()["prices_rule"].format(where=where, over=over) + once
-    name, heads = (
-        f"compute-equivalents-{size or 'methods'}",
-        (*known, "score (%)", *(f"share of {AXES[axis]}" for axis in shared)),
-    )
+    name = f"compute-equivalents-{size or 'methods'}"
+    heads = (*known, "score (%)", *(f"share of {AXES[axis]}" for axis in shared))
     budgets = ", ".join(write_steps(arm.pretrain_steps) for arm in price_list.baseline)
     title = f"Compute-equivalents, {size}: baseline {label} alone with {budgets} steps"
     if not known:

@@ -290,7 +290,7 @@ def compare_methods(results: ResultSet) -> tuple[tuple[TaskComparison, ...], dic
     better, worse = Counter(pair.b.arm.name for pair in shown), Counter(pair.a.arm.name for pair in shown)
     sizes = Counter(rivals(mean.arm) for mean in ranked)
     names = [(mean.arm.name, sizes[rivals(mean.arm)]) for mean in ranked]
-    return tuple(judged), {name: (1 + better[name], size - worse[name]) for name, size in names}
+    return tuple(judged), {name: (1 + better[name], size - worse[name]) for name, size in names if size > 1}
 
 
 def tell_pairs(pairs: Sequence[TaskComparison]) -> str:
@@ -353,7 +353,7 @@ def rank_table(standing: Standing) -> Table:
 
 def tell_unknown(results: ResultSet, over: Over) -> Iterator[str]:
     """Say what tests are over, and what they cannot know."""
-    words, cells = read_words()["unknown"], results.results
+    words, cells = read_words()["unknown"], [result for result in results.results if not result.cells]
     if over == "tasks":
         yield words["tasks"]
     elif not any(cell.pretraining_seeds for cell in cells):
