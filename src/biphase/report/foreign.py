@@ -24,7 +24,7 @@ from biphase.files import content_hash
 from biphase.finetuning.scores import ExampleTable, KeptExamples
 from biphase.report import contrasts, tables
 from biphase.report.equivalents import AXES, LEAST_RUNGS, PriceList, list_prices, price_sentence, price_tables
-from biphase.report.formats import MISSING, show_count, show_list, show_noise, show_p_value, show_points
+from biphase.report.formats import MISSING, show_count, show_noise, show_p_value, show_points
 from biphase.report.page import PageText, write_report
 from biphase.report.results import ALL_TASKS, ReportArm, Result, ResultSet, read_words
 from biphase.report.tables import Cell, Table, interval_cell, rivals
@@ -85,7 +85,8 @@ def folder_rows(folder: Path) -> Iterator[PlacedRow]:
             if cell:
                 test, method, task = content["test"], path.parts[-5], path.parts[-3]
                 row = {"method": method, "task": task, "seed": int(cell[2]), "score": test["score"]}
-                placed = str(path), row | {"examples": test["scores_i"]}
+                is_mean = abs(float(np.mean(test["scores_i"])) - test["score"]) <= SAME_MEAN  # not of every metric
+                placed = str(path), row | ({"examples": test["scores_i"]} if is_mean else {})
                 grids[method, task][cell[1]].append((content["validation"]["score"], placed))
             elif "task_name" in content:
                 split = content["scores"].get("test") or next(iter(content["scores"].values()))
@@ -301,7 +302,9 @@ def tell_pairs(pairs: Sequence[TaskComparison]) -> str:
     if all(pair.verdict == "cannot be told" for pair in pairs):
         return f"{at}Nothing can be told of {show_count(len(names), 'method')}: {pairs[0].notes[-1]}."
     tied = [pair.b.arm.name for pair in pairs if pair.a.arm.name == names[0] and pair.verdict != "A better"]
-    top = f"{show_list([names[0], *tied])} cannot be told apart at the top of" if tied else f"{names[0]} is the best of"
+    top = (
+        f"{first_of([names[0], *tied], 5)} cannot be told apart at the top of" if tied else f"{names[0]} is the best of"
+    )
     neighbours = [pair for pair in pairs if names.index(pair.b.arm.name) == names.index(pair.a.arm.name) + 1]
     of_all, of_neighbours = (sum(pair.verdict == "A better" for pair in group) for group in (pairs, neighbours))
     counts = f"of {show_count(len(pairs), 'pair')} {of_all} are separated, of {len(neighbours)} neighbours in rank"
