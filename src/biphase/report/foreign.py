@@ -48,8 +48,7 @@ MOST_PAIRS = 66
 
 def read_rows(source: Any, rename: Mapping[str, str]) -> Iterator[PlacedRow]:
     """Yield the rows of files, folders or of what is in memory, under our names of columns. A row of several files that
-    names no method is of that which its file is called after; without a task, its score's column is one."""
-    task = next((theirs for theirs, ours in rename.items() if ours == "score"), "score")
+    names no method is of that which its file is called after."""
     placed: Iterator[tuple[dict[str, str], PlacedRow]]
     if are_names(source):
         paths = [Path(source)] if isinstance(source, str | Path) else [*map(Path, source)]
@@ -58,7 +57,7 @@ def read_rows(source: Any, rename: Mapping[str, str]) -> Iterator[PlacedRow]:
     else:
         placed = (({}, (f"row {number}", row)) for number, row in enumerate(rows_in_memory(source)))
     for named, (location, row) in placed:
-        yield location, {"task": task} | named | {rename.get(name, name): value for name, value in row.items()}
+        yield location, named | {rename.get(name, name): value for name, value in row.items()}
 
 
 def file_rows(path: Path) -> Iterator[PlacedRow]:
@@ -115,7 +114,7 @@ class ForeignScore(NamedTuple):
     compute: tuple[float | None, ...]
     """In the units of `AXES`, to three digits: seeds of one budget may differ beyond them."""
     seeds: tuple[Any, Any]
-    """Of pretraining and of fine-tuning; None where the table does not say it."""
+    """The seed of pretraining and that of fine-tuning; None where the table does not say it."""
     value: float
     examples: list[float] | None
 
@@ -150,8 +149,9 @@ def parse_examples(location: str, value: Any, score: float) -> list[float] | Non
 def parse_rows(source: Any, rename: Mapping[str, str]) -> list[ForeignScore]:
     """Read all scores. Raises `InputError` for what is missing, no number, or there twice, and for a single method."""
     scores, places = [], dict[tuple[Any, ...], str]()
+    only_task = next((theirs for theirs, ours in rename.items() if ours == "score"), "score")
     for location, row in read_rows(source, rename):
-        method, task = (str(column(location, row, name, COLUMN_REMEDY)) for name in ("method", "task"))
+        method, task = str(column(location, row, "method", COLUMN_REMEDY)), str(row.get("task", only_task))
         value, examples = parse_number(location, row, "score"), row.get("examples")
         given = [parse_number(location, row, axis) if row.get(axis) not in (None, "") else None for axis in AXES]
         compute = tuple(number and float(f"{number:.3g}") for number in given)
@@ -297,7 +297,7 @@ def compare_methods(results: ResultSet) -> tuple[tuple[TaskComparison, ...], dic
 def tell_pairs(pairs: Sequence[TaskComparison]) -> str:
     """Say who is ahead at a budget: `A and B cannot be told apart at the top of 4 methods; of 6 pairs 3 are separated,
     of 3 neighbours in rank 1.`"""
-    names, budget = list_names(pairs), pairs[0].a.arm.budget_class
+    names, budget = ranked_names(pairs), pairs[0].a.arm.budget_class
     at = f"At {budget}: " if budget else ""
     if all(pair.verdict == "cannot be told" for pair in pairs):
         return f"{at}Nothing can be told of {show_count(len(names), 'method')}: {pairs[0].notes[-1]}."
@@ -311,14 +311,14 @@ def tell_pairs(pairs: Sequence[TaskComparison]) -> str:
     return f"{at}{top} {len(names)} methods; {counts} {of_neighbours}."
 
 
-def list_names(pairs: Sequence[TaskComparison]) -> list[str]:
+def ranked_names(pairs: Sequence[TaskComparison]) -> list[str]:
     """List the methods of pairs, the best mean first."""
     return list(dict.fromkeys(arm.name for pair in pairs for arm in (pair.a.arm, pair.b.arm)))
 
 
 def pair_table(pairs: Sequence[TaskComparison]) -> Table:
     """Make a table with a row for every pair, or for neighbours in rank where pairs are many."""
-    rows, names = [], list_names(pairs)
+    rows, names = [], ranked_names(pairs)
     records: list[Sequence[object]] = [PAIR_COLUMNS]
     for pair in pairs:
         a, b, gap = pair.a.arm.name, pair.b.arm.name, pair.difference

@@ -246,7 +246,7 @@ def render(drawn: Mapping[str, Sequence[Part]], plan_svg: str, **parts: Any) -> 
         styles=styles,
         style=Markup((templates / "page.css").read_text("utf-8")),
         script=Markup((templates / "page.js").read_text("utf-8")),
-        families=FAMILY_NAMES,
+        families={code: words for code, words in FAMILY_NAMES.items() if code != "OT"},
         significance=f"{100 * SIGNIFICANCE:g}",
         version=__version__,
     )
