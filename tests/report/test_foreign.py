@@ -221,10 +221,12 @@ def test_refusals_of_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(InputError, match="baseline 'm3'; known: m0, m1"):
         biphase.equivalent(rows, baseline="m3")
     write(tmp_path / "rows.jsonl", "\n".join(map(json.dumps, rows)))
-    with pytest.raises(InputError, match="--rename score must be THEIRS=OURS"):
+    with pytest.raises(InputError, match=r"rename: column ''; known: .*method"):
         run_command(["report", "results", str(tmp_path / "rows.jsonl"), "--rename", "score"])
     run_command(["report", "results", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "report")])
     assert "m1 is the best of 2 methods" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(InputError, match="row 0: the column score is named twice"):
+        biphase.equivalent([{"method": "a", "score": 1, "f1": 2}], rename={"f1": "score"})
     two = ladder(np.random.default_rng(7), 0.5)
     two += [row | {"method": "other"} for row in two if row["method"] == "base"]
     assert "name a `baseline`" in biphase.equivalent(two).notes[-1]

@@ -304,4 +304,4 @@ def equivalent(
     """
     from biphase.report.foreign import judge_table
 
-    return judge_table(table, baseline, scale, over, rename or {}, lower_is_better=lower_is_better)
+    return judge_table(table, baseline, scale, lower_is_better, over, rename or {})

@@ -535,7 +535,7 @@ def report_results(
     """
     from biphase.report.tables import print_table
 
-    names = dict(show.split_pairs("--rename", "THEIRS=OURS", rename or ()))
+    names = {theirs: ours for theirs, _, ours in (pair.partition("=") for pair in rename or ())}
     standing = studies.equivalent(list(table), rename=names, **options)
     page = standing.report(out)
     for listed in standing.tables:

@@ -149,16 +149,12 @@ def print_passages(passages: list[dict[str, Any]]) -> None:
         out.prose(f"    {text[:PASSAGE_CHARACTERS]}{' …' if len(text) > PASSAGE_CHARACTERS else ''}")
 
 
-def split_pairs(option: str, form: str, pairs: Sequence[str]) -> list[tuple[str, str]]:
-    """Split each `snli=path` of an option into ("snli", "path"). `form`: how they are to be given."""
+def parse_data_dirs(pairs: Sequence[str]) -> list[tuple[str, str]]:
+    """Split each `snli=path` into ("snli", "path")."""
     parts = []
     for pair in pairs:
-        first, _, second = pair.partition("=")
-        if not second:
-            raise InputError(f"{option} {pair} must be {form}")
-        parts.append((first, second))
+        task, _, folder = pair.partition("=")
+        if not folder:
+            raise InputError(f"--data-dir {pair} must be TASK=FOLDER, such as snli=data")
+        parts.append((task, folder))
     return parts
-
-
-def parse_data_dirs(pairs: Sequence[str]) -> list[tuple[str, str]]:
-    return split_pairs("--data-dir", "TASK=FOLDER, such as snli=data", pairs)

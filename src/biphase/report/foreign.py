@@ -19,7 +19,7 @@ import numpy as np
 from biphase.corpus.forms import PlacedRow, Row
 from biphase.corpus.rows import column, excerpt, read_json_file, rows_in_memory, rows_of_file
 from biphase.corpus.text import are_names
-from biphase.errors import InputError, first_of, refuse_unknown
+from biphase.errors import InputError, first_of, refuse_doubles, refuse_unknown
 from biphase.files import content_hash
 from biphase.finetuning.scores import ExampleTable, KeptExamples
 from biphase.report import contrasts, tables
@@ -33,6 +33,7 @@ from biphase.report.verdicts import TaskComparison, judge
 if TYPE_CHECKING:
     import pandas
 
+COLUMNS = ("method", "task", "seed", "pretraining_seed", "score", *AXES, "examples")
 COLUMN_REMEDY = "say which one it is: rename={{'THEIRS': '{name}'}} in Python, --rename THEIRS={name}"
 SAME_MEAN = 1e-4
 """How far a share may lie from the mean of its examples: published ones are rounded to 0.01 %."""
@@ -57,6 +58,7 @@ def read_rows(source: Any, rename: Mapping[str, str]) -> Iterator[PlacedRow]:
     else:
         placed = (({}, (f"row {number}", row)) for number, row in enumerate(rows_in_memory(source)))
     for named, (location, row) in placed:
+        refuse_doubles(f"{location}: the column", [rename.get(name, name) for name in row])
         yield location, named | {rename.get(name, name): value for name, value in row.items()}
 
 
@@ -148,6 +150,8 @@ def parse_examples(location: str, value: Any, score: float) -> list[float] | Non
 
 def parse_rows(source: Any, rename: Mapping[str, str]) -> list[ForeignScore]:
     """Read all scores. Raises `InputError` for what is missing, no number, or there twice, and for a single method."""
+    for ours in rename.values():
+        refuse_unknown("rename: column", ours, COLUMNS)
     scores, places = [], dict[tuple[Any, ...], str]()
     only_task = next((theirs for theirs, ours in rename.items() if ours == "score"), "score")
     for location, row in read_rows(source, rename):
@@ -272,9 +276,9 @@ class Standing:
 
     def report(self, out: str | Path = "results-report") -> Path:
         """Write tables, a figure and one HTML page into a folder; returns the page."""
-        words: dict[str, Any] = read_words()["foreign_page"]
-        facts: dict[str, Any] = {"answer": " ".join(self.sentences), "notes": self.notes, "judgements": self.tables[:2]}
-        return write_report(self.results, Path(out), PageText(**words, **facts, baseline=self.baseline))[0]
+        words: dict[str, str] = read_words()["foreign_page"] | {"answer": " ".join(self.sentences)}
+        page_text = PageText(**words, notes=self.notes, judgements=self.tables[:2], baseline=self.baseline)  # type: ignore[arg-type]
+        return write_report(self.results, Path(out), page_text)[0]
 
 
 def compare_methods(results: ResultSet) -> tuple[tuple[TaskComparison, ...], dict[str, tuple[int, int]]]:
@@ -370,13 +374,7 @@ def tell_unknown(results: ResultSet, over: Over) -> Iterator[str]:
 
 
 def judge_table(
-    table: Any,
-    baseline: str | None,
-    scale: Scale | None,
-    over: Over,
-    rename: Mapping[str, str],
-    *,
-    lower_is_better: bool,
+    table: Any, baseline: str | None, scale: Scale | None, lower_is_better: bool, over: Over, rename: Mapping[str, str]
 ) -> Standing:
     """Judge the methods of a table, as `biphase.equivalent` says."""
     scores = parse_rows(table, rename)
