@@ -2,8 +2,8 @@
 
 What the command line does, Python does by the same functions, which are loaded when they are asked for:
 `biphase.prepare`, `pretrain`, `export`, `trim`, `push`, `load`, `encode`, `finetune`, `predict`, `score`, `evaluate`,
-`compare`, `embed`, `search`, `study`, `advise`, `inspect`, `check`. What you can mend is a `biphase.InputError`;
-`biphase.silence()` ends all lines.
+`compare`, `equivalent`, `embed`, `search`, `study`, `advise`, `inspect`, `check`. What you can mend is a
+`biphase.InputError`; `biphase.silence()` ends all lines.
 """
 
 from importlib import import_module
@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # what loads `typing` would come before Ctrl-C is heard
     from biphase.api.finetuning import compare, evaluate, finetune, predict, score
     from biphase.api.folders import inspect
     from biphase.api.networks import embed, encode, export, load, pretrain, search, train_tokenizer, trim
-    from biphase.api.studies import advise, study
+    from biphase.api.studies import advise, equivalent, study
     from biphase.console import silence
     from biphase.corpus.prepare import prepare
     from biphase.errors import InputError
@@ -30,6 +30,7 @@ __all__ = [
     "compare",
     "embed",
     "encode",
+    "equivalent",
     "evaluate",
     "export",
     "finetune",
@@ -46,7 +47,7 @@ OFFERED = {
         ("train_tokenizer", "pretrain", "export", "trim", "load", "encode", "embed", "search"), "api.networks"
     ),
     **dict.fromkeys(("finetune", "predict", "score", "evaluate", "compare"), "api.finetuning"),
-    **dict.fromkeys(("study", "advise"), "api.studies"),
+    **dict.fromkeys(("study", "advise", "equivalent"), "api.studies"),
     "check": "api.checking",
     "inspect": "api.folders",
     "silence": "console",

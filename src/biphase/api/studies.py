@@ -1,4 +1,5 @@
-"""A study's file → its plan, its runs, how far it is, its report; text and a budget → advice."""
+"""A study's file → its plan, its runs, how far it is, its report; text and a budget → advice; a table of other
+people's results → verdicts."""
 
 import shlex
 import time
@@ -6,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic_core import to_jsonable_python
 
@@ -21,6 +22,7 @@ from biphase.errors import InputError
 if TYPE_CHECKING:
     import pandas
 
+    from biphase.report.foreign import Standing
     from biphase.study.advise import Advice
     from biphase.study.cost import Estimate, Machine
     from biphase.study.plan import Plan
@@ -276,3 +278,30 @@ def measure_cpu(cores: int | None = None, seconds: float = 10) -> "Machine":
     on = f"preset {MEASURED} and {show_count(threads, 'thread')}"
     source = f"measured here for {sum(durations):.0f} s with {on}, and with everything else that was running"
     return Machine("CPU", cores or threads, float(speed), 1.0, source)
+
+
+def equivalent(
+    table: Any,
+    *,
+    baseline: str | None = None,
+    scale: Literal["share", "percent"] | None = None,
+    lower_is_better: bool = False,
+    over: Literal["seeds", "tasks"] = "seeds",
+    rename: Mapping[str, str] | None = None,
+) -> "Standing":
+    """Judge other people's results: which methods differ by more than noise, their ranks with intervals, and at which
+    share of a baseline's compute they reach its score.
+
+    Args:
+        table: files with a row for each score (.csv, .tsv, .jsonl, .parquet; EuroEval's .jsonl), or a folder of MTEB's
+            or EncodEval's results. Columns: method, task, score; seed or pretraining_seed; flops or tokens; examples,
+            a list of numbers whose mean is the score. In Python: also rows, such as a DataFrame.
+        baseline: the method whose budgets are the ladder of compute; unless given, the only one with three or more.
+        scale: whether scores are shares of 1 or percent; told by whether any is above 1 unless given.
+        lower_is_better: scores are losses, which stand with a minus.
+        over: what would be drawn anew; of tasks, each then stands for a seed.
+        rename: their names of columns → ours. On the command line: THEIRS=OURS.
+    """
+    from biphase.report.foreign import judge_table
+
+    return judge_table(table, baseline, scale, lower_is_better, over, rename or {})

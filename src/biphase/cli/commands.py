@@ -517,3 +517,28 @@ def report_paper(*, out: Path = Path("paper-report")) -> None:
     from biphase.report.paper import report_paper as write
 
     console.out.print(str(write(out)))
+
+
+@like(studies.equivalent, arguments="table")
+def report_results(
+    table: Sequence[str],
+    rename: Annotated[list[str] | None, Parameter(help="THEIRS=OURS, the name of a column; may be repeated.")] = None,
+    out: Path = Path("results-report"),
+    **options: Any,
+) -> None:
+    """Report on other people's results: which methods differ by more than noise, their ranks, and what a score costs.
+
+    Example: `biphase report results scores.csv --rename model=method`
+
+    Args:
+        out: the folder to write.
+    """
+    from biphase.report.tables import print_table
+
+    names = {theirs: ours for theirs, _, ours in (pair.partition("=") for pair in rename or ())}
+    standing = studies.equivalent(list(table), rename=names, **options)
+    page = standing.report(out)
+    for listed in standing.tables:
+        print_table(listed)
+    for line in (*standing.sentences, *(f"note: {note}" for note in standing.notes), str(page)):
+        console.out.prose(line)

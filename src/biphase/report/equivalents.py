@@ -266,21 +266,35 @@ class PriceList:
     without: Mapping[str, Equivalent] = field(default_factory=dict)
     """Each of several data sets → the share of the first arm that is told by the mean without it."""
 
+    @property
+    def label(self) -> str:
+        """What the baseline is called: `MLM 40 %`, or the method's name."""
+        first = self.baseline[0]
+        return f"MLM {first.mask_percent} %" if first.objective else first.curriculum
+
+    @property
+    def alone(self) -> str:
+        """The baseline in a sentence: `MLM alone (40 % masked)`, or the method's name."""
+        first = self.baseline[0]
+        return f"MLM alone ({first.mask_percent} % masked)" if first.objective else first.curriculum
+
 
 def list_prices(
-    results: ResultSet, declared: Mapping[str, Sequence[str]] | None = None
+    results: ResultSet, declared: Mapping[str, Sequence[str]] | None = None, method: str = ""
 ) -> tuple[list[PriceList], list[str]]:
     """List the prices of each network that has a baseline and another arm, smallest first, by the primary metric; and
     why other networks have none. Arms that continue another arm are left out: their compute lies beyond the ladder.
 
     Args:
         declared: arms that hypotheses hold against a ladder → the arms of that.
+        method: that of a table of results whose budgets are the baseline; empty: MLM alone, as `choose_baseline` says.
     """
     decayed = [arm for arm in results.models if arm.setup != "efficiency" and arm.objective != "none"]
     lists, lacking = [], []
     for size in results.sizes:
         arms = [arm for arm in decayed if arm.size == size and not arm.cpt_steps]
-        baseline = choose_baseline(arms)
+        named = sorted((arm for arm in arms if arm.curriculum == method), key=lambda arm: arm.flops or arm.tokens or 0)
+        baseline = tuple(named) if method else choose_baseline(arms)
         if not baseline:
             continue
         try:
@@ -386,7 +400,7 @@ def price_sentence(price_list: PriceList) -> str:
     goes with that: ` Without genre, A has 0.93.` Declared arms are told by kind of task, where there are several.
     """
     chosen = price_list.declared or price_list.compared
-    alone = f"MLM alone ({price_list.baseline[0].mask_percent} % masked)"
+    alone = price_list.alone
     first, last = chosen[0], chosen[-1]
     name, cells = first.score.arm.name, first.score.cells
     unit, ends = f"of its {AXES[first.axis]}", show_ends(first)
@@ -429,7 +443,7 @@ def ladder_panel(price_list: PriceList) -> Panel:
     for (compute, score), height in zip(first.ladder.items(), first.heights, strict=True):
         # Where the line was made monotone, the interval stays that of the score.
         marks.append((compute, replace(score.interval, value=height), MARKER_SIZE))
-    series = [(f"MLM {price_list.baseline[0].mask_percent} % alone", LOOKS["mlm"], marks)]
+    series = [(f"{price_list.label} alone", LOOKS["mlm"], marks)]
     for equivalent, look in zip(compared, SERIES, strict=False):
         label = f"{equivalent.score.arm.name}: {show_multiple(equivalent)}"
         compute, score = equivalent.compute, equivalent.score
@@ -454,15 +468,16 @@ def price_tables(price_list: PriceList) -> list[Table]:
     counted = {equivalent.axis for price in price_list.prices for equivalent in price.mean}
     shared = [axis for axis in AXES if axis in counted]
     parts = [*price_list.prices[0].by_part]
-    size, label = price_list.baseline[0].size, f"MLM {price_list.baseline[0].mask_percent} %"
+    size, label = price_list.baseline[0].size, price_list.label
+    known = ("steps",) if price_list.baseline[0].objective else ()
     rows, by_part = [], []
     records: list[Sequence[object]] = [PRICE_COLUMNS]
     for price in price_list.prices:
         first, shares = price.mean[0], {mean.axis: show_multiple(mean) for mean in price.mean}
         arm = first.score.arm
-        steps, score = Cell(f"{arm.pretrain_steps:,}"), interval_cell(first.score.interval)
-        rows.append(Row((arm.name,), (steps, score, *(Cell(shares.get(axis, MISSING)) for axis in shared))))
-        by_part.append(Row((arm.name,), (steps, *(Cell(show_multiple(price.by_part[part])) for part in parts))))
+        steps, score = [Cell(f"{arm.pretrain_steps:,}")][: len(known)], interval_cell(first.score.interval)
+        rows.append(Row((arm.name,), (*steps, score, *(Cell(shares.get(axis, MISSING)) for axis in shared))))
+        by_part.append(Row((arm.name,), (*steps, *(Cell(show_multiple(price.by_part[part])) for part in parts))))
         for part, equivalent in [*(("mean", mean) for mean in price.mean), *price.by_part.items()]:
             facts = (arm.name, size, label, arm.pretrain_steps, part)
             mean = interval_cell(equivalent.score.interval)
@@ -476,12 +491,15 @@ def price_tables(price_list: PriceList) -> list[Table]:
     over = f", over {show_noise(noise)}" if noise else ""
     once = "" if "pretraining seeds" in noise else " Each model was pretrained once: this is about these models."
     rule = read_words()["prices_rule"].format(where=where, over=over) + once
-    name, heads = f"compute-equivalents-{size}", ("steps", "score (%)", *(f"share of {AXES[axis]}" for axis in shared))
+    name = f"compute-equivalents-{size or 'methods'}"
+    heads = (*known, "score (%)", *(f"share of {AXES[axis]}" for axis in shared))
     budgets = ", ".join(write_steps(arm.pretrain_steps) for arm in price_list.baseline)
     title = f"Compute-equivalents, {size}: baseline {label} alone with {budgets} steps"
+    if not known:
+        title = f"Compute-equivalents: baseline {label} with {len(price_list.baseline)} budgets"
     tables = [Table(name, title, ("model",), heads, tuple(rows), (rule,), records)]
     if parts:
-        title, heads = f"{title}. Share of {AXES[shared[0]]} by task", ("steps", *parts)
+        title, heads = f"{title}. Share of {AXES[shared[0]]} by task", (*known, *parts)
         tables.append(Table(f"{name}-by-task", title, ("model",), heads, tuple(by_part), (rule,)))
     return tables
 

@@ -149,6 +149,10 @@ class PageText:
     """What the study declared, judged, and sentences on when it was declared and what it replaced."""
     declared: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Arms whose compute-equivalent the study declared → the arms of the baseline."""
+    baseline: str = ""
+    """The method of a table of results whose budgets are the baseline of compute-equivalents."""
+    judgements: Sequence[tables.Table] = ()
+    """Tables with verdicts on methods."""
     notes: Sequence[str] = ()
     """What a reader must know before comparing models, in sentences."""
     costs: Sequence[Mapping[str, object]] = ()
@@ -179,16 +183,16 @@ def write_report(
     if not results.results:
         raise InputError("there is no finished score to report on yet")
     with own_folder(out, "report") as folder, pool or figure_pool() as drawing:
-        prices, unpriced = list_prices(results, page_text.declared)
+        prices, unpriced = list_prices(results, page_text.declared, page_text.baseline)
         priced, price_sentences = [*map(price_tables, prices)], [*map(price_sentence, prices)]
-        plots, lacking = list_figures(results, page_text.losses)
+        plots, lacking = ({}, []) if results.is_foreign else list_figures(results, page_text.losses)
         figures = {name: words for name, words in read_words()["figures"].items() if name in plots}
         if prices:
             plots["compute-equivalents"] = [partial(plot_panel, ladder_panel(listed)) for listed in prices]
         save = partial(save_figure, folder=folder / "figures")
         drawn = drawing.map(save, plots.keys(), plots.values())  # beside the tables
         printed, wide = tables.make_tables(results), [tables.wide_table(results, name) for name in results.metrics]
-        texts = {**page_text.files, **tables.table_files([*wide, *printed, *chain(*priced)])}
+        texts = {**page_text.files, **tables.table_files([*wide, *printed, *page_text.judgements, *chain(*priced)])}
         checks = check_averages(results)
         lacks = [*list_gaps(results), *(f"No figure: {line}" for line in lacking)]
         sentences = list(tell_answer(results, price_sentences, page_text))
@@ -242,7 +246,7 @@ def render(drawn: Mapping[str, Sequence[Part]], plan_svg: str, **parts: Any) -> 
         styles=styles,
         style=Markup((templates / "page.css").read_text("utf-8")),
         script=Markup((templates / "page.js").read_text("utf-8")),
-        families=FAMILY_NAMES,
+        families={code: words for code, words in FAMILY_NAMES.items() if code != "OT"},
         significance=f"{100 * SIGNIFICANCE:g}",
         version=__version__,
     )
@@ -257,13 +261,14 @@ def describe_results(results: ResultSet) -> list[str]:
     num_datasets = sum(map(len, results.datasets.values()))
     of_each = "" if num_pretrainings == 1 or contrasts.have_one_seed(pretrained) else " of each"
     span = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    return [
+    facts = [
         f"{len({arm.name for arm in results.arms})} models",
         show_count(num_datasets, "dataset"),
         *([f"{num_pretrainings} pretraining seeds"] if num_pretrainings > 1 else []),
         f"{span} fine-tuning seeds" if span != "1" else f"1 fine-tuning seed{of_each}",
-        f"verdicts and figures on the {'standard' if metric == 'standard' else 'paper’s own'} metrics",
     ]
+    on = f"verdicts and figures on the {'standard' if metric == 'standard' else 'paper’s own'} metrics"
+    return facts if results.is_foreign else [*facts, on]
 
 
 def effect_ends(claim: Claim) -> list[float]:

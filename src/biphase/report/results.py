@@ -22,13 +22,14 @@ from biphase.finetuning.scores import KeptExamples, Score, ScoreSet, show_rate
 from biphase.report.statistics import Interval, mean_interval, repetitions
 from biphase.tasks.families import KINDS, TASK_FAMILIES
 
-Family = Literal["SC", "TC", "QA", "IR", "EM", ""]
-"""A mean over all tasks has none."""
+Family = Literal["SC", "TC", "QA", "IR", "EM", "OT", ""]
+"""A mean over all tasks has none; `OT` are tasks of which only the name is known."""
 Metric = Literal["standard", "paper"]
 
 FAMILY_CODES: dict[str, str] = {name: KINDS[name].code for name in TASK_FAMILIES} | {"embedding": "EM"}
 """The families of tasks by the names that `biphase.tasks` has for them; choosing stands among the classifications."""
 FAMILY_NAMES = {code: name.replace("_", " ") for name, code in FAMILY_CODES.items() if name != "multiple_choice"}
+FAMILY_NAMES["OT"] = "tasks"
 
 
 @cache
@@ -41,7 +42,7 @@ AVERAGE = "Average"
 """The name that stands for the mean over the datasets of a family."""
 ALL_TASKS = "all tasks"
 """The name that stands for the mean over all datasets of all families."""
-OBJECTIVE_NAMES = {"clm": "CLM", "mlm": "MLM", "clm+mlm": "CLM → MLM", "none": "random"}
+OBJECTIVE_NAMES = {"clm": "CLM", "mlm": "MLM", "clm+mlm": "CLM → MLM", "none": "random", "": ""}
 
 MEAN_OF_FAMILIES = "average"
 """The word of hypotheses for the mean over families."""
@@ -60,8 +61,9 @@ class ReportArm:
     setup: str = "other"
     """A key of the `comparisons` in `words.yaml`. `efficiency` says that the checkpoint is undecayed."""
     size: str = ""
-    objective: Literal["clm", "mlm", "clm+mlm", "none"] = "none"
-    """The objective of the pretraining from scratch; what continues from it is MLM. `none`: random weights."""
+    objective: Literal["clm", "mlm", "clm+mlm", "none", ""] = "none"
+    """The objective of the pretraining from scratch; what continues from it is MLM. `none`: random weights. Empty: not
+    known, of a method that a table of results names."""
     mask_percent: int | None = None
     """None without MLM, or with several ratios. With `cpt_steps` above 0: of the continued pretraining."""
     pretrain_steps: int = 0
@@ -77,12 +79,15 @@ class ReportArm:
     is_plain: bool = True
     """Whether it is CLM, MLM or one after the other, continued or not, without ramps or a recipe of its own."""
     curriculum: str = ""
-    """Its objectives in words, where `whole_objective` does not say them: `MLM with 25 % CLM`."""
+    """Its objectives in words, where `whole_objective` does not say them: `MLM with 25 % CLM`; or the name of the
+    method, which may have several budgets."""
     masks: str = ""
     """Its masking ratios in percent, where there is not one: `40–15`."""
+    budget_class: str = ""
+    """The budget at which methods of a table of results are compared, in words; empty where all are compared."""
 
     @property
-    def whole_objective(self) -> Literal["clm", "mlm", "clm+mlm", "none"]:
+    def whole_objective(self) -> Literal["clm", "mlm", "clm+mlm", "none", ""]:
         """The objective of all its training: what continues CLM with MLM has both."""
         return "clm+mlm" if self.objective == "clm" and self.cpt_steps else self.objective
 
@@ -224,6 +229,11 @@ class ResultSet:
     def arms(self) -> list[ReportArm]:
         """Every arm, in the order in which they come."""
         return list(dict.fromkeys(result.arm for result in self.results))
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether nothing is known of how its models were trained, as of a table of results."""
+        return not any(arm.objective for arm in self.arms)
 
     @cached_property
     def sizes(self) -> list[str]:

@@ -87,6 +87,7 @@ STUBS: dict[str, Callable[[ReportArm], str]] = {
     "MLM steps": lambda arm: f"{arm.mlm_steps:,}",
     "continued steps": lambda arm: f"{arm.cpt_steps:,}",
     "parent": lambda arm: f"{OBJECTIVE_NAMES[arm.objective]} {arm.pretrain_steps:,}",
+    "budget": lambda arm: arm.budget_class,
     "model": lambda arm: arm.name,
 }
 """What stands before the scores of an arm in the table of a comparison, by its header."""
@@ -130,7 +131,8 @@ MOST_COLUMNS = 5
 
 def rivals(arm: ReportArm) -> tuple[str | int, ...]:
     """Return a key that is equal for models to compare: one network, trained as long, decayed or not."""
-    return arm.size, arm.pretrain_steps + arm.cpt_steps, "undecayed" if arm.setup == "efficiency" else ""
+    kind = "undecayed" if arm.setup == "efficiency" else arm.budget_class
+    return arm.size, arm.pretrain_steps + arm.cpt_steps, kind
 
 
 def wide_table(results: ResultSet, metric: str) -> Table:
@@ -154,7 +156,8 @@ def wide_table(results: ResultSet, metric: str) -> Table:
     about = "; ".join(f"{FAMILY_NAMES[code]}: {tell_measures(results, code)}" for code in results.families)
     details = [len(columns) > MOST_COLUMNS and name in datasets_beside_means for name in columns]
     title = f"All models and tasks, {'standard' if metric == 'standard' else 'the paper’s own'} metrics ({about})"
-    return make_score_table(f"all-{metric}", title, results, WIDE_STUBS, blocks, columns, compared, details)
+    stubs = {"model": STUBS["model"]} if results.is_foreign else WIDE_STUBS
+    return make_score_table(f"all-{metric}", title, results, stubs, blocks, columns, compared, details)
 
 
 def mark_column(scores: Sequence[Result | None]) -> list[Cell]:

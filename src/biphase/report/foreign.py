@@ -1,0 +1,394 @@
+"""A table of other people's scores → a verdict on every pair of methods, ranks with intervals, shares of compute.
+
+A row is one score: a method, a task, a seed, perhaps compute and what each test example contributed. Tests, averages,
+prices and the page are those of our own studies; what a table leaves unknown is told beside the verdicts.
+"""
+
+import itertools
+import json
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from biphase.corpus.forms import PlacedRow, Row
+from biphase.corpus.rows import column, excerpt, read_json_file, rows_in_memory, rows_of_file
+from biphase.corpus.text import are_names
+from biphase.errors import InputError, first_of, refuse_doubles, refuse_unknown
+from biphase.files import content_hash
+from biphase.finetuning.scores import ExampleTable, KeptExamples
+from biphase.report import contrasts, tables
+from biphase.report.equivalents import AXES, LEAST_RUNGS, PriceList, list_prices, price_sentence, price_tables
+from biphase.report.formats import MISSING, show_count, show_noise, show_p_value, show_points
+from biphase.report.page import PageText, write_report
+from biphase.report.results import ALL_TASKS, ReportArm, Result, ResultSet, read_words
+from biphase.report.tables import Cell, Table, interval_cell, rivals
+from biphase.report.verdicts import TaskComparison, judge
+
+if TYPE_CHECKING:
+    import pandas
+
+COLUMNS = ("method", "task", "seed", "pretraining_seed", "score", *AXES, "examples")
+COLUMN_REMEDY = "say which one it is: rename={{'THEIRS': '{name}'}} in Python, --rename THEIRS={name}"
+SAME_MEAN = 1e-4
+"""How far a share may lie from the mean of its examples: published ones are rounded to 0.01 %."""
+Scale = Literal["share", "percent"]
+Over = Literal["seeds", "tasks"]
+"""What would be drawn anew; of tasks, each then stands for a seed."""
+MOST_PAIRS = 66
+"""Pairs that a page shows; of more it shows neighbours in rank, and their .csv has all."""
+
+
+# Files → rows
+
+
+def read_rows(source: Any, rename: Mapping[str, str]) -> Iterator[PlacedRow]:
+    """Yield the rows of files, folders or of what is in memory, under our names of columns. A row of several files that
+    names no method is of that which its file is called after."""
+    placed: Iterator[tuple[dict[str, str], PlacedRow]]
+    if are_names(source):
+        paths = [Path(source)] if isinstance(source, str | Path) else [*map(Path, source)]
+        read = ((path, folder_rows(path) if path.is_dir() else file_rows(path)) for path in paths)
+        placed = (({"method": path.stem} if len(paths) > 1 else {}, row) for path, rows in read for row in rows)
+    else:
+        placed = (({}, (f"row {number}", row)) for number, row in enumerate(rows_in_memory(source)))
+    for named, (location, row) in placed:
+        refuse_doubles(f"{location}: the column", [rename.get(name, name) for name in row])
+        yield location, named | {rename.get(name, name): value for name, value in row.items()}
+
+
+def file_rows(path: Path) -> Iterator[PlacedRow]:
+    """Yield the rows of a table; of EuroEval's results, one for each iteration, whose test sets all models share."""
+    for location, row in rows_of_file(path):
+        if not isinstance(row.get("results"), dict):
+            yield location, row
+            continue
+        try:
+            for seed, values in enumerate(row["results"]["raw"]):
+                metric = next(name for name in values if name.startswith("test_"))
+                yield location, {"method": row["model"], "task": row["dataset"], "seed": seed, "score": values[metric]}
+        except (KeyError, TypeError, AttributeError, StopIteration):
+            raise InputError(f"{location}: no line of EuroEval's results (model, dataset, results.raw)") from None
+
+
+def folder_rows(folder: Path) -> Iterator[PlacedRow]:
+    """Yield the rows of a folder of MTEB's results (`MODEL/REVISION/TASK.json`, whose experiments are seeds) or of
+    EncodEval's (`MODEL/FAMILY/TASK/lrRATE_sdSEED/results.json`, at the rate that validation chooses)."""
+    grids: dict[tuple[str, str], dict[str, list[tuple[float, PlacedRow]]]] = defaultdict(lambda: defaultdict(list))
+    for path in sorted(folder.rglob("*.json")):
+        content, cell = read_json_file(path), re.search(r"lr([^_/]+)_sd(\d+)$", path.parent.name)
+        try:
+            if cell:
+                test, method, task = content["test"], path.parts[-5], path.parts[-3]
+                row = {"method": method, "task": task, "seed": int(cell[2]), "score": test["score"]}
+                is_mean = abs(float(np.mean(test["scores_i"])) - test["score"]) <= SAME_MEAN  # not of every metric
+                placed = str(path), row | ({"examples": test["scores_i"]} if is_mean else {})
+                grids[method, task][cell[1]].append((content["validation"]["score"], placed))
+            elif "task_name" in content:
+                split = content["scores"].get("test") or next(iter(content["scores"].values()))
+                for part in split:
+                    runs, subset = part.get("scores_per_experiment") or [{}], part["hf_subset"]
+                    main = next((name for name in runs[0] if part.get(name) == part["main_score"]), "")
+                    task = content["task_name"] + (f" ({subset})" if subset != "default" else "")
+                    row = {"method": path.parts[-3].replace("__", "/"), "task": task}
+                    for seed, run in enumerate(runs if main else [part]):
+                        yield str(path), row | {"seed": seed, "score": run[main or "main_score"]}
+        except (KeyError, TypeError, AttributeError, IndexError, StopIteration):
+            raise InputError(f"{path}: neither a task's result of MTEB nor a cell of EncodEval") from None
+    for by_rate in grids.values():
+        chosen = max(by_rate.values(), key=lambda cells: float(np.mean([validation for validation, _ in cells])))
+        yield from (row for _, row in chosen)
+
+
+# Rows → results
+
+
+class ForeignScore(NamedTuple):
+    """A row of a table, read."""
+
+    method: str
+    task: str
+    compute: tuple[float | None, ...]
+    """In the units of `AXES`, to three digits: seeds of one budget may differ beyond them."""
+    seeds: tuple[Any, Any]
+    """The seed of pretraining and that of fine-tuning; None where the table does not say it."""
+    value: float
+    examples: list[float] | None
+
+
+def parse_number(location: str, row: Row, name: str) -> float:
+    """Return the number in a column. Raises `InputError` for words, nothing, and what is not finite."""
+    value = column(location, row, name, COLUMN_REMEDY)
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise InputError(f"{location}: column '{name}' is {excerpt(value)}, not a number: mend the row or take it out")
+    return number
+
+
+def parse_examples(location: str, value: Any, score: float) -> list[float] | None:
+    """Return what each example contributes, if it is given. Raises `InputError` where the score is not the mean."""
+    if value is None or value == "":
+        return None
+    try:
+        values = [float(number) for number in (json.loads(value) if isinstance(value, str) else value)]
+        is_mean = abs(float(np.mean(values)) - score) <= SAME_MEAN * (100 if abs(score) > 1 else 1)
+    except (TypeError, ValueError):
+        is_mean = False
+    if not is_mean:
+        remedy = "give the list of numbers that the score is the mean of, or leave the column out"
+        raise InputError(f"{location}: column 'examples' does not give the score {score:g}; {remedy}")
+    return values
+
+
+def parse_rows(source: Any, rename: Mapping[str, str]) -> list[ForeignScore]:
+    """Read all scores. Raises `InputError` for what is missing, no number, or there twice, and for a single method."""
+    for ours in rename.values():
+        refuse_unknown("rename: column", ours, COLUMNS)
+    scores, places = [], dict[tuple[Any, ...], str]()
+    only_task = next((theirs for theirs, ours in rename.items() if ours == "score"), "score")
+    for location, row in read_rows(source, rename):
+        method, task = str(column(location, row, "method", COLUMN_REMEDY)), str(row.get("task", only_task))
+        value, examples = parse_number(location, row, "score"), row.get("examples")
+        given = [parse_number(location, row, axis) if row.get(axis) not in (None, "") else None for axis in AXES]
+        compute = tuple(number and float(f"{number:.3g}") for number in given)
+        seeds = row.get("pretraining_seed"), row.get("seed")
+        if before := places.get(key := (method, task, compute, *map(str, seeds))):
+            told = next((f"also of seed {seed}" for seed in reversed(seeds) if seed is not None), "without a `seed`")
+            raise InputError(f"{location}: a second score of {method} on {task}, {told} (first: {before}); drop one")
+        places[key] = location
+        scores.append(ForeignScore(method, task, compute, seeds, value, parse_examples(location, examples, value)))
+    methods = list(dict.fromkeys(score.method for score in scores))
+    if len(methods) < 2:
+        raise InputError(f"{show_count(len(methods), 'method')} ({first_of(methods)}): there is nothing to compare")
+    return scores
+
+
+def find_factor(scores: Sequence[ForeignScore], scale: Scale | None) -> tuple[float, str]:
+    """Return by what scores are multiplied to be shares, and a sentence on how that was told. Raises `InputError` where
+    tasks differ in it, or a score lies beyond 100."""
+    if scale:
+        return (1.0 if scale == "share" else 0.01), ""
+    largest = dict[str, float]()
+    for score in scores:
+        largest[score.task] = max(largest.get(score.task, 0.0), abs(score.value))
+    top, shares = max(largest, key=lambda task: largest[task]), [task for task, most in largest.items() if most <= 1]
+    if largest[top] <= 1:
+        return 1.0, "No score is above 1: they are taken as shares and shown in %."
+    if shares or largest[top] > 100:
+        mixed = f"up to {largest[top]:g} on {top}" + (f", never above 1 on {first_of(shares)}" if shares else "")
+        raise InputError(f"scores are neither all shares nor all percent: {mixed}; say which by `scale`")
+    return 0.01, "There are scores above 1: all are taken as percent."
+
+
+def mean_by_task(scores: Sequence[ForeignScore]) -> list[ForeignScore]:
+    """Let each task stand for a seed of one: the mean over its own seeds, of the methods that have all tasks."""
+    values: dict[tuple[str, tuple[float | None, ...]], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for score in scores:
+        values[score.method, score.compute][score.task].append(score.value)
+    name = f"mean over {max(map(len, values.values()))} tasks"
+    means = []
+    for (method, compute), by_task in values.items():
+        for task, of_task in by_task.items() if f"{len(by_task)} tasks" in name else ():
+            means.append(ForeignScore(method, name, compute, (None, task), float(np.mean(of_task)), None))
+    return means
+
+
+def make_results(scores: Sequence[ForeignScore], factor: float) -> ResultSet:
+    """Make the results of each method, at each of its budgets where any has several; `factor` makes values shares of
+    which more is better. The same seed of two methods is a pair."""
+    budgets, cells = defaultdict(set), defaultdict(list)
+    for score in scores:
+        budgets[score.method].add(score.compute)
+        cells[score.method, score.compute, score.task].append(score)
+    has_ladder = any(len(of_method) > 1 for of_method in budgets.values())
+    distinct = sorted({str(seed) for score in scores for seed in score.seeds})
+    seeds = {seed: number for number, seed in enumerate(distinct)}
+    results = []
+    for (method, compute, task), of_cell in cells.items():
+        of_cell.sort(key=lambda score: [seeds[str(seed)] for seed in score.seeds])
+        known = [f"{value:g} {unit}" for value, unit in zip(compute, AXES.values(), strict=True) if value]
+        budget = known[0] if known and has_ladder else ""
+        name = f"{method} @ {budget}" if len(budgets[method]) > 1 else method
+        spent: dict[str, Any] = dict(zip(AXES, compute, strict=True))
+        arm = ReportArm(name, "foreign", objective="", curriculum=method, budget_class=budget, **spent)
+        pretrainings, tunings = zip(*([seeds[str(seed)] for seed in score.seeds] for score in of_cell), strict=True)
+        sizes, kept = {len(score.examples or ()) for score in of_cell}, None
+        if 0 not in sizes:
+            if len(sizes) > 1:
+                raise InputError(f"{name} on {task}: seeds differ in their number of examples; give one test set")
+            values_SN = factor * np.array([score.examples for score in of_cell])
+            kept = KeptExamples((), ExampleTable(content_hash([task, *sizes]), values_SN))
+        samples = tuple(factor * score.value for score in of_cell)
+        pretrainings = pretrainings if any(score.seeds[0] is not None for score in of_cell) else ()
+        result = Result(arm, "OT", task, "standard", samples, None, tunings, pretrainings, examples=kept)
+        results.append(result)
+    return ResultSet(tuple(results))
+
+
+# Results → verdicts
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How the methods of a table stand to each other, on the mean over all tasks and at the same budget."""
+
+    results: ResultSet
+    pairs: tuple[TaskComparison, ...]
+    """Every pair of methods that have all tasks, the better mean first; p is adjusted for all of them (Holm)."""
+    places: Mapping[str, tuple[int, int]]
+    """Method → the ends of its rank's interval, the best mean first."""
+    prices: tuple[PriceList, ...]
+    notes: tuple[str, ...]
+    """How scores were read, and what cannot be known from them."""
+    baseline: str = ""
+
+    @property
+    def sentences(self) -> list[str]:
+        """The answer: who is ahead, how many pairs are separated, what the same score costs."""
+        by_budget: dict[object, list[TaskComparison]] = defaultdict(list)
+        for pair in self.pairs:
+            by_budget[rivals(pair.a.arm)].append(pair)
+        return [*map(tell_pairs, by_budget.values()), *map(price_sentence, self.prices)]
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """The tables of ranks, of pairs, and of shares of compute, whose records are numbers."""
+        return rank_table(self), pair_table(self.pairs), *itertools.chain(*map(price_tables, self.prices))
+
+    @property
+    def frames(self) -> "dict[str, pandas.DataFrame]":
+        """`ranks`, `pairs` and, with a ladder, `compute-equivalents-methods`, as the .csv files have them."""
+        import pandas
+
+        shown = {table.name: table.records for table in self.tables if table.records}
+        return {name: pandas.DataFrame(list(rows), columns=list(heads)) for name, (heads, *rows) in shown.items()}
+
+    def __str__(self) -> str:
+        return "\n".join([*self.sentences, *self.notes])
+
+    def report(self, out: str | Path = "results-report") -> Path:
+        """Write tables, a figure and one HTML page into a folder; returns the page."""
+        words: dict[str, str] = read_words()["foreign_page"] | {"answer": " ".join(self.sentences)}
+        page_text = PageText(**words, notes=self.notes, judgements=self.tables[:2], baseline=self.baseline)  # type: ignore[arg-type]
+        return write_report(self.results, Path(out), page_text)[0]
+
+
+def compare_methods(results: ResultSet) -> tuple[tuple[TaskComparison, ...], dict[str, tuple[int, int]]]:
+    """Judge every pair of methods at the same budget, and find the interval of each rank: from 1 + those shown to be
+    better to all but those shown to be worse. These hold at once with 95 %, as no verdict is wrong with 95 % (Al
+    Mohamad, Goeman and van Zwet 2022)."""
+    means = [scores[ALL_TASKS] for scores in results.scores.values() if ALL_TASKS in scores]
+    ranked = sorted(means, key=lambda mean: -mean.mean)
+    pairs = [(a, b) for a, b in itertools.combinations(ranked, 2) if rivals(a.arm) == rivals(b.arm)]
+    gaps = [contrasts.difference(a, b) for a, b in pairs]
+    p_values = contrasts.holm([gap.against().p_value for gap in gaps]).tolist()
+    judged = [judge(TaskComparison(*pair, *test)) for pair, *test in zip(pairs, gaps, p_values, strict=True)]
+    shown = [pair for pair in judged if pair.verdict == "A better"]
+    better, worse = Counter(pair.b.arm.name for pair in shown), Counter(pair.a.arm.name for pair in shown)
+    sizes = Counter(rivals(mean.arm) for mean in ranked)
+    names = [(mean.arm.name, sizes[rivals(mean.arm)]) for mean in ranked]
+    return tuple(judged), {name: (1 + better[name], size - worse[name]) for name, size in names if size > 1}
+
+
+def tell_pairs(pairs: Sequence[TaskComparison]) -> str:
+    """Say who is ahead at a budget: `A and B cannot be told apart at the top of 4 methods; of 6 pairs 3 are separated,
+    of 3 neighbours in rank 1.`"""
+    names, budget = ranked_names(pairs), pairs[0].a.arm.budget_class
+    at = f"At {budget}: " if budget else ""
+    if all(pair.verdict == "cannot be told" for pair in pairs):
+        return f"{at}Nothing can be told of {show_count(len(names), 'method')}: {pairs[0].notes[-1]}."
+    tied = [pair.b.arm.name for pair in pairs if pair.a.arm.name == names[0] and pair.verdict != "A better"]
+    top = (
+        f"{first_of([names[0], *tied], 5)} cannot be told apart at the top of" if tied else f"{names[0]} is the best of"
+    )
+    neighbours = [pair for pair in pairs if names.index(pair.b.arm.name) == names.index(pair.a.arm.name) + 1]
+    of_all, of_neighbours = (sum(pair.verdict == "A better" for pair in group) for group in (pairs, neighbours))
+    counts = f"of {show_count(len(pairs), 'pair')} {of_all} are separated, of {len(neighbours)} neighbours in rank"
+    return f"{at}{top} {len(names)} methods; {counts} {of_neighbours}."
+
+
+def ranked_names(pairs: Sequence[TaskComparison]) -> list[str]:
+    """List the methods of pairs, the best mean first."""
+    return list(dict.fromkeys(arm.name for pair in pairs for arm in (pair.a.arm, pair.b.arm)))
+
+
+def pair_table(pairs: Sequence[TaskComparison]) -> Table:
+    """Make a table with a row for every pair, or for neighbours in rank where pairs are many."""
+    rows, names = [], ranked_names(pairs)
+    records: list[Sequence[object]] = [PAIR_COLUMNS]
+    for pair in pairs:
+        a, b, gap = pair.a.arm.name, pair.b.arm.name, pair.difference
+        assert gap and pair.contrast
+        verdict = pair.verdict.replace("A better", f"{a} better")
+        ends = f"{show_points(gap.low)} to {show_points(gap.high)}" if gap.low == gap.low else MISSING
+        noise = show_noise(pair.contrast.noise) or MISSING
+        if len(pairs) <= MOST_PAIRS or names.index(b) == names.index(a) + 1:
+            texts = (show_points(gap.value), ends, show_p_value(pair.p_value), noise, verdict)
+            rows.append(tables.Row((f"{a} − {b}",), tuple(map(Cell, texts))))
+        points = (100 * gap.value, 100 * gap.low, 100 * gap.high)
+        records.append((a, b, *points, pair.p_value, verdict, noise, "; ".join(pair.notes)))
+    heads = ("points", "95 % interval", "adjusted p", "over", "verdict")
+    title = "Pairs of methods" if len(pairs) <= MOST_PAIRS else "Neighbours in rank"
+    return Table("pairs", title, ("pair",), heads, tuple(rows), (read_words()["pairs_rule"],), records)
+
+
+PAIR_COLUMNS = ("a", "b", "points", "low", "high", "adjusted_p", "verdict", "over", "notes")
+RANK_COLUMNS = ("method", "budget", "percent", "half_width", "rank_low", "rank_high", "num_seeds")
+
+
+def rank_table(standing: Standing) -> Table:
+    """Make a table with a row for every method that has all tasks."""
+    rows = []
+    records: list[Sequence[object]] = [RANK_COLUMNS]
+    for name, (low, high) in standing.places.items():
+        mean = standing.results.scores[name][ALL_TASKS]
+        texts = f"{low}" if low == high else f"{low} to {high}", str(mean.num)
+        rows.append(tables.Row((name,), (interval_cell(mean.interval), *map(Cell, texts))))
+        numbers = 100 * mean.mean, 100 * mean.interval.half_width, low, high, mean.num
+        records.append((name, mean.arm.budget_class, *numbers))
+    heads = ("score (%)", "rank", "seeds")
+    return Table("ranks", "Ranks", ("method",), heads, tuple(rows), (read_words()["ranks_rule"],), records)
+
+
+def tell_unknown(results: ResultSet, over: Over) -> Iterator[str]:
+    """Say what tests are over, and what they cannot know."""
+    words, cells = read_words()["unknown"], [result for result in results.results if not result.cells]
+    if over == "tasks":
+        yield words["tasks"]
+    elif not any(cell.pretraining_seeds for cell in cells):
+        yield words["pretraining"]
+    if single := list(dict.fromkeys(cell.arm.name for cell in cells if cell.num == 1)):
+        yield words["seeds"].format(names=first_of(single))
+    if over == "seeds" and not all(cell.examples for cell in cells):
+        yield words["examples"]
+    if lacking := [arm.name for arm in results.models if ALL_TASKS not in results.scores[arm.name]]:
+        yield words["methods"].format(names=first_of(lacking))
+
+
+def judge_table(
+    table: Any, baseline: str | None, scale: Scale | None, lower_is_better: bool, over: Over, rename: Mapping[str, str]
+) -> Standing:
+    """Judge the methods of a table, as `biphase.equivalent` says."""
+    scores = parse_rows(table, rename)
+    factor, told = find_factor(scores, scale)
+    signed = read_words()["unknown"]["sign"] if lower_is_better else ""
+    if over == "tasks":
+        scores = mean_by_task(scores)
+    results = contrasts.with_averages(make_results(scores, -factor if lower_is_better else factor))
+    budgets = Counter(arm.curriculum for arm in results.models)
+    refuse_unknown("baseline", baseline or next(iter(budgets)), budgets)
+    ladders = [method for method, num in budgets.items() if num >= LEAST_RUNGS]
+    chosen = baseline or (ladders[0] if len(ladders) == 1 else "")
+    prices, lacking = list_prices(results, method=chosen) if chosen else ([], [])
+    if len(ladders) > 1 and not chosen:
+        lacking = [f"No shares of compute: {first_of(ladders)} have {LEAST_RUNGS} budgets or more; name a `baseline`."]
+    notes = filter(None, (told, signed, *tell_unknown(results, over), *lacking))
+    return Standing(results, *compare_methods(results), tuple(prices), tuple(notes), chosen)

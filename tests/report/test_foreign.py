@@ -1,0 +1,232 @@
+"""A table of other people's scores: verdicts as scipy's tests give them, ranks and shares that hold in worlds whose
+truth is known, the files of other programs, and what is refused."""
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import biphase
+from biphase.cli.app import run_command
+from biphase.errors import InputError
+
+Rows = list[dict[str, Any]]
+
+
+def draw_table(rng: np.random.Generator, means: list[float], spreads: list[float], num_seeds: int = 5) -> Rows:
+    """Scores on three tasks: seeds have something in common over tasks, and methods their own spread."""
+    rows = []
+    for number, (mean, spread) in enumerate(zip(means, spreads, strict=True)):
+        for seed, shift in enumerate(rng.normal(0, spread / 2, num_seeds)):
+            for task in range(3):
+                score = 0.6 + 0.1 * task + mean + shift + rng.normal(0, spread)
+                rows.append({"method": f"m{number}", "task": f"t{task}", "seed": seed, "score": score})
+    return rows
+
+
+def test_verdicts_are_scipys(tmp_path: Path) -> None:
+    rows = draw_table(np.random.default_rng(1), [0, 0.01, 0.05], [0.01, 0.01, 0.02])
+    means = np.array([[row["score"] for row in rows if row["method"] == f"m{number}"] for number in range(3)])
+    by_seed = means.reshape(3, 5, 3).mean(axis=2)
+    raw = {(f"m{a}", f"m{b}"): stats.ttest_rel(by_seed[a], by_seed[b]).pvalue for a, b in ((1, 0), (2, 0), (2, 1))}
+    largest = 0.0
+    expected = {}
+    for rank, (pair, p_value) in enumerate(sorted(raw.items(), key=lambda item: item[1])):
+        largest = max(largest, min(1, p_value * (3 - rank)))
+        expected[frozenset(pair)] = largest
+    standing = biphase.equivalent(rows)
+    assert {frozenset((p.a.arm.name, p.b.arm.name)): p.p_value for p in standing.pairs} == pytest.approx(expected)
+    frame = standing.frames["ranks"].set_index("method")
+    assert frame.percent.to_list() == pytest.approx(sorted(100 * by_seed.mean(axis=1), reverse=True))
+    with (tmp_path / "rows.csv").open("w") as file:
+        table = csv.DictWriter(file, rows[0])
+        table.writeheader()
+        table.writerows(rows)
+    assert str(biphase.equivalent(tmp_path / "rows.csv")) == str(standing)
+
+
+def test_over_tasks_is_the_paired_test_over_tasks() -> None:
+    rng = np.random.default_rng(2)
+    scores = rng.uniform(0.3, 0.8, 41) + rng.normal(0.02, 0.03, (2, 41))
+    rows = [{"method": m, "task": t, "score": scores[m, t]} for m in range(2) for t in range(41)]
+    assert "Nothing can be told" in biphase.equivalent(rows).sentences[0]
+    (pair,) = biphase.equivalent(rows, over="tasks").pairs
+    assert pair.p_value == pytest.approx(stats.ttest_rel(*scores).pvalue)
+
+
+@pytest.mark.parametrize("spreads", [[0.01] * 5, [0.005, 0.01, 0.02, 0.01, 0.01]])
+def test_worlds_without_differences_and_ranks_that_hold(spreads: list[float]) -> None:
+    """Of equally good methods any verdict is false: in at most 6 % of worlds, as in at most 6 % a rank's interval lacks
+    the truth; where methods differ, some ranks are found."""
+    rng = np.random.default_rng(3)
+    true_means = [0.0, 0.0, 0.01, 0.03, 0.08]
+    num_false = num_wrong = num_found = 0
+    num_worlds = 200
+    for _ in range(num_worlds):
+        equal = biphase.equivalent(draw_table(rng, [0.0] * 5, spreads))
+        num_false += any(pair.verdict == "A better" for pair in equal.pairs)
+        places = biphase.equivalent(draw_table(rng, true_means, spreads)).places
+        for number, mean in enumerate(true_means):
+            least, most = sum(other > mean for other in true_means) + 1, sum(other >= mean for other in true_means)
+            low, high = places[f"m{number}"]
+            if not low <= least <= most <= high:
+                num_wrong += 1
+                break
+        num_found += places["m4"] == (1, 1)
+    assert num_false / num_worlds <= 0.06 and num_wrong / num_worlds <= 0.06
+    assert num_found / num_worlds > 0.5
+
+
+def ladder(rng: np.random.Generator, share: float, unit: float = 1.0) -> Rows:
+    """A baseline with four budgets, and a method that needs `share` of its compute."""
+
+    def scores(method: str, flops: float, worth: float, seed: int) -> Iterator[dict[str, Any]]:
+        for task in ("a", "b"):
+            score = unit * (0.5 + 0.05 * np.log2(worth / 1e18) + rng.normal(0, 0.004))
+            yield {"method": method, "task": task, "pretraining_seed": seed, "flops": flops, "score": score}
+
+    rows = []
+    for seed in range(4):
+        for budget in (1e18, 2e18, 4e18, 8e18):
+            rows += scores("base", budget, budget, seed)
+        rows += scores("new", 2e18, 2e18 / share, seed)
+    return rows
+
+
+def test_shares_of_compute_hold_the_truth() -> None:
+    rng = np.random.default_rng(4)
+    covered = 0
+    for _ in range(40):
+        ((price,),) = (listed.prices for listed in biphase.equivalent(ladder(rng, 0.6)).prices)
+        covered += price.mean[0].low <= 0.6 <= price.mean[0].high
+    assert covered >= 35  # 95 % of 40, less what chance takes in 1 of 100
+    told = biphase.equivalent(ladder(rng, 0.6)).sentences
+    assert told[0].startswith("At 2e+18 FLOPs: new is the best of 2 methods") and "of its FLOPs" in told[1]
+    losses = ladder(rng, 0.6, unit=-1.0)
+    ((price,),) = (listed.prices for listed in biphase.equivalent(losses, lower_is_better=True).prices)
+    assert price.mean[0].share == pytest.approx(0.6, abs=0.1)
+
+
+def test_examples_and_what_cannot_be_known(tmp_path: Path) -> None:
+    rng, rows = np.random.default_rng(5), []
+    for method, right in (("a", 0.9), ("b", 0.6)):
+        for seed in range(3):
+            examples = (rng.random(400) < right).astype(float).tolist()
+            rows.append({"method": method, "task": "t", "seed": seed, "score": np.mean(examples), "examples": examples})
+    standing = biphase.equivalent(rows)
+    assert standing.pairs[0].contrast and standing.pairs[0].contrast.num_examples == 400
+    assert not any("test example" in note for note in standing.notes) and "a is the best" in str(standing)
+    (one,) = biphase.equivalent([row for row in rows if row["seed"] == 0]).pairs
+    assert one.verdict == "cannot be told" and "these runs do differ on the test examples" in one.notes[-1]
+    without = biphase.equivalent([{key: row[key] for key in row if key != "examples"} for row in rows])
+    assert any("test example" in note for note in without.notes) and any(
+        "fine-tuning" in note for note in without.notes
+    )
+    page = standing.report(tmp_path / "report").read_text(encoding="utf-8")
+    assert "a better" in page and "fine-tuning seeds and test examples" in page and "1 to" not in page
+    assert not any(word in page for word in ("random", "CLM → MLM", "No figure"))
+
+
+def test_one_scale() -> None:
+    def rows(**scores: float) -> Rows:
+        tables = [{"method": m, "task": t, "score": s + m / 10} for t, s in scores.items() for m in (0, 1)]
+        return tables
+
+    (share,) = biphase.equivalent(rows(a=0.5)).pairs
+    (percent,) = biphase.equivalent(rows(a=50.0)).pairs
+    assert share.a.mean == pytest.approx(0.6) and percent.a.mean == pytest.approx(0.501)
+    (told,) = biphase.equivalent(rows(a=0.5), scale="percent").pairs
+    assert told.a.mean == pytest.approx(0.006)
+    for mixed in (rows(a=50.0, b=0.5), rows(a=345.0)):
+        with pytest.raises(InputError, match="neither all shares nor all percent"):
+            biphase.equivalent(mixed)
+
+
+def write(path: Path, content: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+
+
+def test_files_of_other_programs(tmp_path: Path) -> None:
+    for number, model in enumerate(("org__a", "org__b")):
+        runs = [{"accuracy": 0.5 + number / 10 + seed / 100, "f1": 0.1} for seed in range(10)]
+        part = {"hf_subset": "default", "accuracy": 0.545 + number / 10, "main_score": 0.545 + number / 10}
+        write(
+            tmp_path / "mteb" / model / "0" / "Banking.json",
+            {"task_name": "Banking", "scores": {"test": [part | {"scores_per_experiment": runs}]}},
+        )
+        pair = [{"hf_subset": name, "main_score": 0.7} for name in ("en-de", "en-fr")]
+        write(tmp_path / "mteb" / model / "0" / "STS.json", {"task_name": "STS", "scores": {"test": pair}})
+        write(tmp_path / "mteb" / model / "0" / "model_meta.json", {"name": model})
+        for rate, shift in (("1e-05", 0.0), ("1e-04", 0.2)):
+            for seed in range(3):
+                examples = [shift + number / 10] * 3 + [seed / 100]
+                splits = {
+                    "validation": {"score": 1 - shift},
+                    "test": {"score": np.mean(examples), "scores_i": examples},
+                }
+                write(tmp_path / "encod" / model / "SC" / "sst2" / f"lr{rate}_sd{seed}" / "results.json", splits)
+    mteb = biphase.equivalent(tmp_path / "mteb").results.scores
+    assert mteb["org/a"]["Banking"].samples == pytest.approx([0.5 + seed / 100 for seed in range(10)])
+    assert mteb["org/b"].keys() >= {"Banking", "STS (en-de)", "STS (en-fr)"}
+    encod = biphase.equivalent(tmp_path / "encod").results.scores["org__b"]["sst2"]  # the rate is that of validation
+    assert encod.samples == pytest.approx([0.075, 0.0775, 0.08]) and encod.seeds == (0, 1, 2) and encod.examples
+    lines = []
+    for model in ("x", "y"):
+        raw = [{"test_mcc": 70.0 + step, "test_macro_f1": 5.0} for step in range(10)]
+        lines.append(json.dumps({"model": model, "dataset": "angry", "results": {"raw": raw, "total": {}}}))
+    write(tmp_path / "euroeval.jsonl", "\n".join(lines))
+    euro = biphase.equivalent(tmp_path / "euroeval.jsonl").results.scores["x"]["angry"]
+    assert euro.samples == pytest.approx([0.70 + step / 100 for step in range(10)])
+    for name in ("base", "new"):  # nanochat's series: a file for each
+        write(tmp_path / f"{name}.csv", "depth,tokens_trained,core_score\n12,1e9,0.12\n14,2e9,0.15\n16,4e9,0.18\n")
+    files = [tmp_path / "base.csv", tmp_path / "new.csv"]
+    series = biphase.equivalent(files, rename={"tokens_trained": "tokens", "core_score": "score"}, baseline="base")
+    assert series.results.datasets["OT"] == ["core_score"] and len(series.prices[0].prices) == 3
+
+
+HEAD = "method,task,seed,score\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("method,task,seed\na,t,0\n", r"table.csv:2: there is no column 'score'.*--rename THEIRS=score"),
+        (HEAD + "a,t,0,0.5\nb,t,0,good\n", r"table.csv:3: column 'score' is \"good\", not a number"),
+        (HEAD + "a,t,0,0.5\nb,t,0,\n", "not a number: mend the row or take it out"),
+        (
+            HEAD + "a,t,0,0.5\na,t,0,0.6\nb,t,0,1\n",
+            r"csv:3: a second score of a on t, also of seed 0 \(.*csv:2",
+        ),
+        ("method,task,score\na,t,0.5\na,t,0.6\nb,t,1\n", "a second score of a on t, without a `seed`"),
+        (HEAD + "a,t,0,0.5\na,t,1,0.6\n", r"1 method \(a\): there is nothing to compare"),
+        ('method,task,score,examples\na,t,0.5,"[1, 1]"\nb,t,1,[1]\n', "'examples' does not give the score 0.5"),
+        ("method,task,score,examples\na,t,0.5,some\nb,t,1,[1]\n", "'examples' does not give the score 0.5"),
+    ],
+)
+def test_refusals(tmp_path: Path, text: str, told: str) -> None:
+    write(tmp_path / "table.csv", text)
+    with pytest.raises(InputError, match=told):
+        run_command(["report", "results", str(tmp_path / "table.csv"), "--out", str(tmp_path / "report")])
+    assert not (tmp_path / "report").exists()
+
+
+def test_refusals_of_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = draw_table(np.random.default_rng(6), [0, 0.1], [0.01, 0.01])
+    with pytest.raises(InputError, match="baseline 'm3'; known: m0, m1"):
+        biphase.equivalent(rows, baseline="m3")
+    write(tmp_path / "rows.jsonl", "\n".join(map(json.dumps, rows)))
+    with pytest.raises(InputError, match=r"rename: column ''; known: .*method"):
+        run_command(["report", "results", str(tmp_path / "rows.jsonl"), "--rename", "score"])
+    run_command(["report", "results", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "report")])
+    assert "m1 is the best of 2 methods" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(InputError, match="row 0: the column score is named twice"):
+        biphase.equivalent([{"method": "a", "score": 1, "f1": 2}], rename={"f1": "score"})
+    two = ladder(np.random.default_rng(7), 0.5)
+    two += [row | {"method": "other"} for row in two if row["method"] == "base"]
+    assert "name a `baseline`" in biphase.equivalent(two).notes[-1]
