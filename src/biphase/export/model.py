@@ -42,7 +42,9 @@ def merge_with_parent(network: PreTrainedModel, run: Run, manifest: CheckpointMa
     if not 0 < share < 1:
         raise InputError(f"merge {share:g} is no share of the parent: give one above 0 and below 1, such as 0.5")
     if manifest.is_causal:
-        raise InputError(f"{run.path} ended with CLM: merge is for an encoder that came from a decoder")
+        raise InputError(
+            f"{run.path} ended with {manifest.objective}: merge is for an encoder that came from a decoder"
+        )
     name, folder, recipe = find_decoder(run, manifest)
     embedding: Any = network.get_input_embeddings()
     vocab_size, new_head = embedding.weight.shape[0], recipe.init.new_head

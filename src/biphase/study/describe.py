@@ -53,7 +53,7 @@ def draw_plan(plan: Plan, path: Path) -> None:
         axes = figure.subplots()
         plot_runs(plan, axes)
         used = dict.fromkeys(phase.objective for run in plan.runs.values() for phase in run.recipe.curriculum)
-        bars = [Patch(label=f"{name.upper()}: {OBJECTIVES[name].words}", **look(name)) for name in used]
+        bars = [Patch(label=f"{OBJECTIVES[name].title}: {OBJECTIVES[name].words}", **look(name)) for name in used]
         marks, _ = axes.get_legend_handles_labels()
         key = [*bars, *marks, Line2D([], [], linestyle="none", label="height of a bar: learning rate")]
         axes.set_title(f"{plan.study.title or plan.study.name}\n", loc="left", fontsize=10)

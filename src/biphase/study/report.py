@@ -182,10 +182,10 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Mapping[str, RunSize]
     pretraining, rest = before or phases, arm.recipe.curriculum if before else ()
     # Mixed batches count by their shares; what masks tokens is MLM to the paper.
     steps, parts = sum(phase.steps for phase in pretraining), [part for phase in pretraining for part in phase.parts]
-    clm = round(sum(part.steps * share for part, share in parts if part.is_causal))
+    clm = round(sum(part.steps * share for part, share in parts if part.objective == "clm"))
     predicted = [words for words, _ in groupby(phase.predicted for phase in phases)]
     curriculum = " → ".join(predicted) if len(predicted) < 4 else f"{show_list(sorted({*predicted}))} in turns"
-    masked = [phase for phase in rest or phases if not phase.is_causal]
+    masked = [phase for phase in rest or phases if phase.masked]
     masks = dict.fromkeys(phase.masked for phase in masked)
     has_one_mask = len(masks) == 1 and not masked[0].is_ramped
     # The paper has CLM, MLM, or CLM and then MLM; and MLM that continues one of these.
