@@ -114,14 +114,18 @@ def test_yaml_reads_on_and_off_as_booleans(text: str, value: str) -> None:
             "objective: mlm has attention: bidirectional; leave out objective or attention",
         ),
         ("curriculum.1.target=next", "objective: mlm has target: same; leave out objective or target"),
-        ("curriculum.0={attention: both, steps: 4, mask_probability: 0.4}", "'curriculum.0.attention' is 'both'"),
+        (
+            "curriculum.0={attention: both, steps: 4, mask_probability: 0.4}",
+            "attention: both, target: same is no objective: give causal or bidirectional, next or same",
+        ),
         (
             "curriculum.0={attention: bidirectional, target: next, steps: 4}",
-            "curriculum.0: attention: bidirectional, target: next and no masks: each position sees the token that it "
-            "must predict; give mask_probability, or attention: causal with target: next",
+            "curriculum.0: attention: bidirectional, target: next is no objective: give causal or bidirectional, next "
+            "or same; without mask_probability only causal with next hides from each position the token that it must "
+            "predict",
         ),
-        ("curriculum.0={attention: bidirectional, target: same, steps: 4}", "target: same and no masks: each position"),
-        ("curriculum.0={attention: causal, target: same, steps: 4}", "target: same and no masks: each position sees"),
+        ("curriculum.0={attention: bidirectional, target: same, steps: 4}", "target: same is no objective: give"),
+        ("curriculum.0={attention: causal, target: same, steps: 4}", "target: same is no objective: give"),
         ("curriculum.0={steps: 4, mask_probability: 0.4}", "'curriculum.0.objective' is required"),
         ("checkpoints.keep=[4, 11]", "checkpoints.keep: step 11 lies behind the 10 steps of the curriculum"),
         ("curriculum=[]", "'curriculum' is []"),

@@ -73,9 +73,9 @@ class Objective:
 OBJECTIVES: dict[ObjectiveName, Objective] = {
     "clm": Objective("CLM", "the next token", "causal", "next", masks_input=False),
     "mlm": Objective("MLM", "masked tokens", "bidirectional", "same"),
-    "mntp": Objective("MNTP", "masked tokens, from the position before each", "bidirectional", "next"),
-    "meap": Objective("MEAP", "the next token, where some are masked", "causal", "next"),
-    "causal-mlm": Objective("causal MLM", "masked tokens, from those before", "causal", "same"),
+    "mntp": Objective("MNTP", "masked tokens from one place before", "bidirectional", "next"),
+    "meap": Objective("MEAP", "the next token beside masks", "causal", "next"),
+    "causal-mlm": Objective("causal MLM", "masked tokens from those before", "causal", "same"),
 }
 """The objectives, by the words for them in recipes, in the short forms of studies, and in records of runs."""
 
@@ -252,14 +252,14 @@ class Phase(Strict):
             return tree
         if "objective" not in tree:
             kind = {key: tree.get(key, cls.model_fields[key].default) for key in keys}
-            masks_input = "mask_probability" in tree
-            if not masks_input and kind != {"attention": "causal", "target": "next"}:
+            sought = (kind | {"masks_input": "mask_probability" in tree}).items()
+            names = [name for name, facts in OBJECTIVES.items() if sought <= vars(facts).items()]
+            if not names:
                 told = ", ".join(f"{key}: {value}" for key, value in kind.items())
-                remedy = "give mask_probability, or attention: causal with target: next"
-                raise ValueError(f"{told} and no masks: each position sees the token that it must predict; {remedy}")
-            sought = (kind | {"masks_input": masks_input}).items()
-            named = [name for name, facts in OBJECTIVES.items() if sought <= vars(facts).items()]
-            return {"objective": (named or ["mlm"])[0], **tree}  # none: another word than those of the two keys
+                hidden = "causal with next hides from each position the token that it must predict"
+                remedy = "give causal or bidirectional, next or same"
+                raise ValueError(f"{told} is no objective: {remedy}; without mask_probability only {hidden}")
+            return tree | {"objective": names[0]}
         for key in keys if tree["objective"] in [*OBJECTIVES] else ():
             fact = vars(OBJECTIVES[tree["objective"]])[key]
             if tree.get(key, fact) != fact:
