@@ -22,7 +22,7 @@ from biphase.finetuning.scores import (
     has_lost_predictions,
     measure_trainings,
 )
-from biphase.recipe import join_phases
+from biphase.recipe import OBJECTIVES, join_phases
 from biphase.report.claims import Claim, Finding, Verdicts, judge_claims
 from biphase.report.contrasts import Terms, contrast, seed_interval, with_averages
 from biphase.report.figures import figure_pool
@@ -163,7 +163,7 @@ def weigh_evidence(curricula: Mapping[str, Terms]) -> list[Evidence]:
     known."""
     means = {name: seed_interval(terms) for name, terms in curricula.items()}
     evidence = [Evidence(name, 100 * mean.value, 100 * mean.half_width) for name, mean in means.items()]
-    encoders = [item for item in evidence if item.objectives[-1] != "clm"] or evidence
+    encoders = [item for item in evidence if not OBJECTIVES[item.objectives[-1]].is_causal] or evidence
     best = curricula[max(encoders, key=lambda item: item.mean).curriculum]
     compared = []
     for item in evidence:
