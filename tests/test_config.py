@@ -95,7 +95,7 @@ def test_yaml_reads_on_and_off_as_booleans(text: str, value: str) -> None:
         ("sede=often", "unknown key 'sede'; known: batch_tokens"),
         ("learning_rate=1", "did you mean 'schedule.peak_lr'?"),
         ("steps=30", "did you mean 'curriculum.0.steps'?"),
-        ("curriculum.0.objective=mml", "'curriculum.0.objective' is 'mml': input should be 'clm', 'mlm' or 'mntp'"),
+        ("curriculum.0.objective=mml", "'curriculum.0.objective' is 'mml': input should be 'clm', 'mlm', 'mntp', "),
         ("curriculum.0.steps=0", "'curriculum.0.steps' is 0: input should be greater than or equal to 1"),
         ("curriculum.0.mask_probability={from: 1.0, to: 0.2}", "'curriculum.0.mask_probability.from' is 1.0"),
         ("curriculum.0.mask_probability={form: 0.4, to: 0.2}", "did you mean 'from'?"),
@@ -107,7 +107,26 @@ def test_yaml_reads_on_and_off_as_booleans(text: str, value: str) -> None:
             "must not exceed 1",
         ),
         ("curriculum.0.clm_share=1.0", "'curriculum.0.clm_share' is 1.0"),
-        ("curriculum.0={objective: clm, steps: 4, clm_share: 0.5}", "clm_share mixes CLM into a masked objective"),
+        ("curriculum.0={objective: clm, steps: 4, clm_share: 0.5}", "clm_share mixes CLM into what looks both ways"),
+        ("curriculum.0={objective: meap, steps: 4, clm_share: 0.5}", "clm_share mixes CLM into what looks both ways"),
+        (
+            "curriculum.1.attention=causal",
+            "objective: mlm has attention: bidirectional; leave out objective or attention",
+        ),
+        ("curriculum.1.target=next", "objective: mlm has target: same; leave out objective or target"),
+        (
+            "curriculum.0={attention: both, steps: 4, mask_probability: 0.4}",
+            "attention: both, target: same is no objective: give causal or bidirectional, next or same",
+        ),
+        (
+            "curriculum.0={attention: bidirectional, target: next, steps: 4}",
+            "curriculum.0: attention: bidirectional, target: next is no objective: give causal or bidirectional, next "
+            "or same; without mask_probability only causal with next hides from each position the token that it must "
+            "predict",
+        ),
+        ("curriculum.0={attention: bidirectional, target: same, steps: 4}", "target: same is no objective: give"),
+        ("curriculum.0={attention: causal, target: same, steps: 4}", "target: same is no objective: give"),
+        ("curriculum.0={steps: 4, mask_probability: 0.4}", "'curriculum.0.objective' is required"),
         ("checkpoints.keep=[4, 11]", "checkpoints.keep: step 11 lies behind the 10 steps of the curriculum"),
         ("curriculum=[]", "'curriculum' is []"),
         ("name=a b", "'name' is 'a b'"),
@@ -262,3 +281,25 @@ def test_what_comes_with_biphase_is_found_by_name(tmp_path: Path, monkeypatch: p
 def test_each_objective_has_its_facts_and_its_look() -> None:
     assert [*OBJECTIVES] == [*get_args(ObjectiveName)]
     assert LOOKS.keys() >= OBJECTIVES.keys()
+
+
+@pytest.mark.parametrize(
+    ("keys", "objective"),
+    [
+        ("attention: causal, target: next", "clm"),
+        ("attention: causal, target: next, mask_probability: 0.3", "meap"),
+        ("attention: causal, target: same, mask_probability: 0.3", "causal-mlm"),
+        ("attention: bidirectional, target: next, mask_probability: 0.3", "mntp"),
+        ("attention: bidirectional, target: same, mask_probability: 0.3", "mlm"),
+    ],
+)
+def test_attention_target_and_masks_name_an_objective(keys: str, objective: str) -> None:
+    """Both ways to write a phase are one run, and what is saved reads as it was."""
+    ratio = "" if objective == "clm" else ", mask_probability: 0.3"
+    by_keys = parse(f"curriculum.1={{{keys}, steps: 4}}")
+    by_name = parse(f"curriculum.1={{objective: {objective}{ratio}, steps: 4}}")
+    assert by_keys == by_name and identity(by_keys) == identity(by_name)
+    dumped = by_keys.curriculum[1].model_dump(mode="json", by_alias=True)
+    assert not {"attention", "target"} & dumped.keys() and Phase(**dumped) == by_keys.curriculum[1]
+    told = by_keys.curriculum[1]
+    assert f"attention: {told.attention}, target: {told.target}" in keys

@@ -53,15 +53,16 @@ def test_parameters_equal_those_of_the_network(preset: str, changes: dict[str, A
     assert sum(parameter.numel() for parameter in network.model.parameters()) == shape.parameters_without_head
 
 
-@pytest.mark.parametrize("objective", ["clm", "mlm"])
+@pytest.mark.parametrize("objective", ["clm", "mlm", "mntp", "meap", "causal-mlm"])
 def test_flops_equal_those_that_the_loop_counts(objective: Any) -> None:
     architecture = {"num_hidden_layers": 2, "num_key_value_heads": 2}
     network = make_model("1m", architecture, TokenIds(500, 4, 1, 2, None), 64, seed=0)
     lengths_S = np.array([7, 64, 30, 12])
     phase = Phase(objective=objective, steps=1, mask_probability=0.25)
     tokens = int(lengths_S.sum())
-    targets = tokens - len(lengths_S) if objective == "clm" else tokens // 4
-    expected = count_flops(network).batch(lengths_S, targets, causal=objective == "clm")
+    targets = tokens - len(lengths_S) if objective in ("clm", "meap") else tokens // 4
+    causal = objective in ("clm", "meap", "causal-mlm")
+    expected = count_flops(network).batch(lengths_S, targets, causal=causal)
     text = SampleLengths(float(lengths_S.mean()), float((lengths_S**2).sum() / tokens), "")
     found = flops_per_token(shape_of("1m", architecture, 500).flops, phase, text) * tokens
     assert found == pytest.approx(expected, rel=0.25 / tokens)  # the share of masked tokens is no whole number

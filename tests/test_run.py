@@ -54,7 +54,7 @@ def test_a_line_that_is_no_record_does_not_count(line: str, run: Run) -> None:
     ("record", "changes", "told"),
     [
         ("train", {"objective": None}, "the train record of step 3 is left out (objective: Field required)"),
-        ("train", {"objective": "sop"}, "(objective: Input should be 'clm', 'mlm' or 'mntp')"),
+        ("train", {"objective": "sop"}, "(objective: Input should be 'clm', 'mlm', 'mntp', 'meap' or 'causal-mlm')"),
         ("train", {"tokens_seen": None}, "(tokens_seen: Field required)"),
         ("train", {"loss": "1.5"}, "(loss: Input should be a valid number)"),
         ("train", {"flops_per_second": None}, "(flops_per_second: Field required)"),

@@ -221,14 +221,13 @@ def flops_per_token(flops: FlopCount, phase: Phase, lengths: SampleLengths) -> f
     """Count the FLOPs of training on one token of a phase, on average; one that mixes objectives costs the mean of its
     parts.
 
-    Under CLM all tokens but the last of a sample have a loss, else a share of `mask_probability`, of its mean
-    where it moves.
+    Where every token is a target, all but one of a sample have a loss, else a share of `mask_probability`, of its mean
+    where it moves. What looks back only sees half of the keys.
     """
     if phase.clm_share:
         return sum(share * flops_per_token(flops, part, lengths) for part, share in phase.parts)
-    if phase.is_causal:
-        return flops.token(lengths.mean_keys / 2, 1 - 1 / lengths.mean_tokens)
-    return flops.token(lengths.mean_keys, phase.mask_at(0.5))
+    keys = lengths.mean_keys / 2 if phase.is_causal else lengths.mean_keys
+    return flops.token(keys, 1 - 1 / lengths.mean_tokens if phase.facts.is_dense else phase.mask_at(0.5))
 
 
 def flops_between(

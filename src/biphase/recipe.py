@@ -43,22 +43,39 @@ def find_preset(preset: str) -> dict[str, int]:
     return PRESETS[preset]
 
 
-ObjectiveName = Literal["clm", "mlm", "mntp"]
+ObjectiveName = Literal["clm", "mlm", "mntp", "meap", "causal-mlm"]
+Attention = Literal["causal", "bidirectional"]
+Target = Literal["next", "same"]
 
 
 @dataclass(frozen=True)
 class Objective:
     """The facts of an objective; `pretraining.objectives.label_batch` computes it, and `style.LOOKS` has its look."""
 
+    title: str
     words: str
-    is_causal: bool = False
-    """Whether it looks back only, and masks nothing."""
+    attention: Attention
+    target: Target
+    """Whether a position predicts the token after it, or its own."""
+    masks_input: bool = True
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether it looks back only."""
+        return self.attention == "causal"
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether every token is a target, but for the first of a sample; else those that are masked."""
+        return self.is_causal and self.target == "next"
 
 
 OBJECTIVES: dict[ObjectiveName, Objective] = {
-    "clm": Objective("next token", is_causal=True),
-    "mlm": Objective("masked tokens"),
-    "mntp": Objective("masked tokens from one place before"),
+    "clm": Objective("CLM", "the next token", "causal", "next", masks_input=False),
+    "mlm": Objective("MLM", "masked tokens", "bidirectional", "same"),
+    "mntp": Objective("MNTP", "masked tokens from one place before", "bidirectional", "next"),
+    "meap": Objective("MEAP", "the next token beside masks", "causal", "next"),
+    "causal-mlm": Objective("causal MLM", "masked tokens from those before", "causal", "same"),
 }
 """The objectives, by the words for them in recipes, in the short forms of studies, and in records of runs."""
 
@@ -204,6 +221,12 @@ class Phase(Strict):
     later: ClassVar[frozenset[str]] = frozenset({"mask_passes"})
 
     objective: ObjectiveName
+    """Or, in its place, `attention`, `target` and for masked input `mask_probability`, which say what it is:
+    `{attention: causal, target: next, mask_probability: 0.15}` is `meap`."""
+    attention: Attention = Field(default="bidirectional", exclude=True)
+    """`causal`: a token sees itself and those before it."""
+    target: Target = Field(default="same", exclude=True)
+    """`next`: a position predicts the token after it. `same`: its own, which is masked."""
     steps: PositiveCount
     mask_probability: Annotated[
         Annotated[MaskShare, Tag("number")] | Annotated[MaskRamp, Tag("ramp")], NUMBER_OR_RAMP
@@ -220,13 +243,37 @@ class Phase(Strict):
     """The share of a masked objective's steps that predict the next token instead, spread evenly: CLM and MLM mixed
     by batch. The phase still counts as its masked objective: its model is bidirectional."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def name_objective(cls, tree: Any) -> Any:
+        """Let `attention`, `target` and the presence of `mask_probability` say the objective, or it the first two."""
+        keys = ("attention", "target")
+        if not isinstance(tree, dict) or not tree.keys() & {"objective", *keys}:
+            return tree
+        if "objective" not in tree:
+            kind = {key: tree.get(key, cls.model_fields[key].default) for key in keys}
+            sought = (kind | {"masks_input": "mask_probability" in tree}).items()
+            names = [name for name, facts in OBJECTIVES.items() if sought <= vars(facts).items()]
+            if not names:
+                told = ", ".join(f"{key}: {value}" for key, value in kind.items())
+                hidden = "causal with next hides from each position the token that it must predict"
+                remedy = "give causal or bidirectional, next or same"
+                raise ValueError(f"{told} is no objective: {remedy}; without mask_probability only {hidden}")
+            return tree | {"objective": names[0]}
+        for key in keys if tree["objective"] in [*OBJECTIVES] else ():
+            fact = vars(OBJECTIVES[tree["objective"]])[key]
+            if tree.get(key, fact) != fact:
+                raise ValueError(f"objective: {tree['objective']} has {key}: {fact}; leave out objective or {key}")
+            tree = tree | {key: fact}
+        return tree
+
     @model_validator(mode="after")
     def shares_add_up(self) -> "Phase":
         if self.mask_token_share + self.random_token_share > 1 + 1e-9:
             raise ValueError("mask_token_share + random_token_share must not exceed 1")
         if self.is_causal and self.clm_share:
-            raise ValueError("clm_share mixes CLM into a masked objective; write objective: mlm with it")
-        if self.mask_passes > 1 and (self.is_causal or self.clm_share or self.is_ramped):
+            raise ValueError("clm_share mixes CLM into what looks both ways; write objective: mlm with it")
+        if self.mask_passes > 1 and (self.facts.is_dense or self.clm_share or self.is_ramped):
             raise ValueError("mask_passes needs a masked objective with one mask_probability and no clm_share")
         if self.mask_passes > 1 and self.mask_passes * self.mask_at(0) > 1 + 1e-9:
             raise ValueError("mask_passes times mask_probability must not exceed 1: no token is masked twice")
@@ -235,7 +282,7 @@ class Phase(Strict):
     @property
     def label(self) -> str:
         """`clm`, `mlm40`, `mlm40+clm25`: the objective, the masked percentage, the share of CLM where it has one."""
-        if self.is_causal:
+        if not self.masked:
             return self.objective
         mixed = f"+clm{100 * self.clm_share:g}" if self.clm_share else ""
         passes = f"x{self.mask_passes}" if self.mask_passes > 1 else ""
@@ -244,25 +291,30 @@ class Phase(Strict):
     @property
     def words(self) -> str:
         """`CLM`, `MLM 40 %`, `MLM 40–15 % with 25 % CLM`: the label as a person reads it."""
-        objective, blank, mixed = self.predicted.partition(" ")
         passes = f" in {self.mask_passes} passes" if self.mask_passes > 1 else ""
-        return f"{objective} {self.masked} %{passes}{blank}{mixed}" if self.masked else objective
+        masked = f" {self.masked} %{passes}" if self.masked else ""
+        return self.predicted.replace(self.facts.title, self.facts.title + masked, 1)
 
     @property
     def predicted(self) -> str:
         """What is predicted: `CLM`, `MLM`, `MLM with 25 % CLM`."""
-        return self.objective.upper() + (f" with {100 * self.clm_share:g} % CLM" if self.clm_share else "")
+        return self.facts.title + (f" with {100 * self.clm_share:g} % CLM" if self.clm_share else "")
 
     @property
     def masked(self) -> str:
         """The masked percentage, `40` or `40–15`; empty for CLM."""
         ends = (self.mask_at(0), self.mask_at(1)) if self.is_ramped else (self.mask_at(0),)
-        return "" if self.is_causal else "–".join(f"{100 * share:g}" for share in ends)
+        return "" if not self.facts.masks_input else "–".join(f"{100 * share:g}" for share in ends)
+
+    @property
+    def facts(self) -> Objective:
+        """Those of its objective; a mixture looks as its masked objective does."""
+        return OBJECTIVES[self.objective]
 
     @property
     def is_causal(self) -> bool:
-        """Whether it looks back only; a mixture looks as its masked objective does."""
-        return OBJECTIVES[self.objective].is_causal
+        """Whether it looks back only."""
+        return self.facts.is_causal
 
     @property
     def is_ramped(self) -> bool:
@@ -292,7 +344,7 @@ def join_phases(phases: Iterable[Phase]) -> tuple[Phase, ...]:
     joined: list[Phase] = []
     for phase in phases:
         # Settings of masking mean nothing where nothing is masked; without them, two phases of CLM are alike.
-        plain = Phase(objective=phase.objective, steps=phase.steps) if phase.is_causal else phase
+        plain = phase if phase.masked else Phase(objective=phase.objective, steps=phase.steps)
         if joined and not plain.is_ramped and joined[-1] == plain.model_copy(update={"steps": joined[-1].steps}):
             plain = plain.model_copy(update={"steps": joined.pop().steps + plain.steps})
         joined.append(plain)

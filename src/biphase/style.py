@@ -39,6 +39,8 @@ LOOKS = {
     "mlm": Look("#D55E00", "s", "--", "//"),
     "clm+mlm": Look("#009E73", "D", "-.", "\\\\"),
     "mntp": Look("#CC79A7", "v", ":", "xx"),
+    "meap": Look("#56B4E9", "^", (0, (5, 1)), "--"),  # type: ignore[arg-type]
+    "causal-mlm": Look("#E69F00", "P", (0, (1, 1)), ".."),  # type: ignore[arg-type]
 }
 """Looks of what is trained with an objective."""
 

@@ -51,7 +51,7 @@ from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import CellContext, pack
 from biphase.finetuning.heads import Encoder, TaskNetwork, load_encoder
 from biphase.pretraining.loop import train
-from biphase.recipe import Recipe
+from biphase.recipe import OBJECTIVES, Recipe
 from biphase.run import find_checkpoint
 from biphase.tasks.spec import task_table
 
@@ -163,6 +163,8 @@ def looks_ahead(folder: Path) -> bool:
         ("mlm", AutoModelForMaskedLM, "EuroBertForMaskedLM", "fill-mask"),
         ("mntp", AutoModelForMaskedLM, "EuroBertForMaskedLM", "feature-extraction"),
         ("clm", AutoModelForCausalLM, "LlamaForCausalLM", "text-generation"),
+        ("meap", AutoModelForCausalLM, "LlamaForCausalLM", "text-generation"),
+        ("causal-mlm", AutoModelForCausalLM, "LlamaForCausalLM", "feature-extraction"),
     ],
 )
 def test_a_preset_reloads_as_the_last_objective_left_it(
@@ -173,13 +175,14 @@ def test_a_preset_reloads_as_the_last_objective_left_it(
     export_checkpoint(run, tmp_path / "model")
     model = kind.from_pretrained(tmp_path / "model")  # type: ignore[attr-defined]
     assert type(model).__name__ == name
-    causal = objective == "clm"
+    causal = objective in ("clm", "meap", "causal-mlm")
     torch.testing.assert_close(hidden_reloaded(tmp_path / "model"), hidden_by_us(run, causal), rtol=1e-4, atol=1e-5)
     assert looks_ahead(tmp_path / "model") != causal
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     assert tokenizer.mask_token is not None
     card = (tmp_path / "model" / "README.md").read_text()
-    assert f"2 steps of {objective.upper()}" in card
+    assert f"2 steps of {OBJECTIVES[objective].title}" in card  # type: ignore[index]
+    assert f"A {'causal' if causal else 'bidirectional'} `{name}`" in card
     check_head_of_card(tmp_path / "model", task)
     # What generates is no sentence transformer: a prompt must stay open.
     assert (tmp_path / "model" / "modules.json").exists() == ("SentenceTransformer" in card) == (not causal)

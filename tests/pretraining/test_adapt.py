@@ -46,7 +46,7 @@ from ..conftest import prepare_texts
 STORIES = Path(__file__).parents[2].parent / "shared/data/decoder_stories260K"
 
 
-def looks_back(model: Any) -> bool:
+def looks_ahead(model: Any) -> bool:
     """Whether an early output of a transformers model moves when a later token is changed."""
     tokens = torch.arange(10, 22)[None]
     changed = tokens.clone()
@@ -69,7 +69,7 @@ def test_a_decoder_becomes_an_encoder(decoder: Path, tiny_recipe: MakeRecipe, tm
         folder = run.steps / str(step) / "model"
         assert read_json(folder / "config.json")["is_causal"] is causal
         reloaded = AutoModel.from_pretrained(folder).eval()
-        assert looks_back(reloaded) is not causal
+        assert looks_ahead(reloaded) is not causal
     ours, theirs = load_backbone(run.steps / "12" / "model").eval(), AutoModel.from_pretrained(folder).eval()
     tokens_T = torch.arange(40, 70)
     with torch.no_grad():
@@ -77,6 +77,16 @@ def test_a_decoder_becomes_an_encoder(decoder: Path, tiny_recipe: MakeRecipe, tm
         torch.testing.assert_close(
             packed_TD, theirs(input_ids=tokens_T[None]).last_hidden_state[0], rtol=1e-4, atol=1e-5
         )
+
+
+@pytest.mark.parametrize("last", ["objective: meap", "attention: causal, mask_probability: 0.4"])
+def test_what_ends_causal_is_exported_so(last: str, decoder: Path, tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
+    phases = f"curriculum=[{{objective: mlm, steps: 1}}, {{{last}, steps: 1}}]"
+    run = train(tiny_recipe(*only("mlm", 1, phases), f"init={{model: {decoder}}}"), tmp_path / "runs")
+    assert "causal" in export_checkpoint(str(run.path), tmp_path / "exported")
+    assert read_json(tmp_path / "exported" / "config.json")["is_causal"] is True
+    assert not looks_ahead(AutoModel.from_pretrained(tmp_path / "exported").eval())
+    assert looks_ahead(AutoModel.from_pretrained(run.steps / "1" / "model").eval())
 
 
 @pytest.mark.parametrize("kind", [MixtralConfig, Qwen3MoeConfig])
@@ -207,6 +217,8 @@ def test_what_a_masked_language_model_cannot(tiny_recipe: MakeRecipe, corpus: An
 
     with pytest.raises(InputError, match=r"BertForMaskedLM as bidirectional only; leave clm out of the curriculum"):
         go_on(save_masked("bert", tmp_path / "bert"), "curriculum.0.objective=clm")
+    with pytest.raises(InputError, match=r"leave causal-mlm out of the curriculum, or start from a decoder"):
+        go_on(tmp_path / "bert", "curriculum.0.objective=causal-mlm")
     with pytest.raises(InputError, match=r"takes 47 positions; set data.max_sample_tokens=47"):
         go_on(save_masked("roberta", tmp_path / "short", max_position_embeddings=50))
     short = save_masked("roberta", tmp_path / "fits", max_position_embeddings=50)
@@ -278,6 +290,6 @@ def test_a_real_decoder_becomes_an_encoder(stories: Path, tiny_recipe: MakeRecip
     assert np.mean(found[-5:]) < np.mean(found[1:4]) - 0.5
     folder = run.steps / "31" / "model"
     assert read_json(folder / "config.json")["is_causal"] is False
-    assert looks_back(AutoModel.from_pretrained(folder).eval())
-    assert not looks_back(AutoModel.from_pretrained(run.steps / "1" / "model").eval())
+    assert looks_ahead(AutoModel.from_pretrained(folder).eval())
+    assert not looks_ahead(AutoModel.from_pretrained(run.steps / "1" / "model").eval())
     assert AutoModelForCausalLM.from_pretrained(folder).lm_head.weight.shape[0] == 514  # 512, mask and pad

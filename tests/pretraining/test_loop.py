@@ -33,7 +33,7 @@ from biphase.pretraining.job import load_state, open_job
 from biphase.pretraining.loop import open_batches, train
 from biphase.pretraining.objectives import make_microbatches, prefetch
 from biphase.pretraining.optimizer import parallelize
-from biphase.recipe import ComputeConfig, Recipe
+from biphase.recipe import OBJECTIVES, ComputeConfig, Recipe
 from biphase.run import Run, read_checkpoint_manifest, read_metrics, read_recipe, whole_steps
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "pretraining.json"
@@ -195,9 +195,9 @@ def test_causality_is_proved_at_each_switch(
         original(model, causal, *rest, **options)
 
     monkeypatch.setattr(proofs, "probe_causality", probe)
-    phases = ", ".join(f"{{objective: {name}, steps: 2}}" for name in ("clm", "mlm", "mntp", "clm"))
+    phases = ", ".join(f"{{objective: {name}, steps: 2}}" for name in ("clm", "mlm", "mntp", "meap", "causal-mlm"))
     train(tiny_recipe(*only("clm", 1, f"curriculum=[{phases}]")), tmp_path / "right")
-    assert proved == [True, False, False, True]
+    assert proved == [True, False, False, True, True]
     monkeypatch.setattr("biphase.encoder.proofs.lay_out", always_causal)
     monkeypatch.setattr(loop, "update", lambda *args: pytest.fail("trained before the proof"))
     with pytest.raises(FailedProofError, match="does not see later tokens"):
@@ -251,12 +251,12 @@ def test_two_passes_over_each_text(tiny_recipe: MakeRecipe, tmp_path: Path) -> N
 
 def test_every_objective_sees_the_same_samples(tiny_recipe: MakeRecipe) -> None:
     seen = {}
-    for objective in ("clm", "mlm", "mntp"):
+    for objective in OBJECTIVES:
         recipe = tiny_recipe(*only(objective, 9))
         job, batches = loader_of(recipe)
         made = [make_microbatches(job, batches, recipe.curriculum[0], step) for step in (0, 8)]
         seen[objective] = [m.sample_ids_S.tolist() for step in made for m in step]
-    assert seen["clm"] == seen["mlm"] == seen["mntp"]
+    assert all(samples == seen["mlm"] for samples in seen.values())
 
 
 def test_a_part_without_a_sample_asks_nothing(tiny_recipe: MakeRecipe) -> None:
@@ -365,6 +365,8 @@ def test_compiling_changes_no_number(tiny_recipe: MakeRecipe, tmp_path: Path) ->
         "data.packing=stream",
         "optimizer={name: muon, muon_weight_decay: 0.01}",
         "curriculum.1.objective=mntp",
+        "curriculum.1={attention: causal, target: next, steps: 3, mask_probability: 0.15}",
+        "curriculum.1={attention: causal, target: same, steps: 3, mask_probability: 0.4}",
         "curriculum.1.clm_share=0.4",
         "curriculum.1={objective: mlm, steps: 3, mask_passes: 2}",
         "curriculum.1.mask_probability={from: 0.5, to: 0.1}",

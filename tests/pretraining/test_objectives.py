@@ -60,7 +60,7 @@ def chosen(phase: Phase, batch: PackedBatch, seed: int = 5) -> np.ndarray:
     """Boolean [T]: the tokens that are predicted."""
     _, positions_N, _ = label_batch(phase, batch, SHARDS, seed)
     chosen_T = np.zeros(len(batch.tokens_T), dtype=bool)
-    chosen_T[positions_N + (phase.objective == "mntp")] = True
+    chosen_T[positions_N + (phase.target == "next")] = True
     return chosen_T
 
 
@@ -74,7 +74,7 @@ def mlm(probability: float = 0.4, **settings: Any) -> Phase:
     return Phase(objective="mlm", steps=1, mask_probability=probability, **settings)
 
 
-CLM, MNTP = Phase(objective="clm", steps=1), Phase(objective="mntp", steps=1)
+CLM, MNTP, MEAP, CAUSAL_MLM = (Phase(objective=name, steps=1) for name in ("clm", "mntp", "meap", "causal-mlm"))
 
 
 def test_clm_predicts_each_next_token_of_the_same_sample() -> None:
@@ -119,6 +119,25 @@ def test_mntp_predicts_from_the_position_before() -> None:
     assert np.array_equal(chosen(MNTP, batch), in_place & (batch.positions_T > 0))
 
 
+def test_meap_predicts_each_next_token_beside_masks() -> None:
+    """The targets of CLM, the masks of MLM, also where a sample begins; single tokens have no target."""
+    batch = make_batch([40, 1, 7] * 20)
+    inputs_T, positions_N, targets_N = label_batch(MEAP, batch, SHARDS, seed=0)
+    expected = label_batch(CLM, batch, SHARDS, seed=0)
+    assert np.array_equal(positions_N, expected[1]) and np.array_equal(targets_N, expected[2])
+    assert np.array_equal(inputs_T, label_batch(mlm(), batch, SHARDS, seed=0)[0])
+    assert (inputs_T[batch.bounds_S1[:-1]] == MASK).any() and (inputs_T != batch.tokens_T).any()
+
+
+def test_causal_mlm_asks_what_mlm_asks() -> None:
+    batch = make_batch([40, 1, 7] * 20)
+    for ours, theirs in zip(
+        label_batch(CAUSAL_MLM, batch, SHARDS, 0), label_batch(mlm(), batch, SHARDS, 0), strict=True
+    ):
+        assert np.array_equal(ours, theirs)
+    assert CAUSAL_MLM.is_causal and not mlm().is_causal
+
+
 @pytest.mark.parametrize("probability", [0.2, 0.3, 0.4, 0.5])
 def test_mask_rate(probability: float, large: PackedBatch) -> None:
     ordinary = ~np.isin(large.tokens_T, SHARDS.special_ids)
@@ -139,6 +158,7 @@ def test_passes_over_a_text_choose_other_tokens_at_the_same_rate(large: PackedBa
     "settings",
     [
         {"objective": "clm"},
+        {"objective": "meap"},
         {"objective": "mlm", "mask_probability": 0.6},
         {"objective": "mlm", "mask_probability": {"from": 0.4, "to": 0.1}},
         {"objective": "mlm", "clm_share": 0.5},
@@ -189,7 +209,7 @@ def test_masks_differ_by_seed_epoch_and_sample(large: PackedBatch) -> None:
 def test_masks_are_the_same_for_any_split() -> None:
     """Whichever process or microbatch a sample falls to, and whatever stands beside it."""
     batch = make_batch([37, 1, 64, 12, 100, 55, 20, 9])
-    for phase in (CLM, mlm(), MNTP, mlm(mask_token_share=0.8, random_token_share=0.1)):
+    for phase in (CLM, mlm(), MNTP, MEAP, CAUSAL_MLM, mlm(mask_token_share=0.8, random_token_share=0.1)):
         whole = label_batch(phase, batch, SHARDS, seed=9)
         for cuts in ([0, 3, 8], [0, 1, 2, 5, 6, 8]):
             parts = []
@@ -230,7 +250,7 @@ def test_only_random_tokens(large: PackedBatch) -> None:
     assert not np.isin(inputs_T[positions_N], SHARDS.special_ids).any()
 
 
-@pytest.mark.parametrize("phase", [mlm(), MNTP])
+@pytest.mark.parametrize("phase", [mlm(), MNTP, CAUSAL_MLM])
 def test_a_batch_of_special_tokens_asks_nothing(phase: Phase) -> None:
     batch = make_batch([5, 3])
     batch.tokens_T[:] = EOS

@@ -25,6 +25,11 @@ def phases_of(text: str, budget: int | None, *named: NamedCurriculum) -> list[tu
         ("2.5k+500", 3_000, [("clm", 2_500, 0.4), ("mlm", 500, 0.4)]),
         ("40k clm + 2k mlm30", None, [("clm", 40_000, 0.4), ("mlm", 2_000, 0.3)]),
         ("40% mlm + 20% clm + 40% mlm50", 10, [("mlm", 4, 0.4), ("clm", 2, 0.4), ("mlm", 4, 0.5)]),
+        ("clm/mlm", 10, [("clm", 5, 0.4), ("mlm", 5, 0.4)]),
+        ("meap15/mlm", 10, [("meap", 5, 0.15), ("mlm", 5, 0.4)]),
+        ("mntp/mlm40-15", 10, [("mntp", 5, 0.4), ("mlm", 5, MaskRamp(start=0.4, to=0.15))]),
+        ("causal-mlm/mlm30", 11, [("causal-mlm", 6, 0.4), ("mlm", 5, 0.3)]),
+        ("causal-mlm20", 7, [("causal-mlm", 7, 0.2)]),
         ("50% mlm + 50% mlm40", 10, [("mlm", 10, 0.4)]),
         ("25% clm + 75% mlm40-15", 8, [("clm", 2, 0.4), ("mlm", 6, MaskRamp(start=0.4, to=0.15))]),
         (
@@ -53,6 +58,15 @@ def test_named_curricula_are_phase_lists_that_may_repeat() -> None:
     ] * 3
     masked = fill_budget(read_curriculum("in turns", {"in turns": alternation}, 0.25), 60, "")[1]
     assert masked.mask_token_share == 0.8 and masked.mask_probability == 0.25
+    by_keys = NamedCurriculum(
+        name="by keys",
+        phases=(
+            {"attention": "causal", "target": "next", "share": 0.25},
+            {"attention": "causal", "target": "next", "mask_probability": 0.15, "share": 0.25},
+            {"target": "next", "mask_probability": 0.3, "share": 0.5},
+        ),
+    )
+    assert phases_of("by keys", 4, by_keys) == [("clm", 1, 0.4), ("meap", 1, 0.15), ("mntp", 2, 0.3)]
     falling = NamedCurriculum(
         name="falling",
         phases=(

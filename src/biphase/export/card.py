@@ -18,7 +18,7 @@ from biphase import __version__, console
 from biphase.encoder.network import language_model_class
 from biphase.errors import InputError
 from biphase.files import write_text
-from biphase.recipe import phases_between
+from biphase.recipe import OBJECTIVES, phases_between
 from biphase.run import (
     CheckpointManifest,
     Run,
@@ -61,9 +61,10 @@ def describe_export(
     """
     base, history = tell_history(run, manifest)
     auto_class = language_model_class(network.config).__name__
+    objective = OBJECTIVES[manifest.objective]
     # fill-mask takes no class of a decoder, and none of these pipelines looks at the position before a mask.
-    pipelines = {("mlm", "AutoModelForMaskedLM"): "fill-mask", ("clm", auto_class): "text-generation"}
-    pipeline_tag = pipelines.get((manifest.objective, auto_class), "feature-extraction")
+    fills = (manifest.objective, auto_class) == ("mlm", "AutoModelForMaskedLM")
+    pipeline_tag = "text-generation" if objective.is_dense else "fill-mask" if fills else "feature-extraction"
     tags = ["biphase", network.config.model_type]
     head = ModelCardData(library_name="transformers", pipeline_tag=pipeline_tag, base_model=base, tags=tags)
     config = read_recipe(run).model_dump(mode="json")  # without the paths of this machine
@@ -83,6 +84,7 @@ def describe_export(
         eos=eos,
         history=history,
         manifest=manifest,
+        objective=objective,
         merged=merged,
         validation=[row for row in read_metrics(run, "validation") if row["step"] <= manifest.run_step],
         recipe=config,
@@ -158,7 +160,7 @@ def draw_curves(run: Run, last_step: int, path: Path) -> None:
         figure = Figure(figsize=(7, 4), layout="constrained")
         axes = figure.add_subplot()
         for objective in dict.fromkeys(row["objective"] for row in rows if row["kind"] == "train"):
-            labels = f"{objective.upper()}, training", f"{objective.upper()}, validation"
+            labels = f"{OBJECTIVES[objective].title}, training", f"{OBJECTIVES[objective].title}, validation"
             plot_losses([row for row in rows if row["objective"] == objective], LOOKS[objective], labels, axes)
         axes.legend()
         figure.savefig(path, dpi=150, facecolor="white")

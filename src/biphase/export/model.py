@@ -3,7 +3,7 @@
 One that looks both ways is a folder for sentence-transformers too: mean pooling over the tokens of a text.
 
 EuroBERT has no causal class, but a EuroBERT is a Llama without its causal mask: weight for weight the same network. So
-a run that ended with CLM is written as Llama, and one that ended with MLM as EuroBERT. An adapted decoder keeps its own
+a run that ended looking back only is written as Llama, any other as EuroBERT. An adapted decoder keeps its own
 class; `is_causal` in its configuration tells transformers to look both ways."""
 
 import copy
@@ -42,7 +42,7 @@ def merge_with_parent(network: PreTrainedModel, run: Run, manifest: CheckpointMa
     if not 0 < share < 1:
         raise InputError(f"merge {share:g} is no share of the parent: give one above 0 and below 1, such as 0.5")
     if manifest.is_causal:
-        raise InputError(f"{run.path} ended with CLM: merge is for an encoder that came from a decoder")
+        raise InputError(f"{run.path} looks back only: merge is for an encoder that came from a decoder")
     name, folder, recipe = find_decoder(run, manifest)
     embedding: Any = network.get_input_embeddings()
     vocab_size, new_head = embedding.weight.shape[0], recipe.init.new_head

@@ -220,8 +220,8 @@ def load_network(recipe: Recipe, start: Start, shards: ShardSet) -> PreTrainedMo
         raise InputError(f"{source} takes {limit} positions; {remedy}")
     is_encoder = language_model_class(network.config) is AutoModelForMaskedLM
     if is_encoder and not isinstance(network.config, EuroBertConfig):
-        if any(phase.is_causal for phase in recipe.curriculum):
-            remedy = "leave clm out of the curriculum, or start from a decoder"
+        if causal := [phase.objective for phase in recipe.curriculum if phase.is_causal]:
+            remedy = f"leave {causal[0]} out of the curriculum, or start from a decoder"
             raise InputError(f"{source}: transformers knows {type(network).__name__} as bidirectional only; {remedy}")
         if network.base_model.first_position and manifest.pad_id != network.config.pad_token_id:
             tokens = f"{network.config.pad_token_id}, and that of the shards is {manifest.pad_id}"

@@ -119,21 +119,28 @@ def label_batch(
     """Label a batch by a phase's objective: return the inputs [T], the positions [N] whose hidden states are to
     predict, and the tokens [N] that they must. The manifest of the shards knows the special tokens.
 
-    clm: every position but a sample's last predicts the token after it.
-    mlm: each non-special token is chosen with `mask_probability`, and is predicted in place; in another pass over the
-    same batch (`mask_passes`), other tokens are chosen.
-    mntp: the same choice, but the position before the chosen token predicts it, as in a decoder (LLM2Vec); the first
-    token of a sample is never chosen.
+    A target is predicted in place, or from the position before it in its sample (`next`), as in a decoder. What looks
+    back only and predicts the next token, masked or not (CLM; MEAP, Zhuang et al. 2025), has every token but the first
+    of a sample as a target; else those that are masked are (MLM; MNTP, BehnamGhader et al. 2024).
     """
-    if phase.objective == "clm":
-        is_last_T = np.zeros(len(batch.tokens_T), dtype=bool)
-        is_last_T[batch.bounds_S1[1:] - 1] = True
-        positions_N = np.flatnonzero(~is_last_T)
-        return batch.tokens_T, positions_N, batch.tokens_T[positions_N + 1]
+    facts, inputs_T = phase.facts, batch.tokens_T
+    shift = 1 if facts.target == "next" else 0
+    chosen_T = np.ones(len(inputs_T), dtype=bool)
+    chosen_T[batch.bounds_S1[:-1]] = not shift  # no position of its sample is before a first token
+    if facts.masks_input:
+        may_T = ~np.isin(inputs_T, shards.special_ids) & (chosen_T | facts.is_dense)
+        inputs_T, masked_T = mask_tokens(phase, batch, shards, may_T, seed, mask_pass)
+        chosen_T = chosen_T if facts.is_dense else masked_T
+    chosen_N = np.flatnonzero(chosen_T)
+    return inputs_T, chosen_N - shift, batch.tokens_T[chosen_N]
+
+
+def mask_tokens(
+    phase: Phase, batch: PackedBatch, shards: ShardManifest, may_T: np.ndarray, seed: int, mask_pass: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Choose each token of `may_T` with `mask_probability`, in another pass over the same batch (`mask_passes`) other
+    ones: return the inputs [T] that hide them, and which these are [T]."""
     assert not phase.is_ramped, "a masking ratio that moves has one value in each step"
-    may_T = ~np.isin(batch.tokens_T, shards.special_ids)
-    if phase.objective == "mntp":
-        may_T &= batch.positions_T > 0
     # Numbers of a token in [0, 1): one chooses it; two more say what hides it, where that is not always the mask token.
     # They are drawn from (seed, stream, epoch, sample, position).
     streams_K1 = np.arange(1 if phase.mask_token_share == 1 else 3)[:, None]
@@ -144,8 +151,6 @@ def label_batch(
     ratio = phase.mask_at(0)
     passed_T = choice_T - mask_pass * ratio
     chosen_T = may_T & (passed_T >= 0) & (passed_T < ratio)
-    positions_N = np.flatnonzero(chosen_T)
-    targets_N = batch.tokens_T[positions_N]
     # Chosen ones become the mask token, a random ordinary token, or stay, by the phase's shares.
     inputs_T, masked_T = batch.tokens_T.copy(), chosen_T
     if hiding_T:
@@ -156,5 +161,4 @@ def label_batch(
         ordinary = np.setdiff1d(np.arange(shards.vocab_size), shards.special_ids)
         inputs_T[takes_random_T] = ordinary[(token_T * len(ordinary)).astype(np.int64)][takes_random_T]
     inputs_T[masked_T] = shards.mask_id
-    shift = 1 if phase.objective == "mntp" else 0
-    return inputs_T, positions_N - shift, targets_N
+    return inputs_T, chosen_T

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from biphase.machine import end_with_parent, grace, num_cores
+from biphase.recipe import OBJECTIVES, ObjectiveName
 from biphase.report.contrasts import difference
 from biphase.report.formats import group_measures, show_list, write_steps
 from biphase.report.results import FAMILY_NAMES, ReportArm, ResultSet, num_parameters, read_words
@@ -386,10 +387,10 @@ def share_out_curves(losses: Mapping[str, Sequence[Mapping[str, Any]]]) -> Itera
             yield partial(plot_loss_curves, dict(list(chosen.items())[number::num_panels]), objective)
 
 
-def plot_loss_curves(losses: Mapping[str, Sequence[Mapping[str, Any]]], objective: str, axes: "Axes") -> None:
+def plot_loss_curves(losses: Mapping[str, Sequence[Mapping[str, Any]]], objective: ObjectiveName, axes: "Axes") -> None:
     for (name, records), look in zip(losses.items(), SERIES, strict=False):
         plot_losses(records, look, (name, None), axes)
-    axes.set_title(objective.upper())
+    axes.set_title(OBJECTIVES[objective].title)
     axes.legend(loc="upper right", fontsize="small")
 
 

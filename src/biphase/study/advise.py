@@ -19,11 +19,13 @@ from biphase.corpus.text import find_language, find_text_sources, read_documents
 from biphase.errors import SOURCE, InputError
 from biphase.flops import SampleLengths, Shape, flops_per_token, shape_of
 from biphase.recipe import (
+    OBJECTIVES,
     PRESETS,
     Checkpoints,
     ComputeConfig,
     Data,
     Init,
+    ObjectiveName,
     Optimizer,
     Phase,
     Recipe,
@@ -308,7 +310,7 @@ class Evidence:
         return f"{self.mean:.1f}" + ("" if math.isnan(self.half_width) else f" ± {self.half_width:.1f}")
 
     @property
-    def objectives(self) -> list[str]:
+    def objectives(self) -> list[ObjectiveName]:
         """The objectives of its phases, in their order."""
         return [phase.objective for phase, _ in read_curriculum(self.curriculum, {}, 0.4)]
 
@@ -449,7 +451,7 @@ def choose_curriculum(evidence: Sequence[Evidence]) -> Choice | None:
     """Choose the best of the user's study that makes an encoder; CLM then MLM where that is not clearly worse. None
     where no study says anything of encoders."""
     ranked = sorted(evidence, key=lambda item: -item.mean)
-    encoders = [item for item in ranked if item.objectives[-1] != "clm"]
+    encoders = [item for item in ranked if not OBJECTIVES[item.objectives[-1]].is_causal]
     if not encoders:
         return None
     best, *others = encoders

@@ -210,7 +210,7 @@ def write_arm(study: spec.Study, arm: UnresolvedArm, model: spec.StartingModel, 
     recipe = parse_config(Recipe, settings, origin=f"arm '{arm.name}'")
     # 3. What is of its pretraining seed.
     if seed:
-        draws = recipe.init.model is None or not all(phase.is_causal for phase in recipe.curriculum)
+        draws = recipe.init.model is None or any(phase.masked for phase in recipe.curriculum)
         if not draws and not arm.seeds.order:
             raise InputError(
                 f"arm '{name}': nothing of it is drawn, for its weights are given and CLM masks nothing: all its "

@@ -49,16 +49,18 @@ def draw_plan(plan: Plan, path: Path) -> None:
     check_picture(path)
     settings: Any = {"svg.hashsalt": "biphase", "svg.fonttype": "none", "font.size": 9, "hatch.linewidth": 0.5}
     with matplotlib.rc_context(settings | {"text.parse_math": False}):
-        figure = Figure(figsize=(10, 1.3 + LANE_INCHES * len(plan.runs)), layout="constrained")
+        figure = Figure(layout="constrained")
         axes = figure.subplots()
         plot_runs(plan, axes)
         used = dict.fromkeys(phase.objective for run in plan.runs.values() for phase in run.recipe.curriculum)
-        bars = [Patch(label=f"{name.upper()}: {OBJECTIVES[name].words}", **look(name)) for name in used]
+        bars = [Patch(label=f"{OBJECTIVES[name].title}: {OBJECTIVES[name].words}", **look(name)) for name in used]
         marks, _ = axes.get_legend_handles_labels()
         key = [*bars, *marks, Line2D([], [], linestyle="none", label="height of a bar: learning rate")]
-        axes.set_title(f"{plan.study.title or plan.study.name}\n", loc="left", fontsize=10)
+        rows = 1 if len(key) <= 5 else -(-len(key) // 3)
+        figure.set_size_inches(10, 1.1 + LANE_INCHES * (len(plan.runs) + rows))
+        axes.set_title((plan.study.title or plan.study.name) + rows * "\n", loc="left", fontsize=10)
         # Above the lanes, outside of the axes.
-        corner: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (-0.01, 1.0), "ncols": len(key)}
+        corner: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (-0.01, 1.0), "ncols": -(-len(key) // rows)}
         sizes: dict[str, Any] = {"fontsize": 8, "handlelength": 1.6, "columnspacing": 1.4, "borderaxespad": 0.1}
         axes.legend(handles=key, frameon=False, **corner, **sizes)
         figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)

@@ -22,7 +22,7 @@ from biphase.finetuning.scores import (
     has_lost_predictions,
     measure_trainings,
 )
-from biphase.recipe import join_phases
+from biphase.recipe import OBJECTIVES, join_phases
 from biphase.report.claims import Claim, Finding, Verdicts, judge_claims
 from biphase.report.contrasts import Terms, contrast, seed_interval, with_averages
 from biphase.report.figures import figure_pool
@@ -172,7 +172,7 @@ def weigh_evidence(curricula: Mapping[str, Terms]) -> list[Evidence]:
     known."""
     means = {name: seed_interval(terms) for name, terms in curricula.items()}
     evidence = [Evidence(name, 100 * mean.value, 100 * mean.half_width) for name, mean in means.items()]
-    encoders = [item for item in evidence if item.objectives[-1] != "clm"] or evidence
+    encoders = [item for item in evidence if not OBJECTIVES[item.objectives[-1]].is_causal] or evidence
     best = curricula[max(encoders, key=lambda item: item.mean).curriculum]
     compared = []
     for item in evidence:
@@ -191,10 +191,10 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Mapping[str, RunSize]
     pretraining, rest = before or phases, arm.recipe.curriculum if before else ()
     # Mixed batches count by their shares; what masks tokens is MLM to the paper.
     steps, parts = sum(phase.steps for phase in pretraining), [part for phase in pretraining for part in phase.parts]
-    clm = round(sum(part.steps * share for part, share in parts if part.is_causal))
+    clm = round(sum(part.steps * share for part, share in parts if part.objective == "clm"))
     predicted = [words for words, _ in groupby(phase.predicted for phase in phases)]
     curriculum = " → ".join(predicted) if len(predicted) < 4 else f"{show_list(sorted({*predicted}))} in turns"
-    masked = [phase for phase in rest or phases if not phase.is_causal]
+    masked = [phase for phase in rest or phases if phase.masked]
     masks = dict.fromkeys(phase.masked for phase in masked)
     has_one_mask = len(masks) == 1 and not masked[0].is_ramped
     # The paper has CLM, MLM, or CLM and then MLM; and MLM that continues one of these.

@@ -4,6 +4,7 @@
 
     mlm   mlm30   mntp12.5       one objective for the whole budget; the number is the percentage of masked tokens
     25/75                        25 % of the budget CLM, then 75 % MLM
+    meap/mlm                     half of the budget MEAP, then MLM
     5k+17k                       5,000 steps of CLM, then 17,000 of MLM: the budget is their sum
     mlm40-15                     a percentage that falls (or rises) linearly over its phase
     40k clm + 2k mlm20           any list of phases in steps ...
@@ -82,8 +83,8 @@ def read_curriculum(
         where = f"curriculum '{text}', phase {number}"
         if ("steps" in phase) == ("share" in phase):
             raise InputError(f"{where} needs either steps or share")
-        usual = {"steps": 1} if phase.get("objective") == "clm" else {"steps": 1, "mask_probability": mask_probability}
-        settings = usual | phase
+        is_clean = phase.get("objective", "clm") == "clm"  # `attention` and `target` mask nothing unless they say so
+        settings = {"steps": 1} | ({} if is_clean else {"mask_probability": mask_probability}) | phase
         settings["steps"], share = read_steps(settings["steps"]), settings.pop("share", None)
         if "share" in phase:
             if isinstance(share, bool) or not isinstance(share, int | float | Fraction) or not 0 < share <= 1:
@@ -96,6 +97,7 @@ def read_curriculum(
 def read_short_form(text: str, named: Iterable[str]) -> Iterator[dict[str, Any]]:
     """Read the phases of a short form, as a named curriculum has them. `named` are what else could have been meant."""
     long_form = re.sub(rf"^({NUMBER})/({NUMBER})$", r"\1% clm + \2% mlm", text)
+    long_form = re.sub(r"^([a-z][^/+]*)/([a-z][^/+]*)$", r"50% \1 + 50% \2", long_form)
     long_form = re.sub(rf"^({NUMBER}k?)\+({NUMBER}k?)$", r"\1 clm + \2 mlm", long_form)
     for piece in long_form.split("+"):
         match = SHORT_PHASE.fullmatch(piece.strip())
