@@ -16,6 +16,7 @@ from torch import Tensor
 
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.errors import InputError
+from biphase.export.trim import load_plain
 from biphase.files import read_json_as
 from biphase.finetuning.encoding import CellContext, EncodedSplit, HashedTokenizer
 from biphase.finetuning.families import family_module
@@ -37,8 +38,9 @@ class ScoredTask:
     name: str
     metric: str
     classes: tuple[str, ...]
-    judge: Callable[[Any], Rows]
-    """What a network, called as those of transformers are, predicts for each example."""
+    judge: Callable[..., Rows]
+    """What a model predicts for each example: that of `folder`, the one that was asked about unless given, by its own
+    network, or by another `network` that is called as those of transformers are."""
 
 
 TIMED_RUNS = 3
@@ -79,31 +81,30 @@ def find_task_data(folder: Path, test: Path | None) -> ScoredTask | None:
         raise InputError("test: this model has no task of its own: only kept and embedding models are scored")
     from biphase.embedding.evaluation import read_judged_set, score_embedder
 
-    judged = read_judged_set(test)
-    return ScoredTask(
-        judged.name, judged.metric, (), lambda network: score_embedder(served_by(network, folder), judged)[1]
-    )
+    judged, source = read_judged_set(test), folder
+
+    def judge_embedder(network: Any = None, folder: Path = source) -> Rows:
+        from sentence_transformers import SentenceTransformer
+
+        embedder: Any = SentenceTransformer(str(folder), device="cpu", trust_remote_code=False)
+        if network is not None:
+            embedder.forward = lambda features, **_: {"sentence_embedding": network(**features).sentence_embedding}
+        return score_embedder(embedder, judged)[1]
+
+    return ScoredTask(judged.name, judged.metric, (), judge_embedder)
 
 
-def served_by(network: Any, folder: Path) -> Any:
-    """Make the `SentenceTransformer` of a folder, with its prompts, compute by a network that gives embeddings."""
-    from sentence_transformers import SentenceTransformer
-
-    embedder: Any = SentenceTransformer(str(folder), device="cpu", trust_remote_code=False)
-    embedder.forward = lambda features, **_: {"sentence_embedding": network(**features).sentence_embedding}
-    return embedder
-
-
-def read_test_split(folder: Path, kept: KeptModel, cell: CellContext, test: Path | None) -> ScoredTask:
-    """Read a labelled file, or the test split in a folder with the task's data or in the package, as the model's
-    training encoded it."""
+def read_test_split(source: Path, kept: KeptModel, cell: CellContext, test: Path | None) -> ScoredTask:
+    """Read a labelled file, or the test split in a folder with the task's data or in the package, which is encoded as
+    the model's training encoded it."""
     config, data = kept.config, read_test_examples(kept, test)
-    tokenizer = HashedTokenizer(load_tokenizer(folder))
-    split: EncodedSplit = family_module(kept.task, config).encode(data, tokenizer, config)["test"]
 
-    def judge(network: Any) -> Rows:
-        with torch.no_grad():
-            return split.judge(split.predict(partial(padded_logits, network), cell), cell)[1]
+    @torch.no_grad()
+    def judge(network: Any = None, folder: Path = source) -> Rows:
+        tokenizer = HashedTokenizer(load_tokenizer(folder))
+        split: EncodedSplit = family_module(kept.task, config).encode(data, tokenizer, config)["test"]
+        network = load_plain(folder) if network is None else network
+        return split.judge(split.predict(partial(padded_logits, network), cell), cell)[1]
 
     return ScoredTask(kept.task.name, kept.task.metric, kept.task.classes, judge)
 
