@@ -234,11 +234,11 @@ def score(
     with TemporaryDirectory() as folder:
         file = Path(data) if isinstance(data, str | Path) else keep_rows(rows_in_memory(data), Path(folder), "rows")
         kept = find_kept(str(model), file)
-        examples, num_left_out = read_labelled(kept, file)
+        test = read_labelled(kept, file)
     from biphase.device import choose_device
-    from biphase.finetuning.predict import judge_examples
+    from biphase.finetuning.predict import judge_test
 
-    metrics, rows, num_truncated = judge_examples(kept, examples, choose_device(device))
+    metrics, rows, num_truncated = judge_test(kept, test, choose_device(device))
     task, measures = kept.task, dict[str, Interval]()
     for name, value in metrics.items():
         measures[name] = Interval(value)
@@ -254,7 +254,7 @@ def score(
         metric=task.metric,
         metrics=measures,
         num_examples=len(rows),
-        num_left_out=num_left_out,
+        num_left_out=test.left_out,
         num_truncated=num_truncated,
         classes=report,
     )
