@@ -65,11 +65,10 @@ def load_backends(folder: Path) -> list[Tokenizer]:
             backend.no_truncation()
             backends.setdefault(backend.to_str(), backend)
     for backend in backends.values():
-        kind = type(backend.model).__name__
-        if kind not in ("BPE", "WordPiece", "Unigram"):
-            raise InputError(f"{folder} has a {kind} tokenizer; only BPE, WordPiece and Unigram are trimmed")
-        if kind == "BPE" and (backend.model.continuing_subword_prefix or backend.model.end_of_word_suffix):
-            raise InputError(f"{folder} has a BPE that marks where words begin or end by affixes, which is not trimmed")
+        kind, model = type(backend.model).__name__, backend.model
+        is_marked = kind == "BPE" and (model.continuing_subword_prefix or model.end_of_word_suffix)
+        if is_marked or kind not in ("BPE", "WordPiece", "Unigram"):
+            raise InputError(f"{folder} has a {kind} tokenizer; WordPiece, Unigram and BPE without affixes are trimmed")
     return [*backends.values()]
 
 
@@ -78,22 +77,21 @@ def choose_ids(source: Path, texts: Iterable[str], minimum_count: int) -> dict[i
 
     Raises `InputError` for no fast tokenizer of a known kind, and for texts that do not say what is needed.
     """
-    backends, config, prompts = load_backends(source), load_model_config(source), read_prompts(source)
-    states = [json.loads(backend.to_str()) for backend in backends]
-    kept = set[int]()
+    backends, size, prompts = load_backends(source), load_model_config(source).vocab_size, read_prompts(source)
+    tokenizer = backends[0]
+    state, counts = json.loads(tokenizer.to_str()), count_tokens(tokenizer, texts, prompts)
+    if not counts:
+        raise InputError("text: there is none in these sources: give texts of the kind that the model is for")
+    if (share := counts[unknown_id(state)] / counts.total()) > MOST_UNKNOWN:
+        reason = f"{share:.0%} of its tokens are unknown to the tokenizer"
+        raise InputError(f"text: {reason}: it is in a script that this model does not read")
+    enough = {id for id, count in counts.items() if count >= minimum_count}
+    if not enough:
+        raise InputError(f"minimum_count {minimum_count}: no token of these texts is so frequent; give a lower one")
+    kept = choose_tokens(state, enough.union(*(tokenizer.encode(prompt).ids for prompt in prompts)))
+    kept.update(id for backend in backends for id in backend.get_added_tokens_decoder())
     renumber([*read_settings(source).values()], kept.add)
-    for state, counts in zip(states, count_tokens(backends, texts, prompts), strict=True):
-        if not counts:
-            raise InputError("text: there is none in these sources: give texts of the kind that the model is for")
-        if (share := counts[unknown_id(state)] / counts.total()) > MOST_UNKNOWN:
-            reason = f"{share:.0%} of its tokens are unknown to the tokenizer"
-            raise InputError(f"text: {reason}: it is in a script that this model does not read")
-        enough = {id for id, count in counts.items() if count >= minimum_count}
-        if not enough:
-            raise InputError(f"minimum_count {minimum_count}: no token of these texts is so frequent; give a lower one")
-        enough.update(id for prompt in prompts for backend in backends for id in backend.encode(prompt).ids)
-        kept |= choose_tokens(state, enough)
-    highest, size = max(max(backend.get_vocab().values()) for backend in backends), config.vocab_size
+    highest = max(max(backend.get_vocab().values()) for backend in backends)
     if highest >= size:
         reason = f"its tokenizer has ids up to {highest:,}, its network {size:,} rows for them"
         raise InputError(f"{source} cannot be trimmed: {reason}")
@@ -122,16 +120,15 @@ def in_batches(texts: Iterable[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def count_tokens(backends: list[Tokenizer], texts: Iterable[str], prompts: list[str]) -> list[Counter[Any]]:
-    """Count for each tokenizer how often texts have each token, their beginnings also behind each prompt."""
-    found = [Counter[Any]() for _ in backends]
+def count_tokens(tokenizer: Tokenizer, texts: Iterable[str], prompts: list[str]) -> Counter[Any]:
+    """Count how often texts have each token, their beginnings also behind each prompt."""
+    counts = Counter[Any]()
     with told_if_slow("counting tokens"):
         for batch in in_batches(texts):
             batch += [prompt + text[:OPENING] for prompt in prompts for text in batch]
-            for backend, counts in zip(backends, found, strict=True):
-                for encoding in backend.encode_batch_fast(batch, add_special_tokens=False):
-                    counts.update(encoding.ids)
-    return found
+            for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False):
+                counts.update(encoding.ids)
+    return counts
 
 
 def unknown_id(state: Any) -> int | None:
@@ -141,14 +138,13 @@ def unknown_id(state: Any) -> int | None:
 
 
 def choose_tokens(state: Any, enough: Set[int]) -> set[int]:
-    """Find the ids that a tokenizer must keep: those that occur often `enough`, what BPE makes them of, added tokens,
-    those that it names, and what spells other text: bytes, or the single characters of the scripts that occur, and all
-    that are no letters."""
+    """Find the ids that a tokenizer must keep beside added tokens: those that occur often `enough`, what BPE makes them
+    of, those that it names, and what spells other text: bytes, or the single characters of the scripts that occur, and
+    all that are no letters."""
     model, kept = state["model"], {*enough}
     is_unigram = model["type"] == "Unigram"
     pieces = [entry[0] for entry in model["vocab"]] if is_unigram else model["vocab"]
     ids = {piece: id for id, piece in enumerate(pieces)} if is_unigram else model["vocab"]
-    kept.update(entry["id"] for entry in state["added_tokens"])
     renumber([state["post_processor"], state["padding"]], kept.add)
     if (unknown := unknown_id(state)) is not None:
         kept.add(unknown)
