@@ -14,7 +14,7 @@ from biphase.export.trim import (
     compare_texts,
     load_plain,
     prove_network,
-    trim_settings,
+    trim_id_records,
     trim_tokenizer,
     trim_weights,
 )
@@ -42,7 +42,7 @@ def trim_folder(
     def trim(part: Path) -> None:
         whole, smaller = trim_weights(part, ids)
         trim_tokenizer(part, ids)
-        trim_settings(part, ids)
+        trim_id_records(part, ids)
         with told_if_slow("comparing what the tokenizers and the networks make of the texts"):
             texts = measure_texts(compare_texts(source, part, read_texts(), ids))
             unseen = measure_texts(compare_texts(source, part, read_unseen(), ids))
@@ -52,7 +52,10 @@ def trim_folder(
         if task is not None:
             loss = tell_loss(task, task.judge(), task.judge(folder=part))
         seconds = [time_batches(network, [batch]) for network, batch in zip(networks, batches, strict=True)]
-        sizes = [sum(path.stat().st_size for path in weighed_files(place)) for place in (source, part)]
+        sizes = [
+            sum(path.stat().st_size for path in (*place.glob("*.safetensors"), place / "tokenizer.json"))
+            for place in (source, part)
+        ]
         often = "occur" if minimum_count == 1 else f"occur at least {minimum_count} times"
         same = "all" if texts["same"] == texts["number"] else f"{texts['same']:,}"
         lengths = f"Tokens a text: {show_means(texts)}"
@@ -85,8 +88,3 @@ def show_means(counts: Counter[str]) -> str:
     """Show the mean before and after: `153.2 → 158.0 (+3.1 %)`."""
     before, after = (counts[key] / counts["number"] for key in ("before", "after"))
     return f"{before:,.1f} → {after:,.1f} ({after / before - 1:+.1%})"
-
-
-def weighed_files(folder: Path) -> list[Path]:
-    """List the files of a model whose size the vocabulary decides."""
-    return [*folder.glob("*.safetensors"), folder / "tokenizer.json"]

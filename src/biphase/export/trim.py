@@ -34,6 +34,7 @@ from biphase.corpus.tokenizer import load_pretrained_tokenizer
 from biphase.encoder.network import load_weights, pad_batch
 from biphase.encoder.proofs import FailedProofError, agree
 from biphase.errors import InputError, clipped, told_as
+from biphase.export.golden import read_prompts
 from biphase.files import read_json_as, write_json
 from biphase.hub import count_positions, load_model_config
 
@@ -44,7 +45,7 @@ OTHER_SPELLINGS = ("vocab.*", "merges.txt", "added_tokens.json", "*.model")
 """Files that hold the whole vocabulary once more; `tokenizer.json` has all that they say."""
 TEXTS_AT_ONCE, OPENING, PASSAGE = 32, 100, 8
 """Texts that are encoded together; the characters of a text that are read behind a prompt; the words of a passage."""
-PROOF_LENGTHS = (9, 256, 40, 1, 120, 23, 77, 5)
+SAMPLE_LENGTHS = (9, 256, 40, 1, 120, 23, 77, 5)
 """The lengths of the proof's texts."""
 MOST_UNKNOWN = 0.5
 """Texts of which a larger share of tokens is unknown are no texts for the model."""
@@ -77,7 +78,7 @@ def choose_ids(source: Path, texts: Iterable[str], minimum_count: int) -> dict[i
 
     Raises `InputError` for no fast tokenizer of a known kind, and for texts that do not say what is needed.
     """
-    backends, size, prompts = load_backends(source), load_model_config(source).vocab_size, read_prompts(source)
+    backends, size, prompts = load_backends(source), load_model_config(source).vocab_size, list_prompts(source)
     tokenizer = backends[0]
     state, counts = json.loads(tokenizer.to_str()), count_tokens(tokenizer, texts, prompts)
     if not counts:
@@ -90,7 +91,7 @@ def choose_ids(source: Path, texts: Iterable[str], minimum_count: int) -> dict[i
         raise InputError(f"minimum_count {minimum_count}: no token of these texts is so frequent; give a lower one")
     kept = choose_tokens(state, enough.union(*(tokenizer.encode(prompt).ids for prompt in prompts)))
     kept.update(id for backend in backends for id in backend.get_added_tokens_decoder())
-    renumber([*read_settings(source).values()], kept.add)
+    renumber([*read_id_records(source).values()], kept.add)
     highest = max(max(backend.get_vocab().values()) for backend in backends)
     if highest >= size:
         reason = f"its tokenizer has ids up to {highest:,}, its network {size:,} rows for them"
@@ -102,16 +103,13 @@ def choose_ids(source: Path, texts: Iterable[str], minimum_count: int) -> dict[i
     return ids
 
 
-def read_prompts(folder: Path) -> list[str]:
-    """List what a model's inputs say beside the texts: an embedding model's prompts, a kept model's templates."""
-    found: list[Any] = []
-    if (path := folder / "config_sentence_transformers.json").exists():
-        found += (read_json_as(path, dict[str, Any]).get("prompts") or {}).values()
-    if (path := folder / "biphase.json").exists():
+def list_prompts(folder: Path) -> list[str]:
+    """List what a model's inputs say beside the texts: an embedding model's prompts, else a kept model's templates."""
+    prompts, path = [*read_prompts(folder).values()], folder / "biphase.json"
+    if not prompts and path.exists():
         task = read_json_as(path, dict[str, Any])["task"]
-        found += [value for key, value in task.items() if key.endswith("template")]
-    prompts = [re.sub(r"\{\w+\}", "", prompt or "") for prompt in found]
-    return [prompt for prompt in prompts if prompt.strip()]
+        prompts = [re.sub(r"\{\w+\}", "", task[key]) for key in task if key.endswith("template") and task[key]]
+    return prompts
 
 
 def in_batches(texts: Iterable[str]) -> Iterator[list[str]]:
@@ -195,7 +193,7 @@ def renumber(record: Any, number: Any, key: str = "") -> Any:
     return number(record) if type(record) is int and NAMES_ID.fullmatch(key) else record
 
 
-def read_settings(folder: Path) -> dict[str, Any]:
+def read_id_records(folder: Path) -> dict[str, Any]:
     """Read the files, by their names, by which a network's settings name tokens, with those of the type's defaults."""
     defaults = load_model_config(folder).to_dict()
     named = {key: value for key, value in defaults.items() if NAMES_ID.fullmatch(key) and value is not None}
@@ -205,9 +203,9 @@ def read_settings(folder: Path) -> dict[str, Any]:
     return records
 
 
-def trim_settings(part: Path, ids: dict[int, int]) -> None:
+def trim_id_records(part: Path, ids: dict[int, int]) -> None:
     """Write the ids in the configurations anew."""
-    for name, record in renumber(read_settings(part), ids.get).items():
+    for name, record in renumber(read_id_records(part), ids.get).items():
         write_json(part / name, record | ({"vocab_size": len(ids)} if name == "config.json" else {}))
 
 
@@ -316,7 +314,7 @@ def prove_network(before: Any, after: Any, ids: dict[int, int]) -> tuple[float, 
     of kept tokens, texts of unequal lengths; and the batch by the ids of each. Raises `FailedProofError` for more than
     rounding."""
     kept_V, generator = torch.tensor([*ids]), torch.Generator().manual_seed(0)
-    lengths = [min(length, count_positions(after.config)) for length in PROOF_LENGTHS]
+    lengths = [min(length, count_positions(after.config)) for length in SAMPLE_LENGTHS]
     samples = [torch.randint(len(kept_V), (length,), generator=generator) for length in lengths]
     new = pad_batch(samples, after.config.pad_token_id or 0)
     old = new | {"input_ids": kept_V[new["input_ids"]]}
