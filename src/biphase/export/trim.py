@@ -277,9 +277,8 @@ def compare_texts(
         for backends in dict.fromkeys([(before[0], after[0]), (before[-1], after[-1])]):
             read = read_both(*backends, batch, known, ids)
             others = [text for text, (old, _) in zip(batch, read, strict=True) if None in old]
-            read_both(
-                *backends, [join_words(words) for text in others for words in cut_words(text, PASSAGE)], known, ids
-            )
+            passages = [join_words(words) for text in others for words in cut_words(text, PASSAGE)]
+            read_both(*backends, passages, known, ids)
         yield from read
 
 
