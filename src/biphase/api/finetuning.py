@@ -234,11 +234,11 @@ def score(
     with TemporaryDirectory() as folder:
         file = Path(data) if isinstance(data, str | Path) else keep_rows(rows_in_memory(data), Path(folder), "rows")
         kept = find_kept(str(model), file)
-        examples, num_left_out = read_labelled(kept, file)
+        test = read_labelled(kept, file)
     from biphase.device import choose_device
-    from biphase.finetuning.predict import judge_examples
+    from biphase.finetuning.predict import judge_test
 
-    metrics, rows, num_truncated = judge_examples(kept, examples, choose_device(device))
+    metrics, rows, num_truncated = judge_test(kept, test, choose_device(device))
     task, measures = kept.task, dict[str, Interval]()
     for name, value in metrics.items():
         measures[name] = Interval(value)
@@ -254,7 +254,7 @@ def score(
         metric=task.metric,
         metrics=measures,
         num_examples=len(rows),
-        num_left_out=num_left_out,
+        num_left_out=test.left_out,
         num_truncated=num_truncated,
         classes=report,
     )
@@ -450,22 +450,18 @@ def run_evaluation(
         return run_zero_shot(grid.models, grid.tasks, grid.out, **refused)
     if keep is not None and (not grid.models or part is not None):
         raise InputError("`keep` is for models that are fine-tuned on tasks, without `part`")
-    if not grid.models:
-        return collect_scores(grid.out, (), pair)
-    names = tuple(name for task in grid.tasks for name in (PAPER_TASKS if task == "paper" else name_tests(task)))
-    where = parse_config(Engine, {"kind": engine, "device": grid.config.device, **workers}, origin="evaluate")
-    folders, config = name_data_dirs(data_dirs, names, "`data`"), resolve_for(grid.config, where)
-    grid = replace(grid, tasks=names, config=config, data_dirs=folders)
-    if dry_run:
-        return plan_missing(grid, where, part)
-    return collect_scores(grid.out, run_grid(grid, where, part, None if keep is None else Path(keep)), pair)
-
-
-def collect_scores(folder: Path, failures: Sequence[Failure], pair: tuple[str, str] | None) -> ScoreSummary:
-    """Summarize the scores in a folder, and compare a pair of models."""
-    scores = read_scores(folder)
-    rows = verdicts.summarize(scores)
-    return ScoreSummary(scores, rows, verdicts.compare(scores, *pair) if pair else [], failures)
+    failures: Sequence[Failure] = ()
+    if grid.models:
+        names = tuple(name for task in grid.tasks for name in (PAPER_TASKS if task == "paper" else name_tests(task)))
+        where = parse_config(Engine, {"kind": engine, "device": grid.config.device, **workers}, origin="evaluate")
+        folders, config = name_data_dirs(data_dirs, names, "`data`"), resolve_for(grid.config, where)
+        grid = replace(grid, tasks=names, config=config, data_dirs=folders)
+        if dry_run:
+            return plan_missing(grid, where, part)
+        failures = run_grid(grid, where, part, None if keep is None else Path(keep))
+    scores = read_scores(grid.out)
+    comparison = verdicts.compare(scores, *pair) if pair else []
+    return ScoreSummary(scores, verdicts.summarize(scores), comparison, failures)
 
 
 def evaluation_json(answer: ZeroShot | MissingCells | ScoreSummary) -> dict[str, Any]:

@@ -223,8 +223,12 @@ def trim(
     texts, unseen = ([] if part is None else find_text_sources(part) for part in given)
     from biphase.api.trimming import trim_folder
 
-    how = text_field, txt_documents
-    trim_folder(source, Path(out), (texts, *how), (unseen, *how), minimum_count, None if test is None else Path(test))
+    names, how = ", ".join(part.record_name for part in texts), (text_field, txt_documents)
+    read_texts, read_unseen = (
+        partial(sample_texts, texts, *how),
+        partial(sample_texts, unseen, *how) if unseen else tuple,
+    )
+    trim_folder(source, Path(out), read_texts, read_unseen, names, minimum_count, Path(test) if test else None)
     return Path(out)
 
 

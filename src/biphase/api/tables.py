@@ -6,11 +6,13 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TextIO
 
 from biphase import console
+from biphase.api.networks import needs_extra
 from biphase.corpus.rows import BYTE_ORDER_MARK, Row, TableForm
 from biphase.errors import InputError, first_line, told_as
 
@@ -27,10 +29,8 @@ def refuse_ending(path: Path) -> None:
     if path.suffix.lower() not in ENDINGS:
         raise InputError(f"{path}: name a {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]} file")
     if path.suffix.lower() == ".xlsx":
-        try:
+        with needs_extra("xlsx", f"{path}: .xlsx"):
             import openpyxl  # noqa: F401
-        except ModuleNotFoundError:
-            raise InputError(f"{path}: .xlsx needs openpyxl: pip install 'biphase[xlsx]', or name a .csv") from None
 
 
 def write_rows(rows: Iterable[Row], sink: TextIO, ending: str, form: TableForm | None) -> None:
@@ -53,21 +53,22 @@ def write_rows(rows: Iterable[Row], sink: TextIO, ending: str, form: TableForm |
         sink.flush()
 
 
-def flat_rows(rows: Iterable[Row]) -> Iterator[tuple[str, Row]]:
-    """Yield rows as tables have them, each with its place: a column for each label's probability, lists as JSON. Raises
-    `InputError` for a column that the first row has not."""
-    names = None
+def flat_rows(rows: Iterable[Row]) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the header and the rows as tables have them, each with its place: a column for each label's probability,
+    lists as JSON. Raises `InputError` for a column that the first row has not."""
+    names: list[str] = []
     for number, row in enumerate(rows, start=1):
         flat = dict(row)
         if isinstance(row.get("probabilities"), dict):
             flat |= {f"probability_{label}": value for label, value in flat.pop("probabilities").items()}
-        names = names or flat.keys()
-        if further := flat.keys() - names:
+        if not names:
+            names = [*flat]
+            yield "the header", names
+        if further := flat.keys() - {*names}:
             raise InputError(f"row {number} has a column '{min(further)}', the first row not; {OTHER_FILE}")
-        for name, value in flat.items():
-            if isinstance(value, dict | list):
-                flat[name] = json.dumps(value, ensure_ascii=False, default=str)
-        yield f"row {number}", dict.fromkeys(names, "") | flat
+        values = [flat.get(name, "") for name in names]
+        as_json = partial(json.dumps, ensure_ascii=False, default=str)
+        yield f"row {number}", [as_json(value) if isinstance(value, dict | list) else value for value in values]
 
 
 def write_sheet(rows: Iterable[Row], sink: TextIO) -> None:
@@ -76,40 +77,33 @@ def write_sheet(rows: Iterable[Row], sink: TextIO) -> None:
     from openpyxl.cell import WriteOnlyCell
 
     book = Workbook(write_only=True)
-    sheet, is_first = book.create_sheet("predictions"), True
+    sheet = book.create_sheet("predictions")
     with closing(sheet):  # else openpyxl complains of an error in here once more
-        for location, row in flat_rows(rows):
-            for values in (row.keys(), row.values()) if is_first else (row.values(),):
-                cells = []
-                for value in values:
-                    if (is_text := isinstance(value, str)) and len(value) > LONGEST_CELL:
-                        raise InputError(f"{location}: a text of more than {LONGEST_CELL:,} characters; {OTHER_FILE}")
-                    if isinstance(value, float) and not math.isfinite(value):
-                        value = None
-                    with told_as(f"{location} does not fit a sheet", OTHER_FILE):
-                        cell = WriteOnlyCell(sheet, value)
-                    if is_text:
-                        cell.data_type = "s"  # else it would be a formula where it begins with =
-                    cells.append(cell)
-                sheet.append(cells)
-            is_first = False
+        for location, values in flat_rows(rows):
+            cells = []
+            for value in values:
+                if (is_text := isinstance(value, str)) and len(value) > LONGEST_CELL:
+                    raise InputError(f"{location}: a text of more than {LONGEST_CELL:,} characters; {OTHER_FILE}")
+                is_no_number = isinstance(value, float) and not math.isfinite(value)
+                with told_as(f"{location} does not fit a sheet", OTHER_FILE):
+                    cells.append(WriteOnlyCell(sheet, None if is_no_number else value))
+                if is_text:
+                    cells[-1].data_type = "s"  # else it would be a formula where it begins with =
+            sheet.append(cells)
     book.save(sink.buffer)
 
 
 def write_table(rows: Iterable[Row], sink: TextIO, form: TableForm) -> None:
     """Write rows as a table of text. A text that a spreadsheet would compute stands behind an apostrophe, as OWASP has
     it."""
-    table, num_inert = None, 0
-    quote = None if form.quoting == csv.QUOTE_NONE else '"'
+    quote, num_inert = None if form.quoting == csv.QUOTE_NONE else '"', 0
     shape: Any = {"delimiter": form.delimiter, "lineterminator": "\r\n", "quotechar": quote}  # quotes a lone \r too
     lines: Any = SimpleNamespace(write=lambda line: sink.write(line[:-2] + form.line_end))
-    for location, row in flat_rows(rows):
-        cells = {show_cell(key, form): show_cell(value, form) for key, value in row.items()}
-        num_inert += sum(str(cell) == f"'{row[key]}" for key, cell in zip(row, cells.values(), strict=True))
-        if table is None:
-            sink.write(BYTE_ORDER_MARK if form.has_mark else "")
-            table = csv.DictWriter(lines, list(cells), quoting=form.quoting, **shape)
-            table.writeheader()
+    table = csv.writer(lines, quoting=form.quoting, **shape)
+    sink.write(BYTE_ORDER_MARK if form.has_mark else "")
+    for location, values in flat_rows(rows):
+        cells = [show_cell(value, form) for value in values]
+        num_inert += sum(cell == f"'{value}" for cell, value in zip(cells, values, strict=True))
         try:
             table.writerow(cells)
         except csv.Error as error:

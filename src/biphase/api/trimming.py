@@ -1,62 +1,90 @@
 """A model folder gets a smaller vocabulary, and its card says what that saves and costs."""
 
-from collections.abc import Sequence
-from functools import partial
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from biphase.api.worth import find_task_data, tell_loss, time_batches
-from biphase.corpus.text import TextSource, TxtDocuments, sample_texts
+from biphase.console import told_if_slow
 from biphase.export.card import add_chapter
-from biphase.export.trim import Trimmed, trim_model
+from biphase.export.golden import write_golden
+from biphase.export.onnx import copy_model
+from biphase.export.trim import (
+    choose_ids,
+    compare_texts,
+    load_plain,
+    prove_network,
+    trim_id_records,
+    trim_tokenizer,
+    trim_weights,
+)
 from biphase.report.formats import format_bytes, show_count
 
-Texts = tuple[Sequence[TextSource], str, TxtDocuments]
-"""Sources, and how `sample_texts` reads them."""
+Texts = Callable[[], Iterable[str]]
 
 
-def trim_folder(source: Path, folder: Path, texts: Texts, unseen: Texts, minimum_count: int, test: Path | None) -> None:
-    """Write a copy of a model folder with the tokens that texts need: all of it or nothing. Of `unseen` texts the card
-    says how much longer they are."""
+def trim_folder(
+    source: Path, folder: Path, read_texts: Texts, read_unseen: Texts, names: str, minimum_count: int, test: Path | None
+) -> None:
+    """Write a copy of a model folder with the tokens that occur so often in texts, which are read twice: all of it or
+    nothing. Of unseen texts its card says how many tokens they are.
+
+    Args:
+        names: what the texts are called.
+
+    Raises:
+        InputError: no fast tokenizer of a known kind, or texts that say nothing of what is needed.
+        FailedProofError: the copy reads or computes a text of kept tokens otherwise.
+    """
     task = find_task_data(source, test)
-    often = "occur" if minimum_count == 1 else f"occur at least {minimum_count} times"
-    names = ", ".join(part.record_name for part in texts[0])
+    ids = choose_ids(source, read_texts(), minimum_count)
 
-    def complete(part: Path, trimmed: Trimmed) -> None:
-        sizes = [sum(path.stat().st_size for path in weighed_files(place)) for place in (source, part)]
-        lines = describe(trimmed, f"{often} in {show_count(trimmed.reading.num_texts, 'text')} ({names})", sizes)
-        whole, smaller = trimmed.networks
-        loss, small_task = "Its loss on a task was not measured", find_task_data(part, test)  # by its own tokenizer
-        if task is not None and small_task is not None:
-            loss = tell_loss(task, task.judge(whole), small_task.judge(smaller))
-        seconds = [time_batches(*pair) for pair in zip(trimmed.networks, trimmed.batches, strict=True)]
-        saved = f"{seconds[0] / seconds[1]:.1f} times as fast here, {sizes[0] / sizes[1]:.1f} times smaller"
-        add_chapter(part, "Vocabulary", [*lines, f"{loss}; {saved}."])
+    def trim(part: Path) -> None:
+        whole, smaller = trim_weights(part, ids)
+        trim_tokenizer(part, ids)
+        trim_id_records(part, ids)
+        with told_if_slow("comparing what the tokenizers and the networks make of the texts"):
+            texts = measure_texts(compare_texts(source, part, read_texts(), ids))
+            unseen = measure_texts(compare_texts(source, part, read_unseen(), ids))
+            networks = load_plain(source), load_plain(part)
+            gap, batches = prove_network(*networks, ids)
+        loss = "Its loss on a task was not measured"
+        if task is not None:
+            loss = tell_loss(task, task.judge(), task.judge(folder=part))
+        seconds = [time_batches(network, [batch]) for network, batch in zip(networks, batches, strict=True)]
+        sizes = [
+            sum(path.stat().st_size for path in (*place.glob("*.safetensors"), place / "tokenizer.json"))
+            for place in (source, part)
+        ]
+        often = "occur" if minimum_count == 1 else f"occur at least {minimum_count} times"
+        same = "all" if texts["same"] == texts["number"] else f"{texts['same']:,}"
+        lengths = f"Tokens a text: {show_means(texts)}"
+        if unseen["number"]:
+            lengths += f"; of {show_count(unseen['number'], 'unseen text')}: {show_means(unseen)}"
+        lines = [
+            f"{len(ids):,} of {networks[0].config.vocab_size:,} tokens are kept: those that {often} in "
+            f"{show_count(texts['number'], 'text')} ({names}), what they are made of, special ones, and bytes or "
+            f"single characters for what is in no text. {whole:,} → {smaller:,} parameters; weights and tokenizer "
+            f"{format_bytes(sizes[0])} → {format_bytes(sizes[1])}.",
+            f"Of these texts {same} are the same tokens as before; for kept tokens transformers computes the same, at "
+            f"most {gap:.1e} of an output's mean size apart. {lengths}.",
+            f"{loss}; {seconds[0] / seconds[1]:.1f} times as fast here, {sizes[0] / sizes[1]:.1f} times smaller.",
+        ]
+        write_golden(part)
+        add_chapter(part, "Vocabulary", lines)
 
-    read_unseen = partial(sample_texts, *unseen) if unseen[0] else tuple
-    trim_model(source, folder, partial(sample_texts, *texts), read_unseen, minimum_count, complete)
+    copy_model(source, folder, trim)
 
 
-def describe(trimmed: Trimmed, which: str, sizes: Sequence[int]) -> list[str]:
-    """Say which tokens are kept, what that saves, and what texts are now."""
-    reading, unseen, (whole, smaller) = trimmed.reading, trimmed.unseen, trimmed.vocabulary
-    same = "all" if reading.num_same == reading.num_texts else f"{reading.num_same:,}"
-    lengths = f"Tokens a text: {show_means(reading.mean_tokens)}"
-    if unseen.num_texts:
-        lengths += f"; of {show_count(unseen.num_texts, 'unseen text')}: {show_means(unseen.mean_tokens)}"
-    return [
-        f"{smaller:,} of {whole:,} tokens are kept: those that {which}, what they are made of, special ones, and bytes "
-        f"or single characters for what is in no text. {trimmed.parameters[0]:,} → {trimmed.parameters[1]:,} "
-        f"parameters; weights and tokenizer {format_bytes(sizes[0])} → {format_bytes(sizes[1])}.",
-        f"Of these texts {same} are the same tokens as before; for kept tokens transformers computes the same, at most "
-        f"{trimmed.gap:.1e} of an output's mean size apart. {lengths}.",
-    ]
+def measure_texts(read: Iterable[tuple[list[int | None], list[int]]]) -> Counter[str]:
+    """Count texts, those that are the same tokens as before, and the tokens of both readings."""
+    counts = Counter[str]()
+    for old, new in read:
+        counts.update(number=1, same=old == new, before=len(old), after=len(new))
+    return counts
 
 
-def show_means(means: tuple[float, float]) -> str:
+def show_means(counts: Counter[str]) -> str:
     """Show the mean before and after: `153.2 → 158.0 (+3.1 %)`."""
-    return f"{means[0]:,.1f} → {means[1]:,.1f} ({means[1] / means[0] - 1:+.1%})"
-
-
-def weighed_files(folder: Path) -> list[Path]:
-    """List the files of a model whose size the vocabulary decides."""
-    return [*folder.glob("*.safetensors"), folder / "tokenizer.json"]
+    before, after = (counts[key] / counts["number"] for key in ("before", "after"))
+    return f"{before:,.1f} → {after:,.1f} ({after / before - 1:+.1%})"

@@ -6,7 +6,6 @@ What is scored is a kept model's test split or a labelled file, or an embedding 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from biphase.corpus.tokenizer import load_tokenizer
 from biphase.errors import InputError
-from biphase.files import read_json_as
-from biphase.finetuning.encoding import CellContext, EncodedSplit, HashedTokenizer
-from biphase.finetuning.families import family_module
-from biphase.finetuning.heads import padded_logits
-from biphase.finetuning.kept import RECORD, KeptModel, layout_to_predict, read_labelled
+from biphase.finetuning.kept import RECORD, KeptModel, find_kept, read_labelled
 from biphase.finetuning.metrics import Rows, contributions
 from biphase.finetuning.scores import linearize
 from biphase.report.formats import show_difference
@@ -37,8 +31,9 @@ class ScoredTask:
     name: str
     metric: str
     classes: tuple[str, ...]
-    judge: Callable[[Any], Rows]
-    """What a network, called as those of transformers are, predicts for each example."""
+    judge: Callable[..., Rows]
+    """What a model predicts for each example: that of `folder`, the one that was asked about unless given, by its own
+    network, or by another `network` that is called as those of transformers are."""
 
 
 TIMED_RUNS = 3
@@ -67,56 +62,44 @@ def tell_loss(task: ScoredTask, before: Rows, after: Rows) -> str:
 def find_task_data(folder: Path, test: Path | None) -> ScoredTask | None:
     """Find the data of a model's task: those that are given, else the test split of a kept model whose task comes with
     biphase. None: there are none."""
-    if (folder / RECORD).exists():
-        kept = read_json_as(folder / RECORD, KeptModel, "fine-tune it again with --keep")
-        cell = CellContext(kept.task, kept.config, torch.device("cpu"), torch.float32, calibration=kept.calibration)
-        if not cell.is_embedder:
-            has_data = test is not None or kept.task.bundled
-            return read_test_split(folder, kept, cell, test) if has_data else None
+    is_embedder = (folder / "modules.json").exists()
+    if (folder / RECORD).exists() and not is_embedder:
+        kept = find_kept(str(folder), test or Path())
+        return read_test_split(kept, test) if test is not None or kept.task.bundled else None
     if test is None:
         return None
-    if not (folder / "modules.json").exists():
+    if not is_embedder:
         raise InputError("test: this model has no task of its own: only kept and embedding models are scored")
     from biphase.embedding.evaluation import read_judged_set, score_embedder
 
-    judged = read_judged_set(test)
-    return ScoredTask(
-        judged.name, judged.metric, (), lambda network: score_embedder(served_by(network, folder), judged)[1]
-    )
+    judged, source = read_judged_set(test), folder
+
+    def judge(network: Any = None, folder: Path = source) -> Rows:
+        from sentence_transformers import SentenceTransformer
+
+        embedder: Any = SentenceTransformer(str(folder), device="cpu", trust_remote_code=False)
+        if network is not None:
+            embedder.forward = lambda features, **_: {"sentence_embedding": network(**features).sentence_embedding}
+        return score_embedder(embedder, judged)[1]
+
+    return ScoredTask(judged.name, judged.metric, (), judge)
 
 
-def served_by(network: Any, folder: Path) -> Any:
-    """Make the `SentenceTransformer` of a folder, with its prompts, compute by a network that gives embeddings."""
-    from sentence_transformers import SentenceTransformer
-
-    embedder: Any = SentenceTransformer(str(folder), device="cpu", trust_remote_code=False)
-    embedder.forward = lambda features, **_: {"sentence_embedding": network(**features).sentence_embedding}
-    return embedder
-
-
-def read_test_split(folder: Path, kept: KeptModel, cell: CellContext, test: Path | None) -> ScoredTask:
-    """Read a labelled file, or the test split in a folder with the task's data or in the package, as the model's
-    training encoded it."""
-    config, data = kept.config, read_test_examples(kept, test)
-    tokenizer = HashedTokenizer(load_tokenizer(folder))
-    split: EncodedSplit = family_module(kept.task, config).encode(data, tokenizer, config)["test"]
-
-    def judge(network: Any) -> Rows:
-        with torch.no_grad():
-            return split.judge(split.predict(partial(padded_logits, network), cell), cell)[1]
-
-    return ScoredTask(kept.task.name, kept.task.metric, kept.task.classes, judge)
-
-
-def read_test_examples(kept: KeptModel, test: Path | None) -> TaskData | Collection:
-    """Read the examples of test; of other splits no more than encoding asks for."""
+def read_test_split(kept: KeptModel, test: Path | None) -> ScoredTask:
+    """Read a labelled file, or the test split in a folder with the task's data or in the package; of other splits no
+    more than encoding asks for."""
     task, config = kept.task, kept.config
+    data: TaskData | Collection
     if test is not None and not test.is_dir():
-        examples, left_out = read_labelled(kept.model_copy(update={"layout": layout_to_predict(task, test)}), test)
-        data: TaskData | Collection = TaskData(task, (), (), tuple(examples), left_out)
+        data = read_labelled(kept, test)
     else:
         data = load_examples(find_source(task, test), bool(config.judged_only), config.max_eval_examples)
     if isinstance(data, Collection):
-        test_only = data.relevance["test"]
-        return replace(data, train=(), relevance={"validation": dict(islice(test_only.items(), 1)), "test": test_only})
-    return replace(data, train=data.test[:1], validation=data.test[:1])
+        judged = data.relevance["test"]
+        data = replace(data, train=(), relevance={"validation": dict(islice(judged.items(), 1)), "test": judged})
+    from biphase.finetuning.predict import judge_test
+
+    def judge(network: Any = None, folder: Path = kept.folder) -> Rows:
+        return judge_test(kept.model_copy(update={"folder": folder}), data, torch.device("cpu"), network)[1]
+
+    return ScoredTask(task.name, task.metric, task.classes, judge)

@@ -419,20 +419,6 @@ class TableForm:
     decimal: str = "."
 
 
-def form_of(first: str, delimiter: str | None, quotes: bool | None, *, is_csv: bool) -> TableForm:
-    """Tell the form of a table by its first line, and by what its layout says (None: nothing)."""
-    header = first.removeprefix(BYTE_ORDER_MARK)
-    starts_quoted = header.startswith(QUOTE)
-    is_quoted = is_csv or quotes or (quotes is None and starts_quoted)
-    usual = (";" if ";" in header and "," not in header else ",") if is_csv else "\t"
-    return TableForm(
-        delimiter or usual,
-        csv.QUOTE_NONE if not is_quoted else csv.QUOTE_ALL if starts_quoted else csv.QUOTE_MINIMAL,
-        has_mark=header != first,
-        line_end="\r\n" if first.endswith("\r\n") else "\n",
-    )
-
-
 def open_table(path: Path, layout: FileForm, *, is_csv: bool) -> tuple[TableForm, Iterator[PlacedRow]]:
     """Find out how a table is written whose fields are divided by commas, semicolons or tabs; return it with the rows.
 
@@ -443,8 +429,16 @@ def open_table(path: Path, layout: FileForm, *, is_csv: bool) -> tuple[TableForm
     """
     lines = (line for _, line, _ in read_text_lines(path, keep_mark=True))
     marked = next(lines, "")
-    form = form_of(marked, layout.delimiter, layout.quotes, is_csv=is_csv)
     first = marked.removeprefix(BYTE_ORDER_MARK)
+    starts_quoted = first.startswith(QUOTE)
+    is_quoted = is_csv or layout.quotes or (layout.quotes is None and starts_quoted)
+    usual = (";" if ";" in first and "," not in first else ",") if is_csv else "\t"
+    form = TableForm(
+        layout.delimiter or usual,
+        csv.QUOTE_NONE if not is_quoted else csv.QUOTE_ALL if starts_quoted else csv.QUOTE_MINIMAL,
+        has_mark=first != marked,
+        line_end="\r\n" if first.endswith("\r\n") else "\n",
+    )
     return form, read_separated(path, layout, form, itertools.chain([first], lines))
 
 

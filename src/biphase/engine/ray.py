@@ -165,8 +165,8 @@ class Head:
 
     @contextmanager
     def needed(self) -> Iterator[None]:
-        """Take what goes wrong in the block for its loss where it is reached through `ray://`, but for what Ray says of
-        a worker."""
+        """Take what goes wrong in the block for its loss where it is reached through `ray://` and has no address here,
+        but for what Ray says of a worker."""
         import ray
 
         try:
@@ -174,9 +174,9 @@ class Head:
         except (InputError, StoppedError, ray.exceptions.RayError):
             raise
         except Exception as error:  # of the many kinds that Ray's client and gRPC have for it
-            if self.address:
-                raise
-            raise self.gone(str(error)) from None
+            if not self.address:
+                raise self.gone(str(error)) from None
+            raise
 
     def gone(self, reason: str) -> InputError:
         self.is_there = False

@@ -39,9 +39,10 @@ from biphase.finetuning.calibration import Calibration
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.scores import Score
 from biphase.run import find_model
-from biphase.tasks.examples import AnyExample, classes_of, lacks_label, make_examples
+from biphase.tasks.examples import classes_of, lacks_label, make_examples
 from biphase.tasks.families import KINDS
 from biphase.tasks.spec import FileLayout, Task, template_columns
+from biphase.tasks.splits import TaskData
 
 if TYPE_CHECKING:
     from biphase.finetuning.encoding import CellContext
@@ -280,9 +281,9 @@ def label_of(model: KeptModel, row: Row) -> str | list[str] | None:
     return labels if has_several else labels[0]
 
 
-def read_labelled(model: KeptModel, file: Path) -> tuple[list[AnyExample], int]:
-    """Make examples of the labelled rows of a file, and count the others. Raises `InputError` for a label that the
-    model does not know, and where no row has one."""
+def read_labelled(model: KeptModel, file: Path) -> TaskData:
+    """Read the labelled rows of a file as examples of test, and count the others. Raises `InputError` for a label that
+    the model does not know, and where no row has one."""
     if not model.is_ours or model.task.kind.is_search:
         raise InputError(f"{model.folder}: only a classifier or an answerer that `finetune --keep` wrote can be scored")
     task, labelled, num_rows = model.task, list[PlacedRow](), 0
@@ -294,7 +295,7 @@ def read_labelled(model: KeptModel, file: Path) -> tuple[list[AnyExample], int]:
     examples, _ = make_examples(task, model.layout.scheme, labelled, defaultdict(list))
     if not examples:
         raise InputError(f"{file}: no row has a label in a column '{task.label}'; `biphase predict` needs none")
-    return examples, num_rows - len(examples)
+    return TaskData(task, train=(), validation=(), test=tuple(examples), left_out=num_rows - len(examples))
 
 
 DECIMAL_COMMA = re.compile(r"-?\d+,(?!\d{3}$)\d+")

@@ -4,7 +4,7 @@ A folder that `finetune --keep` wrote says what its inputs look like: they are m
 scored. Running texts to tag, and any other folder with a head for classification, go through transformers' pipelines.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from biphase.finetuning.heads import auto_class
 from biphase.finetuning.kept import KeptModel, with_task_names
 from biphase.finetuning.metrics import Metrics, Rows
 from biphase.hub import position_limit
-from biphase.tasks.splits import TaskData
+from biphase.tasks.splits import Collection, TaskData
 
 ROWS_AT_ONCE = 512
 """Rows that are read, sorted by length and predicted together; fewer where they have `LONGEST_TEXT` characters."""
@@ -65,17 +65,18 @@ def load_kept(model: KeptModel, device: torch.device) -> tuple[Any, HashedTokeni
 
 
 @torch.no_grad()
-def judge_examples(model: KeptModel, examples: Sequence[Any], device: torch.device) -> tuple[Metrics, Rows, int]:
-    """Predict labelled examples as those of a test split, and score them: every metric of the family, a row for each
-    example, and how many of them were cut."""
-    network, tokenizer = load_kept(model, device)
-    if model.task.family == "question_answering":
-        split = encode_questions(model.task, examples, tokenizer, model.config, model.has_unanswerable)
+def judge_test(
+    model: KeptModel, data: TaskData | Collection, device: torch.device, network: Any = None
+) -> tuple[Metrics, Rows, int]:
+    """Predict the examples of test by a kept model, or by a `network` in place of its own, and score them: every metric
+    of the family, a row for each example, and how many of them were cut."""
+    own, tokenizer = load_kept(model, device)
+    if isinstance(data, TaskData) and model.task.family == "question_answering":
+        split = encode_questions(model.task, data.test, tokenizer, model.config, model.has_unanswerable)
     else:
-        data = TaskData(model.task, train=(), validation=(), test=tuple(examples), left_out=0)
         split = family_module(model.task, model.config).encode(data, tokenizer, model.config)["test"]
     cell = CellContext(model.task, model.config, device, torch.float32, calibration=model.calibration)
-    metrics, rows = split.judge(predict_inputs(model, network, split), cell)
+    metrics, rows = split.judge(predict_inputs(model, network or own, split), cell)
     return metrics, rows, split.num_truncated
 
 
