@@ -206,18 +206,17 @@ def moderate(own: float, degrees: int, group: Terms) -> tuple[float, int]:
     arm has the same weights on the datasets up to a factor, and factors that add up to zero, as in differences of
     scores and of averages: what a seed gives all arms then cancels. Any other sum keeps its own variance.
     """
-    weights: dict[str, dict[str, float]] = {}
-    for weight, score in group:
-        by_dataset = weights.setdefault(score.arm.name, {})
-        by_dataset[score.dataset] = by_dataset.get(score.dataset, 0.0) + weight
     cohorts = {score.dataset: score.cohort for _, score in group}
     names = set.intersection(*map(set, cohorts.values()))
-    weights_AD = np.array([[by_dataset.get(name, 0.0) for name in cohorts] for by_dataset in weights.values()])
-    pattern_D = weights_AD[np.abs(weights_AD).sum(axis=1).argmax()]
-    factors_A = weights_AD @ pattern_D / (pattern_D @ pattern_D)
-    is_alike = np.allclose(weights_AD, np.outer(factors_A, pattern_D)) and abs(factors_A.sum()) < 1e-9
     lent = count_lent(degrees, len(names))
-    if not (is_alike and lent and own >= 0):
+    weights_AD = np.zeros((len(group), len(cohorts)))
+    arms, datasets = list(dict.fromkeys(score.arm.name for _, score in group)), list(cohorts)
+    for weight, score in group:
+        weights_AD[arms.index(score.arm.name), datasets.index(score.dataset)] += weight
+    pattern_D = weights_AD[np.abs(weights_AD).sum(axis=1).argmax()]
+    factors_A = weights_AD @ pattern_D / max(pattern_D @ pattern_D, ROUNDING)
+    is_alike = np.allclose(weights_AD, np.outer(factors_A, pattern_D)) and abs(factors_A.sum()) < 1e-9
+    if not (is_alike and lent and own > 0):
         return own, 0
     rows = [[cohort[name] for name in sorted(names)] for cohort in cohorts.values()]
     prior = float(factors_A @ factors_A) * interaction(np.tensordot(pattern_D, np.array(rows), axes=1))
