@@ -253,7 +253,7 @@ def test_classes_by_tei_and_by_the_service_of_the_how_to(encoder: Path, tmp_path
     assert ask(folder, how_to([dict(zip(names, row, strict=True)) for row in shares]), "/predict").is_equal
     raw = [dict(zip(names, row, strict=True)) for row in logits.tolist()]
     assert "logits as they are" in ask(folder, how_to(raw)).verdict
-    with pytest.raises(InputError, match="does not answer with scores of boy, girl, witch, but: .*LABEL_0"):
+    with pytest.raises(InputError, match=r"does not answer with scores of boy, girl, witch, but: .*LABEL_0"):
         ask(folder, how_to([{"LABEL_0": 1.0, "boy": 0.0, "girl": 0.0}] * 3))
 
 

@@ -195,10 +195,9 @@ def list_module_files(folder: Path) -> list[Path]:
 
 
 def read_pooling(folder: Path) -> list[str]:
-    """Read how sentence-transformers pools a folder's tokens, such as `mean`; rows of several lie side by side. A
-    folder that is none of its own has none."""
+    """Read how sentence-transformers pools a folder's tokens, such as `mean`; rows of several lie side by side."""
     modes: list[str] = []
-    for path in sorted(folder.glob("*_Pooling/config.json")) if read_modules(folder) else ():
+    for path in sorted(folder.glob("*_Pooling/config.json")):
         content = read_json_as(path, dict[str, Any], "save the model anew")
         named = content.get("pooling_mode") or []
         modes += [named] if isinstance(named, str) else named
