@@ -165,7 +165,7 @@ def test_mistakes_are_told_in_one_line(encoder: Path, tmp_path: Path, monkeypatc
     out = tmp_path / "out"
     for options, words in (
         ({"onnx": True, "merge": 0.5}, "is no run"),
-        ({"onnx": True, "test": encoder}, "say `int8` too"),
+        ({"onnx": True, "test": encoder}, "`int8` is not said"),
         ({"int8": True, "test": tmp_path / "nowhere"}, "does not exist"),
         ({"int8": True, "test": tmp_path}, "is not|needs|does not"),
     ):

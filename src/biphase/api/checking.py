@@ -75,12 +75,12 @@ def check(folder: str | Path, server: str | None = None, *, timeout: float = 60.
     """
     if server is not None and not server.startswith(("http://", "https://")):
         raise InputError(f"server {server} is no address: give one such as http://localhost:8000")
-    path, checks = find_folder(str(folder)), list[AnswerCheck]()
-    with told_as(f"cannot compute what {folder} gives"), needs_extra("embeddings", f"to compute what {folder} gives"):
-        from biphase.export.golden import GOLDEN, Golden, make_golden
+    path, feature = find_folder(str(folder)), f"to compute what {folder} gives"
+    onnx, forms = path / "onnx" / "model.onnx", dict[str, Any]()
+    with told_as(f"cannot compute what {folder} gives"), needs_extra("embeddings", feature):
+        from biphase.export.golden import GOLDEN, Golden, load_answering, make_golden
 
-        onnx, is_written = path / "onnx" / "model.onnx", (path / GOLDEN).exists()
-        if is_written:
+        if is_written := (path / GOLDEN).exists():
             golden = read_json_as(path / GOLDEN, Golden)
         elif server is None and not onnx.exists():
             raise InputError(f"{folder} has no {GOLDEN} and no ONNX file: name a server of it, or export it anew")
@@ -89,12 +89,15 @@ def check(folder: str | Path, server: str | None = None, *, timeout: float = 60.
             golden = make_golden(path)
         if server is not None:
             return [check_server(path, golden, server, timeout)]
+        network = load_answering(path)
         if is_written:
-            checks.append(judge_answers("transformers", golden, answer_plainly(path, golden)))
-    if onnx.exists():
-        with told_as(f"cannot run {onnx}"), needs_extra("onnx", "to run its ONNX file"):
-            checks.append(judge_answers("onnx/model.onnx", golden, answer_by_onnx(path, golden)))
-    return checks
+            forms["transformers"] = network.outputs
+        if onnx.exists():
+            with needs_extra("onnx", "to run its ONNX file"):
+                from biphase.export.onnx import OnnxNetwork
+
+                forms["onnx/model.onnx"] = OnnxNetwork(onnx).outputs
+        return [judge_answers(by, golden, network.tokenizer, compute) for by, compute in forms.items()]
 
 
 def tell_unequal(checks: Sequence[AnswerCheck]) -> str:
@@ -102,38 +105,18 @@ def tell_unequal(checks: Sequence[AnswerCheck]) -> str:
     return "; ".join(f"{check.by} is not equal: {check.verdict}" for check in checks if not check.is_equal)
 
 
-def answer_plainly(folder: Path, golden: "Golden") -> Parts:
-    """Answer in one padded batch by transformers, or sentence-transformers, and the tokenizer that transformers
-    chooses."""
+def judge_answers(by: str, golden: "Golden", tokenizer: Any, compute: Any) -> AnswerCheck:
+    """Compare what is computed here, of one padded batch by the tokenizer that transformers chooses."""
     import torch
 
-    from biphase.export.golden import load_answering
     from biphase.export.plain import read_answers
 
-    network, longest = load_answering(folder), max(map(len, golden.ids))
-    settings: Any = {"truncation": True, "max_length": longest, "return_tensors": "pt", "padding_side": "right"}
-    features = network.tokenizer(golden.texts, padding=True, **settings)
-    features = {name: features[name] for name in ("input_ids", "attention_mask")}
+    settings: Any = {"truncation": True, "max_length": max(map(len, golden.ids)), "return_tensors": "pt"}
+    features = tokenizer(golden.texts, padding=True, padding_side="right", **settings)
+    lengths, expected = features["attention_mask"].sum(1).tolist(), [np.array(part) for part in golden.values]
     with torch.no_grad():
-        return read_answers(network.outputs(features), features["attention_mask"].sum(1).tolist())
-
-
-def answer_by_onnx(folder: Path, golden: "Golden") -> Parts:
-    """Answer by the ONNX file alone."""
-    import torch
-
-    from biphase.encoder.network import pad_batch
-    from biphase.export.onnx import ONNX_FILE, OnnxNetwork
-    from biphase.export.plain import read_answers
-
-    pad_id = read_json_as(folder / "config.json", Row).get("pad_token_id") or 0
-    batch = pad_batch([torch.tensor(row) for row in golden.ids], pad_id)
-    return read_answers(OnnxNetwork(folder / ONNX_FILE)(**batch), [*map(len, golden.ids)])
-
-
-def judge_answers(by: str, golden: "Golden", answered: Parts) -> AnswerCheck:
-    """Compare answers in fp32."""
-    expected = [np.array(part) for part in golden.values]
+        outputs = compute({name: features[name] for name in ("input_ids", "attention_mask")})
+    answered = read_answers(outputs, lengths)
     is_equal = find_gap(answered, expected) <= ROUNDING
     verdict = "equal" if is_equal else f"{by} gives something else than the golden vectors say"
     return AnswerCheck(by, is_equal, verdict, tell_nearness(golden, expected, answered))

@@ -54,11 +54,14 @@ class OnnxNetwork:
         self.input_names = [entry.name for entry in self.session.get_inputs()]
         self.output_names = [entry.name for entry in self.session.get_outputs()]
 
-    def __call__(self, **features: Tensor) -> Any:
+    def outputs(self, features: Features) -> Features:
         """Compute named outputs; types of tokens that are not given are all the first one."""
         inputs = {name: features.get(name, torch.zeros_like(features["input_ids"])) for name in self.input_names}
         outputs = self.session.run(None, {name: values.numpy() for name, values in inputs.items()})
-        return ModelOutput(dict(zip(self.output_names, map(torch.from_numpy, outputs), strict=True)))
+        return dict(zip(self.output_names, map(torch.from_numpy, outputs), strict=True))
+
+    def __call__(self, **features: Tensor) -> Any:
+        return ModelOutput(self.outputs(features))
 
 
 def copy_model(source: Path, folder: Path, complete: Callable[[Path], None]) -> None:
@@ -104,7 +107,7 @@ def write_onnx(folder: Path) -> OnnxProof:
         trace(network, path)
         graph = OnnxNetwork(path)
         name = f"the ONNX graph of this {type(network.network).__name__}"
-        gap = prove_outputs(lambda features: graph(**features), reference, network, name)
+        gap = prove_outputs(graph.outputs, reference, network, name)
     texts = network.read_texts()
     batches = [network.batch(texts[first : first + TEXTS_AT_ONCE]) for first in range(0, len(texts), TEXTS_AT_ONCE)]
     return OnnxProof(tuple(graph.output_names), gap, megabytes(path), batches)
