@@ -31,8 +31,7 @@ CLOSER = 3
 """A mistake is named where its answer lies so many times nearer to the server's than the right one."""
 DECIMALS = 4
 """Answers that are equally near by so many decimals have the words of the simplest mistake."""
-OK, REFUSED = 200, (400, 404, 405, 415, 422)
-"""What a server says to a request of another kind than it takes."""
+OK = 200
 SHOWN_CHARACTERS = 60
 
 SHARES: dict[str, Callable[[Any], np.ndarray]] = {
@@ -76,28 +75,27 @@ def check(folder: str | Path, server: str | None = None, *, timeout: float = 60.
     if server is not None and not server.startswith(("http://", "https://")):
         raise InputError(f"server {server} is no address: give one such as http://localhost:8000")
     path, feature = find_folder(str(folder)), f"to compute what {folder} gives"
-    onnx, forms = path / "onnx" / "model.onnx", dict[str, Any]()
     with told_as(f"cannot compute what {folder} gives"), needs_extra("embeddings", feature):
         from biphase.export.golden import GOLDEN, Golden, load_answering, make_golden
 
-        if is_written := (path / GOLDEN).exists():
+        if (path / GOLDEN).exists():
             golden = read_json_as(path / GOLDEN, Golden)
-        elif server is None and not onnx.exists():
-            raise InputError(f"{folder} has no {GOLDEN} and no ONNX file: name a server of it, or export it anew")
+        elif server is None:
+            raise InputError(f"{folder} has no {GOLDEN}: name a server of it, or export it anew")
         else:
             console.err.print(f"{folder} has no {GOLDEN}: transformers computes what it gives", markup=False)
             golden = make_golden(path)
         if server is not None:
             return [check_server(path, golden, server, timeout)]
-        network = load_answering(path)
-        if is_written:
-            forms["transformers"] = network.outputs
+        network, onnx = load_answering(path), path / "onnx" / "model.onnx"
+        checks = [judge_answers("transformers", golden, network.tokenizer, network.outputs)]
         if onnx.exists():
             with needs_extra("onnx", "to run its ONNX file"):
                 from biphase.export.onnx import OnnxNetwork
 
-                forms["onnx/model.onnx"] = OnnxNetwork(onnx).outputs
-        return [judge_answers(by, golden, network.tokenizer, compute) for by, compute in forms.items()]
+                compute = OnnxNetwork(onnx).outputs
+            checks.append(judge_answers("onnx/model.onnx", golden, network.tokenizer, compute))
+        return checks
 
 
 def tell_unequal(checks: Sequence[AnswerCheck]) -> str:
@@ -131,14 +129,13 @@ def find_gap(answered: Parts, expected: Parts) -> float:
 
 
 def tell_nearness(golden: "Golden", expected: Parts, answered: Parts) -> list[Row]:
-    """Say for each text how near an answer is."""
+    """Say for each text how near an answer of the same shape is."""
     rows: list[Row] = []
     for text, ids, one, other in zip(golden.texts, golden.ids, answered, expected, strict=True):
-        row: Row = {"text": clipped(text, SHOWN_CHARACTERS), "tokens": len(ids), "cosine": None, "difference": None}
         if one.shape == other.shape:
-            lengths = max(float(np.linalg.norm(one) * np.linalg.norm(other)), 1e-30)
-            row["cosine"], row["difference"] = float((one * other).sum() / lengths), float(np.abs(one - other).max())
-        rows.append(row)
+            cosine = (one * other).sum() / max(np.linalg.norm(one) * np.linalg.norm(other), 1e-30)
+            row = {"text": clipped(text, SHOWN_CHARACTERS), "tokens": len(ids), "cosine": float(cosine)}
+            rows.append({**row, "difference": float(np.abs(one - other).max())})
     return rows
 
 
@@ -152,26 +149,20 @@ def check_server(folder: Path, golden: "Golden", server: str, timeout: float) ->
         raise InputError(f"{folder} says something of each token, which is compared without a server only")
     labels = [] if is_embedding else [str(name) for name in (config.get("id2label") or {}).values()]
     by, text = ask(server, golden, folder.name, timeout)
-    (answered, num_tokens), values = read_answer(by, text, labels), np.array(golden.values)
+    answered, values = read_answer(by, text, labels), np.array(golden.values)
     if answered.shape != values.shape or not np.isfinite(answered).all():
-        numbers = (
-            f"{len(answered)} answers of {answered[0].size} numbers, and {folder} {len(values)} of {values[0].size}"
-        )
-        raise InputError(f"{by} gives {numbers} finite ones: does it serve this model?")
+        shapes = f"numbers [texts, numbers] {[*answered.shape]}, and {folder} finite ones {[*values.shape]}"
+        raise InputError(f"{by} gives {shapes}: does it serve this model?")
     # Embeddings are compared by their directions, logits as the shares of classes that servers answer.
     view = to_directions if is_embedding else SHARES[find_shares(config)]
     expected, seen = view(values), to_directions(answered) if is_embedding else answered
-    gap, mistake = find_gap(seen, expected), ""
-    if gap > ROUNDING:
-        mistake = find_mistake(folder, golden, seen, view, gap)
-    if not mistake and gap > IN_16_BITS:
-        total = sum(map(len, golden.ids))
-        counted = f"; it counts {num_tokens} tokens where the folder's tokenizer makes {total}: is it another one?"
-        mistake = "the server computes something else" + (counted if num_tokens not in (None, total) else "")
-    is_equal, verdict = not mistake, mistake or "equal"
-    if is_embedding and is_equal:
-        is_equal, verdict = compare_lengths(answered, values)
-    return AnswerCheck(by, is_equal, verdict, tell_nearness(golden, values if is_embedding else expected, answered))
+    gap, verdict = find_gap(seen, expected), "equal"
+    mistake = find_mistake(folder, golden, seen, view, gap) if gap > ROUNDING else ""
+    if is_embedding and not mistake:
+        verdict, mistake = compare_lengths(answered, values)
+    return AnswerCheck(
+        by, not mistake, mistake or verdict, tell_nearness(golden, values if is_embedding else expected, answered)
+    )
 
 
 def to_directions(embeddings: Parts) -> np.ndarray:
@@ -195,33 +186,32 @@ def find_mistake(folder: Path, golden: "Golden", seen: Parts, view: Callable[[An
     if golden.output == "logits":
         others += [(f"this network would, with {form}", show(golden.values)) for form, show in SHARES.items()]
     nearest, _, words = min((round(find_gap(seen, parts), DECIMALS), len(words), words) for words, parts in others)
-    return f"the server answers what {words}" if nearest < min(IN_16_BITS, gap / CLOSER) else ""
+    if nearest < min(IN_16_BITS, gap / CLOSER):
+        return f"the server answers what {words}"
+    return "the server computes something else" if gap > IN_16_BITS else ""
 
 
-def compare_lengths(answered: np.ndarray, expected: np.ndarray) -> tuple[bool, str]:
-    """Judge the lengths of vectors that have equal directions."""
+def compare_lengths(answered: np.ndarray, expected: np.ndarray) -> tuple[str, str]:
+    """Give a verdict on the lengths of vectors that have equal directions, or a mistake."""
     theirs, ours = (np.linalg.norm(parts, axis=1) for parts in (answered, expected))
     if np.abs(theirs / ours - 1).max() <= IN_16_BITS:
-        return True, "equal"
+        return "equal", ""
     if np.abs(theirs - 1).max() <= ROUNDING:
-        return True, "equal, but for their length, which the server makes 1"
-    return False, "their directions are equal, their lengths are not: does the server normalize as the folder does?"
+        return "equal, but for their length, which the server makes 1", ""
+    return "", "their directions are equal, their lengths are not: does the server normalize as the folder does?"
 
 
-def read_answer(by: str, text: bytes, labels: Sequence[str]) -> tuple[np.ndarray, int | None]:
-    """Read a server's answer: vectors, or scores in the order of `labels`; and the tokens that it counted. Raises
-    `InputError` for anything else."""
+def read_answer(by: str, text: bytes, labels: Sequence[str]) -> np.ndarray:
+    """Read a server's answer [texts, numbers]: vectors, or scores in the order of `labels`. Raises `InputError` for
+    anything else."""
     try:
-        answer, num_tokens = json.loads(text), None
-        if isinstance(answer, dict):
-            num_tokens = answer.get("usage", {}).get("prompt_tokens")
-            answer = [row["embedding"] for row in sorted(answer["data"], key=lambda row: row["index"])]
+        rows = json.loads(text)
+        if isinstance(rows, dict):
+            rows = [row["embedding"] for row in sorted(rows["data"], key=lambda row: row["index"])]
         if labels:
-            by_label = [
-                {item["label"]: item["score"] for item in row} if isinstance(row, list) else row for row in answer
-            ]
-            answer = [[row[label] for label in labels] for row in by_label]
-        return np.array(answer, dtype=np.float64), num_tokens
+            named = [{item["label"]: item["score"] for item in row} if isinstance(row, list) else row for row in rows]
+            rows = [[row[label] for label in labels] for row in named]
+        return np.array(rows, dtype=np.float64)
     except (ValueError, TypeError, KeyError, AttributeError):
         what = f"scores of {first_of(labels)}" if labels else "embeddings"
         raise InputError(f"{by} does not answer with {what}, but: {quote(text)}") from None
@@ -238,10 +228,8 @@ def ask(server: str, golden: "Golden", name: str, timeout: float) -> tuple[str, 
     if golden.output == "logits":
         alone = [[text] for text in golden.texts]  # of texts in one list TEI would make a pair
         requests = [("/predict", {"inputs": alone}), ("/predict", golden.texts)]
-    for path in dict(requests):
-        if base.endswith(path):
-            base, requests = base.removesuffix(path), [request for request in requests if request[0] == path]
-    base = base.removesuffix("/v1")
+    for path in (*dict(requests), "/v1"):
+        base = base.removesuffix(path)
     openai["model"] = find_served_name(base, timeout) or name
     refusals = []
     for path, body in requests:
@@ -249,8 +237,6 @@ def ask(server: str, golden: "Golden", name: str, timeout: float) -> tuple[str, 
         if status == OK:
             return f"{base}{path}", text
         refusals.append(f"{path} {status} {quote(text)}")
-        if status not in REFUSED:
-            break
     raise InputError(f"{base} does not answer ({'; '.join(refusals)}): does it serve {golden.output}s of this model?")
 
 

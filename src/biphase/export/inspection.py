@@ -17,6 +17,7 @@ from biphase.encoder.network import language_model_class
 from biphase.encoder.proofs import each_alone, looks_both_ways, telling_tokens
 from biphase.errors import InputError, first_of, told_as
 from biphase.export.golden import read_prompts
+from biphase.export.model import DIRECTION_KEY
 from biphase.export.onnx import silenced
 from biphase.export.plain import read_modules, read_pooling
 from biphase.files import read_json_as
@@ -99,16 +100,14 @@ def examine_direction(model: Any, config: Any, warnings: list[str]) -> str:
 def claimed_directions(config: Any) -> dict[str, bool]:
     """Read by which keys a configuration says that a network is causal, or that it is not; by its type where none
     does."""
-    settings, both_ways = config.to_dict(), "use_bidirectional_attention"
-    claims = {key: True for key in ("is_causal", "is_decoder") if settings.get(key)}
-    if settings.get("is_causal") is False:
-        claims["is_causal"] = False
-    if settings.get(both_ways) in (True, False, "all"):  # another word speaks of images
-        claims[both_ways] = settings[both_ways] is False
-    kind = language_model_class(config)
-    if not claims and kind is not None:
-        claims[f"its type ({config.model_type})"] = kind is transformers.AutoModelForCausalLM
-    return claims
+    settings, is_encoder = config.to_dict(), language_model_class(config) is transformers.AutoModelForMaskedLM
+    claims = {
+        "is_causal": settings.get("is_causal"),
+        # Another word than these speaks of images.
+        DIRECTION_KEY: {True: False, "all": False, False: True}.get(settings.get(DIRECTION_KEY)),
+    }
+    said = {key: claim for key, claim in claims.items() if claim is not None}
+    return said or {f"its type ({config.model_type})": not is_encoder}
 
 
 def examine_texts(folder: Path, model: Any, config: Any, warnings: list[str]) -> Facts:

@@ -11,10 +11,9 @@ from typing import Any
 from huggingface_hub import ModelCard
 from transformers import AutoModel, LlamaModel
 
-from biphase import console
 from biphase.encoder.network import load_weights
 from biphase.errors import InputError
-from biphase.export.card import FLOOR
+from biphase.export.card import FLOOR, add_chapter
 from biphase.export.model import DIRECTION_KEY, NEEDS_VERSION, as_llama, set_direction
 from biphase.export.plain import NamedOutputs, load_named, prove_outputs, read_modules, read_pooling
 from biphase.files import read_json_as, write_json, write_text
@@ -25,12 +24,6 @@ VLLM_CLASS = "LlamaBidirectionalModel"
 `is_causal`. transformers goes by `model_type`, and has a `LlamaModel` for both."""
 VLLM_POOLING = {"mean": "avg", "cls": "cls", "lasttoken": "last"}
 """Ways of pooling that servers know, by sentence-transformers' names, and what vLLM calls them for this class."""
-
-TOP_OF_CARD = """
-> **A plain Llama without a head**, which looks both ways: made by `biphase export --as llama` of the folder that this
-> card describes, with the same hidden states. Load it with SentenceTransformer, or with `AutoModel` of transformers
-> {floor} or later. transformers 4 looks left only, without a word, and so may a server: compare a few vectors first.
-"""
 
 
 def become_llama(folder: Path) -> None:
@@ -64,11 +57,17 @@ def become_llama(folder: Path) -> None:
     saved_twin, compute = load_named(folder, pooled=False)
     before, kind = NamedOutputs(network.float(), saved_twin.tokenizer), type(network).__name__
     gap = prove_outputs(compute, before.outputs, before, f"the LlamaModel of this {kind}")
-    tell_in_card(folder / "README.md")
-    console.out.prose(
-        f"a LlamaModel without a head: its hidden states are at most {gap:.1e} of their mean size from those of "
-        f"{kind}. Load it with transformers {FLOOR} or later: transformers 4 looks left only, without a word"
+    proof = f"its hidden states are at most {gap:.1e} of their mean size from those of the {kind} that it was made of"
+    line = (
+        f"A LlamaModel without a head, which looks both ways: {proof}. Load it with transformers {FLOOR} or later: "
+        "transformers 4 looks left only, without a word, and so may a server. Compare a few vectors first."
     )
+    add_chapter(folder, "A plain Llama", [line])
+    card: Any = ModelCard.load(folder / "README.md", ignore_metadata_errors=True)
+    if card.data.pipeline_tag == "fill-mask":
+        card.data.pipeline_tag = "feature-extraction"
+    card.data.tags = ["llama" if tag == "eurobert" else tag for tag in card.data.tags or ()]
+    write_text(folder / "README.md", str(card))
 
 
 def find_pooling(folder: Path) -> str:
@@ -81,14 +80,3 @@ def find_pooling(folder: Path) -> str:
     if pooling not in VLLM_POOLING:
         raise InputError(f"its pooling is '{pooling}': servers know {', '.join(VLLM_POOLING)}")
     return pooling
-
-
-def tell_in_card(path: Path) -> None:
-    """Say at the top of a card what the folder holds now, and give the hub the task and the type that fit it."""
-    text = path.read_text(encoding="utf-8") if path.exists() else "---\n{}\n---\n"
-    card: Any = ModelCard(text, ignore_metadata_errors=True)
-    if card.data.pipeline_tag == "fill-mask":
-        card.data.pipeline_tag = "feature-extraction"
-    card.data.tags = ["llama" if tag == "eurobert" else tag for tag in card.data.tags or ()]
-    card.text = TOP_OF_CARD.format(floor=FLOOR) + card.text
-    write_text(path, str(card))

@@ -124,7 +124,9 @@ def trace(network: NamedOutputs, path: Path) -> None:
     axes |= {name: {0: "batch_size"} for name in of_texts}
     weights_bytes = sum(weight.numel() * weight.element_size() for weight in network.state_dict().values())
     path.parent.mkdir()
-    with TemporaryDirectory(dir=path.parent) as scratch, experts_without_loops(network.network), silenced():
+    if network.network._can_set_experts_implementation():  # a loop would keep the experts of its example
+        network.network.set_experts_implementation("batched_mm")
+    with TemporaryDirectory(dir=path.parent) as scratch, silenced():
         written = Path(scratch) / path.name
         with told_as(f"torch.onnx cannot trace {type(network.network).__name__}"):
             names: Any = {"input_names": list(example), "output_names": list(outputs), "dynamic_axes": axes}
@@ -133,18 +135,6 @@ def trace(network: NamedOutputs, path: Path) -> None:
             written.rename(path)
         else:
             onnx.save_model(onnx.load(written), path, save_as_external_data=True, location=f"{path.name}_data")
-
-
-@contextmanager
-def experts_without_loops(network: Any) -> Iterator[None]:
-    """Make a mixture of experts compute by products alone: of a loop, a trace would keep the experts of its example."""
-    if not network._can_set_experts_implementation():
-        yield
-        return
-    before = network.config._experts_implementation
-    network.set_experts_implementation("batched_mm")
-    yield
-    network.set_experts_implementation(before)
 
 
 @contextmanager
