@@ -136,10 +136,7 @@ def export(
         check_repository(to_hub)
     if test is not None and not (int8 and Path(test).exists()):
         raise InputError(f"test: {test} does not exist, or `int8` is not said, which is scored on it")
-    if as_ not in (None, "llama"):
-        raise InputError(f"`as_` is {as_!r}: llama is the only other type")
-    settings: Any = {"onnx": onnx, "int8": int8, "test": None if test is None else Path(test), "gguf": gguf}
-    complete = partial(complete_export, as_=as_, **settings)
+    complete = partial(complete_export, as_=as_, onnx=onnx, int8=int8, test=test, gguf=gguf)
     if is_run:
         from biphase.export.model import export_checkpoint
 
@@ -153,11 +150,13 @@ def export(
     return Path(folder)
 
 
-def complete_export(folder: Path, as_: str | None, onnx: bool, int8: bool, test: Path | None, gguf: bool) -> None:
+def complete_export(folder: Path, as_: str | None, onnx: bool, int8: bool, test: str | Path | None, gguf: bool) -> None:
     """Change and complete an exported folder. Raises `InputError` for packages that are missing too."""
     from biphase.export.golden import write_golden
 
-    if as_ is not None:
+    if as_ not in (None, "llama"):
+        raise InputError(f"`as_` is {as_!r}: llama is the only other type")
+    if as_:
         from biphase.export.llama import become_llama
 
         become_llama(folder)
@@ -165,7 +164,7 @@ def complete_export(folder: Path, as_: str | None, onnx: bool, int8: bool, test:
         with needs_extra("onnx", "biphase export --onnx"):
             from biphase.api.onnx import add_onnx
 
-            add_onnx(folder, int8, test)
+            add_onnx(folder, int8, None if test is None else Path(test))
     if gguf:
         with needs_extra("gguf", "biphase export --gguf"):
             from biphase.export.gguf import add_gguf

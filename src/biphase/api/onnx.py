@@ -10,7 +10,7 @@ import numpy as np
 
 from biphase.api.worth import ScoredTask, find_task_data, tell_loss, time_batches
 from biphase.export.card import add_chapter
-from biphase.export.onnx import INT8_FILE, ONNX_FILE, OnnxNetwork, OnnxProof, megabytes, quantize, write_onnx
+from biphase.export.onnx import INT8_FILE, ONNX_FILE, OnnxNetwork, megabytes, quantize, write_onnx
 from biphase.export.plain import Features, read_answers
 from biphase.hub import load_model_config
 
@@ -20,26 +20,29 @@ def add_onnx(folder: Path, int8: bool, test: Path | None) -> None:
     compute something else than PyTorch, and for data that are none of the model's task."""
     task = find_task_data(folder, test) if int8 else None
     proof = write_onnx(folder)
+    whole = OnnxNetwork(folder / ONNX_FILE, load_model_config(folder))
+    names = " and ".join(f"`{name}`" for name in whole.output_names)
     lines = [
-        f"`{ONNX_FILE}`, {proof.megabytes:,.1f} MB, gives {' and '.join(f'`{name}`' for name in proof.outputs)}: by "
+        f"`{ONNX_FILE}`, {megabytes(folder / ONNX_FILE):,.1f} MB, gives {names}: by "
         f"onnxruntime, for other texts and lengths than those that it was traced with, at most {proof.gap:.1e} of an "
         "output's mean size from what PyTorch gives."
     ]
     if int8:
         quantize(folder)
-        lines.append(f"`{INT8_FILE}` has weights of 8 bits, for CPUs: {describe_int8(folder, proof, task)}.")
+        lines.append(
+            f"`{INT8_FILE}` has weights of 8 bits, for CPUs: {describe_int8(folder, whole, proof.batches, task)}."
+        )
     add_chapter(folder, "ONNX", lines)
 
 
-def describe_int8(folder: Path, proof: OnnxProof, task: ScoredTask | None) -> str:
+def describe_int8(folder: Path, whole: OnnxNetwork, batches: Sequence[Features], task: ScoredTask | None) -> str:
     """Say what 8 bits cost on the task, or how alike outputs are where there is none, and what they save."""
-    config = load_model_config(folder)
-    whole, int8 = OnnxNetwork(folder / ONNX_FILE, config), OnnxNetwork(folder / INT8_FILE, config)
-    faster = time_batches(whole, proof.batches) / time_batches(int8, proof.batches)
-    smaller = proof.megabytes / megabytes(folder / INT8_FILE)
+    int8 = OnnxNetwork(folder / INT8_FILE, whole.config)
+    faster = time_batches(whole, batches) / time_batches(int8, batches)
+    smaller = megabytes(folder / ONNX_FILE) / megabytes(folder / INT8_FILE)
     saved = f"{faster:.1f} times as fast here, {smaller:.1f} times smaller"
     if task is None:
-        return f"{describe_agreement(whole, int8, proof.batches)}; {saved}. Its loss on a task was not measured"
+        return f"{describe_agreement(whole, int8, batches)}; {saved}. Its loss on a task was not measured"
     return f"{tell_loss(task, task.judge(whole), task.judge(int8))}, {saved}"
 
 

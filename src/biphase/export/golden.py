@@ -34,8 +34,8 @@ TEXTS = (
     "beginning is read, does it not?",
 )
 """Texts of unequal lengths, in several scripts, the longest not the first: padding and tokenizer show in them."""
-DIGITS = 6
-"""The significant digits of a number in the file."""
+ROUNDED_TO = 6
+"""The decimals of a number in the file."""
 
 WAYS: dict[str, Callable[[Tensor], Tensor]] = {
     "the mean over the tokens": lambda hidden_LD: hidden_LD.mean(0),
@@ -77,16 +77,13 @@ def split_texts(folder: Path, texts: Sequence[str], **settings: Any) -> list[lis
 def make_golden(folder: Path) -> Golden:
     """Compute what a folder gives for the texts, each alone. Raises `FailedProofError` where that are no numbers."""
     network, rows = load_answering(folder), split_texts(folder, TEXTS)
-    outputs = [network.outputs(pad_batch([torch.tensor(row)], 0)) for row in rows]
+    with foreign_errors_fail(f"{folder} cannot read what its tokenizer gives"):
+        outputs = [network.outputs(pad_batch([torch.tensor(row)], 0)) for row in rows]
     values = [read_answers(output, [len(row)])[0] for output, row in zip(outputs, rows, strict=True)]
     if not all(np.isfinite(part).all() for part in values):
         raise FailedProofError(f"{folder} computes no numbers (NaN): its weights are damaged, or its training diverged")
     kind: Any = "embedding" if "last_hidden_state" in outputs[0] else "logits"
-    return Golden(kind, list(TEXTS), rows, [rounded(part.tolist()) for part in values])
-
-
-def rounded(values: Any) -> Any:
-    return [rounded(part) for part in values] if isinstance(values, list) else float(f"{values:.{DIGITS}g}")
+    return Golden(kind, list(TEXTS), rows, [part.astype(float).round(ROUNDED_TO).tolist() for part in values])
 
 
 def write_golden(folder: Path) -> None:
@@ -102,7 +99,7 @@ def other_answers(folder: Path, golden: Golden) -> list[tuple[str, list[np.ndarr
         "": golden.ids,
         " with texts that are not opened and closed": split_texts(folder, golden.texts, add_special_tokens=False),
     }
-    for name, prompt in read_prompts(folder).items():
+    for name, prompt in read_named_prompts(folder).items():
         readings[f" with the prompt '{name}'"] = split_texts(folder, [prompt + text for text in golden.texts])
     readings = {words: rows for words, rows in readings.items() if all(rows)}
     network = load_answering(folder)
@@ -137,7 +134,7 @@ def answer_by_ways(network: NamedOutputs, features: Any) -> dict[str, np.ndarray
     return answers
 
 
-def read_prompts(folder: Path) -> dict[str, str]:
+def read_named_prompts(folder: Path) -> dict[str, str]:
     """Read the prompts, by name, that sentence-transformers puts before texts of a folder."""
     path = folder / "config_sentence_transformers.json"
     prompts = read_json_as(path, dict[str, Any]).get("prompts") if path.exists() else None

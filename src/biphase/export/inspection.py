@@ -16,7 +16,7 @@ from biphase.corpus.tokenizer import TOKENIZER_FILES, load_pretrained_tokenizer,
 from biphase.encoder.network import language_model_class
 from biphase.encoder.proofs import each_alone, looks_both_ways, telling_tokens
 from biphase.errors import InputError, first_of, told_as
-from biphase.export.golden import read_prompts
+from biphase.export.golden import read_named_prompts
 from biphase.export.model import DIRECTION_KEY
 from biphase.export.onnx import silenced
 from biphase.export.plain import read_modules, read_pooling
@@ -48,8 +48,9 @@ def examine_model(folder: Path) -> Facts:
     else:
         facts["direction"] = examine_direction(model, config, warnings)
     facts |= examine_texts(folder, model, config, warnings)
-    if read_modules(folder):
-        facts |= {"pooling": ", ".join(read_pooling(folder)) or "not said", "prompts": read_prompts(folder)}
+    if modules := read_modules(folder):
+        facts["modules"] = [module.type.rpartition(".")[2] for module in modules]
+        facts |= {"pooling": ", ".join(read_pooling(folder)) or "not said", "prompts": read_named_prompts(folder)}
     return facts | {"warnings": warnings}
 
 
@@ -100,14 +101,16 @@ def examine_direction(model: Any, config: Any, warnings: list[str]) -> str:
 def claimed_directions(config: Any) -> dict[str, bool]:
     """Read by which keys a configuration says that a network is causal, or that it is not; by its type where none
     does."""
-    settings, is_encoder = config.to_dict(), language_model_class(config) is transformers.AutoModelForMaskedLM
+    settings, kind = config.to_dict(), language_model_class(config)
     claims = {
         "is_causal": settings.get("is_causal"),
         # Another word than these speaks of images.
         DIRECTION_KEY: {True: False, "all": False, False: True}.get(settings.get(DIRECTION_KEY)),
     }
     said = {key: claim for key, claim in claims.items() if claim is not None}
-    return said or {f"its type ({config.model_type})": not is_encoder}
+    if said or kind is None:
+        return said
+    return {f"its type ({config.model_type})": kind is transformers.AutoModelForCausalLM}
 
 
 def examine_texts(folder: Path, model: Any, config: Any, warnings: list[str]) -> Facts:

@@ -85,10 +85,8 @@ def copy_model(source: Path, folder: Path, complete: Callable[[Path], None]) -> 
 class OnnxProof:
     """A proof says what a file gives, and how far that is at most from what PyTorch gives."""
 
-    outputs: tuple[str, ...]
     gap: float
     """In units of the mean size of an output."""
-    megabytes: float
     batches: list[Features] = field(repr=False)
     """Bundled texts, on which the file is compared with another one and timed."""
 
@@ -105,12 +103,11 @@ def write_onnx(folder: Path) -> OnnxProof:
     path, (network, reference) = folder / ONNX_FILE, load_named(folder)
     with told_if_slow("tracing the network for ONNX, and comparing what onnxruntime computes"):
         trace(network, path)
-        graph = OnnxNetwork(path)
         name = f"the ONNX graph of this {type(network.network).__name__}"
-        gap = prove_outputs(graph.outputs, reference, network, name)
+        gap = prove_outputs(OnnxNetwork(path).outputs, reference, network, name)
     texts = network.read_texts()
     batches = [network.batch(texts[first : first + TEXTS_AT_ONCE]) for first in range(0, len(texts), TEXTS_AT_ONCE)]
-    return OnnxProof(tuple(graph.output_names), gap, megabytes(path), batches)
+    return OnnxProof(gap, batches)
 
 
 def trace(network: NamedOutputs, path: Path) -> None:

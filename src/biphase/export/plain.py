@@ -22,7 +22,7 @@ from biphase.config import BUNDLED
 from biphase.corpus.text import find_text_sources, sample_texts
 from biphase.encoder.network import load_weights, pad_batch
 from biphase.encoder.proofs import FailedProofError, agree
-from biphase.errors import InputError
+from biphase.errors import InputError, told_as
 from biphase.files import files_below, read_json_as
 from biphase.hub import INDEX, count_positions, refuse_pickles
 from biphase.tasks.families import KINDS
@@ -102,7 +102,8 @@ def load_named(folder: Path, attention: str | None = None, *, pooled: bool = Tru
     from sentence_transformers import SentenceTransformer
 
     settings: Any = {"device": "cpu", "trust_remote_code": False, "model_kwargs": {"dtype": torch.float32}}
-    embedder: Any = SentenceTransformer(str(folder), **settings).eval()
+    with told_as(f"{folder} is no embedding model that can be loaded"):
+        embedder: Any = SentenceTransformer(str(folder), **settings).eval()
 
     def embed(features: Features) -> Features:
         output = embedder(dict(features))
