@@ -66,7 +66,7 @@ def test_a_model_that_is_what_it_says(make_model: Callable[..., Path]) -> None:
     assert facts["network"] == f"BertForMaskedLM, {size:,} parameters"
     assert (facts["head"], facts["direction"], facts["warnings"]) == ("tied to the embeddings", "both ways", [])
     assert facts["longest_text"]["positions"] == 64
-    assert facts["tokenizer"].startswith("384 tokens, 384 rows; texts not closed")
+    assert facts["tokenizer"].startswith("384 tokens, 384 rows; it makes of 'a': a")
 
 
 def test_a_head_that_the_weights_lack_is_drawn_at_random(
@@ -113,14 +113,13 @@ def test_directions_are_measured_and_compared(make_model: Callable[..., Path]) -
     assert facts["warnings"] == ["it looks back only, but by use_bidirectional_attention it should look both ways"]
 
 
-def test_a_window_and_a_key_of_gemma(make_model: Callable[..., Path]) -> None:
+def test_a_key_of_gemma(make_model: Callable[..., Path]) -> None:
     settings = {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 8, "num_hidden_layers": 3}
     layers = ["sliding_attention", "full_attention", "sliding_attention"]
     config = transformers.Gemma3TextConfig
     folder = make_model("Gemma3ForCausalLM", config, layer_types=layers, use_bidirectional_attention=True, **settings)
     facts = biphase.inspect(folder)
-    assert facts["direction"].startswith("both ways, ") and facts["direction"].endswith("in 2 of 3 layers")
-    assert facts["warnings"] == []
+    assert (facts["direction"], facts["warnings"]) == ("both ways", [])
 
 
 def test_what_we_export_has_no_warnings(make_model: Callable[..., Path]) -> None:
@@ -131,7 +130,7 @@ def test_what_we_export_has_no_warnings(make_model: Callable[..., Path]) -> None
     write_sentence_transformer(folder, model, 64, prompts={"query": "find: ", "document": ""})
     facts = biphase.inspect(folder)
     assert (facts["direction"], facts["pooling"], facts["prompts"]) == ("both ways", "mean", {"query": "find: "})
-    assert facts["longest_text"] == {"positions": 64, "tokenizer": None, "sentence_transformers": 64}
+    assert facts["longest_text"] == {"positions": 64, "sentence_transformers": 64}
     assert facts["warnings"] == []
 
 
@@ -141,12 +140,10 @@ def test_tokenizer_pooling_and_lengths_that_do_not_fit(make_model: Callable[...,
     tokenizer.model_max_length = 512
     tokenizer.save_pretrained(folder)
     write_sentence_transformer(folder, transformers.BertModel.from_pretrained(folder), 128)
-    change_json(folder / "1_Pooling" / "config.json", word_embedding_dimension=768)
     said = warned(folder)
     assert "its tokenizer gives ids up to 383, and its embedding has 300 rows" in said
-    assert "tokenizer cuts texts at 512 tokens, and the network has 16 positions" in said
+    assert "tokenizer cuts texts at 512 tokens, and the network has 16" in said
     assert "sentence_transformers cuts texts at 128 tokens" in said
-    assert "1_Pooling pools rows of 768 numbers, and the network gives 32" in said
     for path in folder.glob("*token*"):
         path.unlink()
     assert "it has no tokenizer files" in warned(folder)

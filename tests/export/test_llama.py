@@ -97,7 +97,7 @@ def test_what_is_no_llama_is_refused(
     (pooled / "1_Pooling" / "config.json").write_text(json.dumps(settings | {"pooling_mode": "max"}))
     out = tmp_path / "out"
     for source, words in (
-        (clm, "a Llama that looks back only"),
+        (clm, "this is a 'llama' model; a EuroBERT, or a Llama that looks both ways"),
         (kept, "EuroBertForSequenceClassification has the head of a task"),
         (modern, "a 'modernbert' model"),
         (pooled, "pooling is 'max'"),
@@ -107,6 +107,6 @@ def test_what_is_no_llama_is_refused(
     with pytest.raises(InputError, match="`as_` is 'bert'"):
         biphase.export(encoder, out, as_="bert")  # type: ignore[arg-type]
     monkeypatch.setattr(llama, "set_direction", lambda config, causal: None)
-    with pytest.raises(FailedProofError, match="LlamaModel computes something else than EuroBertModel"):
+    with pytest.raises(FailedProofError, match="the LlamaModel of this EuroBertModel gives another last_hidden_state"):
         biphase.export(encoder, out, as_="llama")
     assert not out.exists()

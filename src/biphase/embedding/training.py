@@ -47,6 +47,7 @@ from biphase.encoder.attention import explain_computing
 from biphase.encoder.models import find_folder, identify
 from biphase.encoder.network import layer_cosines, load_backbone, merge_weights
 from biphase.errors import InputError, StoppedError, first_line, memory_told
+from biphase.export.plain import read_modules
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig
 from biphase.finetuning.heads import refuse_replaced
 from biphase.finetuning.metrics import BM25
@@ -145,7 +146,7 @@ def tell_unused_modules(recipe: EmbeddingRecipe) -> None:
     """Tell what an embedding model has beside its network, which alone is trained."""
     folder = find_folder(recipe.model)
     left_out = []
-    for module in embedders.read_modules(folder):
+    for module in read_modules(folder):
         kind = module.type.rpartition(".")[2]
         if kind == "Pooling":
             mode = Pooling.load(str(folder), subfolder=module.path).pooling_mode

@@ -21,6 +21,7 @@ from biphase.corpus.tokenizer import TOKENIZER_FILES, load_pretrained_tokenizer
 from biphase.encoder import network as networks
 from biphase.encoder.proofs import PROOF_LENGTHS, agree, foreign_errors_fail, telling_tokens
 from biphase.errors import InputError, told_as
+from biphase.export.golden import write_golden
 from biphase.files import own_folder, read_json_as, write_text
 from biphase.hub import fetch_model, has_other_parts, load_whole_config, refuse_pickles
 
@@ -64,6 +65,7 @@ def convert_checkpoint(reference: str, folder: Path) -> str:
         about, summary = convert(source, part, name)
         if any(path for pattern in TOKENIZER_FILES for path in source.glob(pattern)):
             load_pretrained_tokenizer(source).save_pretrained(part)
+            write_golden(part)
         head = ModelCardData(library_name="transformers")
         origin = f"written by biphase {__version__}. Its licence is that of the model that it came from."
         write_text(part / "README.md", f"---\n{head}\n---\n\n# {folder.name}\n\n{about}, {origin}\n")
@@ -147,13 +149,10 @@ def convert_eurobert(source: Path, part: Path, origin: str) -> tuple[str, str]:
             tensors = load_file(path)
         weights |= {re.sub("^out_proj", "classifier", name): tensor for name, tensor in tensors.items()}
     weights = {name: weight for name, weight in weights.items() if not name.endswith("rotary_emb.inv_freq")}
-    dtypes = {weight.dtype for weight in weights.values()}
-    if len(dtypes) != 1:
-        raise InputError(f"{source}: its weights are {'of several precisions' if dtypes else 'absent'}; save them anew")
     heads = frozenset({name.partition(".")[0] for name in weights} - BACKBONE_PARTS)
     is_tied = not heads and config.tie_word_embeddings  # a tied head is not written
     kind: Any = CLASS_BY_HEAD.get(frozenset({"lm_head"}) if is_tied else heads, transformers.EuroBertModel)
-    [dtype] = dtypes
+    dtype = next(iter(weights.values())).dtype
     settings: Any = {"config": config, "state_dict": weights, "dtype": dtype}
     with told_as(f"{source}: its weights do not fit its config.json"):
         network, report = kind.from_pretrained(None, **settings, output_loading_info=True)

@@ -8,7 +8,7 @@ does not close its texts tells by which mistake another program's answer came ab
 Letters: L tokens of a text, D width.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,16 +16,15 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-import transformers
-from torch import Tensor, nn
+from torch import Tensor
 
 from biphase.corpus.tokenizer import load_pretrained_tokenizer
 from biphase.encoder.attention import ATTENTION, lay_out
-from biphase.encoder.network import load_weights, pad_batch
+from biphase.encoder.network import pad_batch
 from biphase.encoder.proofs import FailedProofError, foreign_errors_fail, looks_both_ways
+from biphase.export.plain import NamedOutputs, load_named, read_answers, read_modules, read_pooling
 from biphase.files import read_json_as, write_json
 from biphase.hub import count_positions, load_model_config
-from biphase.tasks.families import KINDS
 
 GOLDEN = "golden.json"
 TEXTS = (
@@ -35,8 +34,8 @@ TEXTS = (
     "beginning is read, does it not?",
 )
 """Texts of unequal lengths, in several scripts, the longest not the first: padding and tokenizer show in them."""
-DIGITS = 6
-"""The significant digits of a number in the file."""
+ROUNDED_TO = 6
+"""The decimals of a number in the file."""
 
 WAYS: dict[str, Callable[[Tensor], Tensor]] = {
     "the mean over the tokens": lambda hidden_LD: hidden_LD.mean(0),
@@ -55,78 +54,15 @@ class Golden:
     texts: list[str]
     ids: list[list[int]]
     """The tokens of each text, closed as the folder's tokenizer closes it."""
-    values: list[Any]
+    values: list[list[float] | list[list[float]]]
     """An embedding [D] of each text, or its logits: one for each class, of a network for tokens so for each token."""
 
 
-class PlainModel:
-    """A model folder as transformers alone, or sentence-transformers, computes with it, in fp32 on the CPU.
-
-    With our own `attention`, a layout says which way the network looks. Raises `InputError` where transformers cannot
-    load the folder.
-    """
-
-    def __init__(self, folder: Path, attention: str | None = None) -> None:
-        names = read_json_as(folder / "config.json", dict[str, Any]).get("architectures") or []
-        heads = (kind.head for kind in KINDS.values() if any(str(name).endswith(kind.head) for name in names))
-        self.head = next(heads, "")
-        kind = getattr(transformers, f"AutoModel{self.head}")
-        self.network: Any = load_weights(kind, folder, attention=attention).eval()
-        self.modules: list[nn.Module] = []
-        """What follows the network in sentence-transformers, where that is more than the mean over the tokens."""
-        if not self.head and not takes_mean(folder):
-            from sentence_transformers import SentenceTransformer
-
-            settings: dict[str, Any] = {"trust_remote_code": False, "model_kwargs": {"dtype": torch.float32}}
-            self.modules = list(SentenceTransformer(str(folder), device="cpu", **settings))[1:]
-
-    @torch.no_grad()
-    def read(self, rows: Sequence[Sequence[int]], layout: Any = None) -> list[Tensor]:
-        """Compute the hidden states [L, D] of each text, or its logits, of one padded batch; with a layout, of one
-        text."""
-        batch: dict[str, Any] = pad_batch([torch.tensor(row) for row in rows], self.network.config.pad_token_id or 0)
-        if layout is not None:
-            batch = {"input_ids": batch["input_ids"], "layout": layout}
-        output = self.network(**batch)
-        is_span = "start_logits" in output
-        states = torch.stack([output.start_logits, output.end_logits], -1) if is_span else output[0]
-        return [part[: len(row)] if states.ndim == 3 else part for part, row in zip(states, rows, strict=True)]
-
-    @torch.no_grad()
-    def pool(self, hidden_LD: Tensor, way: str | None = None) -> Tensor:
-        """Make the embedding [D] of a text's hidden states, as the folder says or another way."""
-        if self.head:
-            return hidden_LD
-        if not self.modules:
-            return WAYS[way or "the mean over the tokens"](hidden_LD)
-        features = {"token_embeddings": hidden_LD[None], "attention_mask": torch.ones(1, len(hidden_LD))}
-        if way is not None:
-            features["sentence_embedding"] = WAYS[way](hidden_LD)[None]
-        for module in self.modules if way is None else self.modules[1:]:
-            features = module(features)
-        return features["sentence_embedding"][0]
-
-    def answer(self, rows: Sequence[Sequence[int]]) -> list[np.ndarray]:
-        """Answer texts in one padded batch, by their tokens."""
-        return [self.pool(part).numpy() for part in self.read(rows)]
-
-
-def read_pooling(folder: Path) -> list[str]:
-    """Read how sentence-transformers pools a folder's tokens, such as `mean`; rows of several lie side by side."""
-    modes: list[str] = []
-    for path in sorted(folder.glob("*_Pooling/config.json")):
-        content = read_json_as(path, dict[str, Any], "save the model anew")
-        named = content.get("pooling_mode") or []
-        modes += [named] if isinstance(named, str) else named
-        keys = [key for key, value in content.items() if key.startswith("pooling_mode_") and value is True]
-        modes += [key.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token") for key in keys]
-    return modes
-
-
-def takes_mean(folder: Path) -> bool:
-    """Tell whether an embedding of a folder is the mean over a text's tokens, and nothing follows."""
-    path = folder / "modules.json"
-    return not path.exists() or (read_pooling(folder) == ["mean"] and len(read_json_as(path, list[Any])) == 2)
+def load_answering(folder: Path, attention: str | None = None) -> NamedOutputs:
+    """Load the network of a folder; sentence-transformers only where an embedding is not just the mean over a text's
+    tokens."""
+    takes_mean = read_pooling(folder) == ["mean"] and len(read_modules(folder)) == 2
+    return load_named(folder, attention, pooled=not takes_mean)[0]
 
 
 def split_texts(folder: Path, texts: Sequence[str], **settings: Any) -> list[list[int]]:
@@ -137,19 +73,17 @@ def split_texts(folder: Path, texts: Sequence[str], **settings: Any) -> list[lis
     return rows
 
 
+@torch.no_grad()
 def make_golden(folder: Path) -> Golden:
     """Compute what a folder gives for the texts, each alone. Raises `FailedProofError` where that are no numbers."""
-    model, ids = PlainModel(folder), split_texts(folder, TEXTS)
-    values = [model.answer([row])[0] for row in ids]
+    network, rows = load_answering(folder), split_texts(folder, TEXTS)
+    with foreign_errors_fail(f"{folder} cannot read what its tokenizer gives"):
+        outputs = [network.outputs(pad_batch([torch.tensor(row)], 0)) for row in rows]
+    values = [read_answers(output, [len(row)])[0] for output, row in zip(outputs, rows, strict=True)]
     if not all(np.isfinite(part).all() for part in values):
         raise FailedProofError(f"{folder} computes no numbers (NaN): its weights are damaged, or its training diverged")
-    return Golden(
-        "logits" if model.head else "embedding", list(TEXTS), ids, [rounded(part.tolist()) for part in values]
-    )
-
-
-def rounded(values: Any) -> Any:
-    return [rounded(part) for part in values] if isinstance(values, list) else float(f"{values:.{DIGITS}g}")
+    kind: Any = "embedding" if "last_hidden_state" in outputs[0] else "logits"
+    return Golden(kind, list(TEXTS), rows, [part.astype(float).round(ROUNDED_TO).tolist() for part in values])
 
 
 def write_golden(folder: Path) -> None:
@@ -157,37 +91,50 @@ def write_golden(folder: Path) -> None:
     write_json(folder / GOLDEN, asdict(make_golden(folder)))
 
 
-def other_answers(folder: Path, golden: Golden) -> Iterator[tuple[str, list[np.ndarray]]]:
-    """Give what a server would answer that makes a mistake or several, with words for them."""
-    plain = PlainModel(folder)
-    readings: dict[str, list[list[int]]] = {"": golden.ids}
-    readings["texts that are not opened and closed"] = split_texts(folder, golden.texts, add_special_tokens=False)
-    for name, prompt in read_prompts(folder).items():
-        readings[f"the prompt '{name}'"] = split_texts(folder, [prompt + text for text in golden.texts])
+@torch.no_grad()
+def other_answers(folder: Path, golden: Golden) -> list[tuple[str, list[np.ndarray]]]:
+    """Compute what a server would answer that makes a mistake or several, each with words for them, such as `a causal
+    network would by the last token`."""
+    readings = {
+        "": golden.ids,
+        " with texts that are not opened and closed": split_texts(folder, golden.texts, add_special_tokens=False),
+    }
+    for name, prompt in read_named_prompts(folder).items():
+        readings[f" with the prompt '{name}'"] = split_texts(folder, [prompt + text for text in golden.texts])
     readings = {words: rows for words, rows in readings.items() if all(rows)}
-    is_causal = not looks_both_ways(plain.network.base_model)
+    network = load_answering(folder)
+    is_causal = not looks_both_ways(network.network.base_model)
     who = "one that looks both ways" if is_causal else "a causal network"
-    ways: list[str | None] = [None] if plain.head else [None, *WAYS]
+    answers: list[tuple[str, str, list[dict[str, np.ndarray]]]] = []
+    for words, rows in readings.items():
+        batches: list[Any] = [pad_batch([torch.tensor(row)], 0) for row in rows]
+        answers.append(("this network", words, [answer_by_ways(network, batch) for batch in batches]))
     with suppress(FailedProofError), foreign_errors_fail("its attention is not ours to turn"):
-        turned = PlainModel(folder, ATTENTION)
+        turned = load_answering(folder, ATTENTION)
         for words, rows in readings.items():
             layouts = [lay_out(np.array([0, len(row)]), causal=not is_causal) for row in rows]
-            states = [turned.read([row], layout)[0] for row, layout in zip(rows, layouts, strict=True)]
-            for way in ways:
-                yield tell_mistakes(who, way, words), [turned.pool(part, way).numpy() for part in states]
-    for words, rows in readings.items():
-        states = [plain.read([row])[0] for row in rows]
-        for way in ways:
-            yield tell_mistakes("this network", way, words), [plain.pool(part, way).numpy() for part in states]
+            batches = [
+                {"input_ids": torch.tensor([row]), "layout": layout} for row, layout in zip(rows, layouts, strict=True)
+            ]
+            answers.append((who, words, [answer_by_ways(turned, batch) for batch in batches]))
+    return [
+        (f"{who} would{way}{words}", [part[way] for part in parts]) for who, words, parts in answers for way in parts[0]
+    ]
 
 
-def tell_mistakes(who: str, way: str | None, reading: str) -> str:
-    """Say which network gives an answer, and how: `a causal network would, by the last token`."""
-    said = [f"by {way}" if way else "", f"with {reading}" if reading else ""]
-    return " ".join([f"{who} would", *filter(None, said)])
+def answer_by_ways(network: NamedOutputs, features: Any) -> dict[str, np.ndarray]:
+    """Answer a text as a folder says and, where that is an embedding, pooled in each of the `WAYS`."""
+    outputs = network.outputs(features)
+    answers = {"": read_answers(outputs, [features["input_ids"].shape[1]])[0]}
+    for words, pool in WAYS.items() if "last_hidden_state" in outputs else ():
+        pooled: Any = {"sentence_embedding": pool(outputs["last_hidden_state"][0])[None]}
+        for module in network.pooling[1:]:
+            pooled = module(pooled)
+        answers[f" by {words}"] = pooled["sentence_embedding"][0].numpy()
+    return answers
 
 
-def read_prompts(folder: Path) -> Mapping[str, str]:
+def read_named_prompts(folder: Path) -> dict[str, str]:
     """Read the prompts, by name, that sentence-transformers puts before texts of a folder."""
     path = folder / "config_sentence_transformers.json"
     prompts = read_json_as(path, dict[str, Any]).get("prompts") if path.exists() else None

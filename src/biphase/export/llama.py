@@ -8,35 +8,22 @@ reader's own words: a server that did not understand would look back only, and g
 from pathlib import Path
 from typing import Any
 
-import torch
 from huggingface_hub import ModelCard
 from transformers import AutoModel, LlamaModel
 
-from biphase import console
 from biphase.encoder.network import load_weights
-from biphase.encoder.proofs import FailedProofError, telling_tokens
 from biphase.errors import InputError
-from biphase.export.card import FLOOR
-from biphase.export.golden import read_pooling
+from biphase.export.card import FLOOR, add_chapter
 from biphase.export.model import DIRECTION_KEY, NEEDS_VERSION, as_llama, set_direction
+from biphase.export.plain import NamedOutputs, load_named, prove_outputs, read_modules, read_pooling
 from biphase.files import read_json_as, write_json, write_text
-from biphase.hub import load_model_config, position_limit
+from biphase.hub import load_model_config
 
 VLLM_CLASS = "LlamaBidirectionalModel"
 """vLLM looks both ways for this class in every version that knows it. Of a `LlamaModel` older ones overlook
 `is_causal`. transformers goes by `model_type`, and has a `LlamaModel` for both."""
 VLLM_POOLING = {"mean": "avg", "cls": "cls", "lasttoken": "last"}
 """Ways of pooling that servers know, by sentence-transformers' names, and what vLLM calls them for this class."""
-
-TWIN_LENGTHS = (23, 1, 9, 40)
-"""The lengths of the texts of the proof, padded to one batch."""
-TWIN_AGREEMENT = 1e-5
-
-TOP_OF_CARD = """
-> **A plain Llama without a head**, which looks both ways: made by `biphase export --as llama` of the folder that this
-> card describes, with the same hidden states. Load it with SentenceTransformer, or with `AutoModel` of transformers
-> {floor} or later. transformers 4 looks left only, without a word, and so may a server: compare a few vectors first.
-"""
 
 
 def become_llama(folder: Path) -> None:
@@ -48,11 +35,12 @@ def become_llama(folder: Path) -> None:
         FailedProofError: hidden states that differ.
     """
     pooling, config = find_pooling(folder), load_model_config(folder)
-    if config.model_type != "eurobert" and (config.model_type, getattr(config, "is_causal", True)) != ("llama", False):
-        kind = "a Llama that looks back only" if config.model_type == "llama" else f"a '{config.model_type}' model"
-        raise InputError(f"as llama: this is {kind}; a EuroBERT, or a Llama that looks both ways, can become one")
+    is_turned_llama = config.model_type == "llama" and getattr(config, "is_causal", True) is False
+    if config.model_type != "eurobert" and not is_turned_llama:
+        reason = f"this is a '{config.model_type}' model"
+        raise InputError(f"as llama: {reason}; a EuroBERT, or a Llama that looks both ways, can become one")
     network: Any = load_weights(AutoModel, folder, attention=None, dtype="auto").eval()
-    twin: Any = LlamaModel(as_llama(network.config)).to(network.dtype).eval()
+    twin: Any = LlamaModel(as_llama(network.config)).to(network.dtype)
     twin.load_state_dict(network.state_dict(), strict=True)
     set_direction(twin.config, causal=False)
     twin.config.use_cache = False
@@ -66,12 +54,20 @@ def become_llama(folder: Path) -> None:
     write_json(folder / "config.json", saved | theta | named)
     if (settings := folder / "config_sentence_transformers.json").exists():
         write_json(settings, read_json_as(settings, dict[str, Any]) | NEEDS_VERSION)
-    kind, gap = type(network).__name__, compare_twin(folder, network)
-    tell_in_card(folder / "README.md")
-    console.out.prose(
-        f"a LlamaModel without a head: its hidden states are at most {gap:.1e} of their mean size from those of "
-        f"{kind}. Load it with transformers {FLOOR} or later: transformers 4 looks left only, without a word"
+    saved_twin, compute = load_named(folder, pooled=False)
+    before, kind = NamedOutputs(network.float(), saved_twin.tokenizer), type(network).__name__
+    gap = prove_outputs(compute, before.outputs, before, f"the LlamaModel of this {kind}")
+    proof = f"its hidden states are at most {gap:.1e} of their mean size from those of the {kind} that it was made of"
+    line = (
+        f"A LlamaModel without a head, which looks both ways: {proof}. Load it with transformers {FLOOR} or later: "
+        "transformers 4 looks left only, without a word, and so may a server. Compare a few vectors first."
     )
+    add_chapter(folder, "A plain Llama", [line])
+    card: Any = ModelCard.load(folder / "README.md", ignore_metadata_errors=True)
+    if card.data.pipeline_tag == "fill-mask":
+        card.data.pipeline_tag = "feature-extraction"
+    card.data.tags = ["llama" if tag == "eurobert" else tag for tag in card.data.tags or ()]
+    write_text(folder / "README.md", str(card))
 
 
 def find_pooling(folder: Path) -> str:
@@ -80,41 +76,7 @@ def find_pooling(folder: Path) -> str:
     kind, *_ = read_json_as(folder / "config.json", dict[str, Any]).get("architectures") or ["Model"]
     if not str(kind).endswith(("Model", "ForMaskedLM", "ForCausalLM")):
         raise InputError(f"{kind} has the head of a task: encoders and embedding models alone become a Llama or a GGUF")
-    if not (folder / "modules.json").exists():
-        return "mean"
-    pooling = " and ".join(read_pooling(folder))
+    pooling = " and ".join(read_pooling(folder)) if read_modules(folder) else "mean"
     if pooling not in VLLM_POOLING:
         raise InputError(f"its pooling is '{pooling}': servers know {', '.join(VLLM_POOLING)}")
     return pooling
-
-
-@torch.no_grad()
-def compare_twin(folder: Path, network: Any) -> float:
-    """Return the largest difference of the hidden states that transformers computes with a folder to those of a
-    network, in units of their mean size, for padded texts of unequal lengths."""
-    network, twin = network.float(), load_weights(AutoModel, folder, attention=None).eval()
-    longest = min(max(TWIN_LENGTHS), position_limit(network) or max(TWIN_LENGTHS))
-    mask_SL = torch.arange(longest) < torch.tensor(TWIN_LENGTHS)[:, None]
-    batch = {
-        "input_ids": telling_tokens(network, mask_SL.numel()).view(mask_SL.shape),
-        "attention_mask": mask_SL.long(),
-    }
-    expected, computed = (model(**batch).last_hidden_state[mask_SL] for model in (network, twin))
-    gap = float((computed - expected).abs().max() / expected.abs().mean())
-    if not (type(twin) is LlamaModel and gap < TWIN_AGREEMENT):
-        raise FailedProofError(
-            f"{type(twin).__name__} computes something else than {type(network).__name__} ({gap:.1e})"
-        )
-    return gap
-
-
-def tell_in_card(path: Path) -> None:
-    """Say at the top of a card what the folder holds now, and give the hub the task and the type that fit it."""
-    card: Any = ModelCard(
-        path.read_text(encoding="utf-8") if path.exists() else "---\n{}\n---\n", ignore_metadata_errors=True
-    )
-    if card.data.pipeline_tag == "fill-mask":
-        card.data.pipeline_tag = "feature-extraction"
-    card.data.tags = ["llama" if tag == "eurobert" else tag for tag in card.data.tags or ()]
-    card.text = TOP_OF_CARD.format(floor=FLOOR) + card.text
-    write_text(path, str(card))

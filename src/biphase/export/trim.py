@@ -34,7 +34,7 @@ from biphase.corpus.tokenizer import load_pretrained_tokenizer
 from biphase.encoder.network import load_weights, pad_batch
 from biphase.encoder.proofs import FailedProofError, agree
 from biphase.errors import InputError, clipped, told_as
-from biphase.export.golden import read_prompts
+from biphase.export.golden import read_named_prompts
 from biphase.files import read_json_as, write_json
 from biphase.hub import count_positions, load_model_config
 
@@ -105,7 +105,7 @@ def choose_ids(source: Path, texts: Iterable[str], minimum_count: int) -> dict[i
 
 def list_prompts(folder: Path) -> list[str]:
     """List what a model's inputs say beside the texts: an embedding model's prompts, else a kept model's templates."""
-    prompts, path = [*read_prompts(folder).values()], folder / "biphase.json"
+    prompts, path = [*read_named_prompts(folder).values()], folder / "biphase.json"
     if not prompts and path.exists():
         task = read_json_as(path, dict[str, Any])["task"]
         prompts = [re.sub(r"\{\w+\}", "", task[key]) for key in task if key.endswith("template") and task[key]]

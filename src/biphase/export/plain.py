@@ -1,0 +1,193 @@
+"""A model folder of anybody → what transformers alone, or sentence-transformers, compute with it, by names of outputs.
+
+With that is compared whatever else computes with the folder: an ONNX file, a plain Llama, llama.cpp, a server. Neither
+pickles nor code of the folder's own are opened.
+
+Letters: S texts of a batch, L tokens of the longest of them, D width.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from inspect import signature
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor, nn
+
+from biphase.config import BUNDLED
+from biphase.corpus.text import find_text_sources, sample_texts
+from biphase.encoder.network import load_weights, pad_batch
+from biphase.encoder.proofs import FailedProofError, agree
+from biphase.errors import InputError, told_as
+from biphase.files import files_below, read_json_as
+from biphase.hub import INDEX, count_positions, refuse_pickles
+from biphase.tasks.families import KINDS
+
+TOKEN_OUTPUTS = ("last_hidden_state", "start_logits", "end_logits")
+"""The outputs that have a row for each token; `logits` have one for each token or for each text."""
+LONGEST = 2048
+"""The longest text of a proof, where a network has positions for twice as many tokens."""
+LENGTHS = ((1,), (2,), (3, 1), (LONGEST,), (17, LONGEST, 1), (9, 40, 5, 1, 23))
+"""The lengths of the texts of the batches of a proof."""
+NUM_TEXTS, TEXT_CHARACTERS, TEXTS_AT_ONCE = 64, 400, 8
+"""Bundled texts on which two forms of a network are compared and timed, the characters of each, and how many make a
+batch."""
+
+Features = dict[str, Tensor]
+"""A padded batch: `input_ids`, `attention_mask` and perhaps `token_type_ids`, [S, L]; or outputs by their names."""
+Compute = Callable[[Features], Features]
+
+
+class NamedOutputs(nn.Module):
+    """A network of transformers, and the modules of sentence-transformers that make an embedding of its states."""
+
+    def __init__(self, network: Any, tokenizer: Any, pooling: Iterable[nn.Module] = ()) -> None:
+        super().__init__()
+        self.network, self.tokenizer, self.pooling = network, tokenizer, nn.ModuleList(pooling)
+        self.longest = max(1, min(count_positions(network.config) // 2, LONGEST))
+        takes_types = "token_type_ids" in {*tokenizer.model_input_names} & {*signature(network.forward).parameters}
+        self.input_names = ("input_ids", "attention_mask", *(["token_type_ids"] if takes_types else []))
+
+    def outputs(self, features: Features) -> Features:
+        output = self.network(**features)
+        named = {name: output[name] for name in ("logits", *TOKEN_OUTPUTS) if name in output}
+        if self.pooling:
+            pooled: Any = features | {"token_embeddings": named["last_hidden_state"]}
+            for module in self.pooling:
+                pooled = module(pooled)
+            named["sentence_embedding"] = pooled["sentence_embedding"]
+        return named
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.outputs(dict(zip(self.input_names, inputs, strict=True))).values())
+
+    def read_texts(self) -> list[Tensor]:
+        """Read the bundled English texts as the tokenizer gives them, each the tokens of one."""
+        texts = sample_texts(find_text_sources(BUNDLED / "corpus" / "validation.jsonl.zst"))
+        cut = [text[:TEXT_CHARACTERS] for text in islice(texts, NUM_TEXTS)]
+        rows = self.tokenizer(cut, truncation=True, max_length=max(self.longest, 4))["input_ids"]
+        return [torch.tensor(row)[: self.longest] for row in rows]
+
+    def batch(self, rows: Sequence[Tensor], lengths: Iterable[int] = ()) -> Features:
+        """Make a batch of rows of tokens, padded on the right. With `lengths` each row is cut, or repeated, to one."""
+        if lengths := [min(length, self.longest) for length in lengths]:
+            rows = [row.repeat(length // len(row) + 1)[:length] for row, length in zip(rows, lengths, strict=False)]
+        config = self.network.config
+        features = pad_batch(rows, getattr(config, "pad_token_id", None) or 0)
+        if "token_type_ids" in self.input_names:  # of a pair the second text has another type, where there are two
+            mask_SL = features["attention_mask"]
+            is_second_SL = mask_SL.cumsum(1) * 2 > mask_SL.sum(1, keepdim=True)
+            features["token_type_ids"] = (mask_SL * is_second_SL).clamp(max=getattr(config, "type_vocab_size", 1) - 1)
+        return features
+
+
+def load_named(folder: Path, attention: str | None = None, *, pooled: bool = True) -> tuple[NamedOutputs, Compute]:
+    """Load the network of a folder in fp32, with the head that it has, or with what follows it in sentence-transformers
+    where embeddings are to be `pooled`; and a function that computes the same outputs as these libraries do.
+
+    Raises `InputError` for a folder that these cannot load, and for pickles.
+    """
+    classes = read_json_as(folder / "config.json", dict[str, Any]).get("architectures") or []
+    head = next((kind.head for kind in KINDS.values() if any(str(name).endswith(kind.head) for name in classes)), "")
+    network: Any = load_weights(getattr(transformers, f"AutoModel{head}"), folder, attention=attention).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    if head or not pooled or not (folder / "modules.json").exists():
+        named = NamedOutputs(network, tokenizer)
+        return named, named.outputs
+    list_module_files(folder)
+    from sentence_transformers import SentenceTransformer
+
+    settings: Any = {"device": "cpu", "trust_remote_code": False, "model_kwargs": {"dtype": torch.float32}}
+    with told_as(f"{folder} is no embedding model that can be loaded"):
+        embedder: Any = SentenceTransformer(str(folder), **settings).eval()
+
+    def embed(features: Features) -> Features:
+        output = embedder(dict(features))
+        return {"last_hidden_state": output["token_embeddings"], "sentence_embedding": output["sentence_embedding"]}
+
+    return NamedOutputs(network, tokenizer, list(embedder)[1:]), embed
+
+
+def read_answers(outputs: Features, lengths: Sequence[int]) -> list[np.ndarray]:
+    """Take from the outputs for texts what each is answered with: its embedding [D], the mean of its hidden states
+    where there is none, or its logits."""
+    if "sentence_embedding" in outputs:
+        return list(outputs["sentence_embedding"].numpy())
+    name, states = next(iter(outputs.items()))
+    if name == "start_logits":
+        states = torch.stack([states, outputs["end_logits"]], -1)
+    parts = [part[:length] if states.ndim > 2 else part for part, length in zip(states, lengths, strict=True)]
+    return [(part.mean(0) if name == "last_hidden_state" else part).numpy() for part in parts]
+
+
+@torch.no_grad()
+def prove_outputs(compute: Compute, reference: Compute, network: NamedOutputs, name: str) -> float:
+    """Return the largest difference of what another form of a network computes for batches of short and long texts to
+    what the reference computes for each text alone, in units of an output's mean size.
+
+    Raises `FailedProofError` where a difference is more than rounding.
+    """
+    texts, gaps = network.read_texts(), []
+    for features in [*(network.batch(texts, lengths) for lengths in LENGTHS), network.batch(texts[:TEXTS_AT_ONCE])]:
+        computed, lengths = compute(features), features["attention_mask"].sum(1).tolist()
+        alone = []
+        for index, length in enumerate(lengths):
+            alone.append(reference({key: rows[index : index + 1, :length] for key, rows in features.items()}))
+        for output in alone[0]:
+            expected = torch.cat([row[output].flatten() for row in alone])
+            parts = [part[: row[output].shape[1]].flatten() for part, row in zip(computed[output], alone, strict=True)]
+            if not agree(torch.cat(parts), expected):
+                of_texts = f"texts of {', '.join(map(str, lengths))} tokens"
+                raise FailedProofError(f"{name} gives another {output} than PyTorch for {of_texts}: nothing is written")
+            gaps.append(float((torch.cat(parts) - expected).abs().max() / expected.abs().mean()))
+    return max(gaps)
+
+
+# The modules of sentence-transformers
+
+
+@dataclass(frozen=True)
+class ModuleEntry:
+    """An entry of modules.json, by which sentence-transformers finds a module of an embedding model."""
+
+    path: str
+    type: str
+
+
+def read_modules(folder: Path) -> list[ModuleEntry]:
+    """Read which modules an embedding model has; a folder without modules.json has none. Raises `InputError` for one
+    that is not in the folder."""
+    if not (folder / "modules.json").exists():
+        return []
+    modules = read_json_as(folder / "modules.json", list[ModuleEntry], "save the model anew")
+    for module in modules:
+        if not (folder / module.path).resolve().is_relative_to(folder.resolve()):
+            raise InputError(f"{folder}: its module '{module.path}' is not in the folder; save the model anew")
+    return modules
+
+
+def list_module_files(folder: Path) -> list[Path]:
+    """List the files of an embedding model's modules that have folders of their own, in order. Raises `InputError` for
+    weights that are a pickle, or an index that names some elsewhere."""
+    places = {folder / module.path for module in read_modules(folder)} - {folder}
+    listed = sorted({path for place in places for path in files_below(place)})
+    for path in listed:
+        if path.match("pytorch_model*.bin") or path.name == INDEX:
+            refuse_pickles(path.parent)
+    return listed
+
+
+def read_pooling(folder: Path) -> list[str]:
+    """Read how sentence-transformers pools a folder's tokens, such as `mean`; rows of several lie side by side."""
+    modes: list[str] = []
+    for path in sorted(folder.glob("*_Pooling/config.json")):
+        content = read_json_as(path, dict[str, Any], "save the model anew")
+        named = content.get("pooling_mode") or []
+        modes += [named] if isinstance(named, str) else named
+        keys = [key for key, value in content.items() if key.startswith("pooling_mode_") and value is True]
+        modes += [key.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token") for key in keys]
+    return modes
