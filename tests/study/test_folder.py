@@ -100,13 +100,13 @@ def test_what_was_not_the_same_for_all_arms_is_noted(fill: Any, tmp_path: Path) 
         (run / "config.yaml").write_text(yaml.safe_dump(plan.runs[name].recipe.model_dump(mode="json")))
         (run / "environment.json").write_text(f'{{"device": "cpu", "precision": "{precision}"}}')
         state.records[name] = TrainedRecord(name, "", 1.0, "")
-    trained, tuned = list_notes(state)
+    trained, tuned = list_notes(state, {})
     mlm, clm_mlm = plan.runs
     assert trained.startswith(f"Not all trained with the same precision: bfloat16 ({mlm}), float32 ({clm_mlm});")
     assert tuned.startswith(f"Not all fine-tuned with the same precision: bf16 ({mlm}), fp32 ({clm_mlm});")
     (mixed,) = (found for name, found in state.scores.items() if name == mlm)
     alone = replace(state, scores={mlm: mixed}, records={mlm: state.records[mlm]})
-    assert list(list_notes(alone)) == []
+    assert list(list_notes(alone, {})) == []
 
 
 def test_arms_of_other_versions_and_processors_are_noted_once(write_cell: Callable[..., Path], tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_every_sitting_and_every_process_counts(tmp_path: Path, monkeypatch: pyt
     record = find_record(place, plan.runs[name])
     assert record and not record.is_timed
     records = {name: record, "1m-25-75-400": replace(record, untimed=(), seconds=60.0)}
-    (row,) = list_costs(StudyState(plan, place, {}, records, set(records), set(), {}))
+    (row,) = list_costs(StudyState(plan, place, {}, records, set(records), set(), {}), measure_sizes(plan))
     assert row["worker time"] == f"{duration(60)}, without 1 run whose time is not known"
 
 

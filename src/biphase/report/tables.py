@@ -103,8 +103,8 @@ WIDE_STUBS: dict[str, Callable[[ReportArm], str]] = {
 
 def make_tables(results: ResultSet) -> list[Table]:
     """Make a table for each comparison, family and metric with a result, in the order of `words.yaml`: a row for every
-    arm of the comparison, also for one that lacks this family. Those of a study begin with its own names of models; only
-    published ones have the paper's numbers in their titles."""
+    arm of the comparison, also for one that lacks this family. Those of a study begin with its own names of models;
+    only published ones have the paper's numbers in their titles."""
     tables = []
     is_published = is_of_others(results)
     for metric, (setup, words) in itertools.product(results.metrics, read_words()["comparisons"].items()):

@@ -2,26 +2,30 @@
 
 import json
 import math
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from biphase import __version__
 from biphase.console import duration
 from biphase.corpus.shards import read_shard_manifest
 from biphase.errors import InputError, first_of
-from biphase.files import read_json_as
+from biphase.files import read_hashed, read_json_as
 from biphase.finetuning.metrics import BM25
 from biphase.finetuning.scores import (
     TASK_SETTINGS,
     Score,
     ScoreSet,
+    Spent,
     has_lost_predictions,
     measure_trainings,
 )
+from biphase.flops import WATTS, known_device
 from biphase.recipe import join_phases
 from biphase.report.claims import Claim, Finding, Verdicts, judge_claims
 from biphase.report.contrasts import Terms, contrast, seed_interval, with_averages
@@ -31,7 +35,7 @@ from biphase.report.hypotheses import make_line
 from biphase.report.page import PageText, write_report
 from biphase.report.paper import judge_paper, measure_findings, place_arms
 from biphase.report.results import OBJECTIVE_NAMES, ReportArm, Result, ResultSet, pool, select_rate
-from biphase.report.tables import Table
+from biphase.report.tables import LATEX, Table
 from biphase.run import Run, read_metrics
 from biphase.study.advise import Evidence
 from biphase.study.cost import RunSize, measure_sizes, run_flops
@@ -44,17 +48,18 @@ from biphase.tasks.families import KINDS
 PAPER_METRICS = {kind.code: kind.paper_metric for kind in KINDS.values()}
 
 
-def collect_results(plan: Plan, scores: dict[str, ScoreSet]) -> ResultSet:
+def collect_results(plan: Plan, scores: dict[str, ScoreSet], sizes: Mapping[str, RunSize] | None = None) -> ResultSet:
     """Collect every arm on every task, by the standard metric and by the paper's, in each of its comparisons; beside
     them stands what the plan expects.
 
     Models of one name but for their seed are one arm that was pretrained several times: their results are pooled, each
-    with the seed of its recipe as pretraining seed.
+    with the seed of its recipe as pretraining seed. `sizes` are those of the runs, measured unless they are known.
 
     Raises `InputError` as `refuse_mixtures` does.
     """
     refuse_mixtures(scores)
-    sizes, pooled_names = measure_sizes(plan), {model.name: model.pooled_name for model in plan.models}
+    sizes = measure_sizes(plan) if sizes is None else sizes
+    pooled_names = {model.name: model.pooled_name for model in plan.models}
     points = Counter((pooled_names[cell.model], task) for cell in plan.cells for task in cell.evaluates)
     models: dict[str, list[EvaluatedModel]] = {}
     for model in plan.models:
@@ -267,15 +272,41 @@ def hypotheses_json(plan: Plan, digest: str, declared: Sequence[str], findings: 
 
 
 SOFTWARE = ("biphase", "torch", "transformers")
+BUNDLE = "bundle.json"
 
 
-def list_notes(state: StudyState) -> Iterator[str]:
-    """Write a sentence for each thing that was not the same for all arms, or cannot be checked."""
+@dataclass(frozen=True)
+class BundleRecord:
+    """What the folder of a study that came as an archive says of all that is not in it."""
+
+    biphase: str
+    commit: str
+    texts: Mapping[str, Mapping[str, str]]
+    """By the places of its shard sets: fingerprint, and hash of the tokenizer."""
+    sizes: Mapping[str, RunSize]
+    """By the names of its runs."""
+    commands: tuple[str, ...]
+    """What makes the results, from the text on."""
+
+
+def read_bundle(folder: Path) -> BundleRecord | None:
+    """Read the record of a folder that came as an archive; None elsewhere."""
+    remedy = "unpack the archive again"
+    return read_hashed(folder / BUNDLE, BundleRecord, remedy) if (folder / BUNDLE).exists() else None
+
+
+def list_notes(state: StudyState, sizes: Mapping[str, RunSize]) -> Iterator[str]:
+    """Write a sentence for each thing that was not the same for all arms, is assumed, or cannot be checked."""
+    assumed = {lengths.source: lengths for _, lengths in sizes.values() if lengths.source.startswith("assumed")}
+    for source, lengths in assumed.items():
+        yield f"FLOPs, and shares of them, rest on samples of {lengths.mean_tokens:,.0f} tokens ({source})."
+    if shapeless := [name for name, (shape, _) in sizes.items() if shape is None]:
+        yield f"FLOPs are not counted of networks whose shape or vocabulary is not known here: {first_of(shapeless)}."
     if state.plan.has_one_order:
         yield "All pretraining seeds saw the data in one order: what they show holds for that order of the data."
     trained = []
-    for name, record in state.records.items():
-        environment = read_json_as(state.folder / "runs" / record.folder / "environment.json", dict[str, Any])
+    for name in state.records:
+        environment = read_environment(state, name)
         trained.append((name, {"precision": environment.get("precision", ""), **describe_place(environment)}))
     by_task: dict[str, list[tuple[str, dict[str, str]]]] = defaultdict(list)
     for model, scores in state.scores.items():
@@ -318,11 +349,13 @@ def report_study(
     with figure_pool() as pool:
         picture = pool.submit(plan_svg, replace(plan, cells=()))  # beside the scores, which take longest to read
         state = read_state(plan, folder)
-        results = with_averages(collect_results(plan, state.scores))
+        bundle = read_bundle(folder)
+        sizes = measure_sizes(plan) | (dict(bundle.sizes) if bundle else {})
+        results = with_averages(collect_results(plan, state.scores, sizes))
         findings, verdicts = judge_results(plan, results)
         digest, declared = tell_declaration(plan, folder) if findings else ("", [])
         files = {"hypotheses.json": hypotheses_json(plan, digest, declared, findings)} if findings else {}
-        files["scores.csv"] = cells_csv(state.scores)
+        files |= {"scores.csv": cells_csv(state.scores), "citation.bib": write_citation(plan, declared)}
         tests = [(s.task, s.metrics.get("test", {})) for scores in state.scores.values() for s in scores.scores]
         page_text = PageText(
             title=plan.study.title or f"The study {plan.study.name}",
@@ -330,30 +363,63 @@ def report_study(
             verdicts=verdicts,
             hypotheses=(findings, declared) if findings else None,
             declared=list_equivalents(plan),
-            notes=[*plan.study.notes, *list_notes(state)],
-            commands=[*tell_texts(state), *commands],
+            notes=[*plan.study.notes, *list_notes(state, sizes)],
+            commands=bundle.commands if bundle else [*list_commands(state), *commands],
             bm25={task: values[BM25] for task, values in tests if BM25 in values},
             plan_svg=picture.result(),
             losses=read_losses(state),
             files=files,
             missing=list(list_missing(state)),
-            costs=list_costs(state),
+            costs=list_costs(state, sizes),
         )
         page, table, sentences = write_report(results, out, page_text, pool)
     return page, page_text, results, table, sentences
 
 
-def tell_texts(state: StudyState) -> Iterator[str]:
-    """Write a comment on each shard set that runs were trained on; its size, where the set is still there."""
-    texts: dict[tuple[str, str], None] = {}
+def list_texts(state: StudyState) -> dict[str, dict[str, str]]:
+    """Name what runs were trained on, by the places of the shard sets: their fingerprints, and the hashes of their
+    tokenizers where they are still there."""
+    texts: dict[str, dict[str, str]] = {}
     for name, record in state.records.items():
-        texts |= dict.fromkeys(zip(state.plan.runs[name].recipe.data.sets, record.text or (), strict=False))
-    for path, content in texts:
-        size = ""
-        if find_text(path) == content:
-            text = read_shard_manifest(Path(path)).splits["train"]
-            size = f"{show_count(text.documents, 'document')}, {show_count(text.tokens, 'token')}, "
-        yield f"# trained on {path}: {size}fingerprint {content[:8]}"
+        for path, content in zip(state.plan.runs[name].recipe.data.sets, record.text or (), strict=False):
+            is_here = path not in texts and find_text(path) == content
+            tokenizer = {"tokenizer": read_shard_manifest(Path(path)).tokenizer_hash} if is_here else {}
+            texts.setdefault(path, {"fingerprint": content} | tokenizer)
+    return texts
+
+
+def list_commands(state: StudyState) -> Iterator[str]:
+    """Write what comes before a study's own commands: the software of its runs, then for each shard set that they were
+    trained on a comment, and, where it is still there, the commands that make it."""
+    machines = [read_environment(state, name) for name in state.records]
+    for versions in dict.fromkeys(
+        tuple((name, str(machine.get(name, ""))) for name in SOFTWARE) for machine in machines
+    ):
+        yield f"pip install {' '.join(f'{name}=={version}' for name, version in versions if version)}"
+    for path, text in list_texts(state).items():
+        fingerprint = f"fingerprint {text['fingerprint'][:8]}"
+        if "tokenizer" not in text:
+            yield f"# trained on {path}: {fingerprint}"
+            continue
+        manifest = read_shard_manifest(Path(path))
+        size = f"{show_count(manifest.splits['train'].documents, 'document')}, "
+        size += show_count(manifest.splits["train"].tokens, "token")
+        yield f"# trained on {path}: {size}, {fingerprint}; tokenizer {text['tokenizer'][:8]}"
+        sources: dict[bool, dict[str, None]] = {False: {}, True: {}}
+        for shard in manifest.shards:
+            sources[[*shard.parts] == ["validation"]] |= dict.fromkeys(shard.sources)
+        train, held_out = (shlex.join(names) if len(names) < 5 else "TEXT" for names in sources.values())
+        yield f"biphase tokenizer train {train} --vocab-size {manifest.vocab_size} --out tokenizer"
+        words = ["biphase prepare", train, "--tokenizer tokenizer --out", shlex.quote(path)]
+        words += ["--validation", held_out] if held_out else []
+        for key, value in manifest.options:
+            if value and value != type(manifest.options).model_fields[key].default:
+                words += [f"--{key.replace('_', '-')}", *([] if value is True else [str(value)])]
+        yield " ".join(words)
+
+
+def read_environment(state: StudyState, run: str) -> dict[str, Any]:
+    return read_json_as(state.folder / "runs" / state.records[run].folder / "environment.json", dict[str, Any])
 
 
 def plan_svg(plan: Plan) -> str:
@@ -366,16 +432,17 @@ def plan_svg(plan: Plan) -> str:
 
 
 def read_losses(state: StudyState) -> dict[str, list[dict[str, Any]]]:
-    """Read the losses that runs, finished or not, logged, at steps that count from random weights: a branch begins
-    where it branches."""
-    losses, root = {}, state.folder / "runs"
+    """Read the losses that runs, finished or not, logged, by their arms and with the pretraining seed of each, at steps
+    that count from random weights: a branch begins where it branches."""
+    losses, root = defaultdict[str, list[dict[str, Any]]](list), state.folder / "runs"
     for name, planned in state.plan.runs.items():
         record = state.records.get(name)
         folders = [root / record.folder] if record else root.glob(f"{name}-????????")
         runs = [Run(path) for path in folders if (path / "metrics.jsonl").exists()]
         logs = [[*read_metrics(run, "train"), *read_metrics(run, "validation")] for run in runs]
         if rows := max(logs, key=len, default=[]):
-            losses[name] = [row | {"step": planned.first + row["step"]} for row in rows]
+            arm = state.plan.arms[name]
+            losses[arm.pooled_name] += [row | {"step": planned.first + row["step"], "seed": arm.seed} for row in rows]
     return losses
 
 
@@ -395,25 +462,71 @@ def cells_csv(scores: dict[str, ScoreSet]) -> str:
     return csv_text([columns, *([row.get(column, "") for column in columns] for row in rows)])
 
 
-COST_COLUMNS = ("stage", "units", "steps", "tokens", "worker time")
+COST_COLUMNS = ("stage", "device", "units", "steps", "tokens", "FLOPs", "worker time", "device hours", "kWh at most")
 
 
-def list_costs(state: StudyState) -> list[dict[str, object]]:
-    """List what was spent, as measured, a row for each stage; its keys are the headers."""
-    trainings = measure_trainings(chain.from_iterable(scores.scores for scores in state.scores.values()))
-    rows: list[tuple[object, ...]] = []
-    if state.records:
-        timed = [record.seconds for record in state.records.values() if record.is_timed]
-        untimed = len(state.records) - len(timed)
-        spent = duration(sum(timed)) if timed else "not known"
-        spent += f", without {show_count(untimed, 'run')} whose time is not known" if timed and untimed else ""
-        runs = [state.plan.runs[name] for name in state.records]
-        tokens = sum(run.tokens for run in runs)
-        rows.append(("pretraining", len(runs), sum(run.steps for run in runs), f"{tokens:,}", spent))
-    for task, of_task in trainings.items():
-        stage, time = f"fine-tuning and evaluation: {task}", duration(of_task.seconds)
-        rows.append((stage, of_task.trainings, of_task.steps, "", time))
-    return [dict(zip(COST_COLUMNS, row, strict=True)) for row in rows]
+def list_costs(state: StudyState, sizes: Mapping[str, RunSize]) -> list[dict[str, object]]:
+    """List what was spent, as measured, a row for each stage and device; its keys are the headers. A device is a GPU,
+    or a thread of a CPU; energy is the power that the boards may draw, times their hours."""
+    spent: dict[tuple[str, str, int], list[tuple[Spent, float]]] = defaultdict(list)
+    untimed = Counter[tuple[str, str, int]]()
+    for name, record in state.records.items():
+        run, machine = state.plan.runs[name], read_environment(state, name)
+        place = "pretraining", *count_devices(machine, machine.get("processes", 1))
+        flops = sum(run_flops(run, sizes[name]).values()) or math.nan
+        spent[place].append((Spent(1, run.steps, run.tokens, record.seconds if record.is_timed else 0.0), flops))
+        untimed[place] += not record.is_timed
+    by_task: dict[tuple[str, str, int], list[tuple[Spent, float]]] = defaultdict(list)
+    for model in state.plan.models:
+        shape, _ = sizes[model.run]
+        on_devices: dict[tuple[str, int], list[Score]] = defaultdict(list)
+        for score in state.scores[model.name].scores if model.name in state.scores else ():
+            on_devices[count_devices(score.machine)].append(score)
+        for devices, scores in on_devices.items():
+            for task, of_task in measure_trainings(scores).items():
+                flops = shape.flops.per_token * of_task.tokens if shape else math.nan
+                by_task[f"fine-tuning and evaluation: {task}", *devices].append((of_task, flops))
+    rows = []
+    for (stage, device, count), parts in (spent | dict(sorted(by_task.items()))).items():
+        units, steps = sum(part.trainings for part, _ in parts), sum(part.steps for part, _ in parts)
+        seconds, lost = sum(part.seconds for part, _ in parts), untimed[stage, device, count]
+        time = "not known" if lost == len(parts) else duration(seconds)
+        time += f", without {show_count(lost, 'run')} whose time is not known" if 0 < lost < len(parts) else ""
+        tokens, flops, hours = (
+            sum(part.tokens for part, _ in parts),
+            sum(flops for _, flops in parts),
+            seconds * count / 3600,
+        )
+        watts = WATTS.get(known_device(device) or "")
+        name = (
+            f"{device}, {show_count(count, 'thread')}"
+            if device == "cpu"
+            else device + (f" × {count}" if count > 1 else "")
+        )
+        known = ("not known" if math.isnan(flops) else f"{flops:.3g}"), time, f"{hours:.3g}"
+        energy = f"{hours * watts / 1000:.3g} at {watts} W" if watts else "not known"
+        rows.append(dict(zip(COST_COLUMNS, (stage, name, units, steps, f"{tokens:,.0f}", *known, energy), strict=True)))
+    return rows
+
+
+def count_devices(machine: Mapping[str, Any], processes: int = 1) -> tuple[str, int]:
+    """Name the device of a record of a machine, and count them: GPUs, or threads of a CPU."""
+    device = str(machine.get("device", "not known"))
+    return device, processes * (int(machine.get("threads", 1)) if device == "cpu" else 1)
+
+
+def write_citation(plan: Plan, declared: Sequence[str]) -> str:
+    """Write BibTeX entries of the study and of biphase."""
+    study = plan.study
+    signs = str.maketrans(LATEX)
+    title = (study.title or f"The study {study.name}").translate(signs)
+    authors = " and ".join(f"{{{author.translate(signs)}}}" for author in study.authors)
+    lines = (
+        [f"@misc{{{study.name}"] + ([f"  author = {{{authors}}}"] if authors else []) + [f"  title = {{{{{title}}}}}"]
+    )
+    lines.append(f"  note = {{{'; '.join([f'Made with biphase {__version__}', *declared[:1]]).translate(signs)}}}")
+    software = [f"@software{{biphase-{__version__}", "  author = {{The biphase authors}}", "  title = {{biphase}}"]
+    return "".join(",\n".join(entry) + "\n}\n" for entry in (lines, [*software, f"  version = {{{__version__}}}"]))
 
 
 def list_missing(state: StudyState) -> Iterator[str]:
