@@ -31,11 +31,10 @@ from biphase.study.cost import measure_sizes
 from biphase.study.declarations import DECLARED
 from biphase.study.folder import StudyState, read_state, study_text
 from biphase.study.plan import plan_study
-from biphase.study.report import BUNDLE, BundleRecord, list_commands, list_texts, read_bundle, report_study
+from biphase.study.report import BUNDLE, BundleRecord, list_commands, read_bundle, report_study
 from biphase.study.spec import load_study, move_tasks
 from biphase.tasks.spec import find_task, split_name
 
-ENDINGS = (".tar.gz", ".tar.xz")
 DATE = 946_684_800
 """The time of every file in an archive: the year 2000. What is older, `tar` warns of."""
 
@@ -46,8 +45,8 @@ def bundle_study(state: StudyState, out: Path, commands: Sequence[str]) -> Path:
     Raises `InputError` for a file that is there already, another ending than .tar.gz or .tar.xz, and a study without a
     score.
     """
-    if not out.name.endswith(ENDINGS):
-        raise InputError(f"{out}: the name of an archive ends in {' or '.join(ENDINGS)}")
+    if not out.name.endswith((".tar.gz", ".tar.xz")):
+        raise InputError(f"{out}: the name of an archive ends in .tar.gz or .tar.xz")
     refuse_existing(out)
     if left := len(state.kinds.keys() - state.done):
         err.print(f"{show_count(left, 'unit')} of {len(state.kinds)} not done: the archive has what is")
@@ -108,7 +107,7 @@ def write_records(state: StudyState, staged: Path, commands: Sequence[str]) -> N
     bundle = read_bundle(state.folder)
     if bundle is None:
         made = [*list_commands(state), *commands]
-        bundle = BundleRecord(__version__, find_commit(), list_texts(state), measure_sizes(state.plan), tuple(made))
+        bundle = BundleRecord(__version__, find_commit(), measure_sizes(state.plan), tuple(made))
     write_hashed(staged / BUNDLE, to_jsonable_python(bundle))
 
 

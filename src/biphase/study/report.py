@@ -21,7 +21,6 @@ from biphase.finetuning.scores import (
     TASK_SETTINGS,
     Score,
     ScoreSet,
-    Spent,
     has_lost_predictions,
     measure_trainings,
 )
@@ -42,7 +41,7 @@ from biphase.study.cost import RunSize, measure_sizes, run_flops
 from biphase.study.declarations import tell_declaration
 from biphase.study.folder import TRAINING, StudyState, find_text, read_state
 from biphase.study.plan import EvaluatedModel, Plan, history, plan_study
-from biphase.study.spec import load_study
+from biphase.study.spec import Study, load_study
 from biphase.tasks.families import KINDS
 
 PAPER_METRICS = {kind.code: kind.paper_metric for kind in KINDS.values()}
@@ -281,8 +280,6 @@ class BundleRecord:
 
     biphase: str
     commit: str
-    texts: Mapping[str, Mapping[str, str]]
-    """By the places of its shard sets: fingerprint, and hash of the tokenizer."""
     sizes: Mapping[str, RunSize]
     """By the names of its runs."""
     commands: tuple[str, ...]
@@ -355,7 +352,7 @@ def report_study(
         findings, verdicts = judge_results(plan, results)
         digest, declared = tell_declaration(plan, folder) if findings else ("", [])
         files = {"hypotheses.json": hypotheses_json(plan, digest, declared, findings)} if findings else {}
-        files |= {"scores.csv": cells_csv(state.scores), "citation.bib": write_citation(plan, declared)}
+        files |= {"scores.csv": cells_csv(state.scores), "citation.bib": write_citation(plan.study, declared)}
         tests = [(s.task, s.metrics.get("test", {})) for scores in state.scores.values() for s in scores.scores]
         page_text = PageText(
             title=plan.study.title or f"The study {plan.study.name}",
@@ -376,45 +373,33 @@ def report_study(
     return page, page_text, results, table, sentences
 
 
-def list_texts(state: StudyState) -> dict[str, dict[str, str]]:
-    """Name what runs were trained on, by the places of the shard sets: their fingerprints, and the hashes of their
-    tokenizers where they are still there."""
-    texts: dict[str, dict[str, str]] = {}
-    for name, record in state.records.items():
-        for path, content in zip(state.plan.runs[name].recipe.data.sets, record.text or (), strict=False):
-            is_here = path not in texts and find_text(path) == content
-            tokenizer = {"tokenizer": read_shard_manifest(Path(path)).tokenizer_hash} if is_here else {}
-            texts.setdefault(path, {"fingerprint": content} | tokenizer)
-    return texts
-
-
 def list_commands(state: StudyState) -> Iterator[str]:
-    """Write what comes before a study's own commands: the software of its runs, then for each shard set that they were
-    trained on a comment, and, where it is still there, the commands that make it."""
-    machines = [read_environment(state, name) for name in state.records]
-    for versions in dict.fromkeys(
-        tuple((name, str(machine.get(name, ""))) for name in SOFTWARE) for machine in machines
-    ):
-        yield f"pip install {' '.join(f'{name}=={version}' for name, version in versions if version)}"
-    for path, text in list_texts(state).items():
-        fingerprint = f"fingerprint {text['fingerprint'][:8]}"
-        if "tokenizer" not in text:
-            yield f"# trained on {path}: {fingerprint}"
+    """Write what comes before a study's own commands: the software of its runs, then a comment on each shard set that
+    they were trained on, and, where it is still there, the commands that make it."""
+    texts: dict[tuple[str, str], None] = {}
+    versions: dict[str, None] = {}
+    for name, record in state.records.items():
+        texts |= dict.fromkeys(zip(state.plan.runs[name].recipe.data.sets, record.text or (), strict=False))
+        software = describe_place(read_environment(state, name))["software"].split()
+        versions["pip install " + " ".join(map("==".join, zip(software[::2], software[1::2], strict=True)))] = None
+    yield from versions
+    for path, content in texts:
+        if find_text(path) != content:
+            yield f"# trained on {path}: fingerprint {content[:16]}"
             continue
         manifest = read_shard_manifest(Path(path))
-        size = f"{show_count(manifest.splits['train'].documents, 'document')}, "
-        size += show_count(manifest.splits["train"].tokens, "token")
-        yield f"# trained on {path}: {size}, {fingerprint}; tokenizer {text['tokenizer'][:8]}"
+        text, tokenizer = manifest.splits["train"], manifest.tokenizer_hash[:16]
+        size = f"{show_count(text.documents, 'document')}, {show_count(text.tokens, 'token')}"
+        yield f"# trained on {path}: {size}, fingerprint {content[:16]}; tokenizer {tokenizer}"
         sources: dict[bool, dict[str, None]] = {False: {}, True: {}}
         for shard in manifest.shards:
             sources[[*shard.parts] == ["validation"]] |= dict.fromkeys(shard.sources)
         train, held_out = (shlex.join(names) if len(names) < 5 else "TEXT" for names in sources.values())
         yield f"biphase tokenizer train {train} --vocab-size {manifest.vocab_size} --out tokenizer"
-        words = ["biphase prepare", train, "--tokenizer tokenizer --out", shlex.quote(path)]
-        words += ["--validation", held_out] if held_out else []
-        for key, value in manifest.options:
-            if value and value != type(manifest.options).model_fields[key].default:
-                words += [f"--{key.replace('_', '-')}", *([] if value is True else [str(value)])]
+        words = [f"biphase prepare {train} --tokenizer tokenizer --out {shlex.quote(path)}"]
+        words += [f"--validation {held_out}"] if held_out else []
+        changed = manifest.options.model_dump(exclude_defaults=True).items()
+        words += [f"--{key.replace('_', '-')}{'' if value is True else f' {value}'}" for key, value in changed if value]
         yield " ".join(words)
 
 
@@ -467,66 +452,50 @@ COST_COLUMNS = ("stage", "device", "units", "steps", "tokens", "FLOPs", "worker 
 
 def list_costs(state: StudyState, sizes: Mapping[str, RunSize]) -> list[dict[str, object]]:
     """List what was spent, as measured, a row for each stage and device; its keys are the headers. A device is a GPU,
-    or a thread of a CPU; energy is the power that the boards may draw, times their hours."""
-    spent: dict[tuple[str, str, int], list[tuple[Spent, float]]] = defaultdict(list)
-    untimed = Counter[tuple[str, str, int]]()
+    or a thread of a CPU; energy is the power that boards may draw, times their hours."""
+    spent: dict[tuple[str, str, int], list[tuple[float, ...]]] = defaultdict(list)
     for name, record in state.records.items():
         run, machine = state.plan.runs[name], read_environment(state, name)
-        place = "pretraining", *count_devices(machine, machine.get("processes", 1))
-        flops = sum(run_flops(run, sizes[name]).values()) or math.nan
-        spent[place].append((Spent(1, run.steps, run.tokens, record.seconds if record.is_timed else 0.0), flops))
-        untimed[place] += not record.is_timed
-    by_task: dict[tuple[str, str, int], list[tuple[Spent, float]]] = defaultdict(list)
-    for model in state.plan.models:
+        flops, seconds = sum(run_flops(run, sizes[name]).values()) or math.nan, record.seconds * record.is_timed
+        place = "pretraining", *count_devices(machine)
+        spent[place].append((1, run.steps, run.tokens, flops, seconds, not record.is_timed))
+    for model in state.plan.models if state.scores else ():
         shape, _ = sizes[model.run]
-        on_devices: dict[tuple[str, int], list[Score]] = defaultdict(list)
-        for score in state.scores[model.name].scores if model.name in state.scores else ():
-            on_devices[count_devices(score.machine)].append(score)
-        for devices, scores in on_devices.items():
-            for task, of_task in measure_trainings(scores).items():
-                flops = shape.flops.per_token * of_task.tokens if shape else math.nan
-                by_task[f"fine-tuning and evaluation: {task}", *devices].append((of_task, flops))
+        scores = sorted(state.scores[model.name].scores, key=lambda score: count_devices(score.machine))
+        for devices, group in groupby(scores, key=lambda score: count_devices(score.machine)):
+            for task, part in measure_trainings(group).items():
+                flops = shape.flops.per_token * part.tokens if shape else math.nan
+                place = f"fine-tuning and evaluation: {task}", *devices
+                spent[place].append((part.trainings, part.steps, part.tokens, flops, part.seconds, 0))
     rows = []
-    for (stage, device, count), parts in (spent | dict(sorted(by_task.items()))).items():
-        units, steps = sum(part.trainings for part, _ in parts), sum(part.steps for part, _ in parts)
-        seconds, lost = sum(part.seconds for part, _ in parts), untimed[stage, device, count]
-        time = "not known" if lost == len(parts) else duration(seconds)
-        time += f", without {show_count(lost, 'run')} whose time is not known" if 0 < lost < len(parts) else ""
-        tokens, flops, hours = (
-            sum(part.tokens for part, _ in parts),
-            sum(flops for _, flops in parts),
-            seconds * count / 3600,
-        )
-        watts = WATTS.get(known_device(device) or "")
-        name = (
-            f"{device}, {show_count(count, 'thread')}"
-            if device == "cpu"
-            else device + (f" × {count}" if count > 1 else "")
-        )
-        known = ("not known" if math.isnan(flops) else f"{flops:.3g}"), time, f"{hours:.3g}"
+    for (stage, device, count), parts in spent.items():
+        units, steps, tokens, flops, seconds, untimed = map(sum, zip(*parts, strict=True))
+        time = duration(seconds) if untimed < units else "not known"
+        time += f", without {show_count(int(untimed), 'run')} whose time is not known" if 0 < untimed < units else ""
+        hours, watts = seconds * count / 3600, WATTS.get(known_device(device) or "")
         energy = f"{hours * watts / 1000:.3g} at {watts} W" if watts else "not known"
-        rows.append(dict(zip(COST_COLUMNS, (stage, name, units, steps, f"{tokens:,.0f}", *known, energy), strict=True)))
+        told = f"{tokens:,.0f}", "not known" if math.isnan(flops) else f"{flops:.3g}", time, f"{hours:.3g}", energy
+        columns = (stage, f"{count} × {device}", int(units), int(steps), *told)
+        rows.append(dict(zip(COST_COLUMNS, columns, strict=True)))
     return rows
 
 
-def count_devices(machine: Mapping[str, Any], processes: int = 1) -> tuple[str, int]:
-    """Name the device of a record of a machine, and count them: GPUs, or threads of a CPU."""
+def count_devices(machine: Mapping[str, Any]) -> tuple[str, int]:
+    """Name the device of a record of a machine, and count those of all processes: GPUs, or threads of a CPU."""
     device = str(machine.get("device", "not known"))
-    return device, processes * (int(machine.get("threads", 1)) if device == "cpu" else 1)
+    return device, machine.get("processes", 1) * (machine.get("threads", 1) if device == "cpu" else 1)
 
 
-def write_citation(plan: Plan, declared: Sequence[str]) -> str:
+def write_citation(study: Study, declared: Sequence[str]) -> str:
     """Write BibTeX entries of the study and of biphase."""
-    study = plan.study
-    signs = str.maketrans(LATEX)
-    title = (study.title or f"The study {study.name}").translate(signs)
-    authors = " and ".join(f"{{{author.translate(signs)}}}" for author in study.authors)
-    lines = (
-        [f"@misc{{{study.name}"] + ([f"  author = {{{authors}}}"] if authors else []) + [f"  title = {{{{{title}}}}}"]
-    )
-    lines.append(f"  note = {{{'; '.join([f'Made with biphase {__version__}', *declared[:1]]).translate(signs)}}}")
-    software = [f"@software{{biphase-{__version__}", "  author = {{The biphase authors}}", "  title = {{biphase}}"]
-    return "".join(",\n".join(entry) + "\n}\n" for entry in (lines, [*software, f"  version = {{{__version__}}}"]))
+    fields = {"author": " and ".join(f"{{{author}}}" for author in study.authors), "title": study.title or study.name}
+    fields["note"] = "; ".join([f"made with biphase {__version__}", *declared[:1]])
+    software = {"author": "{The biphase authors}", "title": "biphase", "version": __version__}
+    signs, entries = str.maketrans({sign: text for sign, text in LATEX.items() if sign not in "{}"}), ""
+    for head, texts in ((f"@misc{{{study.name}", fields), ("@software{biphase", software)):
+        lines = [f"  {key} = {{{{{text.translate(signs)}}}}}" for key, text in texts.items() if text]
+        entries += ",\n".join([head, *lines]) + "\n}\n"
+    return entries
 
 
 def list_missing(state: StudyState) -> Iterator[str]:
