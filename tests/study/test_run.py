@@ -22,13 +22,13 @@ from biphase.engine import local as units
 from biphase.engine import scheduler
 from biphase.engine.local import Engine
 from biphase.errors import BusyError, InputError, StoppedError
-from biphase.files import file_hash, hash_below, locked, read_json, write_hashed
+from biphase.files import file_hash, hash_below, locked, read_json, write_hashed, write_json
 from biphase.finetuning.config import PROTOCOL
 from biphase.pretraining import loop
 from biphase.recipe import Checkpoints
 from biphase.run import Run
 from biphase.study import run as worker
-from biphase.study.cost import measure_sizes
+from biphase.study.cost import measure_sizes, run_flops
 from biphase.study.folder import (
     claim_study_folder,
     drop_checkpoints,
@@ -38,7 +38,7 @@ from biphase.study.folder import (
     study_text,
 )
 from biphase.study.plan import Plan, plan_study, train_name
-from biphase.study.report import arm_of_model, collect_results, list_notes, read_evidence, report_study
+from biphase.study.report import arm_of_model, collect_results, list_costs, list_notes, read_evidence, report_study
 from biphase.study.run import measure_units, run_study, status, study_units
 from biphase.study.spec import Study
 
@@ -152,7 +152,11 @@ def test_an_archive_gives_the_page_again(
     shape = "classes: [O, B-location], files: [{train: train.jsonl, validation: validation.jsonl, test: test.jsonl}]"
     own = "{name: places, family: token_classification, metric: f1, label: ner_tags, " + shape + "}"
     Path("places.yaml").write_text(own, encoding="utf-8")
-    words = ["recipe.data.shards=shards", "evaluation.tasks=[wnut17, places.yaml]", "authors=[A. Žena & B_C]"]
+    words = [
+        "recipe.data.shards=shards",
+        "evaluation.tasks=[wnut17, places.yaml]",
+        "authors=[A. Žena & B_C, '{The Team}']",
+    ]
     words.append(f"evaluation.data_dirs={{wnut17: {words_dir}, places.yaml: {words_dir}}}")
     moved = changed(plan, *words, *ONE_CELL, "title=A_B & 50 %")
     assert not run_study(moved, claim_study_folder(place, moved.study), HERE)
@@ -184,13 +188,34 @@ def test_an_archive_gives_the_page_again(
         for folder in (clean / "mine", clean / "study-tiny" / "report"):
             assert hash_below(folder) == hash_below(tmp_path / "kept"), folder
     citation = (tmp_path / "kept" / "citation.bib").read_text(encoding="utf-8")
-    assert r"author = {{{A. Žena \& B\_C}}}" in citation and r"title = {{A\_B \& 50 \%}}" in citation
+    assert r"author = {A. Žena \& B\_C and {The Team}}" in citation and r"title = {{A\_B \& 50 \%}}" in citation
     page = (tmp_path / "kept" / "index.html").read_text(encoding="utf-8")
     assert "assumed" not in page and "1 × cpu" in page and "How to cite" in page
     (clean / "study-tiny" / "bundle.json").unlink()
     subprocess.run(command, cwd=clean, check=True, capture_output=True)
     told = "rest on samples of .* tokens .assumed: shards is not here"
     assert re.search(told, (clean / "mine" / "index.html").read_text(encoding="utf-8")), "an archive made by hand"
+
+
+def test_costs_by_device(plan: Plan, finished: Path, tmp_path: Path) -> None:
+    """Eight H100 for each run: their hours, FLOPs as the plan counts them, energy by the board's 700 W."""
+    place = copy_of(finished, tmp_path / "gpus")
+    for file in place.glob("runs/*/environment.json"):
+        write_json(file, read_json(file) | {"device": "NVIDIA H100 80GB HBM3", "processes": 8})
+    sizes, state = measure_sizes(plan), read_state(plan, place)
+    pretraining, tuning = list_costs(state, sizes)
+    seconds = sum(record.seconds for record in state.records.values())
+    assert pretraining["device"] == "8 × NVIDIA H100 80GB HBM3" and tuning["device"] == "1 × cpu"
+    assert float(str(pretraining["device hours"])) == pytest.approx(8 * seconds / 3600, rel=0.01)
+    energy, _, told = str(pretraining["kWh at most"]).partition(" at ")
+    assert (float(energy), told) == (pytest.approx(0.7 * 8 * seconds / 3600, rel=0.01), "700 W")
+    flops = sum(sum(run_flops(run, sizes[name]).values()) for name, run in plan.runs.items())
+    assert float(str(pretraining["FLOPs"])) == pytest.approx(flops, rel=0.01)
+    scores = [score for own in state.scores.values() for score in own.scores]
+    tokens = sum(score.tokens_per_second["train"] * score.seconds["train"] for score in scores)
+    shape, _ = sizes["tiny-clm-12"]
+    assert shape and float(str(tuning["FLOPs"])) == pytest.approx(6 * shape.block_weights * tokens, rel=0.01)
+    assert (tuning["units"], tuning["kWh at most"]) == (len(scores), "not known")
 
 
 def test_more_pretraining_seeds_train_nothing_anew(plan: Plan, finished: Path, tmp_path: Path) -> None:

@@ -105,9 +105,10 @@ def write_records(state: StudyState, staged: Path, commands: Sequence[str]) -> N
         record = replace(record, key=state.plan.runs[name].key, models=known)
         write_hashed(staged / "trained" / f"{name}.json", to_jsonable_python(record))
     bundle = read_bundle(state.folder)
-    if bundle is None:
-        made = [*list_commands(state), *commands]
-        bundle = BundleRecord(__version__, find_commit(), measure_sizes(state.plan), tuple(made))
+    sizes, made = measure_sizes(state.plan), [*list_commands(state), *commands]
+    if bundle is not None:  # it came as an archive itself
+        sizes, made = sizes | dict(bundle.sizes), [*bundle.commands]
+    bundle = BundleRecord(__version__, find_commit(), sizes, tuple(made))
     write_hashed(staged / BUNDLE, to_jsonable_python(bundle))
 
 

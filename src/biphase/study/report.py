@@ -488,12 +488,12 @@ def count_devices(machine: Mapping[str, Any]) -> tuple[str, int]:
 
 def write_citation(study: Study, declared: Sequence[str]) -> str:
     """Write BibTeX entries of the study and of biphase."""
-    fields = {"author": " and ".join(f"{{{author}}}" for author in study.authors), "title": study.title or study.name}
+    fields = {"author": " and ".join(study.authors), "title": f"{{{study.title or study.name}}}"}
     fields["note"] = "; ".join([f"made with biphase {__version__}", *declared[:1]])
-    software = {"author": "{The biphase authors}", "title": "biphase", "version": __version__}
+    software = {"author": "{The biphase authors}", "title": "{biphase}", "version": __version__}
     signs, entries = str.maketrans({sign: text for sign, text in LATEX.items() if sign not in "{}"}), ""
     for head, texts in ((f"@misc{{{study.name}", fields), ("@software{biphase", software)):
-        lines = [f"  {key} = {{{{{text.translate(signs)}}}}}" for key, text in texts.items() if text]
+        lines = [f"  {key} = {{{text.translate(signs)}}}" for key, text in texts.items() if text]
         entries += ",\n".join([head, *lines]) + "\n}\n"
     return entries
 
