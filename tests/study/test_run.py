@@ -296,8 +296,8 @@ def test_report(plan: Plan, finished: Path, tmp_path: Path) -> None:
     assert re.search(
         r"pip install biphase==.* torch==.* transformers==.*\n"
         r"# trained on .*: [\d,]+ documents, [\d,]+ tokens, fingerprint [0-9a-f]{16}; tokenizer [0-9a-f]{16}\n"
-        r"biphase tokenizer train .* --vocab-size \d+ --out tokenizer\n"
-        r"biphase prepare .* --tokenizer tokenizer --out .*\n"
+        r"biphase tokenizer train train.jsonl --vocab-size \d+ --out tokenizer\n"
+        r"biphase prepare train.jsonl --tokenizer tokenizer --out .* --validation validation.jsonl\n"
         r"biphase study run study.yaml a.b=1\n",
         text,
     )

@@ -393,7 +393,8 @@ def list_commands(state: StudyState) -> Iterator[str]:
         yield f"# trained on {path}: {size}, fingerprint {content[:16]}; tokenizer {tokenizer}"
         sources: dict[bool, dict[str, None]] = {False: {}, True: {}}
         for shard in manifest.shards:
-            sources[[*shard.parts] == ["validation"]] |= dict.fromkeys(shard.sources)
+            is_held_out = not (manifest.options.validation_fraction or shard.parts["train"].documents)
+            sources[is_held_out] |= dict.fromkeys(shard.sources)
         train, held_out = (shlex.join(names) if len(names) < 5 else "TEXT" for names in sources.values())
         yield f"biphase tokenizer train {train} --vocab-size {manifest.vocab_size} --out tokenizer"
         words = [f"biphase prepare {train} --tokenizer tokenizer --out {shlex.quote(path)}"]
