@@ -115,7 +115,7 @@ def test_arms_of_other_versions_and_processors_are_noted_once(write_cell: Callab
     for model, changes in (("a", {"torch": "2.8", "processor": "Xeon"}), ("b", {"processor": "EPYC"})):
         made = [read_score(write_cell(model, task, seed=seed)) for task in ("genre", "wnut17") for seed in range(2)]
         scores[model] = ScoreSet(tuple(score.model_copy(update={"machine": same | changes}) for score in made))
-    software, processor = sorted(list_notes(StudyState(make_plan(), tmp_path, scores, {}, set(), set(), {})))[::-1]
+    software, processor = sorted(list_notes(StudyState(make_plan(), tmp_path, scores, {}, set(), set(), {}), {}))[::-1]
     assert "software: biphase 1 torch 2.8 transformers 5 (a), biphase 1 torch 2.9 transformers 5 (b);" in software
     assert processor.startswith("Not all fine-tuned with the same processor: EPYC (b), Xeon (a);")
 
@@ -127,11 +127,11 @@ def test_a_model_that_was_tuned_on_two_devices_is_noted(write_cell: Callable[...
         made = [read_score(write_cell(model, seed=seed)) for seed in range(len(devices))]
         own = zip(made, devices, strict=True)
         scores[model] = ScoreSet(tuple(score.model_copy(update={"machine": {"device": name}}) for score, name in own))
-    (note,) = list_notes(StudyState(make_plan(), tmp_path, scores, {}, set(), set(), {}))
+    (note,) = list_notes(StudyState(make_plan(), tmp_path, scores, {}, set(), set(), {}), {})
     assert note.startswith("Not all fine-tuned with the same device: cpu (a, b), cuda (a);")
     kept = {model: ScoreSet(own.scores[:1]) for model, own in scores.items()}
     lost = kept["b"].scores[0].model_copy(update={"predictions": {"test": "a hash"}})
-    (note,) = list_notes(StudyState(make_plan(), tmp_path, kept | {"b": ScoreSet((lost,))}, {}, set(), set(), {}))
+    (note,) = list_notes(StudyState(make_plan(), tmp_path, kept | {"b": ScoreSet((lost,))}, {}, set(), set(), {}), {})
     assert note.startswith("The predictions of 1 score were deleted (b):")
 
 
