@@ -260,6 +260,7 @@ def test_every_sitting_and_every_process_counts(tmp_path: Path, monkeypatch: pyt
     record = find_record(place, plan.runs[name])
     assert record and not record.is_timed
     records = {name: record, "1m-25-75-400": replace(record, untimed=(), seconds=60.0)}
+    (place / "runs" / record.folder / "environment.json").write_text('{"device": "cpu", "threads": 2}')
     (row,) = list_costs(StudyState(plan, place, {}, records, set(records), set(), {}), measure_sizes(plan))
     assert row["worker time"] == f"{duration(60)}, without 1 run whose time is not known"
 
