@@ -58,8 +58,9 @@ def open_tracking(name: TrackingName | None, folder: Path, settings: Mapping[str
     """Send records while it is open, and what belongs to a run's folder.
 
     W&B's run is the same one when a run goes on, with its files below the folder. Project, mode and account are W&B's
-    own settings (WANDB_PROJECT, WANDB_MODE, `wandb login`). What an earlier process told TensorBoard is taken back from
-    the step of the first record on; W&B leaves out steps that it has.
+    own settings (WANDB_PROJECT, WANDB_MODE, `wandb login`); what is in a study's folder has that as its group. What an
+    earlier process told TensorBoard is taken back from the step of the first record on; W&B leaves out steps that it
+    has.
 
     Args:
         settings: what W&B shows beside the curves.
@@ -91,6 +92,7 @@ def open_tracking(name: TrackingName | None, folder: Path, settings: Mapping[str
             run = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "biphase"),
                 name=folder.name,
+                group=next((above.name for above in folder.resolve().parents if (above / "study.yaml").exists()), None),
                 id=earlier[-1].name.rpartition("-")[2] if earlier else None,
                 resume="allow",
                 dir=str(folder),

@@ -79,6 +79,10 @@ sheet states "with sparsity". MI250 and MI250X: one of their two dies, each a de
 with AVX2 as measured on an EPYC (one with bf16 matrix units reaches 20 times that); its memory is the machine's. Of
 devices that are sold with two sizes of memory it is the smaller."""
 
+BOARD_WATTS = (0, 1000, 0, 700, 600, 700, 400, 350, 400, 750, 280, 280, 350, 300, 72, 150, 0, 300, 250, 70, 450, 350, 0)
+WATTS = dict(zip(DEVICES, BOARD_WATTS, strict=True))
+"""The power that a board may draw, by the vendors' data sheets, of several variants the highest, and 0 where it is
+not known; MI250 and MI250X: half of a board's, for each is two devices."""
 PEAK_FLOPS = {name: peak for name, (peak, _) in DEVICES.items()}
 
 

@@ -5,6 +5,7 @@ so that it survives black-and-white print. No torch; matplotlib only where somet
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,10 +67,12 @@ def check_picture(path: Path) -> None:
 def plot_losses(
     records: Iterable[Mapping[str, Any]], look: Look, labels: tuple[str | None, str | None], axes: "Axes"
 ) -> None:
-    """Draw the loss against the step: training as a line, validation as markers.
+    """Draw the loss against the step: training as a line, validation as markers; of several seeds the mean, and a band
+    from the lowest to the highest, over the steps that all of them have.
 
     Args:
-        records: those of one objective, as in metrics.jsonl: `kind` (train, validation), `step`, `loss`.
+        records: those of one objective, as in metrics.jsonl: `kind` (train, validation), `step`, `loss`; with a `seed`
+            where there are several.
         labels: of training and of validation, for a legend.
     """
     rows = list(records)
@@ -77,9 +80,19 @@ def plot_losses(
         ("train", {"linestyle": look.line}, labels[0]),
         ("validation", {"linestyle": "", "marker": look.marker}, labels[1]),
     ):
-        steps_N, losses_N = thin([(row["step"], row["loss"]) for row in rows if row["kind"] == kind])
-        if len(steps_N):
-            axes.plot(steps_N, losses_N, color=look.color, linewidth=1, markersize=4, label=label, **style)  # type: ignore[arg-type]
+        seeds: dict[object, dict[int, float]] = defaultdict(dict)
+        for row in rows:
+            if row["kind"] == kind:
+                seeds[row.get("seed")][row["step"]] = row["loss"]
+        steps = sorted(set.intersection(*map(set, seeds.values()))) if seeds else []
+        if steps:
+            curves = [thin([(step, losses[step]) for step in steps]) for losses in seeds.values()]
+            steps_N, losses_SN = curves[0][0], np.array([losses_N for _, losses_N in curves])
+            means_N = losses_SN.mean(axis=0)
+            axes.plot(steps_N, means_N, color=look.color, linewidth=1, markersize=4, label=label, **style)  # type: ignore[arg-type]
+            if len(curves) > 1:
+                ends_N = losses_SN.min(axis=0), losses_SN.max(axis=0)
+                axes.fill_between(steps_N, *ends_N, color=look.color, alpha=0.2, linewidth=0)
     axes.set_xlabel("step")
     axes.set_ylabel("loss (nats per target)")
 

@@ -24,7 +24,7 @@ from biphase.finetuning.fit import (
     train_network,
 )
 from biphase.finetuning.heads import Encoder, build_network, load_encoder
-from biphase.finetuning.scores import Score, read_examples, read_score
+from biphase.finetuning.scores import Score, read_examples, read_score, read_scores
 from biphase.tasks.sources import find_task_sources
 from biphase.tasks.spec import EVALUATED_SPLITS, TaskSplit, find_task, task_table
 from biphase.tasks.splits import draw_indices
@@ -259,6 +259,23 @@ def test_a_score_has_the_configuration_that_decided_it(model_folder: Path, data_
     assert odd.config == plain.config and odd.cell == plain.cell
     assert (odd.config.max_length, odd.config.qa_head, odd.config.device) == (256, "span", "cpu")
     assert odd.classes == ("entailment", "neutral", "contradiction") and odd.protocol == PROTOCOL
+
+
+def test_a_training_is_tracked(model_folder: Path, data_dirs: Dirs, tmp_path: Path) -> None:
+    """TensorBoard has the loss of every step and validation's scores; the cell is the same as without."""
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    plain = fit_quickly(model_folder, "snli", data_dirs, tmp_path / "plain")
+    score = fit_quickly(model_folder, "snli", data_dirs, tmp_path / "out", tracking="tensorboard")
+    assert score.cell == plain.cell and score.metrics == plain.metrics and score.folder
+    [folder] = (tmp_path / "out" / "tracking").glob(f"*-snli-lr*-seed0-{score.cell[:8]}/tensorboard")
+    events = reader.EventAccumulator(str(folder))
+    events.Reload()
+    losses = json.loads((score.folder / "losses.json").read_text())
+    assert [event.value for event in events.Scalars("train/snli_loss")] == pytest.approx(losses, rel=1e-6)
+    [accuracy] = events.Scalars("eval/snli_accuracy")
+    assert (accuracy.step, accuracy.value) == (score.num_steps, pytest.approx(score.metrics["validation"]["accuracy"]))
+    assert not (tmp_path / "plain" / "tracking").exists()
+    assert [read.cell for read in read_scores(tmp_path / "out").scores] == [score.cell]
 
 
 def test_one_training_for_several_tasks(

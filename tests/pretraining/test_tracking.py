@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from training_runs import MakeRecipe, losses, only
 
-from biphase.console import check_tracking
+from biphase.console import check_tracking, open_tracking
 from biphase.errors import InputError, StoppedError
 from biphase.pretraining.loop import MetricsLog, train
 from biphase.run import read_metrics, read_recipe
@@ -65,6 +65,19 @@ def test_wandb_offline(tiny_recipe: MakeRecipe, tmp_path: Path, monkeypatch: Any
     assert [row["_step"] for row in rows] == [3, 4]
     assert [row["train/mlm_loss"] for row in rows] == pytest.approx(losses(run)[2:])
     assert "eval/mlm_loss" in rows[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_of_study", [True, False])
+def test_wandb_groups_what_is_of_one_study(is_of_study: bool, tmp_path: Path, monkeypatch: Any) -> None:
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    folder = tmp_path / "study-a" / "scores" / "model" / "tracking" / "cell"
+    folder.mkdir(parents=True)
+    if is_of_study:
+        (tmp_path / "study-a" / "study.yaml").touch()
+    with open_tracking("wandb", folder, {}):
+        assert (wandb.run.group or None) == ("study-a" if is_of_study else None)
 
 
 def read_wandb(folder: Path) -> list[dict[str, float]]:

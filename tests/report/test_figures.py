@@ -31,7 +31,7 @@ from biphase.report.figures import (
 )
 from biphase.report.paper import read_reference
 from biphase.report.results import AVERAGE, Result, ResultSet
-from biphase.style import CURVE_POINTS, LOOKS, SERIES, thin
+from biphase.style import CURVE_POINTS, LOOKS, SERIES, plot_losses, thin
 
 LOSSES = {
     "clm-100": [{"kind": "train", "step": step, "objective": "clm", "loss": 9 - step / 20} for step in range(1, 101)],
@@ -93,6 +93,24 @@ os.kill(os.getpid(), 9)
 """
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == -9 and done.stdout.strip(), "its pipe is closed when the last process has ended"
+
+
+def test_losses_of_several_seeds_are_a_mean_and_a_band() -> None:
+    """Over the steps that all of them have; of one seed, the line alone."""
+    rows = [
+        {"objective": "mlm", "kind": "train", "step": step, "loss": 5.0 + seed, "seed": seed}
+        for seed in range(3)
+        for step in range(1, 11)
+    ]
+    axes = Figure().add_subplot()
+    plot_losses([*rows, rows[0] | {"step": 11}], LOOKS["mlm"], ("arm", None), axes)
+    [line], [band] = axes.lines, axes.collections
+    assert line.get_xdata().tolist() == [*range(1, 11)] and line.get_ydata().tolist() == [6.0] * 10
+    corners = band.get_paths()[0].vertices
+    assert (corners[:, 1].min(), corners[:, 1].max(), corners[:, 0].max()) == (5.0, 7.0, 10.0)
+    alone = Figure().add_subplot()
+    plot_losses(rows[:10], LOOKS["mlm"], ("arm", None), alone)
+    assert len(alone.lines) == 1 and not alone.collections
 
 
 def draw(panel: Panel) -> Any:

@@ -101,13 +101,13 @@ def test_what_was_not_the_same_for_all_arms_is_noted(fill: Any, tmp_path: Path) 
         (run / "config.yaml").write_text(yaml.safe_dump(plan.runs[name].recipe.model_dump(mode="json")))
         (run / "environment.json").write_text(f'{{"device": "cpu", "precision": "{precision}"}}')
         state.records[name] = TrainedRecord(name, "", 1.0, "")
-    trained, tuned = list_notes(state)
+    trained, tuned = list_notes(state, {})
     mlm, clm_mlm = plan.runs
     assert trained.startswith(f"Not all trained with the same precision: bfloat16 ({mlm}), float32 ({clm_mlm});")
     assert tuned.startswith(f"Not all fine-tuned with the same precision: bf16 ({mlm}), fp32 ({clm_mlm});")
     (mixed,) = (found for name, found in state.scores.items() if name == mlm)
     alone = replace(state, scores={mlm: mixed}, records={mlm: state.records[mlm]})
-    assert list(list_notes(alone)) == []
+    assert list(list_notes(alone, {})) == []
 
 
 def test_arms_of_other_versions_and_processors_are_noted_once(write_cell: Callable[..., Path], tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_arms_of_other_versions_and_processors_are_noted_once(write_cell: Callab
     for model, changes in (("a", {"torch": "2.8", "processor": "Xeon"}), ("b", {"processor": "EPYC"})):
         made = [read_score(write_cell(model, task, seed=seed)) for task in ("genre", "wnut17") for seed in range(2)]
         scores[model] = ScoreSet(tuple(score.model_copy(update={"machine": same | changes}) for score in made))
-    software, processor = sorted(list_notes(StudyState(make_plan(), tmp_path, scores, {}, set(), set(), {})))[::-1]
+    software, processor = sorted(list_notes(StudyState(make_plan(), tmp_path, scores, {}, set(), set(), {}), {}))[::-1]
     assert "software: biphase 1 torch 2.8 transformers 5 (a), biphase 1 torch 2.9 transformers 5 (b);" in software
     assert processor.startswith("Not all fine-tuned with the same processor: EPYC (b), Xeon (a);")
 
@@ -128,11 +128,11 @@ def test_a_model_that_was_tuned_on_two_devices_is_noted(write_cell: Callable[...
         made = [read_score(write_cell(model, seed=seed)) for seed in range(len(devices))]
         own = zip(made, devices, strict=True)
         scores[model] = ScoreSet(tuple(score.model_copy(update={"machine": {"device": name}}) for score, name in own))
-    (note,) = list_notes(StudyState(make_plan(), tmp_path, scores, {}, set(), set(), {}))
+    (note,) = list_notes(StudyState(make_plan(), tmp_path, scores, {}, set(), set(), {}), {})
     assert note.startswith("Not all fine-tuned with the same device: cpu (a, b), cuda (a);")
     kept = {model: ScoreSet(own.scores[:1]) for model, own in scores.items()}
     lost = kept["b"].scores[0].model_copy(update={"predictions": {"test": "a hash"}})
-    (note,) = list_notes(StudyState(make_plan(), tmp_path, kept | {"b": ScoreSet((lost,))}, {}, set(), set(), {}))
+    (note,) = list_notes(StudyState(make_plan(), tmp_path, kept | {"b": ScoreSet((lost,))}, {}, set(), set(), {}), {})
     assert note.startswith("The predictions of 1 score were deleted (b):")
 
 
@@ -283,7 +283,8 @@ def test_every_sitting_and_every_process_counts(tmp_path: Path, monkeypatch: pyt
     record = find_record(place, plan.runs[name])
     assert record and not record.is_timed
     records = {name: record, "1m-25-75-400": replace(record, untimed=(), seconds=60.0)}
-    (row,) = list_costs(StudyState(plan, place, {}, records, set(records), set(), {}))
+    (place / "runs" / record.folder / "environment.json").write_text('{"device": "cpu", "threads": 2}')
+    (row,) = list_costs(StudyState(plan, place, {}, records, set(records), set(), {}), measure_sizes(plan))
     assert row["worker time"] == f"{duration(60)}, without 1 run whose time is not known"
 
 

@@ -4,6 +4,9 @@ import json
 import re
 import shutil
 import signal
+import subprocess
+import sys
+import tarfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,22 +15,30 @@ from typing import Any
 import pytest
 
 from biphase import machine
+from biphase.api.studies import study
 from biphase.config import parse_config
 from biphase.corpus.shards import read_shard_manifest
 from biphase.engine import local as units
 from biphase.engine import scheduler
 from biphase.engine.local import Engine
 from biphase.errors import BusyError, InputError, StoppedError
-from biphase.files import file_hash, locked, read_json, write_hashed
+from biphase.files import file_hash, hash_below, locked, read_json, write_hashed, write_json
 from biphase.finetuning.config import PROTOCOL
 from biphase.pretraining import loop
 from biphase.recipe import Checkpoints
 from biphase.run import Run
 from biphase.study import run as worker
-from biphase.study.cost import measure_sizes
-from biphase.study.folder import claim_study_folder, drop_checkpoints, find_record, read_runs, read_state
+from biphase.study.cost import measure_sizes, run_flops
+from biphase.study.folder import (
+    claim_study_folder,
+    drop_checkpoints,
+    find_record,
+    read_runs,
+    read_state,
+    study_text,
+)
 from biphase.study.plan import Plan, plan_study, train_name
-from biphase.study.report import arm_of_model, collect_results, list_notes, read_evidence, report_study
+from biphase.study.report import arm_of_model, collect_results, list_costs, list_notes, read_evidence, report_study
 from biphase.study.run import measure_units, run_study, status, study_units
 from biphase.study.spec import Study
 
@@ -131,6 +142,82 @@ def test_what_is_scored_needs_no_checkpoint(plan: Plan, finished: Path, tmp_path
     assert lacking == {train_name("tiny-50-50-12"), train_name("tiny-clm-12")}, "the branch, and what it starts from"
 
 
+def test_an_archive_gives_the_page_again(
+    plan: Plan, finished: Path, words_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the byte, in another process and folder: without the study's folder and file, its shards, and its own task."""
+    monkeypatch.chdir(tmp_path)
+    place = copy_of(finished, tmp_path / "study-tiny")
+    shutil.copytree(plan.runs["tiny-clm-12"].recipe.data.shards, "shards")
+    shape = "classes: [O, B-location], files: [{train: train.jsonl, validation: validation.jsonl, test: test.jsonl}]"
+    own = "{name: places, family: token_classification, metric: f1, label: ner_tags, " + shape + "}"
+    Path("places.yaml").write_text(own, encoding="utf-8")
+    words = [
+        "recipe.data.shards=shards",
+        "evaluation.tasks=[wnut17, places.yaml]",
+        "authors=[A. Žena & B_C, '{The Team}']",
+    ]
+    words.append(f"evaluation.data_dirs={{wnut17: {words_dir}, places.yaml: {words_dir}}}")
+    moved = changed(plan, *words, *ONE_CELL, "title=A_B & 50 %")
+    assert not run_study(moved, claim_study_folder(place, moved.study), HERE)
+    Path("tiny.yaml").write_text(study_text(moved.study), encoding="utf-8")
+    opened = study("tiny.yaml")
+    opened.report("before")
+    for name in ("one.tar.gz", "two.tar.gz", "three.tar.xz"):
+        opened.bundle(name)
+    assert file_hash(Path("one.tar.gz")) == file_hash(Path("two.tar.gz")), "equal folders give equal archives"
+    with pytest.raises(InputError, match=r"one.tar.gz is there already; choose another name"):
+        opened.bundle("one.tar.gz")
+    with pytest.raises(InputError, match=r"one.zip: the name of an archive ends in .tar.gz or .tar.xz"):
+        opened.bundle("one.zip")
+    shutil.move("before", tmp_path / "kept")
+    for gone in ("shards", "study-tiny"):
+        shutil.rmtree(gone)
+    for gone in ("tiny.yaml", "places.yaml"):
+        Path(gone).unlink()
+    for name in ("one.tar.gz", "three.tar.xz"):
+        clean = tmp_path / f"clean {name}"
+        with tarfile.open(name) as archive:
+            members = archive.getmembers()
+            assert all(member.isfile() and member.name.startswith("study-tiny/") for member in members)
+            archive.extractall(clean, filter="data")
+        logged = {path.parent.name.rpartition("-")[0] for path in clean.glob("study-tiny/runs/*/metrics.jsonl")}
+        assert logged == {*plan.runs} and not [*clean.rglob("*.safetensors"), *clean.rglob("*.jsonl.zst")]
+        command = [sys.executable, "-m", "biphase", "study", "report", "study-tiny", "--report", "mine"]
+        subprocess.run(command, cwd=clean, check=True, capture_output=True)
+        for folder in (clean / "mine", clean / "study-tiny" / "report"):
+            assert hash_below(folder) == hash_below(tmp_path / "kept"), folder
+    citation = (tmp_path / "kept" / "citation.bib").read_text(encoding="utf-8")
+    assert r"author = {A. Žena \& B\_C and {The Team}}" in citation and r"title = {{A\_B \& 50 \%}}" in citation
+    page = (tmp_path / "kept" / "index.html").read_text(encoding="utf-8")
+    assert "assumed" not in page and "1 × cpu" in page and "How to cite" in page
+    (clean / "study-tiny" / "bundle.json").unlink()
+    subprocess.run(command, cwd=clean, check=True, capture_output=True)
+    told = "rest on samples of .* tokens .assumed: shards is not here"
+    assert re.search(told, (clean / "mine" / "index.html").read_text(encoding="utf-8")), "an archive made by hand"
+
+
+def test_costs_by_device(plan: Plan, finished: Path, tmp_path: Path) -> None:
+    """Eight H100 for each run: their hours, FLOPs as the plan counts them, energy by the board's 700 W."""
+    place = copy_of(finished, tmp_path / "gpus")
+    for file in place.glob("runs/*/environment.json"):
+        write_json(file, read_json(file) | {"device": "NVIDIA H100 80GB HBM3", "processes": 8})
+    sizes, state = measure_sizes(plan), read_state(plan, place)
+    pretraining, tuning = list_costs(state, sizes)
+    seconds = sum(record.seconds for record in state.records.values())
+    assert pretraining["device"] == "8 × NVIDIA H100 80GB HBM3" and tuning["device"] == "1 × cpu"
+    assert float(str(pretraining["device hours"])) == pytest.approx(8 * seconds / 3600, rel=0.01)
+    energy, _, told = str(pretraining["kWh at most"]).partition(" at ")
+    assert (float(energy), told) == (pytest.approx(0.7 * 8 * seconds / 3600, rel=0.01), "700 W")
+    flops = sum(sum(run_flops(run, sizes[name]).values()) for name, run in plan.runs.items())
+    assert float(str(pretraining["FLOPs"])) == pytest.approx(flops, rel=0.01)
+    scores = [score for own in state.scores.values() for score in own.scores]
+    tokens = sum(score.tokens_per_second["train"] * score.seconds["train"] for score in scores)
+    shape, _ = sizes["tiny-clm-12"]
+    assert shape and float(str(tuning["FLOPs"])) == pytest.approx(6 * shape.block_weights * tokens, rel=0.01)
+    assert (tuning["units"], tuning["kWh at most"]) == (len(scores), "not known")
+
+
 def test_more_pretraining_seeds_train_nothing_anew(plan: Plan, finished: Path, tmp_path: Path) -> None:
     """From one pretraining seed to two: what is done counts, the second has weights of its own, one seed at a time."""
     plan, place = changed(plan, *ONE_CELL), copy_of(finished, tmp_path / "seeds")
@@ -206,7 +293,14 @@ def test_report(plan: Plan, finished: Path, tmp_path: Path) -> None:
     page, *_ = report_study(plan, finished, tmp_path / "report", ["biphase study run study.yaml a.b=1"])
     text = page.read_text(encoding="utf-8")
     assert "Does anything work?" in text and "biphase study run study.yaml a.b=1" in text
-    assert re.search(r"# trained on .*: [\d,]+ documents, [\d,]+ tokens, fingerprint [0-9a-f]{8}\n", text)
+    assert re.search(
+        r"pip install biphase==.* torch==.* transformers==.*\n"
+        r"# trained on .*: [\d,]+ documents, [\d,]+ tokens, fingerprint [0-9a-f]{16}; tokenizer [0-9a-f]{16}\n"
+        r"biphase tokenizer train train.jsonl --vocab-size \d+ --out tokenizer\n"
+        r"biphase prepare train.jsonl --tokenizer tokenizer --out .* --validation validation.jsonl\n"
+        r"biphase study run study.yaml a.b=1\n",
+        text,
+    )
     assert list((tmp_path / "report" / "tables").iterdir()) and list((tmp_path / "report" / "figures").iterdir())
     cells = (tmp_path / "report" / "scores.csv").read_text().splitlines()
     assert len(cells) == 1 + 20 and "test paper_f1" in cells[0]
@@ -268,7 +362,9 @@ def test_damaged_scores_are_named_and_made_again(plan: Plan, finished: Path, tmp
     model = next(model for model in plan.models if model.name == "tiny-clm-12")
     state = read_state(plan, place)
     assert state.scores[model.name].broken.keys() == {path}
-    assert any(note.startswith(f"Left out: {path} (is ") for note in list_notes(state))  # on the page and the terminal
+    assert any(
+        note.startswith(f"Left out: {path} (is ") for note in list_notes(state, {})
+    )  # on the page and the terminal
     assert len(read_state(plan, place).done) == 24
     shutil.rmtree(path.parent)
     assert run_study(plan, place, HERE) == []

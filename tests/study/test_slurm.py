@@ -2,13 +2,14 @@
 
 import os
 import subprocess
-from importlib import resources
 from pathlib import Path
 
 import pytest
 
+from biphase.cli.init import init_slurm
 from biphase.console import describe_copies
 from biphase.distributed import join_world
+from biphase.errors import InputError
 from biphase.recipe import ComputeConfig
 
 SRUN = """#!/bin/bash
@@ -24,7 +25,11 @@ exit "$(sed -n "$(wc -l < calls)p" codes)"
 def test_a_failed_run_holds_nothing_up_but_a_stop_does(
     codes: tuple[int, int], num_calls: int, expected: int, tmp_path: Path
 ) -> None:
-    script = resources.files("biphase") / "bundled" / "studies" / "slurm.sh"
+    script = tmp_path / "slurm.sh"
+    init_slurm(Path("mini"), Path("/shared/a b"), jobs=4, out=script)
+    assert script.read_text().splitlines()[1] == f"# sbatch --array=0-3 {script} mini '/shared/a b'"
+    with pytest.raises(InputError, match=r"slurm.sh is there already"):
+        init_slurm(Path("mini"), Path("/shared/a"), out=script)
     (tmp_path / "srun").write_text(SRUN)
     (tmp_path / "srun").chmod(0o755)
     (tmp_path / "codes").write_text("".join(f"{code}\n" for code in codes))

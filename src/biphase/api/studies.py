@@ -39,7 +39,7 @@ def study(
     """Open a controlled study: one file → plan, runs, report. Its hypotheses must be about arms and tasks that it has.
 
     Args:
-        file: a YAML file, or the name of one that comes with biphase: mini.
+        file: a YAML file, the name of one that comes with biphase: mini; or a study's folder, as of an archive.
             In Python: also a mapping of the same keys.
         changes: changes to single keys, such as pretraining_seeds=3.
         folder: the study's folder; study-NAME unless given.
@@ -51,8 +51,10 @@ def study(
 
     overrides = list_changes(changes)
     keys = to_jsonable_python(dict(file), fallback=plain_value) if isinstance(file, Mapping) else None
-    settings = load_study(Path(str(file)) if keys is None else keys, overrides)
-    study_folder = Path(f"study-{settings.name}") if folder is None else Path(folder)
+    place = Path(str(file)) if keys is None and (Path(str(file)) / "study.yaml").is_file() else None
+    source = Path(str(file)) if keys is None else keys
+    settings = load_study(place / "study.yaml" if place else source, overrides)
+    study_folder = (place or Path(f"study-{settings.name}")) if folder is None else Path(folder)
     if rows := by_task(data):
         evaluation = settings.evaluation
         if evaluation is None or rows.keys() - {*evaluation.tasks}:
@@ -184,6 +186,21 @@ class OpenStudy:
         print_results(table, [*notes, *sentences, *declared])
         console.out.print(str(page))
         return page
+
+    def bundle(self, out: str | Path | None = None) -> Path:
+        """Write one archive with all that the report is made from, and the report; returns it. What is unpacked is a
+        study's folder: `report` makes the same page of it, without shards and weights.
+
+        Args:
+            out: the .tar.gz or .tar.xz to write; study-NAME.tar.gz unless given.
+        """
+        from biphase.study.bundle import bundle_study
+        from biphase.study.folder import read_state
+
+        archive = Path(f"study-{self.planned.study.name}.tar.gz") if out is None else Path(out)
+        commands = [self.command(verb) for verb in ("run", "report")]
+        console.out.print(str(bundle_study(read_state(self.planned, self.folder), archive, commands)))
+        return archive
 
 
 def advise(

@@ -44,7 +44,7 @@ PATH = {
 }
 """The commands in the order in which a text becomes a score."""
 GROUPS = {
-    "init": "Write a recipe, a study or a task to start from.",
+    "init": "Write a recipe, a study or a task to start from, or a script for Slurm.",
     "tokenizer": "Train a tokenizer, or take an existing one.",
     "task": "Tasks: published ones and your own.",
     "study": "A controlled study: one file → plan, runs, report.",

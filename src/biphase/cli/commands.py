@@ -485,6 +485,15 @@ def study_report(
     studies.study(file, changes, folder).report(out)
 
 
+@like(studies.study, OpenStudy.bundle, arguments="file changes", hidden="data folder")
+def study_bundle(file: str, changes: Changes, out: Annotated[Path | None, Parameter(name="--out")]) -> None:
+    """Write one archive to publish: study, records, scores, losses, page. `study report` makes the same page of it.
+
+    Example: `biphase study bundle mini --out mini.tar.xz`
+    """
+    studies.study(file, changes).bundle(out)
+
+
 @like(studies.advise)
 def study_advise(
     recipe: Annotated[Path | None, Parameter(help="write the recipe to this file.")] = None,

@@ -2,6 +2,7 @@
 
 import math
 import re
+import shlex
 import sys
 from collections.abc import Mapping
 from operator import attrgetter
@@ -19,7 +20,7 @@ from biphase.config import BUNDLED, by_commas, parse_config
 from biphase.corpus.rows import column, rows_of_file
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.errors import InputError, nearest
-from biphase.files import parse_yaml, refuse_existing
+from biphase.files import parse_yaml, refuse_existing, write_text
 from biphase.recipe import PRESETS, Recipe
 from biphase.run import find_checkpoint, name_run, split_reference
 from biphase.tasks.families import KINDS, Family, ProblemType
@@ -198,6 +199,29 @@ def init_task(
     parse_config(Task, parse_yaml(text), origin=str(out))
     folder = "DATA" if data is None else str(data if data.is_dir() else data.parent)
     write_start(out, f"tasks/{example}.yaml", text, f"biphase task check {out} --data-dir {folder}")
+
+
+def init_slurm(study: Path, folder: Path, /, *, jobs: int = 8, out: Path = Path("slurm.sh")) -> None:
+    """Write the script with which the jobs of a Slurm array work on a study; partition, account and time are yours.
+
+    Example: `biphase init slurm study.yaml /shared/study --jobs 4`
+
+    Args:
+        study: the study's file.
+        folder: the study's folder, where all nodes see it.
+        jobs: how many nodes work at once.
+        out: the file to write.
+    """
+    from biphase.study.spec import load_study
+
+    refuse_existing(out)
+    load_study(study)
+    command = shlex.join(["sbatch", f"--array=0-{jobs - 1}", str(out), str(study), str(folder)])
+    shebang, newline, text = (BUNDLED / "studies" / "slurm.sh").read_text(encoding="utf-8").partition("\n")
+    write_text(out, f"{shebang}{newline}# {command}\n{text}")
+    out.chmod(0o755)
+    console.err.print(f"{out}: next, `{command}`")
+    console.out.print(str(out))
 
 
 def origin_of(model: str, is_run: bool) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from biphase.config import Beta, Count, PositiveCount, Share, Strict
+from biphase.console import TrackingName
 from biphase.encoder.models import Encoder, identify
 from biphase.errors import InputError, nearest
 from biphase.files import content_hash
@@ -29,7 +30,7 @@ PROTOCOL = 4
 """
 
 
-PLACEMENT = {"device", "microbatch_tokens", "keep_texts"}
+PLACEMENT = {"device", "microbatch_tokens", "keep_texts", "tracking"}
 """Settings that decide where and how fast a cell runs and what is kept of it, not what comes out."""
 
 FAMILY_SETTINGS = {setting for kind in KINDS.values() for setting in kind.settings}
@@ -59,7 +60,7 @@ class FinetuneConfig(Strict):
 
     later: ClassVar[frozenset[str]] = frozenset(
         {"frozen", "shots", "keep_texts", "ranking", "head", "class_weights", "label_smoothing"}
-        | {"load_best_model_at_end"}
+        | {"load_best_model_at_end", "tracking"}
     )
 
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5e-5
@@ -133,6 +134,8 @@ class FinetuneConfig(Strict):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     keep_texts: bool = False
     """Predictions that are kept beside a score carry their inputs too; a cell that is finished stays as it is."""
+    tracking: TrackingName | None = None
+    """Where the loss of each step and the scores are sent, as in a recipe: `tensorboard` or `wandb`."""
 
     @model_validator(mode="after")
     def settings_fit(self) -> "FinetuneConfig":

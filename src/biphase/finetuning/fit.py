@@ -10,7 +10,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -35,7 +35,7 @@ from biphase.finetuning.encoding_cache import load_encoded
 from biphase.finetuning.heads import build_network, open_encoder, refuse_replaced, to_transformers
 from biphase.finetuning.kept import keep_network
 from biphase.finetuning.metrics import Rows
-from biphase.finetuning.scores import Score, read_score, write_cell
+from biphase.finetuning.scores import Score, read_score, short_name, write_cell
 from biphase.tasks.examples import input_of, load_examples
 from biphase.tasks.spec import EVALUATED_SPLITS
 from biphase.tasks.splits import Collection, TaskData, draw_indices
@@ -316,6 +316,17 @@ def train_copy(
         return network, *train_network(network, trained["train"], cell, trained["validation"])
 
 
+def track_cell(plan: CellPlan, out: Path | None) -> AbstractContextManager[console.Send]:
+    """Open what a cell's `tracking` names, in a folder of its own below `out`; where that is not given, nothing."""
+    config = plan.config
+    name = f"{short_name(plan.model.name)}-{plan.task.name}-lr{config.learning_rate:g}-seed{config.seed}"
+    folder = (out or Path()) / "tracking" / f"{name}-{plan.hash[:8]}"
+    is_tracked = out is not None and config.tracking is not None
+    if is_tracked:
+        folder.mkdir(parents=True, exist_ok=True)
+    return console.open_tracking(config.tracking if is_tracked else None, folder, config.model_dump(mode="json"))
+
+
 def run_cells(plans: Sequence[CellPlan], out: Path | None, keep: Path | None) -> None:
     """Train once, then evaluate each task. Its cell is written below `out`, and its network to `keep`, where these are
     given."""
@@ -334,19 +345,24 @@ def run_cells(plans: Sequence[CellPlan], out: Path | None, keep: Path | None) ->
     # 3. A copy of the encoder with a new head, trained.
     cell = CellContext(source.task, config, device, choose_dtype(config.precision, device))
     splits = chain(trained.values(), *(splits.values() for splits, _ in evaluated))
-    network, losses, training = train_copy(encoder, cell, trained, splits)
-    # 4. Predictions and scores, task by task.
-    for plan, encoded in zip(plans, evaluated, strict=True):
-        cell = CellContext(plan.task, config, device, cell.dtype)
-        score, predictions = evaluate_cell(network, encoded, plan, cell, training)
-        if config.keep_texts and predictions:
-            assert config.judged_only is not None, "the configuration is settled"
-            add_inputs(predictions, load_examples(plan.evaluation, config.judged_only, config.max_eval_examples))
-        refuse_replaced(plan.model)
-        if out is not None:
-            write_cell(plan.folder(out), score, losses, predictions)
-        if keep is not None and not score.diverged:
-            cell = calibrate_cell(network, encoded[0], cell)
-            model = to_transformers(network, encoder, cell)
+    with track_cell(plans[0], out) as send:
+        network, losses, training = train_copy(encoder, cell, trained, splits)
+        for step, loss in enumerate(losses, start=1):
+            send({"kind": "train", "objective": source.task.name, "step": step, "loss": loss})
+        # 4. Predictions and scores, task by task.
+        for plan, encoded in zip(plans, evaluated, strict=True):
+            cell = CellContext(plan.task, config, device, cell.dtype)
+            score, predictions = evaluate_cell(network, encoded, plan, cell, training)
+            values = {f"{plan.task.name}_{name}": value for name, value in score.metrics.get("validation", {}).items()}
+            send({"kind": "validation", "objective": source.task.name, "step": len(losses), **values})
+            if config.keep_texts and predictions:
+                assert config.judged_only is not None, "the configuration is settled"
+                add_inputs(predictions, load_examples(plan.evaluation, config.judged_only, config.max_eval_examples))
             refuse_replaced(plan.model)
-            keep_network(model, encoder, cell, keep, score, encoded[0]["test"])
+            if out is not None:
+                write_cell(plan.folder(out), score, losses, predictions)
+            if keep is not None and not score.diverged:
+                cell = calibrate_cell(network, encoded[0], cell)
+                model = to_transformers(network, encoder, cell)
+                refuse_replaced(plan.model)
+                keep_network(model, encoder, cell, keep, score, encoded[0]["test"])

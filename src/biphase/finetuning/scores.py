@@ -239,6 +239,8 @@ class Spent:
 
     trainings: int
     steps: int
+    tokens: float
+    """Those that were trained on."""
     seconds: float
     """With those of all evaluations."""
 
@@ -253,8 +255,11 @@ def measure_trainings(scores: Iterable[Score]) -> dict[str, Spent]:
         evaluated[score.trained_on] += score.seconds["evaluate"]
     spent = {}
     for task, trainings in trained.items():
-        seconds = evaluated[task] + sum(score.seconds["train"] for score in trainings.values())
-        spent[task] = Spent(len(trainings), sum(score.num_steps for score in trainings.values()), seconds)
+        steps, tokens, seconds = 0, 0.0, evaluated[task]
+        for score in trainings.values():
+            steps, seconds = steps + score.num_steps, seconds + score.seconds["train"]
+            tokens += score.tokens_per_second.get("train", 0.0) * score.seconds["train"]
+        spent[task] = Spent(len(trainings), steps, tokens, seconds)
     return spent
 
 

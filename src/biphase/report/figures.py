@@ -199,7 +199,7 @@ def list_figures(
 ) -> tuple[dict[str, Plots], list[str]]:
     """List every figure for which there are scores, by the name of its files; and what the others lack.
 
-    `losses`: run → records as in metrics.jsonl.
+    `losses`: run → records as in metrics.jsonl, those of several pretraining seeds with a `seed`.
     """
     plots: dict[str, Plots] = {}
     for name in FIGURES:

@@ -192,7 +192,9 @@ def write_report(
         save = partial(save_figure, folder=folder / "figures")
         drawn = drawing.map(save, plots.keys(), plots.values())  # beside the tables
         printed, wide = tables.make_tables(results), [tables.wide_table(results, name) for name in results.metrics]
-        texts = {**page_text.files, **tables.table_files([*wide, *printed, *page_text.judgements, *chain(*priced)])}
+        on_paper = [*wide, *printed, *page_text.judgements, *chain(*priced)]
+        texts = {**page_text.files, **tables.table_files(on_paper)}
+        texts["tables/document.tex"] = tables.latex_document(on_paper)
         checks = check_averages(results)
         lacks = [*list_gaps(results), *(f"No figure: {line}" for line in lacking)]
         sentences = list(tell_answer(results, price_sentences, page_text))

@@ -104,12 +104,14 @@ WIDE_STUBS: dict[str, Callable[[ReportArm], str]] = {
 
 def make_tables(results: ResultSet) -> list[Table]:
     """Make a table for each comparison, family and metric with a result, in the order of `words.yaml`: a row for every
-    arm of the comparison, also for one that lacks this family."""
+    arm of the comparison, also for one that lacks this family. Those of a study begin with its own names of models;
+    only published ones have the paper's numbers in their titles."""
     tables = []
+    is_published = is_of_others(results)
     for metric, (setup, words) in itertools.product(results.metrics, read_words()["comparisons"].items()):
         part = results.select(metric=metric, setup=setup)
-        stubs = {head: STUBS[head] for head in words["stub"]}
-        compared = [*stubs.values()][: words["block"]]
+        compared = [STUBS[head] for head in words["stub"][: words["block"]]]
+        stubs = {head: STUBS[head] for head in ([] if is_published else ["model"]) + words["stub"]}
         blocks = {arm: tuple(show(arm) for show in compared) for arm in part.models}
         trained = [arm for arm in blocks if arm.objective != "none"]
         for family in part.families:
@@ -119,10 +121,16 @@ def make_tables(results: ResultSet) -> list[Table]:
             name = f"{setup}-{family.lower()}"
             if "first_table" in words and family != "EM":
                 number = words["first_table"] + [*FAMILY_NAMES].index(family)
-                title, name = f"{title}, in the form of the paper's table {number}", f"{number:02d}-{name}"
+                title += f", in the form of the paper's table {number}" if is_published else ""
+                name = f"{number:02d}-{name}"
             title, name = title[0].upper() + title[1:], f"table-{name}-{metric}"
             tables.append(make_score_table(name, title, part, stubs, blocks, columns, trained))
     return tables
+
+
+def is_of_others(results: ResultSet) -> bool:
+    """Tell whether results are published ones, of which no seed's score is known."""
+    return not any(result.samples or result.cells for result in results.results)
 
 
 MOST_COLUMNS = 5
@@ -162,7 +170,7 @@ def wide_table(results: ResultSet, metric: str) -> Table:
 
 def mark_column(scores: Sequence[Result | None]) -> list[Cell]:
     """Mark the best of the scores, and those that are not shown to differ from it: not a score alone, and none where
-    the best predicts the same for all examples with every seed. `†` stands at a score with such a seed."""
+    the best is 0 or predicts the same for all examples with every seed. `†` stands at a score with such a seed."""
     measured = [score for score in scores if score is not None]
     best = max(measured, key=lambda score: score.mean, default=None)
     cells = []
@@ -171,7 +179,7 @@ def mark_column(scores: Sequence[Result | None]) -> list[Cell]:
             cells.append(Cell(MISSING))
             continue
         mark: Literal["best", "tied", ""] = ""
-        if len(measured) > 1 and not best.is_degenerate():
+        if len(measured) > 1 and best.mean != 0 and not best.is_degenerate():
             mark = "best" if score is best else "" if difference(best, score).side == "above" else "tied"
         sign = "†" if any(part.count_degenerate() for part in score.parts) else ""
         cells.append(Cell(show_share(score.mean) + sign, show_share(score.interval.half_width), mark, score))
@@ -205,8 +213,7 @@ def make_score_table(
     signals = []
     for column in columns.values():
         signals.append(measure_signal(scores[arm.name][column] for arm in compared if column in scores[arm.name]))
-    is_published = not any(result.samples or result.cells for result in results.results)
-    by = "as published, 1.96·s/√n (verdicts are by Student’s t)" if is_published else "by Student’s t"
+    by = "as published, 1.96·s/√n (verdicts are by Student’s t)" if is_of_others(results) else "by Student’s t"
     notes = [
         f"Test scores in %: mean over seeds ± half of the 95 % interval over them, {by}. ± –: no interval, because "
         f"there is one seed or all seeds score the same. {read_words()['scores_rule']}"
@@ -283,6 +290,11 @@ def table_files(tables: Iterable[Table]) -> dict[str, str]:
     return files
 
 
+def latex_document(tables: Iterable[Table]) -> str:
+    """Write the document that has all tables, to be compiled in their folder."""
+    return LATEX_DOCUMENT % "\n".join(f"\\input{{{table.name}}}\n\\clearpage" for table in tables)
+
+
 PLAIN: dict[str, Any] = {"box": box.SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0), "title_justify": "left"}
 """How tables look: columns two spaces apart, one line below the head."""
 
@@ -306,6 +318,14 @@ def print_table(table: Table) -> None:
     out.print(printed)
 
 
+LATEX_DOCUMENT = r"""%% All tables on paper: pdflatex document.tex, or lualatex, in this folder.
+\documentclass{article}
+\usepackage[T1]{fontenc}
+\usepackage{booktabs,graphicx}
+\begin{document}
+%s
+\end{document}
+"""
 LATEX = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
 LATEX |= {"^": r"\textasciicircum{}", "|": r"\textbar{}", "<": r"\textless{}", ">": r"\textgreater{}"}
 LATEX |= {"[": "{[}", "]": "{]}"}  # at the beginning of a line, or in a short caption, they would be options

@@ -2,18 +2,20 @@
 
 import json
 import math
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from biphase import __version__
 from biphase.console import duration
 from biphase.corpus.shards import read_shard_manifest
 from biphase.errors import InputError, first_of
-from biphase.files import read_json_as
+from biphase.files import read_hashed, read_json_as
 from biphase.finetuning.metrics import BM25
 from biphase.finetuning.scores import (
     TASK_SETTINGS,
@@ -22,6 +24,7 @@ from biphase.finetuning.scores import (
     has_lost_predictions,
     measure_trainings,
 )
+from biphase.flops import WATTS, known_device
 from biphase.recipe import OBJECTIVES, join_phases
 from biphase.report.claims import Claim, Finding, Verdicts, judge_claims
 from biphase.report.contrasts import Terms, contrast, seed_interval, with_averages
@@ -40,30 +43,31 @@ from biphase.report.results import (
     tell_edges,
     with_cohorts,
 )
-from biphase.report.tables import Table
+from biphase.report.tables import LATEX, Table
 from biphase.run import Run, read_metrics
 from biphase.study.advise import Evidence
 from biphase.study.cost import RunSize, measure_sizes, run_flops
 from biphase.study.declarations import tell_declaration
 from biphase.study.folder import TRAINING, StudyState, find_text, read_state
 from biphase.study.plan import EvaluatedModel, Plan, history, plan_study
-from biphase.study.spec import load_study
+from biphase.study.spec import Study, load_study
 from biphase.tasks.families import KINDS
 
 PAPER_METRICS = {kind.code: kind.paper_metric for kind in KINDS.values()}
 
 
-def collect_results(plan: Plan, scores: dict[str, ScoreSet]) -> ResultSet:
+def collect_results(plan: Plan, scores: dict[str, ScoreSet], sizes: Mapping[str, RunSize] | None = None) -> ResultSet:
     """Collect every arm on every task, by the standard metric and by the paper's, in each of its comparisons; beside
     them stands what the plan expects.
 
     Models of one name but for their seed are one arm that was pretrained several times: their results are pooled, each
-    with the seed of its recipe as pretraining seed.
+    with the seed of its recipe as pretraining seed. `sizes` are those of the runs, measured unless they are known.
 
     Raises `InputError` as `refuse_mixtures` does.
     """
     refuse_mixtures(scores)
-    sizes, pooled_names = measure_sizes(plan), {model.name: model.pooled_name for model in plan.models}
+    sizes = measure_sizes(plan) if sizes is None else sizes
+    pooled_names = {model.name: model.pooled_name for model in plan.models}
     points = Counter((pooled_names[cell.model], task) for cell in plan.cells for task in cell.evaluates)
     models: dict[str, list[EvaluatedModel]] = {}
     for model in plan.models:
@@ -278,15 +282,39 @@ def hypotheses_json(plan: Plan, digest: str, declared: Sequence[str], findings: 
 
 
 SOFTWARE = ("biphase", "torch", "transformers")
+BUNDLE = "bundle.json"
 
 
-def list_notes(state: StudyState) -> Iterator[str]:
-    """Write a sentence for each thing that was not the same for all arms, or cannot be checked."""
+@dataclass(frozen=True)
+class BundleRecord:
+    """What the folder of a study that came as an archive says of all that is not in it."""
+
+    biphase: str
+    commit: str
+    sizes: Mapping[str, RunSize]
+    """By the names of its runs."""
+    commands: tuple[str, ...]
+    """What makes the results, from the text on."""
+
+
+def read_bundle(folder: Path) -> BundleRecord | None:
+    """Read the record of a folder that came as an archive; None elsewhere."""
+    remedy = "unpack the archive again"
+    return read_hashed(folder / BUNDLE, BundleRecord, remedy) if (folder / BUNDLE).exists() else None
+
+
+def list_notes(state: StudyState, sizes: Mapping[str, RunSize]) -> Iterator[str]:
+    """Write a sentence for each thing that was not the same for all arms, is assumed, or cannot be checked."""
+    assumed = {lengths.source: lengths for _, lengths in sizes.values() if lengths.source.startswith("assumed")}
+    for source, lengths in assumed.items():
+        yield f"FLOPs, and shares of them, rest on samples of {lengths.mean_tokens:,.0f} tokens ({source})."
+    if shapeless := [name for name, (shape, _) in sizes.items() if shape is None]:
+        yield f"FLOPs are not counted of networks whose shape or vocabulary is not known here: {first_of(shapeless)}."
     if state.plan.has_one_order:
         yield "All pretraining seeds saw the data in one order: what they show holds for that order of the data."
     trained = []
-    for name, record in state.records.items():
-        environment = read_json_as(state.folder / "runs" / record.folder / "environment.json", dict[str, Any])
+    for name in state.records:
+        environment = read_environment(state, name)
         trained.append((name, {"precision": environment.get("precision", ""), **describe_place(environment)}))
     by_task: dict[str, list[tuple[str, dict[str, str]]]] = defaultdict(list)
     for model, scores in state.scores.items():
@@ -329,11 +357,13 @@ def report_study(
     with figure_pool() as pool:
         picture = pool.submit(plan_svg, replace(plan, cells=()))  # beside the scores, which take longest to read
         state = read_state(plan, folder)
-        results = with_averages(collect_results(plan, state.scores))
+        bundle = read_bundle(folder)
+        sizes = measure_sizes(plan) | (dict(bundle.sizes) if bundle else {})
+        results = with_averages(collect_results(plan, state.scores, sizes))
         findings, verdicts = judge_results(plan, results)
         digest, declared = tell_declaration(plan, folder) if findings else ("", [])
         files = {"hypotheses.json": hypotheses_json(plan, digest, declared, findings)} if findings else {}
-        files["scores.csv"] = cells_csv(state.scores)
+        files |= {"scores.csv": cells_csv(state.scores), "citation.bib": write_citation(plan.study, declared)}
         tests = [(s.task, s.metrics.get("test", {})) for scores in state.scores.values() for s in scores.scores]
         page_text = PageText(
             title=plan.study.title or f"The study {plan.study.name}",
@@ -341,30 +371,52 @@ def report_study(
             verdicts=verdicts,
             hypotheses=(findings, declared) if findings else None,
             declared=list_equivalents(plan),
-            notes=[*plan.study.notes, *list_notes(state), *tell_edges(results)],
-            commands=[*tell_texts(state), *commands],
+            notes=[*plan.study.notes, *list_notes(state, sizes), *tell_edges(results)],
+            commands=bundle.commands if bundle else [*list_commands(state), *commands],
             bm25={task: values[BM25] for task, values in tests if BM25 in values},
             plan_svg=picture.result(),
             losses=read_losses(state),
             files=files,
             missing=list(list_missing(state)),
-            costs=list_costs(state),
+            costs=list_costs(state, sizes),
         )
         page, table, sentences = write_report(results, out, page_text, pool)
     return page, page_text, results, table, sentences
 
 
-def tell_texts(state: StudyState) -> Iterator[str]:
-    """Write a comment on each shard set that runs were trained on; its size, where the set is still there."""
+def list_commands(state: StudyState) -> Iterator[str]:
+    """Write what comes before a study's own commands: the software of its runs, then a comment on each shard set that
+    they were trained on, and, where it is still there, the commands that make it."""
     texts: dict[tuple[str, str], None] = {}
+    versions: dict[str, None] = {}
     for name, record in state.records.items():
         texts |= dict.fromkeys(zip(state.plan.runs[name].recipe.data.sets, record.text or (), strict=False))
+        software = describe_place(read_environment(state, name))["software"].split()
+        versions["pip install " + " ".join(map("==".join, zip(software[::2], software[1::2], strict=True)))] = None
+    yield from versions
     for path, content in texts:
-        size = ""
-        if find_text(path) == content:
-            text = read_shard_manifest(Path(path)).splits["train"]
-            size = f"{show_count(text.documents, 'document')}, {show_count(text.tokens, 'token')}, "
-        yield f"# trained on {path}: {size}fingerprint {content[:8]}"
+        if find_text(path) != content:
+            yield f"# trained on {path}: fingerprint {content[:16]}"
+            continue
+        manifest = read_shard_manifest(Path(path))
+        text, tokenizer = manifest.splits["train"], manifest.tokenizer_hash[:16]
+        size = f"{show_count(text.documents, 'document')}, {show_count(text.tokens, 'token')}"
+        yield f"# trained on {path}: {size}, fingerprint {content[:16]}; tokenizer {tokenizer}"
+        sources: dict[bool, dict[str, None]] = {False: {}, True: {}}
+        for shard in manifest.shards:
+            is_held_out = not (manifest.options.validation_fraction or shard.parts["train"].documents)
+            sources[is_held_out] |= dict.fromkeys(shard.sources)
+        train, held_out = (shlex.join(names) if len(names) < 5 else "TEXT" for names in sources.values())
+        yield f"biphase tokenizer train {train} --vocab-size {manifest.vocab_size} --out tokenizer"
+        words = [f"biphase prepare {train} --tokenizer tokenizer --out {shlex.quote(path)}"]
+        words += [f"--validation {held_out}"] if held_out else []
+        changed = manifest.options.model_dump(exclude_defaults=True).items()
+        words += [f"--{key.replace('_', '-')}{'' if value is True else f' {value}'}" for key, value in changed if value]
+        yield " ".join(words)
+
+
+def read_environment(state: StudyState, run: str) -> dict[str, Any]:
+    return read_json_as(state.folder / "runs" / state.records[run].folder / "environment.json", dict[str, Any])
 
 
 def plan_svg(plan: Plan) -> str:
@@ -377,16 +429,17 @@ def plan_svg(plan: Plan) -> str:
 
 
 def read_losses(state: StudyState) -> dict[str, list[dict[str, Any]]]:
-    """Read the losses that runs, finished or not, logged, at steps that count from random weights: a branch begins
-    where it branches."""
-    losses, root = {}, state.folder / "runs"
+    """Read the losses that runs, finished or not, logged, by their arms and with the pretraining seed of each, at steps
+    that count from random weights: a branch begins where it branches."""
+    losses, root = defaultdict[str, list[dict[str, Any]]](list), state.folder / "runs"
     for name, planned in state.plan.runs.items():
         record = state.records.get(name)
         folders = [root / record.folder] if record else root.glob(f"{name}-????????")
         runs = [Run(path) for path in folders if (path / "metrics.jsonl").exists()]
         logs = [[*read_metrics(run, "train"), *read_metrics(run, "validation")] for run in runs]
         if rows := max(logs, key=len, default=[]):
-            losses[name] = [row | {"step": planned.first + row["step"]} for row in rows]
+            arm = state.plan.arms[name]
+            losses[arm.pooled_name] += [row | {"step": planned.first + row["step"], "seed": arm.seed} for row in rows]
     return losses
 
 
@@ -406,25 +459,55 @@ def cells_csv(scores: dict[str, ScoreSet]) -> str:
     return csv_text([columns, *([row.get(column, "") for column in columns] for row in rows)])
 
 
-COST_COLUMNS = ("stage", "units", "steps", "tokens", "worker time")
+COST_COLUMNS = ("stage", "device", "units", "steps", "tokens", "FLOPs", "worker time", "device hours", "kWh at most")
 
 
-def list_costs(state: StudyState) -> list[dict[str, object]]:
-    """List what was spent, as measured, a row for each stage; its keys are the headers."""
-    trainings = measure_trainings(chain.from_iterable(scores.scores for scores in state.scores.values()))
-    rows: list[tuple[object, ...]] = []
-    if state.records:
-        timed = [record.seconds for record in state.records.values() if record.is_timed]
-        untimed = len(state.records) - len(timed)
-        spent = duration(sum(timed)) if timed else "not known"
-        spent += f", without {show_count(untimed, 'run')} whose time is not known" if timed and untimed else ""
-        runs = [state.plan.runs[name] for name in state.records]
-        tokens = sum(run.tokens for run in runs)
-        rows.append(("pretraining", len(runs), sum(run.steps for run in runs), f"{tokens:,}", spent))
-    for task, of_task in trainings.items():
-        stage, time = f"fine-tuning and evaluation: {task}", duration(of_task.seconds)
-        rows.append((stage, of_task.trainings, of_task.steps, "", time))
-    return [dict(zip(COST_COLUMNS, row, strict=True)) for row in rows]
+def list_costs(state: StudyState, sizes: Mapping[str, RunSize]) -> list[dict[str, object]]:
+    """List what was spent, as measured, a row for each stage and device; its keys are the headers. A device is a GPU,
+    or a thread of a CPU; energy is the power that boards may draw, times their hours."""
+    spent: dict[tuple[str, str, int], list[tuple[float, ...]]] = defaultdict(list)
+    for name, record in state.records.items():
+        run, machine = state.plan.runs[name], read_environment(state, name)
+        flops, seconds = sum(run_flops(run, sizes[name]).values()) or math.nan, record.seconds * record.is_timed
+        place = "pretraining", *count_devices(machine)
+        spent[place].append((1, run.steps, run.tokens, flops, seconds, not record.is_timed))
+    for model in state.plan.models if state.scores else ():
+        shape, _ = sizes[model.run]
+        scores = sorted(state.scores[model.name].scores, key=lambda score: count_devices(score.machine))
+        for devices, group in groupby(scores, key=lambda score: count_devices(score.machine)):
+            for task, part in measure_trainings(group).items():
+                flops = shape.flops.per_token * part.tokens if shape else math.nan
+                place = f"fine-tuning and evaluation: {task}", *devices
+                spent[place].append((part.trainings, part.steps, part.tokens, flops, part.seconds, 0))
+    rows = []
+    for (stage, device, count), parts in spent.items():
+        units, steps, tokens, flops, seconds, untimed = map(sum, zip(*parts, strict=True))
+        time = duration(seconds) if untimed < units else "not known"
+        time += f", without {show_count(int(untimed), 'run')} whose time is not known" if 0 < untimed < units else ""
+        hours, watts = seconds * count / 3600, WATTS.get(known_device(device) or "")
+        energy = f"{hours * watts / 1000:.3g} at {watts} W" if watts else "not known"
+        told = f"{tokens:,.0f}", "not known" if math.isnan(flops) else f"{flops:.3g}", time, f"{hours:.3g}", energy
+        columns = (stage, f"{count} × {device}", int(units), int(steps), *told)
+        rows.append(dict(zip(COST_COLUMNS, columns, strict=True)))
+    return rows
+
+
+def count_devices(machine: Mapping[str, Any]) -> tuple[str, int]:
+    """Name the device of a record of a machine, and count those of all processes: GPUs, or threads of a CPU."""
+    device = str(machine.get("device", "not known"))
+    return device, machine.get("processes", 1) * (machine.get("threads", 1) if device == "cpu" else 1)
+
+
+def write_citation(study: Study, declared: Sequence[str]) -> str:
+    """Write BibTeX entries of the study and of biphase."""
+    fields = {"author": " and ".join(study.authors), "title": f"{{{study.title or study.name}}}"}
+    fields["note"] = "; ".join([f"made with biphase {__version__}", *declared[:1]])
+    software = {"author": "{The biphase authors}", "title": "{biphase}", "version": __version__}
+    signs, entries = str.maketrans({sign: text for sign, text in LATEX.items() if sign not in "{}"}), ""
+    for head, texts in ((f"@misc{{{study.name}", fields), ("@software{biphase", software)):
+        lines = [f"  {key} = {{{text.translate(signs)}}}" for key, text in texts.items() if text]
+        entries += ",\n".join([head, *lines]) + "\n}\n"
+    return entries
 
 
 def list_missing(state: StudyState) -> Iterator[str]:

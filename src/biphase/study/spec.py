@@ -14,7 +14,7 @@ What these short forms cannot say has a name and a list of phases in the study's
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -345,6 +345,8 @@ class Study(config.Strict):
     title: Line = ""
     question: Line = ""
     """What the study is to answer; the plan and the report begin with it."""
+    authors: tuple[Line, ...] = ()
+    """Whom to cite: names as BibTeX takes them, such as `Ada Lovelace`."""
     notes: tuple[Line, ...] = ()
     """What a reader of the report must know beside its results, in sentences: what was left out, and why."""
     recipe: dict[str, Any]
@@ -367,7 +369,7 @@ def load_study(source: Path | dict[str, Any], overrides: Sequence[str] = ()) -> 
     `InputError` as `load_config` does.
 
     Its `hypotheses` may be the name of a file with a list of them, seen from the study's folder, or `paper`: all
-    findings of the paper.
+    findings of the paper. A task's own file is looked for beside the study where it is not there as it is named.
     """
     path = config.find_yaml(source, "studies") if isinstance(source, Path) else Path("study")
     tree = config.read_yaml(path) if isinstance(source, Path) else dict(source)
@@ -382,7 +384,25 @@ def load_study(source: Path | dict[str, Any], overrides: Sequence[str] = ()) -> 
             tree["hypotheses"].append({"name": key, "says": finding["says"], "holds": f"{key} of the paper"})
     elif isinstance(hypotheses, str):
         tree["hypotheses"] = config.read_yaml(path.parent / hypotheses).get("hypotheses")
-    return config.parse_config(Study, tree, origin=str(path))
+
+    def find_beside(name: str) -> str:
+        file = Path(split_name(str(name))[0])
+        is_beside = file.suffix in (".yaml", ".yml") and not file.exists() and (path.parent / file).exists()
+        return str(path.parent / name) if is_beside else name
+
+    return config.parse_config(Study, move_tasks(tree, find_beside), origin=str(path))
+
+
+def move_tasks(tree: dict[str, Any], move: Callable[[str], str]) -> dict[str, Any]:
+    """Return the tree of a study with its tasks under other names, such as paths of their files."""
+    evaluation = tree.get("evaluation")
+    if not (isinstance(evaluation, dict) and isinstance(evaluation.get("tasks"), list)):
+        return tree
+    moved: dict[str, Any] = {"tasks": [move(name) for name in evaluation["tasks"]]}
+    for key in ("per_task", "data_dirs"):
+        if isinstance(settings := evaluation.get(key), dict):
+            moved[key] = {move(name): value for name, value in settings.items()}
+    return tree | {"evaluation": evaluation | moved}
 
 
 def trainings(evaluation: Evaluation) -> dict[str, tuple[str, ...]]:
