@@ -112,7 +112,7 @@ def test_texts_become_a_table_of_scores(
         ("shards", "shards", "content"),
         ("runs/tiny-*", "run", "curriculum"),
         ("runs/tiny-*/steps/3", "checkpoint", "content"),
-        ("encoder", "model", "sentence_transformers"),
+        ("encoder", "model", "modules"),
         ("kept", "fine-tuned model", "task"),
         ("grid", "scores", "tasks"),
         ("grid/boys-*", "cell", "metrics"),

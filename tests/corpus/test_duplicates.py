@@ -40,7 +40,7 @@ def test_exact_copies(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_copies_are_dropped(capsys: pytest.CaptureFixture[str], made: Path, corpus: Any, tmp_path: Path) -> None:
     """Of equal texts the first stays, and the same call finds its set finished."""
-    assert "among those for training; drop_copies (--drop-copies) leaves" in " ".join(capsys.readouterr().out.split())
+    assert "that stand in train too: 2; drop_copies (--drop-copies) leaves" in " ".join(capsys.readouterr().out.split())
     sources, held = [tmp_path / "train.jsonl"], [tmp_path / "held.jsonl"]
     for _ in range(2):
         prepare(sources, corpus.tokenizer, tmp_path / "once", validation=held, workers=1, drop_copies=True)

@@ -191,6 +191,9 @@ def model_facts(path: Path) -> Facts:
     facts = {key: config[key] for key in MODEL_KEYS if key in config}
     if config.keys() & {"text_config", "vision_config"}:
         facts["text_network"] = f"one of several; biphase convert {path} FOLDER writes it alone"
+    if (path / "modules.json").exists():
+        modules = read_json_as(path / "modules.json", list[dict[str, Any]])
+        facts["modules"] = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
     if files := sorted(path.glob("onnx/*.onnx")):
         facts["onnx"] = [file.name for file in files]
     if (path / RECORD).exists():

@@ -8,7 +8,6 @@ but for the marks of some scripts. So all that the vocabulary holds must get the
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,6 +21,7 @@ from biphase.encoder.proofs import FailedProofError, agree
 from biphase.errors import InputError, told_as
 from biphase.export.llama import find_pooling
 from biphase.export.plain import load_named
+from biphase.machine import python_process
 
 GGUF_FILE, LONGEST, TOKENS_OF_A_TEXT = "model.gguf", 512, 64
 PROOF_TEXTS = [text for text in SPLIT_TEXTS if text]
@@ -80,8 +80,8 @@ def run_converter(folder: Path, network: Any, path: Path) -> None:
         if kind == "LlamaModel":  # one that looks both ways is a EuroBERT, of which the converter takes any tokenizer
             config = Path(scratch) / "config.json"
             config.write_text(config.read_text(encoding="utf-8").replace(kind, "EuroBertModel"), encoding="utf-8")
-        words = [sys.executable, "-c", CONVERTER, root, scratch, "--outfile", str(path), "--outtype", "f32"]
-        done = subprocess.run(words, capture_output=True, text=True)
+        words = CONVERTER, root, scratch, "--outfile", str(path), "--outtype", "f32"
+        done = subprocess.run(**python_process("-c", *words), capture_output=True, text=True)
     if done.returncode:
         raise InputError(f"llama.cpp cannot convert this {kind} ({done.stderr.strip().rpartition(chr(10))[2]})")
 

@@ -48,8 +48,7 @@ def examine_model(folder: Path) -> Facts:
     else:
         facts["direction"] = examine_direction(model, config, warnings)
     facts |= examine_texts(folder, model, config, warnings)
-    if modules := read_modules(folder):
-        facts["modules"] = [module.type.rpartition(".")[2] for module in modules]
+    if read_modules(folder):
         facts |= {"pooling": ", ".join(read_pooling(folder)) or "not said", "prompts": read_named_prompts(folder)}
     return facts | {"warnings": warnings}
 

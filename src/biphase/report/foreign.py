@@ -47,7 +47,7 @@ MOST_PAIRS = 66
 # Files → rows
 
 
-def read_rows(source: Any, rename: Mapping[str, str]) -> Iterator[PlacedRow]:
+def read_tables(source: Any, rename: Mapping[str, str]) -> Iterator[PlacedRow]:
     """Yield the rows of files, folders or of what is in memory, under our names of columns. A row of several files that
     names no method is of that which its file is called after."""
     placed: Iterator[tuple[dict[str, str], PlacedRow]]
@@ -154,7 +154,7 @@ def parse_rows(source: Any, rename: Mapping[str, str]) -> list[ForeignScore]:
         refuse_unknown("rename: column", ours, COLUMNS)
     scores, places = [], dict[tuple[Any, ...], str]()
     only_task = next((theirs for theirs, ours in rename.items() if ours == "score"), "score")
-    for location, row in read_rows(source, rename):
+    for location, row in read_tables(source, rename):
         method, task = str(column(location, row, "method", COLUMN_REMEDY)), str(row.get("task", only_task))
         value, examples = parse_number(location, row, "score"), row.get("examples")
         given = [parse_number(location, row, axis) if row.get(axis) not in (None, "") else None for axis in AXES]
