@@ -264,9 +264,20 @@ def measure(options: argparse.Namespace, threads: int, models: dict[str, str]) -
     return {
         "absent": absent,
         "failed": failed,
-        "rounds": rounds,
         "cases": {case: compare(rounds, case) for case in cases},
+        "rounds": [without_outputs(each) for each in rounds],
     }
+
+
+def without_outputs(each: dict[str, Found]) -> dict[str, Found]:
+    """Leave out the outputs of a round, which are megabytes, once they are compared."""
+    kept: dict[str, Found] = {}
+    for arm, found in each.items():
+        cases = {case: dict(run) for case, run in found.items() if case != "error"}
+        for run in cases.values():
+            run.pop("outputs", None)
+        kept[arm] = found if "error" in found else cases
+    return kept
 
 
 def compare(rounds: list[dict[str, Found]], case: str) -> Found:
