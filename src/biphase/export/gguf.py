@@ -36,6 +36,8 @@ def name_split(*arguments):
 TextModel.get_vocab_base_pre = name_split
 runpy.run_path(root + "/convert_hf_to_gguf.py", run_name="__main__")
 """
+"""llama.cpp's converter knows tokenizers by a hash, and raises NotImplementedError for others. These are taken to split
+as Llama 3's does; `compare_tokens` refuses those that do not."""
 
 
 @torch.no_grad()

@@ -209,6 +209,8 @@ def moderate(own: float, degrees: int, group: Terms) -> tuple[float, int]:
     cohorts = {score.dataset: score.cohort for _, score in group}
     names = set.intersection(*map(set, cohorts.values()))
     lent = count_lent(degrees, len(names))
+    if not (lent and own > 0):
+        return own, 0
     weights_AD = np.zeros((len(group), len(cohorts)))
     arms, datasets = list(dict.fromkeys(score.arm.name for _, score in group)), list(cohorts)
     for weight, score in group:
@@ -216,7 +218,7 @@ def moderate(own: float, degrees: int, group: Terms) -> tuple[float, int]:
     pattern_D = weights_AD[np.abs(weights_AD).sum(axis=1).argmax()]
     factors_A = weights_AD @ pattern_D / max(pattern_D @ pattern_D, ROUNDING)
     is_alike = np.allclose(weights_AD, np.outer(factors_A, pattern_D)) and abs(factors_A.sum()) < 1e-9
-    if not (is_alike and lent and own > 0):
+    if not is_alike:
         return own, 0
     rows = [[cohort[name] for name in sorted(names)] for cohort in cohorts.values()]
     prior = float(factors_A @ factors_A) * interaction(np.tensordot(pattern_D, np.array(rows), axes=1))
