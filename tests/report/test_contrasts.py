@@ -275,7 +275,8 @@ def test_other_arms_lend_degrees_of_freedom_by_hand() -> None:
     residuals_AR = residuals_AR - residuals_AR.mean(axis=0)
     pooled = 2 * (residuals_AR**2).sum() / (4 * 2)
     own = np.var(scores_ARD[0, :, 0] - scores_ARD[1, :, 0], ddof=1)
-    drawn = max(own, (2 * own + 3 * 2 * pooled) / 5)
+    gaps = [[np.var(scores_ARD[a] - scores_ARD[c], ddof=1) for c in range(5) if c != a] for a in (0, 1)]
+    drawn = max(own, (2 * own + 3 * 2 * max(pooled, *np.mean(gaps, axis=1))) / 5)
     assert (seen.estimate, seen.degrees, seen.lent) == (alone.estimate, 5, 3) and alone.degrees == 2
     assert seen.error**2 == pytest.approx(drawn / 3) and alone.error**2 == pytest.approx(own / 3)
 
@@ -291,7 +292,8 @@ def test_averages_and_differences_of_differences_borrow_too() -> None:
     seen = contrast([(1, means[0]), (-1, means[1]), (-1, means[2]), (1, means[3])])
     mean_AR = scores_ARD.mean(axis=2)
     own = np.var(mean_AR[0] - mean_AR[1] - mean_AR[2] + mean_AR[3], ddof=1)
-    drawn = (3 * own + 3 * 2 * 4 * interaction(mean_AR)) / 6
+    gaps = [[np.var(mean_AR[a] - mean_AR[c], ddof=1) for c in range(6) if c != a] for a in range(4)]
+    drawn = (3 * own + 3 * 2 * 4 / 2 * max(2 * interaction(mean_AR), *np.mean(gaps, axis=1))) / 6
     assert seen.lent == 3 and seen.error**2 == pytest.approx(max(own, drawn) / 4)
 
 
@@ -305,6 +307,18 @@ def test_who_cannot_borrow_keeps_its_own_spread(what: str) -> None:
     terms += [(0.5, cells[0][1]), (0.5, cells[1][1])] if what == "unlike weights" else []
     alone = contrast([(weight, replace(cell, cohort={})) for weight, cell in terms])
     assert repr(contrast(terms)) == repr(alone) and alone.lent == 0  # nan is nan there
+
+
+def test_arms_of_one_trunk_say_little_of_another() -> None:
+    """Five arms share nine tenths of their noise over three seeds, one has its own: equal ones are rarely called
+    different."""
+    rng, hits = np.random.default_rng(6), 0
+    for _ in range(400):
+        scores_AR = np.sqrt(0.1) * rng.normal(0, 1, (6, 3)) + np.sqrt(0.9) * rng.normal(0, 1, 3)
+        scores_AR[0] = rng.normal(0, 1, 3)
+        first, second, *_ = (cells[0] for cells in in_a_study(scores_AR[..., None]))
+        hits += is_significant(difference(first, second).against().p_value)
+    assert hits <= stats.binom.isf(1e-3, 400, 0.06)
 
 
 def test_random_weights_lend_nothing() -> None:
@@ -322,7 +336,7 @@ def test_arms_that_borrow_are_rarely_called_different(noisy: bool) -> None:
     found = share_called_different(world, trials=400)
     assert 400 * found["both"] <= stats.binom.isf(1e-3, 400, 0.06)
     better = share_called_different(replace(world, gap=4.0), trials=150)
-    assert better["both"] > better["arms_alone"] + 0.1
+    assert better["both"] > better["arms_alone"] + 0.05
 
 
 def test_scores_have_intervals_over_seeds_alone() -> None:

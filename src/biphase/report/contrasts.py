@@ -202,7 +202,9 @@ def moderate(own: float, degrees: int, group: Terms) -> tuple[float, int]:
     with the degrees of freedom that they lend: moderated variance (Smyth 2004), with a prior that is fixed and not
     estimated.
 
-    It is never below the sum's own variance: arms that are noisier than others stay so. It needs sums in which every
+    What is drawn to is the largest of the variance that all arms' differences have on average, and those of each arm
+    of the sum to the others: arms of one trunk have much in common, and say little of an arm apart from them. It is
+    never below the sum's own variance: arms that are noisier than others stay so. It needs sums in which every
     arm has the same weights on the datasets up to a factor, and factors that add up to zero, as in differences of
     scores and of averages: what a seed gives all arms then cancels. Any other sum keeps its own variance.
     """
@@ -220,10 +222,17 @@ def moderate(own: float, degrees: int, group: Terms) -> tuple[float, int]:
     is_alike = np.allclose(weights_AD, np.outer(factors_A, pattern_D)) and abs(factors_A.sum()) < 1e-9
     if not is_alike:
         return own, 0
-    rows = [[cohort[name] for name in sorted(names)] for cohort in cohorts.values()]
-    prior = float(factors_A @ factors_A) * interaction(np.tensordot(pattern_D, np.array(rows), axes=1))
+    rows_NR = np.tensordot(pattern_D, [[cohort[name] for name in sorted(names)] for cohort in cohorts.values()], axes=1)
+    prior = float(factors_A @ factors_A) / 2 * max(interaction(rows_NR) * 2, *apart(rows_NR, sorted(names), arms))
     drawn = (degrees * own + lent * LENT_FACTOR * prior) / (degrees + lent)
     return max(own, drawn), lent
+
+
+def apart(rows_NR: np.ndarray, names: Sequence[str], arms: Sequence[str]) -> list[float]:
+    """List for each of these arms how far its differences to the others vary over repetitions, on average: of an arm
+    apart from others, which have a trunk in common, more than these differ among themselves."""
+    gaps = [np.delete(rows_NR - rows_NR[names.index(arm)], names.index(arm), axis=0) for arm in arms if arm in names]
+    return [float(gap_NR.var(axis=1, ddof=1).mean()) for gap_NR in gaps]
 
 
 def add_parts(parts: Sequence[tuple[float, float]]) -> tuple[float, float]:
