@@ -40,10 +40,10 @@ METRICS = {
 READING = """
 import sys
 from pathlib import Path
-from biphase.study.folder import read_state
-from biphase.study.plan import plan_study
-from biphase.study.run import status
-from biphase.study.spec import load_study
+from biphase.studies.folder import read_state
+from biphase.studies.plan import plan_study
+from biphase.studies.run import status
+from biphase.studies.spec import load_study
 plan, folder = plan_study(load_study(Path(sys.argv[1]))), Path(sys.argv[2])
 status(read_state(plan, folder))
 """
@@ -61,9 +61,9 @@ def make_folder(study: Path, folder: Path) -> dict[str, int]:
     """Everything that a finished study leaves behind; returns how many runs, cells and scores that is."""
     from biphase.encoder.models import identify
     from biphase.files import write_json
-    from biphase.study.folder import claim_study_folder, reach_step
-    from biphase.study.plan import plan_study
-    from biphase.study.spec import load_study
+    from biphase.studies.folder import claim_study_folder, reach_step
+    from biphase.studies.plan import plan_study
+    from biphase.studies.spec import load_study
 
     plan = plan_study(load_study(study))
     place = claim_study_folder(folder, plan.study)

@@ -77,7 +77,7 @@ def make_model(preset: str, vocab_size: int, folder: Path) -> Path:
     from biphase.corpus.tokenizer import train_tokenizer
     from biphase.encoder.network import TokenIds
     from biphase.encoder.network import make_model as make_network
-    from biphase.export.model import close_texts
+    from biphase.exporting.model import close_texts
 
     tokenizer: Any = train_tokenizer(sample_texts(find_text_sources([str(BUNDLED_TEXT)])), vocab_size)
     special = (tokenizer.mask_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)

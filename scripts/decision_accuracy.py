@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from biphase.report.contrasts import with_averages
-from biphase.study.folder import read_state
-from biphase.study.plan import plan_study
-from biphase.study.report import collect_results
-from biphase.study.spec import load_study
+from biphase.studies.folder import read_state
+from biphase.studies.plan import plan_study
+from biphase.studies.report import collect_results
+from biphase.studies.spec import load_study
 
 
 def read_scores(folder: Path) -> dict[str, dict[int, dict[str, np.ndarray]]]:

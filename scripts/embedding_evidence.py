@@ -99,7 +99,7 @@ def score_beside(options: argparse.Namespace) -> None:
     from biphase.embedding.evaluation import read_judged_set, score_bm25, score_embedder
     from biphase.embedding.model import load_embedder
     from biphase.files import write_json
-    from biphase.study.spec import load_study
+    from biphase.studies.spec import load_study
 
     evaluation = load_study(options.study).evaluation
     embed = evaluation.embed if evaluation else None

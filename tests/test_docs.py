@@ -19,8 +19,8 @@ from biphase.cli.app import app, run_command
 from biphase.config import BUNDLED, parse_config
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.recipe import Recipe
-from biphase.study.plan import plan_study
-from biphase.study.spec import Study
+from biphase.studies.plan import plan_study
+from biphase.studies.spec import Study
 from biphase.tasks.spec import Task
 
 ROOT = Path(__file__).parents[1]

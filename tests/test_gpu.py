@@ -195,7 +195,7 @@ def test_an_export_computes_on_a_gpu_what_the_run_computes(tiny_recipe: Callable
     """The exported folder in plain transformers, each text alone, against packed texts in biphase; fp32."""
     from transformers import AutoModel
 
-    from biphase.export.model import export_checkpoint
+    from biphase.exporting.model import export_checkpoint
 
     run = train(tiny_recipe(f"compute.device={DEVICE}"), tmp_path / "runs")
     folder = tmp_path / "encoder"

@@ -25,11 +25,11 @@ ORDER = [
     ("tasks",),
     ("encoder",),
     ("pretraining",),
-    ("export",),
+    ("exporting",),
     ("finetuning",),
     ("embedding",),
     ("report",),
-    ("study",),
+    ("studies",),
     # ... which Python and the command line go along.
     ("api",),
     ("cli",),
@@ -121,7 +121,7 @@ def test_what_does_without_torch() -> None:
     light = [
         path
         for path in MODULES
-        if name_of(path) in PLANNING or name_of(path).partition(".")[0] in ("corpus", "tasks", "report", "study")
+        if name_of(path) in PLANNING or name_of(path).partition(".")[0] in ("corpus", "tasks", "report", "studies")
     ]
     for path in light:
         words = {alias.name.partition(".")[0] for node in ast.walk(TREES[path]) for alias in names_in(node)}

@@ -19,8 +19,8 @@ from biphase.encoder.models import Encoder
 from biphase.files import content_hash
 from biphase.finetuning.config import FinetuneConfig, plan_cell
 from biphase.recipe import Recipe
-from biphase.study.plan import plan_study
-from biphase.study.spec import load_study
+from biphase.studies.plan import plan_study
+from biphase.studies.spec import load_study
 from biphase.tasks.sources import definition, find_task_sources
 from biphase.tasks.spec import task_table
 

@@ -14,7 +14,7 @@ TESTS = Path(__file__).parent
 CHOSEN = {
     # There is no NCCL, and no compiler; with groups of heads, a window and a cap there is all that is there without.
     "what only a GPU can show": ("test_gpu.py", "not fsdp and not on- and not 4-4 and not 6-2-0 and not None"),
-    "adapted and exported": ("export/test_parent.py pretraining/test_adapt.py", "average or encoder or bit_exactly"),
+    "adapted and exported": ("exporting/test_parent.py pretraining/test_adapt.py", "average or encoder or bit_exactly"),
     "fine-tuned and kept": (
         "finetuning/test_keep.py finetuning/test_predict.py",
         "classifies_texts or tags_tokens or is_kept_for or answers_as_scored or words_as_scored or with_a_head",

@@ -7,7 +7,6 @@ What the command line does, Python does by the same functions, which are loaded 
 """
 
 from importlib import import_module
-from types import ModuleType
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # what loads `typing` would come before Ctrl-C is heard
@@ -21,7 +20,7 @@ if TYPE_CHECKING:  # what loads `typing` would come before Ctrl-C is heard
     from biphase.console import silence
     from biphase.corpus.prepare import prepare
     from biphase.errors import InputError
-    from biphase.export.push import push
+    from biphase.exporting.push import push
 
 __all__ = [
     "InputError",
@@ -42,7 +41,7 @@ __version__ = "0.1.0"
 
 OFFERED = {
     "prepare": "corpus.prepare",
-    "push": "export.push",
+    "push": "exporting.push",
     **dict.fromkeys(
         ("train_tokenizer", "pretrain", "export", "trim", "load", "encode", "embed", "search"), "api.networks"
     ),
@@ -68,16 +67,3 @@ def __getattr__(name: str) -> "Any":
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *OFFERED])
-
-
-class VerbFolder(ModuleType):
-    # Python's import sets `biphase.study` to the folder of that name: called, or asked for `help`, it is the verb.
-    @property
-    def __doc__(self) -> str:  # type: ignore[override]
-        from inspect import getdoc, signature
-
-        verb = __getattr__(self.__name__.removeprefix("biphase."))
-        return f"{verb.__name__}{signature(verb)}\n\n{getdoc(verb)}"
-
-    def __call__(self, *arguments: "Any", **settings: "Any") -> "Any":
-        return __getattr__(self.__name__.removeprefix("biphase."))(*arguments, **settings)

@@ -23,8 +23,8 @@ from biphase.api.checking import AnswerCheck
 from biphase.cli.app import run_command
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.errors import InputError
-from biphase.export.golden import GOLDEN, TEXTS, write_golden
-from biphase.export.model import export_checkpoint, save_encoder, write_sentence_transformer
+from biphase.exporting.golden import GOLDEN, TEXTS, write_golden
+from biphase.exporting.model import export_checkpoint, save_encoder, write_sentence_transformer
 from biphase.pretraining.loop import train
 
 MLM = ("curriculum=[{objective: mlm, steps: 2}]", "schedule={peak_lr: 1e-2, warmup_steps: 0, decay_steps: 1}")

@@ -16,7 +16,7 @@ from biphase.errors import InputError
 from biphase.files import MARK
 from biphase.report.results import ReportArm, Result
 from biphase.report.verdicts import SummaryRow, TaskComparison
-from biphase.study.advise import Advice, Choice
+from biphase.studies.advise import Advice, Choice
 
 DOCUMENTED = (Path(__file__).parents[2] / "docs" / "reference" / "command_line.md").read_text(encoding="utf-8")
 LOST = Result(ReportArm("m"), "", "t", "standard", measure="f1", num_runs=0)

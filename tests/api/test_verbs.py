@@ -1,7 +1,6 @@
 """biphase from Python: light to import, from what is in memory to a table that the command line prints."""
 
 import csv
-import importlib
 import inspect
 import io
 import json
@@ -145,20 +144,6 @@ def test_texts_in_place_of_a_model_are_told() -> None:
         biphase.encode(["a text"], "model")
 
 
-def test_folders_with_the_name_of_a_verb_are_verbs_too(tmp_path: Path) -> None:
-    import biphase.export.model
-    import biphase.study.plan
-
-    assert biphase.study.plan.__name__ == "biphase.study.plan"
-    with pytest.raises(InputError, match="is no file"):
-        biphase.study("nothere")
-    with pytest.raises(InputError, match="is not a run folder"):
-        biphase.export(tmp_path, tmp_path / "out")
-    for name in ("study", "export"):
-        folder = importlib.import_module(f"biphase.{name}")
-        assert (folder.__doc__ or "").startswith(f"{name}(") and "Args:" in (folder.__doc__ or "")
-
-
 def test_defaults_are_those_of_the_command() -> None:
     """A parameter of a function and the option of that name have one default."""
     from biphase.api.studies import OpenStudy
@@ -273,7 +258,7 @@ def test_a_study_of_a_mapping_and_a_data_frame(
 def test_cells_that_hold_several_devices_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from biphase.study import run
+    from biphase.studies import run
 
     monkeypatch.setattr(run, "run_study", lambda *_: [])
     told = "each cell holds 2 devices as a run does, and uses one"

@@ -14,8 +14,8 @@ from biphase.config import load_config
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.errors import InputError
 from biphase.recipe import Recipe
-from biphase.study.plan import plan_study
-from biphase.study.spec import load_study
+from biphase.studies.plan import plan_study
+from biphase.studies.spec import load_study
 from biphase.tasks.examples import input_of, load_examples
 from biphase.tasks.families import KINDS
 from biphase.tasks.sources import find_source

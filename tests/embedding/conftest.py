@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def encoder_folder(tiny_recipe: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from biphase.export.model import export_checkpoint
+    from biphase.exporting.model import export_checkpoint
     from biphase.pretraining.loop import train
 
     folder = tmp_path_factory.mktemp("encoder")

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Ph
 from biphase.encoder.network import PaddedBackbone, load_backbone, load_model
 from biphase.encoder.proofs import FailedProofError, check_directions, check_head
 from biphase.errors import InputError
-from biphase.export.model import check_export
+from biphase.exporting.model import check_export
 
 NO_MEMORY = (
     torch.OutOfMemoryError("CUDA out of memory"),

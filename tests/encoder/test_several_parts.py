@@ -12,7 +12,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForMulti
 from biphase.api.folders import inspect
 from biphase.encoder.network import load_backbone, load_model
 from biphase.errors import InputError
-from biphase.export.convert import convert_checkpoint
+from biphase.exporting.convert import convert_checkpoint
 
 PLAIN = {
     "gemma3": "gemma3_text",

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("onnxruntime")
 
 from biphase.api.onnx import find_task_data
-from biphase.export.onnx import ONNX_FILE, OnnxNetwork, write_onnx
+from biphase.exporting.onnx import ONNX_FILE, OnnxNetwork, write_onnx
 from biphase.hub import load_model_config
 
 from .conftest import fit_cell, make_cell

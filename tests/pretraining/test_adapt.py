@@ -33,7 +33,7 @@ from biphase.encoder.attention import lay_out
 from biphase.encoder.network import PaddedBackbone, load_backbone
 from biphase.encoder.packed import packed_hidden
 from biphase.errors import InputError
-from biphase.export.model import export_checkpoint
+from biphase.exporting.model import export_checkpoint
 from biphase.files import read_json
 from biphase.pretraining.job import begin_with_model
 from biphase.pretraining.loop import train

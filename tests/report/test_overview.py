@@ -16,10 +16,10 @@ from biphase.report.page import PageText, answer_sentences, print_results, tell_
 from biphase.report.paper import judge_paper, measure_findings, place_arms
 from biphase.report.results import ReportArm, Result, ResultSet
 from biphase.report.tables import wide_table
-from biphase.study.cost import measure_sizes
-from biphase.study.plan import plan_study
-from biphase.study.report import arm_of_model
-from biphase.study.spec import load_study, task_families
+from biphase.studies.cost import measure_sizes
+from biphase.studies.plan import plan_study
+from biphase.studies.report import arm_of_model
+from biphase.studies.spec import load_study, task_families
 
 CONTROL = ReportArm("1m-random", "control", "1m", "none", None, 0, 0, 0)
 

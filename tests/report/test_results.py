@@ -19,7 +19,7 @@ from biphase.report.results import (
     pool,
 )
 from biphase.report.statistics import Interval
-from biphase.study.report import collect_model
+from biphase.studies.report import collect_model
 
 CLM = ReportArm("clm", "objective", "1m", "clm", None, 100, 100, 0)
 MLM = ReportArm("mlm", "objective", "1m", "mlm", 40, 100, 0, 100)

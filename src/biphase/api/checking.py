@@ -23,7 +23,7 @@ from biphase.errors import InputError, clipped, first_line, first_of, told_as
 from biphase.files import read_json_as
 
 if TYPE_CHECKING:
-    from biphase.export.golden import Golden
+    from biphase.exporting.golden import Golden
 
 ROUNDING, IN_16_BITS = 1e-3, 2e-2
 """Answers differ by less, in units of their length, in fp32, and where a server computes in 16 bits."""
@@ -76,7 +76,7 @@ def check(folder: str | Path, server: str | None = None, *, timeout: float = 60.
         raise InputError(f"server {server} is no address: give one such as http://localhost:8000")
     path, feature = find_folder(str(folder)), f"to compute what {folder} gives"
     with told_as(f"cannot compute what {folder} gives"), needs_extra("embeddings", feature):
-        from biphase.export.golden import GOLDEN, Golden, load_answering, make_golden
+        from biphase.exporting.golden import GOLDEN, Golden, load_answering, make_golden
 
         if (path / GOLDEN).exists():
             golden = read_json_as(path / GOLDEN, Golden)
@@ -91,7 +91,7 @@ def check(folder: str | Path, server: str | None = None, *, timeout: float = 60.
         checks = [judge_answers("transformers", golden, network.tokenizer, network.outputs)]
         if onnx.exists():
             with needs_extra("onnx", "to run its ONNX file"):
-                from biphase.export.onnx import OnnxNetwork
+                from biphase.exporting.onnx import OnnxNetwork
 
                 compute = OnnxNetwork(onnx).outputs
             checks.append(judge_answers("onnx/model.onnx", golden, network.tokenizer, compute))
@@ -107,7 +107,7 @@ def judge_answers(by: str, golden: "Golden", tokenizer: Any, compute: Any) -> An
     """Compare what is computed here, of one padded batch by the tokenizer that transformers chooses."""
     import torch
 
-    from biphase.export.plain import read_answers
+    from biphase.exporting.plain import read_answers
 
     settings: Any = {"truncation": True, "max_length": max(map(len, golden.ids)), "return_tensors": "pt"}
     features = tokenizer(golden.texts, padding=True, padding_side="right", **settings)
@@ -180,7 +180,7 @@ def find_shares(config: Row) -> str:
 
 def find_mistake(folder: Path, golden: "Golden", seen: Parts, view: Callable[[Any], np.ndarray], gap: float) -> str:
     """Name the mistake whose answer is what a server answered, or ""."""
-    from biphase.export.golden import other_answers
+    from biphase.exporting.golden import other_answers
 
     others = [(words, view(parts)) for words, parts in other_answers(folder, golden)]
     if golden.output == "logits":

@@ -123,7 +123,7 @@ def export(
         license: such as apache-2.0, for a card that says none.
         language: such as en, or en,de, for a card that says none.
     """
-    from biphase.export.push import check_repository, push
+    from biphase.exporting.push import check_repository, push
 
     refuse_filled(Path(folder))
     run = name_run(str(run))
@@ -138,11 +138,11 @@ def export(
         raise InputError(f"test: {test} does not exist, or `int8` is not said, which is scored on it")
     complete = partial(complete_export, as_=as_, onnx=onnx, int8=int8, test=test, gguf=gguf)
     if is_run:
-        from biphase.export.model import export_checkpoint
+        from biphase.exporting.model import export_checkpoint
 
         console.out.prose(export_checkpoint(run, Path(folder), merge, complete))
     else:
-        from biphase.export.onnx import copy_model
+        from biphase.exporting.onnx import copy_model
 
         copy_model(source, Path(folder), complete)
     if to_hub is not None:
@@ -152,12 +152,12 @@ def export(
 
 def complete_export(folder: Path, as_: str | None, onnx: bool, int8: bool, test: str | Path | None, gguf: bool) -> None:
     """Change and complete an exported folder. Raises `InputError` for packages that are missing too."""
-    from biphase.export.golden import write_golden
+    from biphase.exporting.golden import write_golden
 
     if as_ not in (None, "llama"):
         raise InputError(f"`as_` is {as_!r}: llama is the only other type")
     if as_:
-        from biphase.export.llama import become_llama
+        from biphase.exporting.llama import become_llama
 
         become_llama(folder)
     if onnx:
@@ -167,7 +167,7 @@ def complete_export(folder: Path, as_: str | None, onnx: bool, int8: bool, test:
             add_onnx(folder, int8, None if test is None else Path(test))
     if gguf:
         with needs_extra("gguf", "biphase export --gguf"):
-            from biphase.export.gguf import add_gguf
+            from biphase.exporting.gguf import add_gguf
 
             add_gguf(folder)
     write_golden(folder)
@@ -225,7 +225,7 @@ def load(model: str | Path) -> Any:
     Returns: a `biphase.finetuning.heads.Encoder`; a `SentenceTransformer` where the folder is one that does more than
     to take the mean over a text's tokens.
     """
-    from biphase.export.model import NEEDS_VERSION, SENTENCE_TRANSFORMERS_FILES
+    from biphase.exporting.model import NEEDS_VERSION, SENTENCE_TRANSFORMERS_FILES
     from biphase.finetuning.heads import load_encoder
 
     folder = find_folder(str(model))

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from biphase.api.worth import ScoredTask, find_task_data, tell_loss, time_batches
-from biphase.export.card import add_chapter
-from biphase.export.onnx import INT8_FILE, ONNX_FILE, OnnxNetwork, megabytes, quantize, write_onnx
-from biphase.export.plain import Features, read_answers
+from biphase.exporting.card import add_chapter
+from biphase.exporting.onnx import INT8_FILE, ONNX_FILE, OnnxNetwork, megabytes, quantize, write_onnx
+from biphase.exporting.plain import Features, read_answers
 from biphase.hub import load_model_config
 
 

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     import pandas
 
     from biphase.report.foreign import Standing
-    from biphase.study.advise import Advice
-    from biphase.study.cost import Estimate, Machine
-    from biphase.study.plan import Plan
-    from biphase.study.run import StudyStatus
+    from biphase.studies.advise import Advice
+    from biphase.studies.cost import Estimate, Machine
+    from biphase.studies.plan import Plan
+    from biphase.studies.run import StudyStatus
 
 
 def study(
@@ -46,8 +46,8 @@ def study(
         data: for tasks that `evaluation.tasks` names: rows as `finetune` takes them, such as a DataFrame, which are
             kept in the study's folder; or the folder with a task's published data.
     """
-    from biphase.study.plan import plan_study
-    from biphase.study.spec import load_study
+    from biphase.studies.plan import plan_study
+    from biphase.studies.spec import load_study
 
     overrides = list_changes(changes)
     keys = to_jsonable_python(dict(file), fallback=plain_value) if isinstance(file, Mapping) else None
@@ -82,7 +82,7 @@ class OpenStudy:
         return shlex.join(["biphase", "study", verb, *self.words])
 
     def estimate(self, device: str | None = None, efficiency: float | None = None) -> "Estimate":
-        from biphase.study.cost import estimate, study_machine
+        from biphase.studies.cost import estimate, study_machine
 
         return estimate(self.planned, study_machine(self.planned.study, device, efficiency))
 
@@ -96,7 +96,7 @@ class OpenStudy:
         """
         import pandas
 
-        from biphase.study.describe import describe_power
+        from biphase.studies.describe import describe_power
 
         if (evaluation := self.planned.study.evaluation) is not None:
             for line in describe_power(self.planned, evaluation):
@@ -125,8 +125,8 @@ class OpenStudy:
                 apart, by `unit`.
             unit: train: all runs; cells: all of trained models; or only this one, such as 'train 1m-clm-400'.
         """
-        from biphase.study.folder import claim_study_folder
-        from biphase.study.run import run_study
+        from biphase.studies.folder import claim_study_folder
+        from biphase.studies.run import run_study
 
         chosen = {"kind": engine, "address": address, "workers": workers, "workers_per_gpu": workers_per_gpu}
         engine_settings = parse_config(Engine, chosen | {"devices_per_worker": processes}, (), origin="study run")
@@ -142,8 +142,8 @@ class OpenStudy:
     def declare(self) -> dict[str, Any]:
         """Record the hypotheses in the study's folder, as `run` does when it begins. Returns their words, the hash of
         these and of the arms, budgets and tasks that they are about, and sentences on when they were declared."""
-        from biphase.study.declarations import DECLARED, declare, list_words, tell_declaration
-        from biphase.study.folder import claim_study_folder
+        from biphase.studies.declarations import DECLARED, declare, list_words, tell_declaration
+        from biphase.studies.folder import claim_study_folder
 
         planned = self.planned
         if not planned.study.hypotheses:
@@ -157,8 +157,8 @@ class OpenStudy:
 
     def progress(self) -> "StudyStatus":
         """Return how far the study is, and what failed."""
-        from biphase.study.folder import read_state
-        from biphase.study.run import status
+        from biphase.studies.folder import read_state
+        from biphase.studies.run import status
 
         return status(read_state(self.planned, self.folder))
 
@@ -176,7 +176,7 @@ class OpenStudy:
             out: the folder to write; report/ in the study's unless given.
         """
         from biphase.report.page import print_results
-        from biphase.study.report import report_study
+        from biphase.studies.report import report_study
 
         commands = [self.command(verb) for verb in ("run", "report")]
         report_folder = self.folder / "report" if out is None else Path(out)
@@ -194,8 +194,8 @@ class OpenStudy:
         Args:
             out: the .tar.gz or .tar.xz to write; study-NAME.tar.gz unless given.
         """
-        from biphase.study.bundle import bundle_study
-        from biphase.study.folder import read_state
+        from biphase.studies.bundle import bundle_study
+        from biphase.studies.folder import read_state
 
         archive = Path(f"study-{self.planned.study.name}.tar.gz") if out is None else Path(out)
         commands = [self.command(verb) for verb in ("run", "report")]
@@ -230,10 +230,10 @@ def advise(
         from_scratch: start from random weights, even where a model could be continued.
         text_field: the JSON field or the column with the text.
     """
-    from biphase.study import cost as machines
-    from biphase.study.advise import advise as choose
-    from biphase.study.advise import measure_text
-    from biphase.study.report import read_evidence
+    from biphase.studies import cost as machines
+    from biphase.studies.advise import advise as choose
+    from biphase.studies.advise import measure_text
+    from biphase.studies.report import read_evidence
 
     machine_options = {"device": device, "devices": devices, "efficiency": efficiency}
     if needless := [name for name, value in machine_options.items() if value is not None and hours is None]:
@@ -269,7 +269,7 @@ def measure_cpu(cores: int | None = None, seconds: float = 10) -> "Machine":
     from biphase.pretraining.optimizer import autocast, make_optimizers
     from biphase.recipe import Optimizer
     from biphase.report.formats import show_count
-    from biphase.study.cost import Machine
+    from biphase.studies.cost import Machine
 
     device, vocab_size = torch.device("cpu"), 8192
     dtype = choose_dtype("auto", device)

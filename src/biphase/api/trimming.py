@@ -6,10 +6,10 @@ from pathlib import Path
 
 from biphase.api.worth import find_task_data, tell_loss, time_batches
 from biphase.console import told_if_slow
-from biphase.export.card import add_chapter
-from biphase.export.golden import write_golden
-from biphase.export.onnx import copy_model
-from biphase.export.trim import (
+from biphase.exporting.card import add_chapter
+from biphase.exporting.golden import write_golden
+from biphase.exporting.onnx import copy_model
+from biphase.exporting.trim import (
     choose_ids,
     compare_texts,
     load_plain,

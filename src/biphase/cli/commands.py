@@ -28,7 +28,7 @@ from biphase.cli import show
 from biphase.config import BUNDLED, MOST_REPEATS, by_commas, parse_config
 from biphase.corpus.prepare import prepare as prepare_text
 from biphase.errors import InputError, refuse_doubles
-from biphase.export.push import push as push_model
+from biphase.exporting.push import push as push_model
 from biphase.files import refuse_foreign, write_text
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.grid import Grid
@@ -162,7 +162,7 @@ def demo(
         folder: where to work; finished parts are kept.
         changes: of the study, as on the command line of `biphase study run`.
     """
-    from biphase.study.folder import find_record
+    from biphase.studies.folder import find_record
 
     started = time.monotonic()
     corpus = BUNDLED / "corpus"
@@ -300,7 +300,7 @@ def convert(model: str, folder: Path, /) -> None:
     """
     refuse_foreign(folder, "converted model")
     fetch_model(model)
-    from biphase.export.convert import convert_checkpoint
+    from biphase.exporting.convert import convert_checkpoint
 
     console.out.print(convert_checkpoint(model, folder))
 
@@ -437,7 +437,7 @@ def study_plan(
 
     Example: `biphase study plan paper --device MI250X`
     """
-    from biphase.study.describe import describe_plan, draw_plan, plan_json
+    from biphase.studies.describe import describe_plan, draw_plan, plan_json
 
     study = studies.study(file, changes)
     if picture is not None:
@@ -504,7 +504,7 @@ def study_advise(
 
     Example: `biphase study advise --text corpus/ --hours 8 --device H100 --recipe recipe.yaml`
     """
-    from biphase.study.describe import describe_advice, recipe_yaml
+    from biphase.studies.describe import describe_advice, recipe_yaml
 
     advice = studies.advise(**options)
     console.out.print(to_json(advice) if form == "json" else describe_advice(advice))

@@ -88,7 +88,7 @@ def fit_to_text(recipe: Recipe, shards: Path) -> tuple[dict[str, Any], list[str]
     """Return the changes with which a recipe reads the text in `shards` no more often than `biphase study advise` would
     have it read, and a comment on how often that is; nothing where the shards are not here."""
     from biphase.corpus.shards import read_shard_manifest
-    from biphase.study.advise import MOST_EPOCHS, choose_steps
+    from biphase.studies.advise import MOST_EPOCHS, choose_steps
 
     if not has_shards(shards):
         return {}, []
@@ -129,8 +129,8 @@ def init_study(
         data_dir: TASK=FOLDER with the task's data as published; may be repeated.
         out: the file to write.
     """
-    from biphase.study.plan import plan_study
-    from biphase.study.spec import Study
+    from biphase.studies.plan import plan_study
+    from biphase.studies.spec import Study
 
     refuse_existing(out)
     text = starting_text("studies", name)
@@ -212,7 +212,7 @@ def init_slurm(study: Path, folder: Path, /, *, jobs: int = 8, out: Path = Path(
         jobs: how many nodes work at once.
         out: the file to write.
     """
-    from biphase.study.spec import load_study
+    from biphase.studies.spec import load_study
 
     refuse_existing(out)
     load_study(study)

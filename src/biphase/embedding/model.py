@@ -34,10 +34,10 @@ from biphase.encoder.network import PaddedBackbone, load_backbone
 from biphase.encoder.packed import packed_hidden
 from biphase.encoder.search import find_nearest, in_pieces
 from biphase.errors import InputError, told_as
-from biphase.export.card import render_card
-from biphase.export.golden import write_golden
-from biphase.export.model import close_texts, save_encoder, write_sentence_transformer
-from biphase.export.plain import list_module_files
+from biphase.exporting.card import render_card
+from biphase.exporting.golden import write_golden
+from biphase.exporting.model import close_texts, save_encoder, write_sentence_transformer
+from biphase.exporting.plain import list_module_files
 from biphase.files import (
     content_hash,
     file_hash,

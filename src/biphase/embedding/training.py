@@ -47,7 +47,7 @@ from biphase.encoder.attention import explain_computing
 from biphase.encoder.models import find_folder, identify
 from biphase.encoder.network import layer_cosines, load_backbone, merge_weights
 from biphase.errors import InputError, StoppedError, first_line, memory_told
-from biphase.export.plain import read_modules
+from biphase.exporting.plain import read_modules
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig
 from biphase.finetuning.heads import refuse_replaced
 from biphase.finetuning.metrics import BM25

@@ -33,7 +33,7 @@ from biphase.encoder.network import dropout_shares, fresh_backbone, load_backbon
 from biphase.encoder.packed import packed_hidden
 from biphase.encoder.proofs import agree, telling_tokens
 from biphase.errors import InputError
-from biphase.export.model import as_llama, set_direction
+from biphase.exporting.model import as_llama, set_direction
 from biphase.finetuning.config import CellPlan, FinetuneConfig, plan_cell, settings_that_matter
 from biphase.finetuning.encoding import Batch, CellContext, EncodedSplit, HashedTokenizer, TokenizedTexts, pack
 from biphase.hub import AFTER_PADDING, load_model_config, output_width

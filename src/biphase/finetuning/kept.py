@@ -79,8 +79,8 @@ class KeptModel(Strict):
 def keep_network(model: Any, encoder: Encoder, cell: "CellContext", folder: Path, score: Score, test: Any) -> None:
     """Write a trained network, as `to_transformers` gives it, as a model folder with its labels, tokenizer and card,
     whole or not at all; what is there is replaced. `test` is the encoded test split."""
-    from biphase.export.golden import write_golden
-    from biphase.export.model import close_texts, save_encoder, write_sentence_transformer
+    from biphase.exporting.golden import write_golden
+    from biphase.exporting.model import close_texts, save_encoder, write_sentence_transformer
 
     card = card_text(cell, encoder, model, score)
     tokenizer = copy.deepcopy(encoder.tokenizer.pretrained)
@@ -112,7 +112,7 @@ def card_text(cell: "CellContext", encoder: Encoder, model: Any, score: Score) -
     there."""
     from huggingface_hub import ModelCardData
 
-    from biphase.export.card import harmless, render_card
+    from biphase.exporting.card import harmless, render_card
 
     task, kind, base = cell.task, type(model).__name__, encoder.name.partition("@")[0]
     is_of_this_machine = Path(find_model(encoder.name)).exists() or Path(base).exists()

@@ -1,0 +1,1 @@
+"""Networks that are given away: folders for other libraries, cards, the hub."""

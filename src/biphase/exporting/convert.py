@@ -1,0 +1,181 @@
+"""An old EuroBERT, made for code of its own that transformers 5 breaks → a folder of transformers' own EuroBERT; a
+model that reads images too → its network of text.
+
+None of that code is run. Its configuration said `rope_theta`, `rope_scaling` and `clf_pooling` where transformers says
+`rope_parameters` and `classifier_pooling`, and meant a base of 250,000 where it said nothing (transformers: 10,000).
+Its weights had the names of today, but for `out_proj` of the sequence classifier.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub import ModelCardData
+from safetensors.torch import load_file
+from transformers import CONFIG_MAPPING, EuroBertConfig, PreTrainedModel
+
+from biphase import __version__
+from biphase.corpus.tokenizer import TOKENIZER_FILES, load_pretrained_tokenizer
+from biphase.encoder import network as networks
+from biphase.encoder.proofs import PROOF_LENGTHS, agree, foreign_errors_fail, telling_tokens
+from biphase.errors import InputError, told_as
+from biphase.exporting.golden import write_golden
+from biphase.files import own_folder, read_json_as, write_text
+from biphase.hub import fetch_model, has_other_parts, load_whole_config, refuse_pickles
+
+PLAIN_TYPES = {
+    **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text"), "qwen2"),
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
+}
+"""Types of text parts without a class of their own → the types that compute the same: without images, the positions of
+Qwen's three axes are one."""
+
+ROPE_THETA_UNLESS_SAID = 250_000.0
+BACKBONE_PARTS = {"model", "embed_tokens", "layers", "norm"}
+CLASS_BY_HEAD: dict[frozenset[str], type[PreTrainedModel]] = {
+    frozenset(): transformers.EuroBertModel,
+    frozenset({"lm_head"}): transformers.EuroBertForMaskedLM,
+    frozenset({"dense", "classifier"}): transformers.EuroBertForSequenceClassification,
+    frozenset({"classifier"}): transformers.EuroBertForTokenClassification,
+}
+"""The weights beside the network tell the class; `architectures` of converted checkpoints is not always true."""
+
+
+def convert_checkpoint(reference: str, folder: Path) -> str:
+    """Write an old EuroBERT, a folder or `ID[@REVISION]` of the hub, as a native folder, or the network of text of a
+    model of several parts; returns a line about it.
+
+    Before the folder takes its name it is loaded back without remote code: an old EuroBERT has the same weights to the
+    last bit, and computes the same for packed texts as for each alone; a network of text gives the logits of the whole
+    model for a few texts.
+
+    Raises:
+        InputError: a model of neither kind, weights as a pickle only, or weights that are missing, too many or of
+            another shape.
+    """
+    source = fetch_model(reference)
+    refuse_pickles(source)
+    name = source.name if Path(reference).is_dir() else reference
+    config = read_json_as(source / "config.json", dict[str, Any])
+    convert = convert_eurobert if config.get("model_type") == "eurobert" else take_text_part
+    with own_folder(folder, "converted model") as part:
+        about, summary = convert(source, part, name)
+        if any(path for pattern in TOKENIZER_FILES for path in source.glob(pattern)):
+            load_pretrained_tokenizer(source).save_pretrained(part)
+            write_golden(part)
+        head = ModelCardData(library_name="transformers")
+        origin = f"written by biphase {__version__}. Its licence is that of the model that it came from."
+        write_text(part / "README.md", f"---\n{head}\n---\n\n# {folder.name}\n\n{about}, {origin}\n")
+    return f"{folder}: {summary}"
+
+
+def take_text_part(source: Path, part: Path, origin: str) -> tuple[str, str]:
+    """Write the text network of the model in `source`, and prove what it computes; returns a line for the card, and one
+    for the user.
+
+    Raises:
+        InputError: a part that reads text and has a language model's head is not to be told apart.
+    """
+    config = load_whole_config(source)
+    if not has_other_parts(config):
+        reason = f"{origin} is a '{config.model_type}' model, which needs no converting"
+        raise InputError(f"{reason}: only old EuroBERTs and models that read images or sound too are converted")
+    kind: Any = transformers.AutoModelForMultimodalLM
+    whole: Any = networks.load_weights(kind, source, config, attention=None, dtype="auto").eval()
+    tower, head = whole.get_decoder(), whole.get_output_embeddings()
+    network = as_plain(tower, head, origin)
+    parts_left = ", ".join(name for name, part in whole.base_model.named_children() if tower not in {*part.modules()})
+    num_left = whole.num_parameters() - network.num_parameters()
+    left_out = f"{num_left:,} other parameters ({parts_left})"
+    network.generation_config = whole.generation_config
+    networks.make_generation_saveable(network)
+    network.save_pretrained(part)
+    plain: Any = type(network)
+    name = plain.__name__
+    del whole, tower, head, network  # both are loaded anew, in fp32
+    whole = networks.load_weights(kind, source, config, attention=None).eval()
+    check_text_part(plain.from_pretrained(part, dtype=torch.float32, trust_remote_code=False).eval(), whole, origin)
+    about = f"`{name}`, with the weights and the logits for text, without the {left_out}, of `{origin}`"
+    return about, f"{name}, the text network of {origin}; left behind: {left_out}"
+
+
+def as_plain(tower: Any, head: Any, origin: str) -> PreTrainedModel:
+    """Make a language model of the plain type that shares the weights of `tower` and `head`."""
+    config = tower.config
+    if plain := PLAIN_TYPES.get(config.model_type):
+        settings = {"norm_topk_prob": True, **config.to_dict()}  # which Qwen3-VL-MoE does unasked
+        rope = settings["rope_parameters"]
+        settings["rope_parameters"] = {key: rope[key] for key in rope if not key.startswith(("mrope", "type"))}
+        settable = CONFIG_MAPPING[plain]().to_dict().keys() - {"model_type", "architectures", "transformers_version"}
+        config = CONFIG_MAPPING[plain](**{key: settings[key] for key in settable & settings.keys()})
+    kind: Any = networks.language_model_class(config)
+    if kind is None or head is None:
+        raise InputError(f"{origin}: transformers has no language model head for its text part, '{config.model_type}'")
+    config.tie_word_embeddings = head.weight is tower.get_input_embeddings().weight
+    config.dtype = head.weight.dtype
+    with torch.device("meta"):
+        network = kind.from_config(config)
+    with told_as(f"{origin}: its text part is no {type(network).__name__}"):
+        network.base_model.load_state_dict(tower.state_dict(keep_vars=True), assign=True)
+    network.set_output_embeddings(head)
+    return network
+
+
+@torch.no_grad()
+def check_text_part(network: Any, whole: Any, origin: str) -> None:
+    """Raise `InputError` where a network of text has other logits than the part of the whole model that holds the head:
+    mostly all of it, in Llama 4 its language model."""
+    published = whole.config.to_dict()
+    marks = [id for key, id in published.items() if key.endswith(("token_id", "token_index")) and isinstance(id, int)]
+    words = torch.tensor(sorted({*range(network.config.vocab_size)} - {*marks}))  # no tokens of images
+    tokens = telling_tokens(network, max(PROOF_LENGTHS), words)[None]
+    reader: Any = next(part for part in whole.modules() if whole.get_output_embeddings() in part.children())
+    with foreign_errors_fail(f"{origin}: {type(reader).__name__} cannot read a text alone"):
+        expected = reader(input_ids=tokens).logits
+    if not agree(network(input_ids=tokens).logits, expected):
+        raise InputError(f"{origin}: {type(network).__name__} computes something else than the whole model does")
+
+
+def convert_eurobert(source: Path, part: Path, origin: str) -> tuple[str, str]:
+    """Write an old EuroBERT as one of transformers, and prove that its weights are the same; returns a line for the
+    card, and one for the user."""
+    config = read_old_config(source / "config.json")
+    weights = dict[str, torch.Tensor]()
+    for path in sorted(source.glob("model*.safetensors")):
+        with told_as(f"{path} cannot be read"):
+            tensors = load_file(path)
+        weights |= {re.sub("^out_proj", "classifier", name): tensor for name, tensor in tensors.items()}
+    weights = {name: weight for name, weight in weights.items() if not name.endswith("rotary_emb.inv_freq")}
+    heads = frozenset({name.partition(".")[0] for name in weights} - BACKBONE_PARTS)
+    is_tied = not heads and config.tie_word_embeddings  # a tied head is not written
+    kind: Any = CLASS_BY_HEAD.get(frozenset({"lm_head"}) if is_tied else heads, transformers.EuroBertModel)
+    dtype = next(iter(weights.values())).dtype
+    settings: Any = {"config": config, "state_dict": weights, "dtype": dtype}
+    with told_as(f"{source}: its weights do not fit its config.json"):
+        network, report = kind.from_pretrained(None, **settings, output_loading_info=True)
+    for fault in ("missing", "unexpected"):
+        if keys := sorted(report[f"{fault}_keys"]):
+            raise InputError(f"{source}: {len(keys)} weights of {kind.__name__} are {fault}, such as '{keys[0]}'")
+    network.save_pretrained(part)
+    saved = kind.from_pretrained(part, dtype="auto", trust_remote_code=False).state_dict()
+    bare = {name.removeprefix("model."): weight for name, weight in saved.items()}
+    for name, weight in weights.items():
+        if not torch.equal(bare[name.removeprefix("model.")], weight):
+            raise InputError(f"{source}: '{name}' is another in what was written (tied, or no numbers); not converted")
+    networks.load_backbone(part)
+    name, theta = kind.__name__, config.rope_parameters["rope_theta"]
+    about = f"`{name}`, which needs no `trust_remote_code`, with the weights of `{origin}`"
+    return about, f"{name}, {len(weights)} weights as they were ({dtype}), RoPE base {theta:,}"
+
+
+def read_old_config(path: Path) -> Any:
+    """Read an old configuration in transformers' own words."""
+    old = read_json_as(path, dict[str, Any])
+    names = EuroBertConfig().to_dict().keys() - {"architectures", "dtype", "model_type", "transformers_version"}
+    settings = {"rope_theta": ROPE_THETA_UNLESS_SAID, "classifier_pooling": old.get("clf_pooling", "late")}
+    settings |= {key: value for key, value in old.items() if key in {*names, "rope_theta", "rope_scaling"}}
+    with told_as(f"{path} is no configuration of a EuroBERT"):
+        return EuroBertConfig(**settings)  # which makes `rope_parameters` of the two old keys

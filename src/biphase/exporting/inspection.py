@@ -1,0 +1,138 @@
+"""A model folder of anybody → what transformers computes with it, beside what its files say: head, direction,
+tokenizer, pooling, prompts, limits.
+
+What does not agree becomes a warning: a head that the weights lack, and transformers draws at random; a network that
+looks another way than its configuration says; ids without a row; weights that nothing reads, or that are no numbers.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from biphase.corpus.tokenizer import TOKENIZER_FILES, load_pretrained_tokenizer, misreading_class
+from biphase.encoder.network import language_model_class
+from biphase.encoder.proofs import each_alone, looks_both_ways, telling_tokens
+from biphase.errors import InputError, first_of, told_as
+from biphase.exporting.golden import read_named_prompts
+from biphase.exporting.model import DIRECTION_KEY
+from biphase.exporting.onnx import silenced
+from biphase.exporting.plain import read_modules, read_pooling
+from biphase.files import read_json_as
+from biphase.hub import count_positions, load_model_config, refuse_pickles
+
+Facts = dict[str, Any]
+LEAST_LIMIT = 2**31
+"""Tokenizers and networks without a limit of length name such a number."""
+
+
+def examine_model(folder: Path) -> Facts:
+    """Collect what a model folder computes, and warnings.
+
+    Raises `InputError` for a folder that transformers cannot load without code of its own or pickles.
+    """
+    config, warnings = load_model_config(folder), list[str]()
+    refuse_pickles(folder)
+    if read_json_as(folder / "config.json", Facts).get("auto_map"):
+        warnings.append("its configuration names code of its own (auto_map), which is not run here and may differ")
+    model, report = load_as_named(folder, config)
+    size = sum(weight.numel() for weight in model.parameters())
+    facts: Facts = {"network": f"{type(model).__name__}, {size:,} parameters"}
+    facts["head"] = examine_head(model, report["missing_keys"], warnings)
+    if unused := sorted(report["unexpected_keys"]):
+        warnings.append(f"{len(unused)} weights are read by nothing in {type(model).__name__}: {first_of(unused)}")
+    if broken := [name for name, weight in model.state_dict().items() if not weight.isfinite().all()]:
+        warnings.append(f"weights are no finite numbers: {first_of(broken)}")
+    else:
+        facts["direction"] = examine_direction(model, config, warnings)
+    facts |= examine_texts(folder, model, config, warnings)
+    if read_modules(folder):
+        facts |= {"pooling": ", ".join(read_pooling(folder)) or "not said", "prompts": read_named_prompts(folder)}
+    return facts | {"warnings": warnings}
+
+
+def load_as_named(folder: Path, config: Any) -> tuple[PreTrainedModel, Facts]:
+    """Load the class that a configuration names, else the network without a head; return it with transformers' report
+    of what the weights lack."""
+    kinds = [getattr(transformers, str(name), None) for name in getattr(config, "architectures", None) or ()]
+    kind: Any = next((kind for kind in kinds if isinstance(kind, type)), transformers.AutoModel)
+    settings: Any = {"config": config, "dtype": torch.float32, "use_safetensors": True, "trust_remote_code": False}
+    with told_as(f"cannot load weights from {folder}"), silenced():
+        model, report = kind.from_pretrained(folder, **settings, output_loading_info=True)
+    return model.eval(), report
+
+
+def examine_head(model: Any, missing: set[str], warnings: list[str]) -> str:
+    """Say what a network's head is, and warn of weights that are drawn at random."""
+    has_head = model.base_model is not model
+    of_head = sorted(name for name in missing if has_head and not name.startswith(f"{model.base_model_prefix}."))
+    below = sorted({*missing} - {*of_head})
+    if of_head:
+        drawn = f"the head is DRAWN AT RANDOM: the weights lack {first_of(of_head)}"
+        warnings.append(f"{drawn}; fine-tune it before you believe what {type(model).__name__} says")
+    if below:
+        only = "its pooler (pooler_output) is" if all("pooler." in name for name in below) else "parts of it are"
+        warnings.append(f"{only} DRAWN AT RANDOM: the weights lack {first_of(below)}")
+    head = model.get_output_embeddings()
+    is_tied = head is not None and head.weight is model.get_input_embeddings().weight
+    return "drawn at random" if of_head else "tied to the embeddings" if is_tied else "stored" if has_head else "none"
+
+
+@torch.no_grad()
+def examine_direction(model: Any, config: Any, warnings: list[str]) -> str:
+    """Measure which way a network looks, by whether a changed last token moves what it gives for those before."""
+    network = model.base_model
+    try:
+        each_alone(network, telling_tokens(network, 9), [9])
+    except InputError as error:
+        warnings.append(f"which way it looks cannot be measured: {error}")
+        return "unknown"
+    is_causal = not looks_both_ways(network)
+    for key, claims_causal in claimed_directions(config).items():
+        if claims_causal != is_causal:
+            looks, said = ("back only", "both ways") if is_causal else ("both ways", "back only")
+            warnings.append(f"it looks {looks}, but by {key} it should look {said}")
+    return "causal" if is_causal else "both ways"
+
+
+def claimed_directions(config: Any) -> dict[str, bool]:
+    """Read by which keys a configuration says that a network is causal, or that it is not; by its type where none
+    does."""
+    settings, kind = config.to_dict(), language_model_class(config)
+    claims = {
+        "is_causal": settings.get("is_causal"),
+        # Another word than these speaks of images.
+        DIRECTION_KEY: {True: False, "all": False, False: True}.get(settings.get(DIRECTION_KEY)),
+    }
+    said = {key: claim for key, claim in claims.items() if claim is not None}
+    if said or kind is None:
+        return said
+    return {f"its type ({config.model_type})": kind is transformers.AutoModelForCausalLM}
+
+
+def examine_texts(folder: Path, model: Any, config: Any, warnings: list[str]) -> Facts:
+    """Compare the tokenizer with the rows of the embedding, and where it and sentence-transformers cut texts with the
+    positions of the network."""
+    limits: Facts = {"positions": count_positions(config)}
+    if (settings := folder / "sentence_bert_config.json").exists():
+        limits["sentence_transformers"] = read_json_as(settings, Facts).get("max_seq_length")
+    facts: Facts = {}
+    if any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
+        tokenizer = load_pretrained_tokenizer(folder)
+        limits["tokenizer"] = tokenizer.model_max_length
+        vocabulary, rows = tokenizer.get_vocab(), model.get_input_embeddings().weight.shape[0]
+        if (highest := max(vocabulary.values(), default=0)) >= rows:
+            warnings.append(f"its tokenizer gives ids up to {highest:,}, and its embedding has {rows:,} rows")
+        if misread_as := misreading_class(tokenizer, config):
+            warnings.append(f"AutoTokenizer takes {misread_as}, which splits texts otherwise than its tokenizer.json")
+        closed = " ".join(tokenizer.convert_ids_to_tokens(tokenizer("a")["input_ids"]))
+        facts["tokenizer"] = f"{len(vocabulary):,} tokens, {rows:,} rows; it makes of 'a': {closed}"
+    else:
+        warnings.append("it has no tokenizer files")
+    facts["longest_text"] = {name: limit for name, limit in limits.items() if limit and limit < LEAST_LIMIT}
+    for name, limit in facts["longest_text"].items():
+        if limit > limits["positions"]:
+            warnings.append(f"{name} cuts texts at {limit:,} tokens, and the network has {limits['positions']:,}")
+    return facts

@@ -1,0 +1,82 @@
+"""A model folder of a EuroBERT, or of a Llama that looks both ways → the same network as a plain Llama without a head,
+for servers that have no EuroBERT: vLLM, Text Embeddings Inference on GPUs, llama.cpp.
+
+A EuroBERT is a Llama without its causal mask, and its weights have the same names. What remains is to say so in every
+reader's own words: a server that did not understand would look back only, and give other vectors without an error.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCard
+from transformers import AutoModel, LlamaModel
+
+from biphase.encoder.network import load_weights
+from biphase.errors import InputError
+from biphase.exporting.card import FLOOR, add_chapter
+from biphase.exporting.model import DIRECTION_KEY, NEEDS_VERSION, as_llama, set_direction
+from biphase.exporting.plain import NamedOutputs, load_named, prove_outputs, read_modules, read_pooling
+from biphase.files import read_json_as, write_json, write_text
+from biphase.hub import load_model_config
+
+VLLM_CLASS = "LlamaBidirectionalModel"
+"""vLLM looks both ways for this class in every version that knows it. Of a `LlamaModel` older ones overlook
+`is_causal`. transformers goes by `model_type`, and has a `LlamaModel` for both."""
+VLLM_POOLING = {"mean": "avg", "cls": "cls", "lasttoken": "last"}
+"""Ways of pooling that servers know, by sentence-transformers' names, and what vLLM calls them for this class."""
+
+
+def become_llama(folder: Path) -> None:
+    """Turn a model folder into one of a `LlamaModel`; transformers must compute the same hidden states with both.
+
+    Raises:
+        InputError: a network of another type, one that looks back only, one with the head of a task, or pooling that
+            servers do not know.
+        FailedProofError: hidden states that differ.
+    """
+    pooling, config = find_pooling(folder), load_model_config(folder)
+    is_turned_llama = config.model_type == "llama" and getattr(config, "is_causal", True) is False
+    if config.model_type != "eurobert" and not is_turned_llama:
+        reason = f"this is a '{config.model_type}' model"
+        raise InputError(f"as llama: {reason}; a EuroBERT, or a Llama that looks both ways, can become one")
+    network: Any = load_weights(AutoModel, folder, attention=None, dtype="auto").eval()
+    twin: Any = LlamaModel(as_llama(network.config)).to(network.dtype)
+    twin.load_state_dict(network.state_dict(), strict=True)
+    set_direction(twin.config, causal=False)
+    twin.config.use_cache = False
+    for path in folder.glob("model*.safetensors*"):
+        path.unlink()
+    twin.save_pretrained(folder)
+    saved = read_json_as(folder / "config.json", dict[str, Any])
+    rope = saved["rope_parameters"]  # TEI reads `rope_theta`, and passes over other types than the plain one
+    theta = {"rope_theta": rope["rope_theta"]} if rope["rope_type"] == "default" else {}
+    named = {"architectures": [VLLM_CLASS], "pooling": VLLM_POOLING[pooling], DIRECTION_KEY: True}
+    write_json(folder / "config.json", saved | theta | named)
+    if (settings := folder / "config_sentence_transformers.json").exists():
+        write_json(settings, read_json_as(settings, dict[str, Any]) | NEEDS_VERSION)
+    saved_twin, compute = load_named(folder, pooled=False)
+    before, kind = NamedOutputs(network.float(), saved_twin.tokenizer), type(network).__name__
+    gap = prove_outputs(compute, before.outputs, before, f"the LlamaModel of this {kind}")
+    proof = f"its hidden states are at most {gap:.1e} of their mean size from those of the {kind} that it was made of"
+    line = (
+        f"A LlamaModel without a head, which looks both ways: {proof}. Load it with transformers {FLOOR} or later: "
+        "transformers 4 looks left only, without a word, and so may a server. Compare a few vectors first."
+    )
+    add_chapter(folder, "A plain Llama", [line])
+    card: Any = ModelCard.load(folder / "README.md", ignore_metadata_errors=True)
+    if card.data.pipeline_tag == "fill-mask":
+        card.data.pipeline_tag = "feature-extraction"
+    card.data.tags = ["llama" if tag == "eurobert" else tag for tag in card.data.tags or ()]
+    write_text(folder / "README.md", str(card))
+
+
+def find_pooling(folder: Path) -> str:
+    """Find the pooling of an encoder (`mean`) or an embedding model. Raises `InputError` for one that servers do not
+    know, and for a network with the head of a task."""
+    kind, *_ = read_json_as(folder / "config.json", dict[str, Any]).get("architectures") or ["Model"]
+    if not str(kind).endswith(("Model", "ForMaskedLM", "ForCausalLM")):
+        raise InputError(f"{kind} has the head of a task: encoders and embedding models alone become a Llama or a GGUF")
+    pooling = " and ".join(read_pooling(folder)) if read_modules(folder) else "mean"
+    if pooling not in VLLM_POOLING:
+        raise InputError(f"its pooling is '{pooling}': servers know {', '.join(VLLM_POOLING)}")
+    return pooling

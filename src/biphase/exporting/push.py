@@ -1,0 +1,158 @@
+"""A model folder, or a run's checkpoints, → a repository on the Hugging Face hub.
+
+In: a folder that `export`, `--keep` or `embed` wrote; or RUN[@STEP], which is exported first. Out: a commit on the
+branch `main`; what a run was before its end goes to branches `step-N`. Only what transformers and sentence-transformers
+load goes, with card and curves, and nothing before all of it was looked at: no moments, no logs, no predictions.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from biphase.config import by_commas
+from biphase.console import out as console
+from biphase.errors import InputError, told_as
+from biphase.files import files_below
+from biphase.hub import told_by_hub
+from biphase.run import Run, name_run, split_reference, whole_steps
+
+CARD_NAME = "README.md"
+MODEL_FILES = re.compile(
+    r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|(generation_)?config\.json|biphase\.json|golden\.json"
+    r"|tokenizer(_config)?\.json|(special_tokens_map|added_tokens|vocab)\.json|vocab\.txt|merges\.txt"
+    r"|\w+\.model|chat_template\.jinja|modules\.json|(config_)?sentence_(bert_config|transformers)\.json"
+    r"|\d+_\w+/(config\.json|model\.safetensors)|README\.md|LICENSE|curves\.png"
+    r"|onnx/model(_quantized)?\.onnx(_data)?|model\.gguf"
+)
+"""Paths of what goes to the hub."""
+LOCAL_PATH = re.compile(
+    r"(?<![\w:/.<\\])((?:file:/+)?(?:/[\w.-]+){2,}|file:/+[\w.-]+|~/[\w./-]+|[A-Za-z]:\\+\w[\w\\.-]*"
+    r"|\\\\[\w.-]{2,}\\[\w$.-]{2,})"
+)
+"""A folder of somebody's machine in a text: /data/mine, file:///data, ~/data, D:\\data, \\\\server\\data. Addresses on
+the web are none."""
+HUB_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
+WORDS_OF_A_TOKENIZER = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt")
+
+
+def push(
+    source: str | Path,
+    repo: str,
+    *,
+    public: bool = False,
+    license: str | None = None,
+    language: str | Iterable[str] | None = None,
+    dry_run: bool = False,
+) -> None:
+    """Send a model folder to the Hugging Face hub, or a run: its end to `main`, other checkpoints to `step-N`.
+
+    Args:
+        source: a model folder, or RUN[@STEP].
+        repo: a repository on the Hugging Face hub, USER/NAME; a new one is private.
+        public: make it public, or send to one that is.
+        license: such as apache-2.0, for a card that says none.
+        language: such as en, or en,de, for a card that says none.
+        dry_run: say what would go; send nothing.
+
+    Raises:
+        InputError: before anything is sent, for a folder or card that should not go; or with what the hub says.
+    """
+    from huggingface_hub import CommitOperationAdd, HfApi
+
+    languages = by_commas(language) if isinstance(language, str) else list(language or ())
+    check_repository(repo)
+    report = [f"{repo}: {'public' if public else 'private'}, nothing sent (dry run)" if dry_run else f"{repo}:"]
+    api = HfApi(library_name="biphase")
+    with TemporaryDirectory() as scratch:
+        uploads: dict[str, dict[str, Any]] = {}
+        # The first is looked at before the next is exported.
+        for revision, folder in folders_to_send(name_run(str(source)), repo, Path(scratch)):
+            paths = {path.relative_to(folder).as_posix(): path for path in files_below(folder) if not path.is_symlink()}
+            files = {name: path for name, path in paths.items() if MODEL_FILES.fullmatch(name)}
+            report.append(f"revision {revision}:")
+            report += [f"  {name}  {path.stat().st_size / 1e6:,.2f} MB" for name, path in files.items()]
+            report += [f"  stays here: {', '.join(sorted(paths.keys() - files.keys()))}"] if paths != files else []
+            check_files(folder, files)
+            card = files[CARD_NAME].read_text(encoding="utf-8").replace(f'("{folder.name}"', f'("{repo}"')
+            card = complete_card(card, files[CARD_NAME], license, languages)
+            uploads[revision] = {**files, CARD_NAME: card.encode()}
+        if not dry_run:
+            remedy = "is the name right, and are you signed in (`hf auth login`)?"
+            with told_by_hub(f"{repo} cannot be sent to", remedy):
+                api.create_repo(repo, private=not public, exist_ok=True)
+                if not public and not api.model_info(repo).private:
+                    raise InputError(f"{repo} is there already, and public; say public to send to it")
+                for revision, contents in uploads.items():
+                    if revision != "main":
+                        api.create_branch(repo, branch=revision, exist_ok=True)
+                    operations = [CommitOperationAdd(name, content) for name, content in contents.items()]
+                    message = f"biphase push ({revision})"
+                    commit = api.create_commit(repo, operations, commit_message=message, revision=revision)
+                    report.append(commit.commit_url)
+    console.print("\n".join(report))
+
+
+def check_repository(repo: str) -> None:
+    """Raise `InputError` for what is no USER/NAME."""
+    from huggingface_hub.utils import validate_repo_id
+
+    with told_as(f"{repo} is no name of a repository", "give USER/NAME"):
+        validate_repo_id(repo if "/" in repo else f"{repo}/")
+
+
+def folders_to_send(source: str, repo: str, scratch: Path) -> Iterator[tuple[str, Path]]:
+    """Yield each branch with its folder; checkpoints are exported into `scratch`."""
+    path, step = split_reference(source)
+    if not (Path(path) / "config.yaml").exists():
+        yield "main", Path(source)
+        return
+    run = Run(Path(path))
+    steps = whole_steps(run)
+    if not steps or (step and step not in map(str, steps)):
+        raise InputError(f"{source} has no whole checkpoint")
+    from biphase.exporting.model import export_checkpoint  # imports torch, which no folder needs
+
+    for number in [int(step)] if step else steps:
+        revision = "main" if run.is_done and number == steps[-1] else f"step-{number}"
+        folder = scratch / revision / repo.partition("/")[2]
+        export_checkpoint(f"{path}@{number}", folder)
+        yield revision, folder
+
+
+def check_files(folder: Path, files: dict[str, Path]) -> None:
+    """Raise `InputError` for files that are no model with a card, and for texts to keep here."""
+    has_weights = any(name.endswith(".safetensors") for name in files)
+    if not has_weights or not files.keys() & {"config.json", "modules.json"}:
+        raise InputError(f"{folder} is no model folder (configuration and *.safetensors); export a run into one first")
+    if CARD_NAME not in files:
+        raise InputError(f"{folder} has no model card ({CARD_NAME}); write one")
+    local = []
+    for path in files.values():
+        if path.suffix in (".json", ".md", ".jinja") and path.name not in WORDS_OF_A_TOKENIZER:
+            text = path.read_text(encoding="utf-8")
+            if match := HUB_TOKEN.search(text):
+                raise InputError(f"{path} holds a token of the hub, {match[0][:6]}…: take it out")
+            if match := LOCAL_PATH.search(text):
+                local.append(f"{path} ({match[1]})")
+    if local:
+        raise InputError(f"places on this machine are named in {', '.join(local)}: write another word there")
+
+
+def complete_card(text: str, path: Path, license: str | None, languages: list[str]) -> str:
+    """Complete a card with licence and languages where it lacks them. Raises `InputError` where the user does not give
+    them either, or gives others."""
+    from huggingface_hub import ModelCard
+
+    card = ModelCard(text, ignore_metadata_errors=True)
+    options_given = {"license": license, "language": languages}
+    if lacking := [name for name, value in options_given.items() if not (value or getattr(card.data, name))]:
+        options = " and ".join(f"`{name}`" for name in lacking)
+        raise InputError(f"{path} says no {' and no '.join(lacking)}: give {options}, or write it at its top")
+    for name, value in options_given.items():
+        old = getattr(card.data, name)
+        if old and value and value not in (old, [old]):
+            raise InputError(f"{path} says {name} {old}, not {value}: leave one out, or change the other at its top")
+        setattr(card.data, name, old or value)
+    return str(card)

@@ -1,0 +1,329 @@
+"""A model folder, and texts of the kind that it is for → a copy with those rows of its vocabulary that such texts need.
+
+The tables of embeddings and of logits are sliced, the tokenizer and all ids by which configurations name tokens follow.
+Texts of kept tokens are the same tokens as before, by construction: a subset of a WordPiece vocabulary has no longer
+match, one of Unigram no likelier cut, and one of BPE has each merge that such a text went through. It is proved all the
+same, by `tokenizers` on every text and by transformers on kept tokens. What is in no text is spelled by bytes or by
+single characters.
+
+Letters: L tokens of a text, V kept tokens.
+"""
+
+import copy
+import json
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator, Set
+from itertools import islice, pairwise
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub import save_torch_state_dict
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, pre_tokenizers
+from torch import Tensor
+from transformers import AutoModel, AutoTokenizer, PreTrainedModel
+
+from biphase.console import told_if_slow
+from biphase.corpus.text import cut_words, join_words
+from biphase.corpus.tokenizer import load_pretrained_tokenizer
+from biphase.encoder.network import load_weights, pad_batch
+from biphase.encoder.proofs import FailedProofError, agree
+from biphase.errors import InputError, clipped, told_as
+from biphase.exporting.golden import read_named_prompts
+from biphase.files import read_json_as, write_json
+from biphase.hub import count_positions, load_model_config
+
+NAMES_ID = re.compile(r"\w*token_ids?|\w*token_index|\w*suppress_tokens|bad_words_ids|pad_id|ids|sep|cls")
+"""Keys of configurations, and of a tokenizer's padding and post-processor, behind which numbers are ids of tokens."""
+BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+OTHER_SPELLINGS = ("vocab.*", "merges.txt", "added_tokens.json", "*.model")
+"""Files that hold the whole vocabulary once more; `tokenizer.json` has all that they say."""
+TEXTS_AT_ONCE, OPENING, PASSAGE = 32, 100, 8
+"""Texts that are encoded together; the characters of a text that are read behind a prompt; the words of a passage."""
+SAMPLE_LENGTHS = (9, 256, 40, 1, 120, 23, 77, 5)
+"""The lengths of the proof's texts."""
+MOST_UNKNOWN = 0.5
+"""Texts of which a larger share of tokens is unknown are no texts for the model."""
+
+
+def load_backends(folder: Path) -> list[Tokenizer]:
+    """Load the tokenizer of a folder as it stands; behind it as `AutoTokenizer` has it, which makes some anew for their
+    type, where that is another. Neither cuts nor pads."""
+    if not (folder / "tokenizer.json").exists():
+        remedy = "AutoTokenizer.from_pretrained(…).save_pretrained(…) writes one for many"
+        raise InputError(f"{folder} has no fast tokenizer (tokenizer.json), and only these are trimmed; {remedy}")
+    backends: dict[str, Tokenizer] = {}
+    with told_as(f"tokenizer {folder} cannot be used"):
+        chosen = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        for tokenizer in (load_pretrained_tokenizer(folder), chosen):
+            backend = copy.deepcopy(tokenizer.backend_tokenizer)
+            backend.no_padding()
+            backend.no_truncation()
+            backends.setdefault(backend.to_str(), backend)
+    for backend in backends.values():
+        kind, model = type(backend.model).__name__, backend.model
+        is_marked = kind == "BPE" and (model.continuing_subword_prefix or model.end_of_word_suffix)
+        if is_marked or kind not in ("BPE", "WordPiece", "Unigram"):
+            raise InputError(f"{folder} has a {kind} tokenizer; WordPiece, Unigram and BPE without affixes are trimmed")
+    return [*backends.values()]
+
+
+def choose_ids(source: Path, texts: Iterable[str], minimum_count: int) -> dict[int, int]:
+    """Find the tokens that texts of a model need: the new id of each, by the old one, in their order.
+
+    Raises `InputError` for no fast tokenizer of a known kind, and for texts that do not say what is needed.
+    """
+    backends, size, prompts = load_backends(source), load_model_config(source).vocab_size, list_prompts(source)
+    tokenizer = backends[0]
+    state, counts = json.loads(tokenizer.to_str()), count_tokens(tokenizer, texts, prompts)
+    if not counts:
+        raise InputError("text: there is none in these sources: give texts of the kind that the model is for")
+    if (share := counts[unknown_id(state)] / counts.total()) > MOST_UNKNOWN:
+        reason = f"{share:.0%} of its tokens are unknown to the tokenizer"
+        raise InputError(f"text: {reason}: it is in a script that this model does not read")
+    enough = {id for id, count in counts.items() if count >= minimum_count}
+    if not enough:
+        raise InputError(f"minimum_count {minimum_count}: no token of these texts is so frequent; give a lower one")
+    kept = choose_tokens(state, enough.union(*(tokenizer.encode(prompt).ids for prompt in prompts)))
+    kept.update(id for backend in backends for id in backend.get_added_tokens_decoder())
+    renumber([*read_id_records(source).values()], kept.add)
+    highest = max(max(backend.get_vocab().values()) for backend in backends)
+    if highest >= size:
+        reason = f"its tokenizer has ids up to {highest:,}, its network {size:,} rows for them"
+        raise InputError(f"{source} cannot be trimmed: {reason}")
+    ids = {old: new for new, old in enumerate(sorted(kept & {*range(size)}))}
+    if len(ids) == size:
+        remedy = "give a `minimum_count`, or less text"
+        raise InputError(f"these texts need all {size:,} tokens of {source}: nothing would be trimmed; {remedy}")
+    return ids
+
+
+def list_prompts(folder: Path) -> list[str]:
+    """List what a model's inputs say beside the texts: an embedding model's prompts, else a kept model's templates."""
+    prompts, path = [*read_named_prompts(folder).values()], folder / "biphase.json"
+    if not prompts and path.exists():
+        task = read_json_as(path, dict[str, Any])["task"]
+        prompts = [re.sub(r"\{\w+\}", "", task[key]) for key in task if key.endswith("template") and task[key]]
+    return prompts
+
+
+def in_batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    stream = iter(texts)
+    while batch := list(islice(stream, TEXTS_AT_ONCE)):
+        yield batch
+
+
+def count_tokens(tokenizer: Tokenizer, texts: Iterable[str], prompts: list[str]) -> Counter[Any]:
+    """Count how often texts have each token, their beginnings also behind each prompt."""
+    counts = Counter[Any]()
+    with told_if_slow("counting tokens"):
+        for batch in in_batches(texts):
+            batch += [prompt + text[:OPENING] for prompt in prompts for text in batch]
+            for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False):
+                counts.update(encoding.ids)
+    return counts
+
+
+def unknown_id(state: Any) -> int | None:
+    model = state["model"]
+    unknown: int | None = model["unk_id"] if model["type"] == "Unigram" else model["vocab"].get(model["unk_token"])
+    return unknown
+
+
+def choose_tokens(state: Any, enough: Set[int]) -> set[int]:
+    """Find the ids that a tokenizer must keep beside added tokens: those that occur often `enough`, what BPE makes them
+    of, those that it names, and what spells other text: bytes, or the single characters of the scripts that occur, and
+    all that are no letters."""
+    model, kept = state["model"], {*enough}
+    is_unigram = model["type"] == "Unigram"
+    pieces = [entry[0] for entry in model["vocab"]] if is_unigram else model["vocab"]
+    ids = {piece: id for id, piece in enumerate(pieces)} if is_unigram else model["vocab"]
+    renumber([state["post_processor"], state["padding"]], kept.add)
+    if (unknown := unknown_id(state)) is not None:
+        kept.add(unknown)
+    words = [piece for piece, id in ids.items() if id in kept]
+    if "ByteLevel" in json.dumps([state["normalizer"], state["pre_tokenizer"]]):
+        kept.update(ids[letter] for letter in pre_tokenizers.ByteLevel.alphabet() if letter in ids)
+    elif model.get("byte_fallback"):
+        kept.update(id for piece, id in ids.items() if BYTE_TOKEN.fullmatch(piece))
+    else:
+        prefix = model.get("continuing_subword_prefix") or ""
+        scripts = {script_of(letter) for word in words for letter in word.removeprefix(prefix)}
+        singles = [piece for piece in ids if len(piece.removeprefix(prefix)) == 1]
+        kept.update(ids[piece] for piece in singles if script_of(piece[-1]) in scripts | {""})
+    if is_unigram:  # what is unknown is less likely than the least likely token: it must stay so
+        kept.add(min(range(len(pieces)), key=lambda id: model["vocab"][id][1]))
+    elif model["type"] == "BPE":
+        ranks = {tuple(pair): rank for rank, pair in enumerate(model["merges"])}
+        kept.update(ids[piece] for word in words for piece in merge_steps(word, ranks) if piece in ids)
+    return kept
+
+
+def script_of(letter: str) -> str:
+    """Name the script of a letter as Unicode's name of it begins: `LATIN`, `CJK`; "" for what is no letter."""
+    return unicodedata.name(letter, "").partition(" ")[0] if unicodedata.category(letter)[0] in "LM" else ""
+
+
+def merge_steps(word: str, ranks: dict[Any, int]) -> list[str]:
+    """List the tokens that BPE goes through up to a token; nothing where merges do not lead to it.
+
+    Within a longer text they are the same: a merge across the ends of a token would not have left the token.
+    """
+    parts, steps = list(word), list(word)
+    while len(parts) > 1:
+        rank, at = min((ranks.get(pair, inf), at) for at, pair in enumerate(pairwise(parts)))
+        if rank == inf:
+            return []
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        steps.append(parts[at])
+    return steps
+
+
+def renumber(record: Any, number: Any, key: str = "") -> Any:
+    """Copy a tree of JSON with another number for each id of a token in it."""
+    if isinstance(record, dict):
+        return {name: renumber(inner, number, str(name)) for name, inner in record.items()}
+    if isinstance(record, list | tuple):
+        return [renumber(inner, number, key) for inner in record]
+    return number(record) if type(record) is int and NAMES_ID.fullmatch(key) else record
+
+
+def read_id_records(folder: Path) -> dict[str, Any]:
+    """Read the files, by their names, by which a network's settings name tokens, with those of the type's defaults."""
+    defaults = load_model_config(folder).to_dict()
+    named = {key: value for key, value in defaults.items() if NAMES_ID.fullmatch(key) and value is not None}
+    records = {"config.json": read_json_as(folder / "config.json", dict[str, Any]) | named}
+    if (path := folder / "generation_config.json").exists():
+        records[path.name] = read_json_as(path, dict[str, Any])
+    return records
+
+
+def trim_id_records(part: Path, ids: dict[int, int]) -> None:
+    """Write the ids in the configurations anew."""
+    for name, record in renumber(read_id_records(part), ids.get).items():
+        write_json(part / name, record | ({"vocab_size": len(ids)} if name == "config.json" else {}))
+
+
+def trim_tokenizer(part: Path, ids: dict[int, int]) -> None:
+    """Write the tokenizer of a folder anew, with new ids, and take away files with the old ones."""
+    path = part / "tokenizer.json"
+    state: Any = json.loads(Tokenizer.from_file(str(path)).to_str())
+    model = state["model"]
+    if model["type"] == "Unigram":
+        model["vocab"] = [entry for id, entry in enumerate(model["vocab"]) if id in ids]
+        model["unk_id"] = ids.get(model["unk_id"])
+    else:
+        vocab = model["vocab"] = {piece: ids[id] for piece, id in model["vocab"].items() if id in ids}
+        if "merges" in model:
+            model["merges"] = [pair for pair in model["merges"] if {*pair, "".join(pair)} <= vocab.keys()]
+    for entry in state["added_tokens"]:
+        entry["id"] = ids[entry["id"]]
+    state |= {key: renumber(state[key], ids.get) for key in ("post_processor", "padding")}
+    Tokenizer.from_str(json.dumps(state)).save(str(path))
+    for pattern in OTHER_SPELLINGS:
+        for other in part.glob(pattern):
+            other.unlink()
+    if (settings_path := part / "tokenizer_config.json").exists():
+        settings = read_json_as(settings_path, dict[str, Any])
+        if decoder := settings.get("added_tokens_decoder"):
+            settings["added_tokens_decoder"] = {str(ids[int(id)]): entry for id, entry in decoder.items()}
+            write_json(settings_path, settings)
+
+
+def trim_weights(part: Path, ids: dict[int, int]) -> tuple[int, int]:
+    """Write the weights anew, of each table with a row for each token the rows that are kept; returns the parameters
+    before and after."""
+    config = load_model_config(part)
+    rows_V, others = torch.tensor([*ids]), fixed_names(config)
+    weights: dict[str, Tensor] = {}
+    for path in part.glob("*.safetensors"):
+        with told_as(f"the weights {path.name} cannot be read"):
+            weights |= load_file(path)
+    before = sum(weight.numel() for weight in weights.values())
+    for name, weight in weights.items():
+        is_other = any(f".{name}".endswith(f".{other}") or other.endswith(f".{name}") for other in others)
+        if [*weight.shape[:1]] == [config.vocab_size] and not is_other:
+            weights[name] = weight[rows_V]
+    save_torch_state_dict(weights, part)
+    return before, sum(weight.numel() for weight in weights.values())
+
+
+def fixed_names(config: Any) -> list[str]:
+    """List the weights that have as many rows as there are tokens by chance: with one token more they have no more."""
+    larger = copy.deepcopy(config)
+    larger.vocab_size += 1
+    with torch.device("meta"):
+        network: Any = network_class(config)._from_config(larger)
+    return [name for name, weight in network.state_dict().items() if [*weight.shape[:1]] == [config.vocab_size]]
+
+
+def compare_texts(
+    source: Path, part: Path, texts: Iterable[str], ids: dict[int, int]
+) -> Iterator[tuple[list[int | None], list[int]]]:
+    """Read texts by the tokenizers of two folders, and of a text with a token that is not kept each passage of a few
+    words too. Yield the tokens of each, with new ids, before (None for a token that went) and after.
+
+    Raises `FailedProofError` where a text of kept tokens is not the same tokens; one with what is unknown may become
+    known.
+    """
+    before, after = load_backends(source), load_backends(part)
+    known = ids.keys() - {unknown_id(json.loads(backend.to_str())) for backend in before}
+    for batch in in_batches(texts):
+        for backends in dict.fromkeys([(before[0], after[0]), (before[-1], after[-1])]):
+            read = read_both(*backends, batch, known, ids)
+            others = [text for text, (old, _) in zip(batch, read, strict=True) if None in old]
+            passages = [join_words(words) for text in others for words in cut_words(text, PASSAGE)]
+            read_both(*backends, passages, known, ids)
+        yield from read
+
+
+def read_both(
+    before: Tokenizer, after: Tokenizer, texts: list[str], known: Set[int], ids: dict[int, int]
+) -> list[tuple[list[int | None], list[int]]]:
+    pairs = []
+    for text, *encodings in zip(texts, *(backend.encode_batch_fast(texts) for backend in (before, after)), strict=True):
+        old, new = (encoding.ids for encoding in encodings)
+        expected = [ids.get(id) for id in old]
+        if expected != new and known >= {*old}:
+            reason = f"its tokenizer would read '{clipped(text, 60)}' otherwise than before"
+            raise FailedProofError(f"the vocabulary cannot be trimmed: {reason}; nothing is written")
+        pairs.append((expected, new))
+    return pairs
+
+
+def load_plain(folder: Path) -> Any:
+    """Load the network of a folder by the class of transformers that its configuration names."""
+    config = load_model_config(folder)
+    return load_weights(network_class(config), folder, config, attention=None).eval()
+
+
+def network_class(config: Any) -> Any:
+    kind = getattr(transformers, (config.architectures or [""])[0], None)
+    return kind if isinstance(kind, type) and issubclass(kind, PreTrainedModel) else AutoModel
+
+
+@torch.no_grad()
+def prove_network(before: Any, after: Any, ids: dict[int, int]) -> tuple[float, list[dict[str, Tensor]]]:
+    """Return the largest difference of what two networks compute, in units of an output's mean size, for a padded batch
+    of kept tokens, texts of unequal lengths; and the batch by the ids of each. Raises `FailedProofError` for more than
+    rounding."""
+    kept_V, generator = torch.tensor([*ids]), torch.Generator().manual_seed(0)
+    lengths = [min(length, count_positions(after.config)) for length in SAMPLE_LENGTHS]
+    samples = [torch.randint(len(kept_V), (length,), generator=generator) for length in lengths]
+    new = pad_batch(samples, after.config.pad_token_id or 0)
+    old = new | {"input_ids": kept_V[new["input_ids"]]}
+    expected, computed = before(**old)[0], after(**new)[0]
+    if expected.shape[-1] != computed.shape[-1]:  # logits of tokens
+        expected = expected[..., kept_V]
+    if expected.shape[:2] == new["input_ids"].shape:
+        expected, computed = (rows[new["attention_mask"].bool()] for rows in (expected, computed))
+    tables = [network.get_input_embeddings().weight for network in (before, after)]
+    if not (torch.equal(tables[0][kept_V], tables[1]) and agree(computed, expected)):
+        reason = f"with another vocabulary this {type(after).__name__} computes something else"
+        raise FailedProofError(f"the vocabulary cannot be trimmed: {reason}; nothing is written")
+    return float((computed - expected).abs().max() / expected.abs().mean()), [old, new]

@@ -1,0 +1,1 @@
+"""Controlled studies: one file → arms, trained and compared."""

@@ -1,0 +1,541 @@
+"""Text and a compute budget → a recipe ready to run, each choice with its reason and where the reason is from.
+
+A public encoder is continued where the budget cannot reach what it was trained with. Else every preset gets what the
+budget buys of tokens; a scaling law ranks them, and the smallest of the best is chosen. The rest follows from rules of
+thumb (`rules.yaml`), the curriculum from the user's own study where there is one.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from biphase.config import read_yaml
+from biphase.corpus.shards import ShardSet
+from biphase.corpus.text import find_language, find_text_sources, read_documents, spread
+from biphase.errors import SOURCE, InputError
+from biphase.flops import SampleLengths, Shape, flops_per_token, shape_of
+from biphase.recipe import (
+    OBJECTIVES,
+    PRESETS,
+    Checkpoints,
+    ComputeConfig,
+    Data,
+    Init,
+    ObjectiveName,
+    Optimizer,
+    Phase,
+    Recipe,
+    Schedule,
+    Validation,
+)
+from biphase.report.formats import format_bytes, show_estimate, show_list, write_steps
+from biphase.studies.cost import Machine, fit_memory
+from biphase.studies.spec import curriculum_label, fill_budget, read_curriculum
+
+FRESH_EPOCHS, MOST_EPOCHS = 4, 40
+"""By the law below, text repeated up to the first is nearly as good as new, and beyond the second worth nothing."""
+CLM_EPOCHS = 16
+"""How often CLM may read a text: where it is read more often, the rest is better masked (arXiv 2512.14549)."""
+WITHIN_NOISE = 0.01
+"""Predicted losses this close, as a share, count as equal: then the smaller network is better, being cheaper to use."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A row of the advice, as it is told."""
+
+    what: str
+    value: str
+    reason: str
+    source: str
+
+
+@cache
+def read_rules() -> dict[str, Any]:
+    """`encoders` to continue, by language; `presets` and what they are trained with; `best_use` and its `languages`;
+    `rules`: what is chosen → its cases, with value, reason and source; `caveats`; `sources` by short names."""
+    return read_yaml(SOURCE / "studies" / "rules.yaml")
+
+
+def apply_rule(rule: str, case: str, **facts: Any) -> Choice:
+    """Write a row of the advice with the numbers filled in."""
+    tree = read_rules()
+    cases, limits = tree["rules"][rule], {"fresh": FRESH_EPOCHS, "most": MOST_EPOCHS, "noise": WITHIN_NOISE}
+    cells = {"value": cases.get("value"), **cases[case]}
+    return Choice(rule, **{key: text.format(**tree["sources"], **limits, **facts) for key, text in cells.items()})
+
+
+# The scaling law
+#
+# Muennighoff et al. 2023 (arXiv 2305.16264, appendix A): Chinchilla's law with one exponent,
+#
+#     loss = FLOOR + A / parameters ^ EXPONENT + B / tokens ^ EXPONENT
+#
+# Text that is read again counts as fewer tokens, parameters beyond what the text can fill as fewer parameters.
+# The constants were fitted on decoders of 10M to 9B parameters; no such law is published for encoders. So the losses
+# rank candidates, and are good for nothing else.
+
+A, B, FLOOR = math.exp(6.255414), math.exp(7.3049974), math.exp(0.6254804)
+EXPONENT = 0.3526596
+TOKENS_DECAY, PARAMETERS_DECAY = 15.387756, 5.309743
+"""How many repeats, and how many times too many parameters, it takes until each further one counts 1/e."""
+
+
+def predict_loss(parameters: float, tokens: float, unique_tokens: float) -> float:
+    """Predict the loss of a network trained on `tokens`, of which `unique_tokens` at most are different text."""
+    read = min(tokens, unique_tokens)
+    # Read four times, tokens / read - 1 = 3 repeats: worth 3 times new text at the most, ever less as they grow.
+    effective_tokens = discounted(read, tokens / read - 1, TOKENS_DECAY)
+    # The parameters that are optimal for `read` tokens: with one exponent for both, a fixed share of them.
+    filled = min(parameters, read * (A / B) ** (1 / EXPONENT))
+    effective_parameters = discounted(filled, parameters / filled - 1, PARAMETERS_DECAY)
+    return FLOOR + A / effective_parameters**EXPONENT + B / effective_tokens**EXPONENT
+
+
+def discounted(amount: float, excess: float, decay: float) -> float:
+    """`amount` and `excess` times as much on top, of which the n-th time counts about exp(-n / decay)."""
+    return amount * (1 + decay * (1 - math.exp(-excess / decay)))
+
+
+# The amount of text
+
+BYTES_PER_TOKEN = {4096: 3.4, 8192: 3.9, 32_768: 4.5, 128_256: 4.7}
+"""Held-out English text over the tokens of byte-level BPE with a vocabulary of that size, measured here; 128,256 is
+Llama 3's."""
+SAMPLED_SOURCES, SAMPLED_BYTES = 8, 16e6
+"""Sources that are looked into for how much text there is, and bytes of text that are read in each."""
+JUDGED_TEXTS = 25
+"""The language is judged by so many texts of a source, and where it has n, more than that, by √(25 n)."""
+
+
+@dataclass(frozen=True)
+class TextAmount:
+    """The amount of text: in tokens where it is prepared, else in bytes."""
+
+    text_bytes: float | None = None
+    tokens: float | None = None
+    vocab_size: int | None = None
+    shards: str | None = None
+    """The folder of a set that is prepared."""
+    language: str | None = None
+    """As `corpus.language` says it; None where nobody looked."""
+
+    def unique_tokens(self, vocab_size: int) -> float:
+        """Its tokens; from its bytes, by what is measured for the vocabulary nearest in size."""
+        if self.tokens is not None:
+            return self.tokens
+        assert self.text_bytes is not None
+        nearest_size = min(BYTES_PER_TOKEN, key=lambda size: abs(math.log(size / vocab_size)))
+        return self.text_bytes / BYTES_PER_TOKEN[nearest_size]
+
+
+def measure_text(text: Any, text_field: str = "text") -> TextAmount:
+    """Measure how much text a shard set, a file or folder of documents, or what is in memory holds; large files by
+    their beginnings.
+
+    Raises:
+        InputError: nothing readable there, or a hub data set, whose size is not known before it is read.
+    """
+    if isinstance(text, str | Path) and Path(text, "manifest.json").exists():
+        shards = ShardSet(text, "train")
+        indices = range(0, shards.num_documents, math.ceil(shards.num_documents / (SAMPLED_SOURCES * JUDGED_TEXTS)))
+        tokenizer = shards.tokenizer
+        pieces = (piece for index in indices for piece in spread(shards.document(index)))
+        language = find_language(str(tokenizer.decode(tokens, skip_special_tokens=True)) for tokens in pieces)
+        return TextAmount(None, float(shards.num_tokens), shards.manifest.vocab_size, str(text), language)
+    sources = find_text_sources(text)
+    hub = next((source.name for source in sources if source.num_bytes is None and source.rows is None), None)
+    if hub is not None:
+        raise InputError(f"{hub}: the size of a hub data set is not known here; give its tokens")
+    # Sources are looked into at equal distances. What they begin with says how much text is in a byte of a file, which
+    # may be compressed, and so how much is in all of them.
+    distance = math.ceil(len(sources) / SAMPLED_SOURCES)
+    text_bytes, file_bytes, texts = 0, 0, list[str]()
+    for source in sources[::distance]:
+        before, first = text_bytes, len(texts)
+        for number, document in enumerate(read_documents(source, text_field)):
+            text_bytes += len(document.text.encode())
+            if (len(texts) - first) ** 2 <= JUDGED_TEXTS * number:
+                texts.append(document.text)
+            if source.rows is None and text_bytes - before >= SAMPLED_BYTES:
+                file_bytes += document.num_bytes
+                break
+        else:
+            file_bytes += source.num_bytes or 0
+    if not text_bytes:
+        raise InputError("there is no text to advise on: give some, or leave it out")
+    total_bytes = sum(source.num_bytes or 0 for source in sources)
+    estimate = text_bytes * total_bytes / file_bytes if total_bytes else text_bytes
+    return TextAmount(text_bytes=estimate, language=find_language(texts))
+
+
+LEAST_TOKENS = 100_000
+"""With fewer tokens of training no network is advised: a rule of ours."""
+LEAST_CONTINUED = 1_000_000
+"""With fewer tokens of a text no public encoder is continued: a rule of ours."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """The training that the budget buys with a preset, or with a public encoder."""
+
+    name: str
+    """The preset, or the encoder's name on the hub."""
+    shape: Shape = field(repr=False)
+    context: int
+    """The longest sample, in tokens."""
+    curriculum: str
+    mask: float
+    """The masking probability."""
+    tokens: float
+    """Tokens of training; read `epochs` times, where the text is known."""
+    epochs: float
+    loss: float
+    """What the scaling law predicts, for comparing presets and nothing else; nan for a network that is continued."""
+    flops: float
+
+    @property
+    def tokens_per_parameter(self) -> float:
+        """With unique text, the law wants about 20 for each parameter outside the language model head."""
+        return self.tokens / self.shape.parameters_without_head
+
+    @property
+    def is_guess(self) -> bool:
+        """The law expects no more of it than of a network that knows nothing."""
+        return self.loss >= math.log(self.shape.vocab_size)
+
+    @property
+    def kind(self) -> str:
+        """The case of the rules that holds for it: `continued`, `the paper's size`, or `small network`, where nothing
+        is published about random weights of its size."""
+        preset = read_rules()["presets"].get(self.name)
+        return str(preset["kind"]) if preset else "continued"
+
+
+def make_candidate(
+    name: str, usual: dict[str, Any], text: TextAmount | None, budget: float, curriculum: str | None = None
+) -> Candidate:
+    """Spend the budget, or all of the text, on a preset or a public encoder; by the curriculum that is usual for it
+    unless given."""
+    if "shape" in usual:
+        shape = Shape(**usual["shape"])
+    else:
+        shape = shape_of(name, {}, (text.vocab_size if text else None) or usual["vocab_size"])
+    curriculum, mask, context = curriculum or usual["curriculum"], usual["mask"], usual["context"]
+    unique = text.unique_tokens(shape.vocab_size) if text else math.inf
+    token_flops = mean_token_flops(shape, scale_curriculum(curriculum, mask, 10_000), context)
+    tokens, loss = min(budget / token_flops, MOST_EPOCHS * unique), math.nan
+    if name in PRESETS:
+        # The law knows no vocabulary; a network that has learned nothing spreads its guess over all of it.
+        loss = min(predict_loss(shape.parameters_without_head, tokens, unique), math.log(shape.vocab_size))
+    return Candidate(name, shape, context, curriculum, mask, tokens, tokens / unique, loss, tokens * token_flops)
+
+
+def choose_candidate(candidates: Sequence[Candidate], budget: float) -> Candidate:
+    """Choose the smallest of those that the law cannot tell from the best; they stand from large to small. Where it
+    expects nothing of any, what differs is their vocabulary alone."""
+    possible, smallest = [item for item in candidates if item.tokens >= LEAST_TOKENS], candidates[-1]
+    if not possible:
+        reading = f" and the text given, read {smallest.epochs:.2g} times," if smallest.epochs else ""
+        least = smallest.flops / smallest.tokens * LEAST_TOKENS
+        raise InputError(
+            f"{budget:.3g} FLOPs{reading} are {smallest.tokens:,.0f} tokens for the smallest preset, too few to learn "
+            f"from; {LEAST_TOKENS:,} are the least, which cost {least:.2g} FLOPs"
+        )
+    if all(item.is_guess for item in possible):
+        return possible[-1]
+    lowest = min(item.loss for item in possible)
+    return next(item for item in reversed(possible) if item.loss <= lowest * (1 + WITHIN_NOISE))
+
+
+def scale_curriculum(curriculum: str, mask: float, steps: int, epochs: float = 0) -> tuple[Phase, ...]:
+    """Scale the phases of a curriculum to a number of steps, by their proportions where it is given in steps too.
+
+    Of a text that is read `epochs` times, CLM reads it `CLM_EPOCHS` times at most: the last phase has the rest.
+    """
+    templates = read_curriculum(curriculum, {}, mask)
+    total = sum(phase.steps for phase, _ in templates)
+    parts = [(phase, share or Fraction(phase.steps, total)) for phase, share in templates]
+    causal = sum(share for phase, share in parts if phase.objective == "clm")
+    last, _ = parts[-1]
+    if causal * epochs > CLM_EPOCHS and last.objective != "clm":
+        less = Fraction(CLM_EPOCHS / epochs) / causal
+        parts = [(phase, share * less if phase.objective == "clm" else share) for phase, share in parts]
+        parts[-1] = last, Fraction(1 - sum(share for _, share in parts[:-1]))
+    return fill_budget(tuple(parts), steps, f"curriculum '{curriculum}'")
+
+
+def mean_token_flops(shape: Shape, phases: Sequence[Phase], context: int) -> float:
+    """Count the FLOPs of a token of training, averaged over the phases; the text is not looked into."""
+    samples = SampleLengths(context / 2, context / 2, "assumed")
+    total = sum(phase.steps for phase in phases)
+    return sum(phase.steps / total * flops_per_token(shape.flops, phase, samples) for phase in phases)
+
+
+# The advice
+
+DEMO_TOKENS, DEMO_BATCH_TOKENS = 1.2e6, 2048
+PAPER_TOKENS, PAPER_BATCH_TOKENS = 99.1e9, 2_359_296
+"""Tokens of training, and of a batch, that worked: at our demo's budget and at the paper's."""
+MEASURED_PRESET, MEASURED_TOKENS = "1m", 900 * 2048
+"""The network and the tokens of training at which our study price compares curricula."""
+PAPER_LEAST_TOKENS = 12_000 * PAPER_BATCH_TOKENS
+"""The paper's smallest budget is 12,000 of its steps."""
+CONTINUED_RATE = 1e-4
+"""The peak rate of a public encoder that is continued."""
+MOST_FLOPS = 1e30
+"""Ten thousand times what any published training took; beyond it, steps are no counts any more."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A mean score of the user's own study for one curriculum, in %, with half of its 95 % interval."""
+
+    curriculum: str
+    mean: float
+    half_width: float
+    """Over seeds, as the study's report has it; nan where these do not differ."""
+    is_behind: bool = False
+    """Whether the best of the study is ahead of it by more than noise, by the test of all verdicts."""
+    tokens: float = math.inf
+    """What its network was trained on."""
+
+    @property
+    def score(self) -> str:
+        """`61.2 ± 0.8`; with a single seed `61.2`."""
+        return f"{self.mean:.1f}" + ("" if math.isnan(self.half_width) else f" ± {self.half_width:.1f}")
+
+    @property
+    def objectives(self) -> list[ObjectiveName]:
+        """The objectives of its phases, in their order."""
+        return [phase.objective for phase, _ in read_curriculum(self.curriculum, {}, 0.4)]
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A recipe for a budget, and why it is that one."""
+
+    best_use: str = field(repr=False)
+    """The best use of the budget, in a sentence or two: what the recipe is for."""
+    recipe: Recipe = field(repr=False)
+    vocab_size: int
+    flops: float
+    """What the recipe costs; less than the budget where the text is used up."""
+    machine: Machine | None = field(repr=False)
+    choices: tuple[Choice, ...] = field(repr=False)
+    candidates: tuple[Candidate, ...] = field(repr=False)
+    """What each preset would get, from large to small; none where a public encoder is continued."""
+    chosen: Candidate
+    caveats: tuple[str, ...] = field(repr=False)
+    text: TextAmount | None = field(default=None, repr=False)
+
+
+def advise(
+    text: TextAmount | None = None,
+    *,
+    flops: float | None = None,
+    hours: float | None = None,
+    machine: Machine | None = None,
+    evidence: Sequence[Evidence] = (),
+    from_scratch: bool = False,
+) -> Advice:
+    """Find a recipe for a budget: `flops`, or `hours` on all devices of `machine`. Without `text`, there is enough of
+    it. `from_scratch` asks for random weights, and so does `evidence`, which is about these.
+
+    Raises:
+        InputError: no budget or two, hours without a machine, or a budget too small to train anything.
+    """
+    budget, rules, language = count_budget(flops, hours, machine), read_rules(), text.language if text else None
+    encoder = rules["encoders"].get(language, rules["encoders"]["other"])
+    continued = make_candidate(encoder["name"], encoder, text, budget)
+    # About what its own training took.
+    encoder_flops = encoder["tokens"] * continued.shape.flops.token(continued.context, continued.mask)
+    evident = choose_curriculum(evidence)
+    curriculum = evident.value if evident else None
+    candidates = tuple(make_candidate(name, rules["presets"][name], text, budget, curriculum) for name in PRESETS)
+    unfit = list[str]()
+    chosen = choose_candidate(candidates, budget)
+    while (recipe := write_recipe(chosen, machine, text)) is None:
+        unfit.append(chosen.name)
+        chosen = choose_candidate([item for item in candidates if item.name not in unfit], budget)
+    case, times = "continued", (encoder_flops + continued.flops) / chosen.flops
+    if chosen.flops >= encoder_flops:
+        case, times = "random weights", chosen.flops / encoder_flops
+    elif from_scratch or evidence:
+        case = "asked"
+    elif continued.tokens < LEAST_CONTINUED:
+        case = "as it is"
+    elif (own_recipe := write_recipe(continued, machine, text)) is None:
+        case = "unfit"
+    else:
+        chosen, recipe, candidates, unfit = continued, own_recipe, (), []
+    sentence = rules["languages"].get(language or "none", rules["languages"]["other"])
+    facts = {"chosen": chosen, "encoder": encoder, "machine": machine, "least": LEAST_CONTINUED}
+    facts |= {"option": "--study" if evidence else "--from-scratch", "language": sentence.format(code=language)}
+    facts["times"] = show_estimate(times) if times < 1000 else "over 1,000"
+    facts |= {"tokens": show_estimate(continued.tokens), "part": show_estimate(encoder["tokens"] / continued.tokens)}
+    tokens = recipe.tokens_before(recipe.num_steps)
+    spent = tokens * mean_token_flops(chosen.shape, recipe.curriculum, chosen.context)
+    advice = Advice(
+        best_use=rules["best_use"][case].format(**facts),
+        recipe=recipe,
+        vocab_size=chosen.shape.vocab_size,
+        flops=spent,
+        machine=machine,
+        choices=(),
+        candidates=candidates,
+        chosen=chosen,
+        caveats=(),
+        text=text,
+    )
+    caveats = list_caveats(advice, budget, evidence if evident else (), unfit)
+    return replace(advice, choices=tuple(explain_choices(advice, evident)), caveats=tuple(caveats))
+
+
+def list_caveats(advice: Advice, budget: float, evidence: Sequence[Evidence], unfit: Sequence[str]) -> Iterator[str]:
+    """List what to keep in mind, a sentence each; `unfit` are presets without the memory that they need."""
+    chosen, text, spent = advice.chosen, advice.text, advice.flops
+    is_new, is_small = chosen.kind != "continued", chosen.kind == "small network"
+    tested = max((item.tokens for item in evidence), default=0.0)
+    holds = {
+        "random weights": not is_new,
+        "other presets": bool(unfit),
+        "extrapolated": is_new and not evidence and (is_small or chosen.tokens < PAPER_LEAST_TOKENS),
+        "beyond your study": 0 < 2 * tested < chosen.tokens,
+        "beyond the law": is_new and (is_small or chosen.tokens_per_parameter < 20),
+        "tokens guessed": text is not None and text.tokens is None,
+        "budget left": text is not None and spent < 0.8 * budget,
+        "decoders": is_new,
+    }
+    facts: dict[str, Any] = {"names": show_list(unfit), "machine": advice.machine, "fresh": FRESH_EPOCHS}
+    facts |= {"evidence": tested, "times": show_estimate(chosen.tokens / (tested or math.inf))}
+    if text is not None:
+        share, readable = spent / budget, budget / spent * chosen.tokens / FRESH_EPOCHS
+        amount = f"{text.tokens:.2g} tokens" if text.tokens else format_bytes(text.text_bytes or 0)
+        token_bytes = (text.text_bytes or 0) / text.unique_tokens(chosen.shape.vocab_size)
+        facts["wanted"] = format_bytes(readable * token_bytes) if token_bytes else f"{readable:.2g} tokens"
+        facts["given"] = amount
+        facts["used"] = f"{share:.0%}" if share >= 0.01 else "less than 1 %"
+    for name, is_so in holds.items():
+        if is_so:
+            yield read_rules()["caveats"][name].format(**facts)
+
+
+def count_budget(flops: float | None, hours: float | None, machine: Machine | None) -> float:
+    if (flops is None) == (hours is None):
+        raise InputError("give a budget, either in FLOPs or in hours on a device")
+    amount, budget = f"{flops or 0:.3g} FLOPs", flops or 0.0
+    if hours is not None:
+        if machine is None:
+            raise InputError("hours need a device, such as H100")
+        amount, budget = f"{hours:g} hours", hours * 3600 * machine.devices * machine.peak_flops * machine.efficiency
+    if not 0 < budget <= MOST_FLOPS:
+        raise InputError(f"{amount} are no budget; it is above 0 and up to {MOST_FLOPS:.0e} FLOPs")
+    return budget
+
+
+def choose_steps(tokens: float, context: int) -> tuple[int, int]:
+    """Steps and tokens of a batch: a power of the tokens of training, through what worked at two budgets."""
+    exponent = math.log(PAPER_BATCH_TOKENS / DEMO_BATCH_TOKENS) / math.log(PAPER_TOKENS / DEMO_TOKENS)
+    ideal = DEMO_BATCH_TOKENS * (tokens / DEMO_TOKENS) ** exponent
+    batch = PAPER_BATCH_TOKENS if ideal >= 0.99 * PAPER_BATCH_TOKENS else 2 ** round(math.log2(ideal))
+    batch = max(batch, DEMO_BATCH_TOKENS, 4 * context)
+    return max(round(tokens / batch), 1), batch
+
+
+def choose_curriculum(evidence: Sequence[Evidence]) -> Choice | None:
+    """Choose the best of the user's study that makes an encoder; CLM then MLM where that is not clearly worse. None
+    where no study says anything of encoders."""
+    ranked = sorted(evidence, key=lambda item: -item.mean)
+    encoders = [item for item in ranked if not OBJECTIVES[item.objectives[-1]].is_causal]
+    if not encoders:
+        return None
+    best, *others = encoders
+    # The paper's best split first, if the study has it, and then its other splits from the best to the worst.
+    splits = [item for item in encoders if item.objectives == ["clm", "mlm"]]
+    splits.sort(key=lambda item: item.curriculum != "25/75")
+    preferred = next((item for item in splits if item is best or not item.is_behind), best)
+    facts = {"curriculum": preferred.curriculum, "best": best, "preferred": preferred}
+    if preferred is not best:
+        return apply_rule("curriculum", "not told apart", **facts)
+    num_close = sum(not item.is_behind for item in others)
+    facts["close"] = f", {num_close} of the others within noise of it" if num_close else ""
+    case = "best" if best is ranked[0] else "no encoder"
+    return apply_rule("curriculum", case, ahead=ranked[0], num_compared=len(evidence), **facts)
+
+
+def write_recipe(chosen: Candidate, machine: Machine | None, text: TextAmount | None) -> Recipe | None:
+    """Write the recipe by the rules that `rules.yaml` tells of, for the shards that are there or those that are to be
+    prepared. None where its network fits into no device in any way."""
+    context, shape = chosen.context, chosen.shape
+    is_small, is_continued = chosen.kind == "small network", chosen.kind == "continued"
+    steps, batch = choose_steps(chosen.tokens, context)
+    # The paper's rate at a width of 768 and more, up to four times that below; Muon takes half as much again.
+    rate = min(5e-4 * max(1.0, 768 / shape.width), 2e-3) * (1.5 if is_small else 1)
+    rate = CONTINUED_RATE if is_continued else float(f"{rate:.1g}")
+    # 2,000 steps up and down, if they are no more than 5 % and 20 % of all; the decay has 10 % at least.
+    warmup = min(2000, math.ceil(0.05 * steps))
+    decay = min(steps - warmup, max(min(2000, round(0.2 * steps)), round(0.1 * steps)))
+    short, shards = chosen.name.rpartition("/")[2], text.shards if text else None
+    if is_continued and (text is None or text.vocab_size != shape.vocab_size):
+        shards = f"shards-{short}"  # of its own tokenizer
+    phases = scale_curriculum(chosen.curriculum, chosen.mask, steps, chosen.epochs)
+    is_cut = phases != scale_curriculum(chosen.curriculum, chosen.mask, steps)
+    label = "-".join(phase.objective for phase in phases) if is_cut else curriculum_label(chosen.curriculum)
+    least_tokens = 4096 if machine is not None and machine.name == "CPU" else 32_768
+    recipe = Recipe(
+        name=f"{short}-{label}-{write_steps(steps)}",
+        init=Init(model=chosen.name) if is_continued else Init(preset=chosen.name),
+        data=Data(shards=shards or "shards", max_sample_tokens=context),
+        curriculum=phases,
+        schedule=Schedule(peak_lr=rate, warmup_steps=warmup, decay_steps=decay),
+        batch_tokens=batch,
+        optimizer=Optimizer(name="muon", eps=1e-8) if is_small else Optimizer(),
+        validation=Validation(every_steps=max(1, steps // 20)),
+        checkpoints=Checkpoints(every_steps=max(1, steps // 20)),
+        compute=ComputeConfig(microbatch_tokens=min(batch, max(context, least_tokens))),
+    )
+    return recipe if machine is None else fit_memory(shape, recipe, machine)
+
+
+def explain_choices(advice: Advice, evident: Choice | None) -> Iterator[Choice]:
+    """Yield the rule that holds for each thing that is chosen, in their order; `evident` is the curriculum by the
+    user's own study."""
+    chosen, recipe, text, kind = advice.chosen, advice.recipe, advice.text, advice.chosen.kind
+    # The usual curriculum has its reason from one size and number of tokens; where these are others, that is said.
+    is_near = chosen.name == MEASURED_PRESET and 0.5 <= chosen.tokens / MEASURED_TOKENS <= 2
+    reach = "" if is_near else read_rules()["reach"].format(chosen=chosen)
+    curriculum = evident or apply_rule("curriculum", kind, curriculum=chosen.curriculum, reach=reach)
+    possible = [item for item in advice.candidates if item.tokens >= LEAST_TOKENS]
+    cases = {"schedule": "any"}
+    if len(possible) == 1:
+        cases["size"] = "one"
+    elif possible and chosen.is_guess:
+        cases["size"] = "beyond the law"
+    elif possible:
+        cases["size"] = "lowest" if chosen.loss == min(item.loss for item in possible) else "near the lowest"
+    if text is None:
+        cases["tokens"] = "any text"
+    elif chosen.epochs >= MOST_EPOCHS:
+        cases["tokens"] = "used up"
+    else:
+        cases["tokens"] = "repeated" if chosen.epochs > FRESH_EPOCHS else "fresh"
+    if kind == "the paper's size":
+        cases["masking"] = "MLM alone" if curriculum.value == "mlm" else "after CLM"
+    if text is not None and text.vocab_size is not None and kind != "continued":
+        cases["vocabulary"] = "of the shards"
+    if recipe.curriculum != scale_curriculum(chosen.curriculum, chosen.mask, recipe.num_steps):
+        phases = " + ".join(f"{phase.steps} {phase.objective}" for phase in recipe.curriculum)
+        curriculum = apply_rule("curriculum", "cut", before=curriculum, phases=phases, most_clm=CLM_EPOCHS)
+    losses = [f"{item.name} {item.loss:.2f}" for item in possible if item != chosen and not item.is_guess]
+    sizes = {"others": ", ".join(losses), "blocks": show_estimate(chosen.shape.block_weights / 1e6)}
+    sizes["millions"] = show_estimate(chosen.shape.parameters_without_head / 1e6)
+    for rule in read_rules()["rules"]:
+        if rule == "curriculum":
+            yield curriculum
+        else:
+            yield apply_rule(rule, cases.get(rule, kind), chosen=chosen, recipe=recipe, **sizes)

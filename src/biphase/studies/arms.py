@@ -1,0 +1,235 @@
+"""A study → its arms: models × curricula × budgets, each a complete recipe with a name of its own."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from biphase.config import parse_config
+from biphase.errors import InputError, nearest, refuse_doubles, refuse_unknown
+from biphase.files import content_hash
+from biphase.recipe import PRESETS, Phase, Recipe
+from biphase.report.formats import write_steps
+from biphase.studies import spec
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A final model of a study: an arm of the file, trained with one pretraining seed."""
+
+    name: str
+    """As `seeded_name` gives it."""
+    pooled_name: str
+    """The name under which reports pool it with the other seeds of the same arm of the file."""
+    group: str
+    """The `group` of the entry of the study file that it is from."""
+    model: str
+    """A preset or a name of the study's models; that of its first ancestor when it continues another arm."""
+    parent: str | None
+    curriculum: str
+    recipe: Recipe
+    """The whole recipe, as if nothing were shared. With a parent, `init.checkpoint` is the parent's name."""
+    seed: int = 0
+    """Its pretraining seed."""
+    settings: str = ""
+    """What a sweep changes in its recipe, as names have it: `peak_lr0.003`."""
+    # What `plan.share_trunks` finds out. Steps count updates since random weights, over all parents.
+    origin: int = 0
+    """The step at which the arm begins: the last one of the arm that it continues, 0 for an arm that continues none."""
+    trunk: str | None = None
+    """The run that has step `first`; None where the arm begins with random weights or a foreign model."""
+    first: int = 0
+    """Its steps up to this one are trained by other runs, those from there to `last` by its own."""
+    last: int = 0
+
+    @property
+    def recipe_key(self) -> str:
+        """A hash of what its recipe says besides where it begins, its curriculum, its budget and its seeds; the decay
+        belongs to the budget."""
+        tree = self.recipe.weights_tree
+        del tree["init"], tree["curriculum"], tree["seed"], tree["schedule"]["decay_steps"], tree["data"]["order_seed"]
+        return content_hash(tree)
+
+
+def seeded_name(name: str, seed: int) -> str:
+    """`1m-clm-400` with the pretraining seeds 0 and 2 → `1m-clm-400`, `1m-clm-400-seed2`."""
+    return f"{name}-seed{seed}" if seed else name
+
+
+@dataclass(frozen=True)
+class UnresolvedArm:
+    """An arm that knows what it continues by name only: a parent may come later in the file."""
+
+    name: str
+    group: spec.ArmGroup
+    source: spec.StartingModel | str
+    """The model that it starts from, or the name of the arm that it continues."""
+    curriculum: str
+    phases: tuple[Phase, ...]
+    seeds: spec.PretrainingSeeds
+    swept: tuple[tuple[str, Any], ...] = ()
+    """Keys of the recipe with the values that the sweep gives them here."""
+
+
+def expand_arms(study: spec.Study) -> dict[str, Arm]:
+    """Write all arms by name, in the order of the file but parents before their children; all of the first pretraining
+    seed before those of the second.
+
+    Raises:
+        InputError: an unknown model, curriculum or parent; two arms with one name; a circle of parents; a split that
+            does not fill its budget; a recipe that does not hold together, such as a budget shorter than its warm-up
+            and decay.
+    """
+    unresolved: dict[str, UnresolvedArm] = {}
+    for arm in list_combinations(study):
+        first = unresolved.setdefault(arm.name, arm)
+        if first is not arm:
+            raise InputError(
+                f"two arms are named '{arm.name}' (groups '{first.group.group}' and '{arm.group.group}'); give one "
+                "group a name of its own, such as name: '{model}-{curriculum}-{budget}-x'"
+            )
+    lineages = [find_lineage(arm, unresolved) for arm in unresolved.values()]
+    arms: dict[str, Arm] = {}
+    for seed in range(max((lineage[-1].seeds.count for lineage in lineages), default=0)):
+        for lineage in lineages:
+            model = lineage[0].source  # of the oldest, and so of all that continue it
+            assert isinstance(model, spec.StartingModel)
+            for arm in lineage if seed < lineage[-1].seeds.count else ():
+                name = seeded_name(arm.name, seed)
+                if seed and name in unresolved:
+                    raise InputError(f"arm '{name}' has the name of another arm's seed; give its group another name")
+                if name not in arms:
+                    arms[name] = write_arm(study, arm, model, seed)
+    return arms
+
+
+def find_lineage(arm: UnresolvedArm, unresolved: Mapping[str, UnresolvedArm]) -> list[UnresolvedArm]:
+    """List all arms that an arm continues, the oldest first, and the arm itself. Raises `InputError` where one is not
+    there, has fewer pretraining seeds, or continues itself."""
+    lineage = [arm]
+    while isinstance(arm.source, str):
+        refuse_unknown(f"arm '{arm.name}' continues the unknown arm", arm.source, unresolved)
+        parent = unresolved[arm.source]
+        if arm.seeds.count > parent.seeds.count:
+            raise InputError(
+                f"arm '{arm.name}' has {arm.seeds.count} pretraining seeds and continues '{parent.name}', which has "
+                f"{parent.seeds.count}; give arms '{parent.group.group}' pretraining_seeds: {arm.seeds.count}"
+            )
+        if parent in lineage:
+            circle = [arm.name for arm in reversed(lineage[: lineage.index(parent) + 1])]
+            raise InputError(f"arms '{parent.group.group}': a circle of parents: {' → '.join([*circle, parent.name])}")
+        lineage.insert(0, parent)
+        arm = parent
+    return lineage
+
+
+def sweep_architecture(group: spec.ArmGroup, model: spec.StartingModel) -> Iterator[spec.StartingModel]:
+    """List the networks that a group makes of one: itself, where nothing of it is swept."""
+    keys = [key for key in group.sweep if key.startswith(spec.ARCHITECTURE)]
+    if keys and model.preset is None:
+        raise InputError(f"arms '{group.group}': sweep: '{model.name}' is given whole; only presets have {keys[0]}")
+    for values in product(*(group.sweep[key] for key in keys)):
+        architecture = {key.removeprefix(spec.ARCHITECTURE): value for key, value in zip(keys, values, strict=True)}
+        name = "-".join([model.name, *label_settings(architecture.items())])
+        yield model.model_copy(update={"name": name, "architecture": {**model.architecture, **architecture}})
+
+
+def label_settings(settings: Iterable[tuple[str, Any]]) -> list[str]:
+    """Write settings as parts of a name: `schedule.peak_lr` 0.003 → `peak_lr0.003`."""
+    return [key.rpartition(".")[2] + re.sub(r"[^A-Za-z0-9.+_-]+", "-", str(value)) for key, value in settings]
+
+
+def list_combinations(study: spec.Study) -> Iterator[UnresolvedArm]:
+    """Combine every model or parent with every curriculum and budget of its group. Models are the presets, and over
+    them those of the study."""
+    models = {name: spec.StartingModel(name=name, preset=name) for name in PRESETS}
+    refuse_doubles("models:", [model.name for model in study.models])
+    for model in study.models:
+        if model.preset is not None and model.preset not in PRESETS:
+            raise InputError(f"model '{model.name}': unknown preset '{model.preset}'{nearest(model.preset, PRESETS)}")
+        models[model.name] = model
+    refuse_doubles("hypotheses:", [hypothesis.name for hypothesis in study.hypotheses])
+    refuse_doubles("curricula:", [curriculum.name for curriculum in study.curricula])
+    named = {curriculum.name: curriculum for curriculum in study.curricula}
+    for group in study.arms:
+        sources: list[spec.StartingModel | str] = [*group.parents]
+        for name in group.models:
+            refuse_unknown(f"arms '{group.group}': unknown model", name, models)
+            sources += sweep_architecture(group, models[name])
+        seeds = group.pretraining_seeds or study.pretraining_seeds
+        axes: dict[str, tuple[Any, ...]] = {k: v for k, v in group.sweep.items() if not k.startswith(spec.ARCHITECTURE)}
+        # The axes are gone through as nested loops would: the last one fastest.
+        points = product(sources, group.curricula, group.budgets or (None,), *axes.values())
+        for source, text, budget, *values in points:
+            templates = spec.read_curriculum(text, named, study.mask_probability)
+            phases = spec.fill_budget(templates, budget, f"arms '{group.group}': curriculum '{text}'")
+            swept = tuple(zip(axes, values, strict=True))
+            begin, steps = source if isinstance(source, str) else source.name, sum(phase.steps for phase in phases)
+            yield UnresolvedArm(name_arm(group, begin, text, steps, swept), group, source, text, phases, seeds, swept)
+
+
+def name_arm(group: spec.ArmGroup, source: str, curriculum: str, steps: int, swept: Sequence[tuple[str, Any]]) -> str:
+    """Fill in the group's template for names. Raises `InputError` for a template that cannot be."""
+    kind = "model" if group.models else "parent"
+    values = {kind: source, "curriculum": spec.curriculum_label(curriculum), "budget": write_steps(steps)}
+    values |= {key.rpartition(".")[2]: str(value) for key, value in swept}
+    template = group.name or "-".join([f"{{{kind}}}-{{curriculum}}-{{budget}}", *label_settings(swept)])
+    try:
+        return template.format(**values)
+    except (KeyError, ValueError, IndexError, AttributeError) as error:
+        fields = ", ".join(f"{{{field}}}" for field in values)
+        raise InputError(f"arms '{group.group}': name '{template}' is no template of {fields} ({error})") from None
+
+
+def write_arm(study: spec.Study, arm: UnresolvedArm, model: spec.StartingModel, seed: int) -> Arm:
+    """Write the arm's recipe: that of the study, changed by its model, its group and its point of the sweep.
+
+    The recipe's own seeds are those of the first pretraining seed; the others count on from there.
+    """
+    # 1. What the study file says.
+    swept = []
+    for key, value in arm.swept:  # `schedule.peak_lr` and 0.003 → {schedule: {peak_lr: 0.003}}
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        swept.append(value)
+    settings: dict[str, Any] = {}
+    for changes in (study.recipe, model.recipe, arm.group.recipe, *swept):
+        decided = {"name", "init", "curriculum"} & changes.keys()
+        remedy, checkpoints = "leave it out", changes.get("checkpoints")
+        if isinstance(checkpoints, dict) and checkpoints.get("keep"):
+            decided, remedy = {"checkpoints.keep"}, "name checkpoints to evaluate under intermediate"
+        if decided:
+            raise InputError(f"study '{study.name}': recipe.{min(decided)} follows from the arm '{arm.name}'; {remedy}")
+        settings = merge_settings(settings, changes)
+    # 2. What follows from the arm.
+    name, init = seeded_name(arm.name, seed), model.model_dump(include={"preset", "architecture", "model", "revision"})
+    if isinstance(arm.source, str):
+        init = {"checkpoint": seeded_name(arm.source, seed), "carry_optimizer": arm.group.carry_optimizer}
+    settings |= {"name": name, "init": init, "curriculum": [phase.model_dump() for phase in arm.phases]}
+    recipe = parse_config(Recipe, settings, origin=f"arm '{arm.name}'")
+    # 3. What is of its pretraining seed.
+    if seed:
+        draws = recipe.init.model is None or any(phase.masked for phase in recipe.curriculum)
+        if not draws and not arm.seeds.order:
+            raise InputError(
+                f"arm '{name}': nothing of it is drawn, for its weights are given and CLM masks nothing: all its "
+                "pretraining seeds would be one model; give its group pretraining_seeds: 1, or let the order of the "
+                "data differ: leave out order: false"
+            )
+        order_seed = recipe.data.order_seed + (seed if arm.seeds.order else 0)
+        data = recipe.data.model_copy(update={"order_seed": order_seed})
+        recipe = recipe.model_copy(update={"seed": recipe.seed + seed, "data": data})
+    group, sweep = arm.group.group, "-".join(label_settings(arm.swept))
+    return Arm(name, arm.name, group, model.name, recipe.init.checkpoint, arm.curriculum, recipe, seed, sweep)
+
+
+def merge_settings(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace single values, or whole lists, of `tree` by those of `changes`."""
+    merged = dict(tree)
+    for key, value in changes.items():
+        old = merged.get(key)
+        if isinstance(old, dict) and isinstance(value, dict):
+            value = merge_settings(old, value)
+        merged[key] = value
+    return merged

@@ -1,0 +1,138 @@
+"""A study's folder → one archive for others: all that its page is made from, and the page.
+
+study-NAME/  study.yaml  bundle.json  hypotheses.json  failed/  own-tasks/NAME.yaml  report/
+             trained/NAME.json  runs/NAME-HASH8/{config.yaml, environment.json, done.json, metrics.jsonl}
+             scores/MODEL/TASK-HASH16/{score.json, validation.npz, test.npz}
+
+There are no weights, predictions or shards in it: what a report has to know of these stands in the records and in
+bundle.json. Equal folders give equal archives, to the byte; they hold plain files below one folder, nothing else.
+"""
+
+import gzip
+import lzma
+import os
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from pydantic_core import to_jsonable_python
+
+from biphase import __version__
+from biphase.console import err
+from biphase.errors import SOURCE, InputError
+from biphase.files import files_below, refuse_existing, write_hashed, write_text
+from biphase.report.formats import show_count
+from biphase.run import Run
+from biphase.studies.cost import measure_sizes
+from biphase.studies.declarations import DECLARED
+from biphase.studies.folder import StudyState, read_state, study_text
+from biphase.studies.plan import plan_study
+from biphase.studies.report import BUNDLE, BundleRecord, list_commands, read_bundle, report_study
+from biphase.studies.spec import load_study, move_tasks
+from biphase.tasks.spec import find_task, split_name
+
+DATE = 946_684_800
+"""The time of every file in an archive: the year 2000. What is older, `tar` warns of."""
+
+
+def bundle_study(state: StudyState, out: Path, commands: Sequence[str]) -> Path:
+    """Write the archive of a study, finished or not, and return its path. `commands` as for `report_study`.
+
+    Raises `InputError` for a file that is there already, another ending than .tar.gz or .tar.xz, and a study without a
+    score.
+    """
+    if not out.name.endswith((".tar.gz", ".tar.xz")):
+        raise InputError(f"{out}: the name of an archive ends in .tar.gz or .tar.xz")
+    refuse_existing(out)
+    if left := len(state.kinds.keys() - state.done):
+        err.print(f"{show_count(left, 'unit')} of {len(state.kinds)} not done: the archive has what is")
+    with TemporaryDirectory() as place:
+        staged = Path(place) / f"study-{state.plan.study.name}"
+        for path in list_kept(state):
+            copy = staged / path.relative_to(state.folder)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+        write_records(state, staged, commands)
+        plan = plan_study(load_study(staged / "study.yaml"))
+        kept = read_state(plan, staged)
+        if lost := len(state.scored - kept.scored):  # made by a version that did not record what it trained
+            raise InputError(
+                f"{show_count(lost, 'cell')} of {state.folder} cannot be told without their models' weights"
+            )
+        report_study(plan, staged, staged / "report", commands)
+        write_archive(staged, out)
+    return out
+
+
+def list_kept(state: StudyState) -> Iterator[Path]:
+    """List the files of a study's folder that its archive has unchanged."""
+    folder = state.folder
+    for name in state.plan.runs:
+        record = state.records.get(name)
+        for path in [folder / "runs" / record.folder] if record else sorted(folder.glob(f"runs/{name}-????????")):
+            run = Run(path)
+            yield from filter(Path.is_file, (path / "config.yaml", run.environment, path / "done.json", run.metrics))
+    for scores in state.scores.values():
+        for score in scores.scores:
+            assert score.folder is not None
+            yield score.folder / "score.json"
+            yield from score.folder.glob("*.npz")
+    yield from [path for path in files_below(folder / "failed") if path.suffix == ".json"]
+    yield from filter(Path.is_file, [folder / DECLARED])
+
+
+def write_records(state: StudyState, staged: Path, commands: Sequence[str]) -> None:
+    """Write the study with its own tasks beside it, the records of its runs with what their checkpoints are, and
+    bundle.json."""
+    moved = dict[str, str]()
+    for name in state.plan.study.evaluation.tasks if state.plan.study.evaluation else ():
+        file, test = split_name(name)
+        if file.endswith((".yaml", ".yml")):
+            beside = f"own-tasks/{find_task(file).name}.yaml"
+            moved |= {file: beside, name: f"{beside}:{test}" if test else beside}
+            (staged / "own-tasks").mkdir(exist_ok=True)
+            shutil.copyfile(file, staged / beside)
+    tree = move_tasks(state.plan.study.model_dump(mode="json"), lambda name: moved.get(name, name))
+    write_text(staged / "study.yaml", study_text(state.plan.study.model_validate(tree)))
+    (staged / "trained").mkdir(exist_ok=True)
+    for name, record in state.records.items():
+        models = {model.step: state.identify(name, model.step) for model in state.plan.models if model.run == name}
+        known = dict(record.models) | {step: identity for step, identity in models.items() if identity}
+        record = replace(record, key=state.plan.runs[name].key, models=known)
+        write_hashed(staged / "trained" / f"{name}.json", to_jsonable_python(record))
+    bundle = read_bundle(state.folder)
+    sizes, made = measure_sizes(state.plan), [*list_commands(state), *commands]
+    if bundle is not None:  # it came as an archive itself
+        sizes, made = sizes | dict(bundle.sizes), [*bundle.commands]
+    bundle = BundleRecord(__version__, find_commit(), sizes, tuple(made))
+    write_hashed(staged / BUNDLE, to_jsonable_python(bundle))
+
+
+def find_commit() -> str:
+    """Return the commit of this code, where it is a clone; "" elsewhere."""
+    command = ["git", "-C", str(SOURCE), "log", "-1", "--format=%H", "--", "."]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    except FileNotFoundError:
+        return ""
+
+
+def write_archive(folder: Path, out: Path) -> None:
+    """Write all files below a folder into an archive, in order, with one time, owner and mode."""
+    part = out.with_name(f".{out.name}.part")
+    with open(part, "wb") as file:
+        is_xz = out.suffix == ".xz"
+        with (
+            lzma.LZMAFile(file, "wb") if is_xz else gzip.GzipFile("", "wb", fileobj=file, mtime=DATE) as packed,
+            tarfile.open(fileobj=packed, mode="w") as archive,
+        ):
+            for path in files_below(folder):
+                entry = tarfile.TarInfo(f"{folder.name}/{path.relative_to(folder)}")
+                entry.size, entry.mtime = path.stat().st_size, DATE
+                with open(path, "rb") as content:
+                    archive.addfile(entry, content)
+    os.replace(part, out)

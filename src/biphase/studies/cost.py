@@ -1,0 +1,476 @@
+"""A plan → the FLOPs, hours and disk that it takes, and what this estimate rests on.
+
+What devices compute in an hour and hold in memory, and how large networks, samples and tasks are, stands here too.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from itertools import chain, product
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from biphase.config import parse_config
+from biphase.corpus.shards import read_shard_manifest
+from biphase.errors import InputError, nearest
+from biphase.files import read_json, read_json_as
+from biphase.flops import (
+    DEVICES,
+    FLOAT32,
+    LLAMA_SHAPED,
+    SampleLengths,
+    Shape,
+    flops_between,
+    known_device,
+    moment_bytes,
+    plan_memory,
+    read_shape,
+    shape_of,
+    update_flops,
+)
+from biphase.machine import total_memory
+from biphase.recipe import PRESETS, SHAPE_KEYS, Data, Init, Recipe
+from biphase.report.formats import show_estimate, show_list
+from biphase.run import open_run, read_metrics
+from biphase.studies.plan import Plan, PlannedRun, StudyCell
+from biphase.studies.spec import EMBED, EmbedEvaluation, Planning, Study, find_data_dirs, trainings
+from biphase.tasks.examples import count_characters, load_examples
+from biphase.tasks.families import KINDS, TaskSize
+from biphase.tasks.sources import HUB, TaskSource, dir_of, find_source
+from biphase.tasks.spec import find_task, name_tests
+from biphase.tasks.splits import TaskData
+
+EFFICIENCY = {"CPU": 0.6}
+"""The share of the peak that our own runs reach (docs/LOG.md)."""
+ASSUMED_EFFICIENCY = 0.4
+"""The same for other devices: a round figure for well-run bf16 training, not a measurement."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """So many devices of one kind that train. A device is a GPU, or a core of a CPU."""
+
+    name: str
+    devices: int
+    peak_flops: float
+    efficiency: float
+    source: str
+    """Where the efficiency is from, for people."""
+
+    @property
+    def speed(self) -> str:
+        """Tell what one device computes."""
+        if self.efficiency == 1:
+            return f"{self.peak_flops / 1e9:,.3g} GFLOP/s, {self.source}"
+        return f"{self.peak_flops / 1e12:,.3g} TFLOP/s, {self.efficiency:.0%} of them used, {self.source}"
+
+    @property
+    def memory(self) -> float:
+        """Bytes of one device, of a CPU those of this machine; 0 where that is not known."""
+        if self.name == "CPU":
+            return float(total_memory())
+        return DEVICES[key][1] * 2.0**30 if (key := known_device(self.name)) else 0.0
+
+    def device_hours(self, flops: float) -> float:
+        """Count the hours that one device needs for so many FLOPs."""
+        return flops / (self.peak_flops * self.efficiency) / 3600
+
+
+def find_machine(name: str, devices: int = 1, efficiency: float | None = None) -> Machine:
+    """Find a device of the table, by a name that it is part of, or the devices of the run in a folder, as fast as they
+    were: by the median of its steps, without the first few.
+
+    Raises `InputError` for unknown ones, none of them, an efficiency that is no share, one beside a run, and a run that
+    has logged no more than its first steps.
+    """
+    parse_config(Planning, {"devices": devices, "efficiency": efficiency}, origin=f"device {name}")
+    if (Path(name) / "config.yaml").exists():
+        if efficiency is not None:
+            raise InputError(f"{name} is a run, which measures what is reached; leave the efficiency out")
+        run = open_run(Path(name))
+        records = read_metrics(run, "train")
+        speeds = [record["flops_per_second"] for record in records[len(records) // 10 + 1 :]]
+        if not speeds:
+            raise InputError(f"{name} has logged too few steps to measure a device by; let it train for longer")
+        environment = read_json(run.path / "environment.json")
+        is_cpu = environment["device"] == "cpu"
+        used = environment["processes"] * (environment["threads"] if is_cpu else 1)
+        measured = "CPU" if is_cpu else environment["device"]
+        return Machine(measured, devices, median(speeds) / used, 1.0, f"as measured in {name}")
+    key = known_device(name)
+    if key is None:
+        raise InputError(f"unknown device or run '{name}'{nearest(name, DEVICES)}")
+    source, usual = "stated" if efficiency else "assumed", EFFICIENCY.get(key, ASSUMED_EFFICIENCY)
+    return Machine(key, devices, DEVICES[key][0], efficiency or usual, source)
+
+
+def study_machine(study: Study, device: str | None = None, efficiency: float | None = None) -> Machine | None:
+    """Find the device that is asked for, else that of the study file; None where neither names one.
+
+    What the file says of the efficiency is said of its own device. Raises `InputError` for an efficiency of none.
+    """
+    planning = study.planning
+    if device is None and planning.device is not None:
+        device, efficiency = planning.device, planning.efficiency if efficiency is None else efficiency
+    if device is not None:
+        return find_machine(device, planning.devices, efficiency)
+    if efficiency is not None:
+        raise InputError("an efficiency is that of a device, and none is named; give one, such as H100")
+    return None
+
+
+SAMPLED_SAMPLES = 100_000
+"""How many samples of a shard set are looked at for their mean length."""
+
+
+def find_lengths(data: Data, planning: Planning) -> SampleLengths:
+    """Find how long samples are: in the shards where they are here, else by the packer's rule or as the study
+    assumes."""
+    low, high = data.min_sample_tokens, data.max_sample_tokens
+    if data.packing == "stream":
+        # Two samples fill `high` tokens, cut at r uniform in low..high - low. So each is high / 2 long on average, with
+        # the variance of a uniform integer, and the mean of its square is the square of the mean plus the variance.
+        variance = ((high - 2 * low + 1) ** 2 - 1) / 12
+        squares = 2 * ((high / 2) ** 2 + variance)
+        return SampleLengths(high / 2, squares / high, "of a token stream cut at random")
+    folders = (data.shards, *(part.path for part in data.mixture or ()))
+    absent = [folder for folder in folders if not (Path(folder) / "manifest.json").exists()]
+    if not absent:
+        from biphase.corpus.packing import make_samples, open_text
+
+        text, samples_per_token, mean_keys = open_text(data), 0.0, 0.0
+        for shards, share in zip(text.sets, map(float, text.shares), strict=True):
+            samples = make_samples(data, shards)
+            chosen = np.linspace(0, samples.num_samples - 1, min(samples.num_samples, SAMPLED_SAMPLES)).astype(np.int64)
+            starts, stops = samples.spans(chosen)
+            lengths = (stops - starts).astype(np.float64)
+            samples_per_token += share / float(lengths.mean())
+            mean_keys += share * float((lengths**2).sum() / lengths.sum())
+        return SampleLengths(1 / samples_per_token, mean_keys, f"measured in {', '.join(folders[1:] or folders)}")
+    mean = float(planning.mean_sample_tokens or high / 2)
+    return SampleLengths(mean, mean, f"assumed: {absent[0]} is not here; all samples as long as the mean")
+
+
+def find_vocab_size(shards: str, planning: Planning) -> int | None:
+    """Find the size of a vocabulary: in the shards where they are here, else as the study assumes, if it does."""
+    is_here = (Path(shards) / "manifest.json").exists()
+    return read_shard_manifest(Path(shards)).vocab_size if is_here else planning.vocab_size
+
+
+def model_shape(model: Init, vocab_size: int | None) -> Shape | None:
+    """Find the shape of a preset or of a folder with a Llama-like config.json; None for other types, for what only the
+    hub knows, and where the vocabulary is not known."""
+    if vocab_size is None:
+        return None
+    if model.preset is not None:
+        return shape_of(model.preset, model.architecture, vocab_size)
+    config = Path(model.model or "") / "config.json"
+    if not config.is_file():
+        return None
+    settings = read_json_as(config, dict[str, Any], "save the model anew")
+    if settings.get("model_type") not in LLAMA_SHAPED or any(key not in settings for key in SHAPE_KEYS):
+        return None
+    return read_shape(settings | {"vocab_size": max(vocab_size, settings.get("vocab_size", 0))})
+
+
+RunSize = tuple[Shape | None, SampleLengths]
+"""The shape of a run's network, None where it is not known here, and the lengths of its samples."""
+
+
+def measure_sizes(plan: Plan) -> dict[str, RunSize]:
+    """Measure all runs by their names; each set of shards is looked into once."""
+    planning, sizes = plan.study.planning, dict[str, RunSize]()
+    lengths_of, vocab_size_of = cache(find_lengths), cache(find_vocab_size)
+    for name, run in plan.runs.items():
+        data = run.recipe.data
+        if run.parent:  # runs stand behind those that they start from
+            shape, _ = sizes[run.parent]
+        else:
+            shape = model_shape(run.recipe.init, vocab_size_of(data.shards, planning))
+        sizes[name] = shape, lengths_of(data, planning)
+    return sizes
+
+
+def run_flops(run: PlannedRun, size: RunSize, until: int | None = None) -> dict[str, float]:
+    """Count the FLOPs of a run by objective, up to a step of it; none for a network of unknown shape."""
+    shape, lengths = size
+    if shape is None:
+        return {}
+    flops = replace(shape.flops, per_update=update_flops(run.recipe.optimizer, shape.matrices))
+    return flops_between(run.recipe, flops, lengths, 0, (until or run.last) - run.first, run.first)
+
+
+MOST_COUNTED_BYTES = 10_000_000
+"""Larger files of a task are not read for a plan."""
+CHARACTERS_PER_TOKEN = 4
+
+
+def task_size(name: str, folders: Mapping[str, str]) -> TaskSize:
+    """Return the size that a task says; else that of its files in one of the `folders` with data by task, where these
+    are small and hold together; else what is typical of its family."""
+    task = find_task(name_tests(name)[0])
+    folder = dir_of(task, folders)
+    if task.size is None and not task.kind.is_search and folder not in (None, str(HUB)):
+        with suppress(InputError):  # told in full before the study runs
+            source = find_source(task, folder)
+            paths = chain.from_iterable(source.files.values())
+            if sum(path.stat().st_size if path.is_file() else math.inf for path in paths) <= MOST_COUNTED_BYTES:
+                return count_examples(source)
+    return task.size or task.kind.size
+
+
+@lru_cache
+def count_examples(source: TaskSource) -> TaskSize:
+    """Count the examples of each split of a task, and guess tokens from characters."""
+    data = load_examples(source, judged_only=True)
+    assert isinstance(data, TaskData)
+    tokens = {name: sum(map(count_characters, split)) // CHARACTERS_PER_TOKEN for name, split in data.splits.items()}
+    return TaskSize(
+        train_examples=len(data.train),
+        example_tokens=math.ceil(tokens["train"] / len(data.train)),
+        evaluated_tokens=tokens["validation"] + tokens["test"],
+        test_examples=len(data.test),
+    )
+
+
+def list_assumptions(plan: Plan, sizes: Mapping[str, RunSize], machine: Machine | None) -> Iterator[str]:
+    for text in dict.fromkeys(lengths for _, lengths in sizes.values()):
+        yield f"samples of {text.mean_tokens:,.0f} tokens, a token meets {text.mean_keys:,.0f} ({text.source})"
+    if machine:
+        yield f"{machine.name}: {machine.speed}"
+    evaluation = plan.study.evaluation
+    if evaluation is not None:
+        names = {name for trained, tests in trainings(evaluation).items() for name in (trained, *tests)}
+        folders = find_data_dirs(evaluation)
+        sized: dict[str, list[str]] = defaultdict(list)
+        for name in sorted(names):
+            task, size = find_task(name), task_size(name, folders)
+            own = "typical sizes, guessed," if size.test_examples is None else "the counted examples"
+            sized["rounded sizes of the published data" if task.size else own].append(task.name)
+        sources = [f"{kind} of {show_list(tasks)}" for kind, tasks in sized.items()]
+        yield f"fine-tuning: {'; '.join(sources) or 'the sizes of typical data'}, at the same efficiency"
+        if evaluation.embed is not None and count_embedded(evaluation.embed) is None:
+            yield "embedding: 1,000 updates a stage, for want of its max_steps, or limit of its sources"
+
+
+def tell_memory(model: str, shape: Shape, recipe: Recipe, is_on_cpu: bool) -> str:
+    """Tell the memory that a network needs as a recipe trains it, at most: on a CPU, or on a GPU alone, and as one of 8
+    and of 64."""
+    alone = plan_memory(shape, recipe, on_cpu=is_on_cpu)["total"]
+    if is_on_cpu:
+        needed, installed = f"{show_gib(alone)} of memory in each process on a CPU, Python's own aside", total_memory()
+        if 0 < installed < alone:
+            needed += f", which is more than the {show_gib(installed)} of this machine"
+    else:
+        layouts: list[tuple[int, str]] = [(8, "ddp"), (8, "fsdp"), (64, "fsdp")]
+        ddp, fsdp, fsdp_of_64 = [show_gib(plan_memory(shape, recipe, *layout)["total"]) for layout in layouts]
+        needed = f"{show_gib(alone)} on one GPU, {ddp} on each of 8 under DDP"
+        if not recipe.optimizer.matrix_update.needs_whole_matrices:
+            needed += f", {fsdp} on each of 8 and {fsdp_of_64} of 64 under FSDP"
+    return f"{model}: at most {needed} (microbatches of {recipe.compute.microbatch_tokens:,} tokens)"
+
+
+FULL = 0.9
+"""The share of a device's memory that a plan may fill: the rest is for what is not counted."""
+
+
+def fits(shape: Shape, recipe: Recipe, machine: Machine, devices: int = 1) -> bool:
+    """Say whether a recipe's training fits into the memory of each of so many devices, as far as that is known."""
+    needed = plan_memory(shape, recipe, devices, on_cpu=machine.name == "CPU")["total"]
+    return not machine.memory or needed <= FULL * machine.memory
+
+
+def fit_memory(shape: Shape, recipe: Recipe, machine: Machine) -> Recipe | None:
+    """Return the recipe as it fits into the memory of a machine's devices, with the first change that is enough:
+    smaller microbatches, activation checkpointing, FSDP over all devices. None where nothing is."""
+    first, smallest = recipe.compute, recipe.data.max_sample_tokens
+    sizes = [size for step in range(8) if (size := first.microbatch_tokens >> step) >= smallest]
+    is_alone = recipe.optimizer.matrix_update.needs_whole_matrices or machine.devices == 1
+    over = [1] if is_alone else [1, machine.devices]
+    for devices, recomputes, size in product(over, (first.activation_checkpointing, True), sizes):
+        changes: dict[str, Any] = {"microbatch_tokens": size, "activation_checkpointing": recomputes}
+        changes |= {"parallel": "fsdp"} if devices > 1 else {}
+        changed = recipe.model_copy(update={"compute": first.model_copy(update=changes)})
+        if fits(shape, changed, machine, devices):
+            return changed
+    return None
+
+
+def tell_misfit(model: str, shape: Shape, recipe: Recipe, machine: Machine) -> str:
+    """Tell what one GPU lacks, the first change with which it or several are enough, and the largest preset that fits;
+    empty where the network fits as it is trained."""
+    if fits(shape, recipe, machine):
+        return ""
+    ways = []
+    for devices in (1, 2, 4, 8):
+        if fitted := fit_memory(shape, recipe, replace(machine, devices=devices)):
+            changes = [(key, value) for key, value in fitted.compute if value != getattr(recipe.compute, key)]
+            keys = " ".join(f"recipe.compute.{key}={str(value).lower()}" for key, value in changes)
+            ways.append(keys + (f" on {devices} of them" if devices > 1 else ""))
+            break
+    smaller = [name for name in PRESETS if fits(shape_of(name, {}, shape.vocab_size), recipe, machine)]
+    ways += [f"preset {name}, the largest that fits with the settings of the study" for name in smaller[:1]]
+    needed = show_gib(plan_memory(shape, recipe)["total"])
+    lack = f"{model} does not fit into the {show_gib(machine.memory)} of one {machine.name} (up to {needed} are needed)"
+    return f"{lack}; what fits: {', or '.join(ways)}" if ways else lack
+
+
+def show_gib(num_bytes: float) -> str:
+    return f"{show_estimate(num_bytes / 2**30)} GiB"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The cost of a plan, and what that is based on."""
+
+    machine: Machine | None
+    flops: float
+    flops_by_objective: dict[str, float]
+    """The FLOPs of pretraining alone."""
+    groups: list[dict[str, Any]]
+    """A row for each `group` of arms, and one for `evaluation`: how many `models`, the `steps_alone` that its arms had
+    if each were trained from its beginning (a continued one: from its parent's end), the `steps` and `tokens` that are
+    trained, `flops`, and `device_hours` where a device is named."""
+    disk_bytes: dict[str, float]
+    """Bytes of checkpoints: the weights of the `models` alone, when no run needs more; what is `needed`, with the
+    weights of branch points, and moments where a run goes on with them; `everything` with its moments, when all runs
+    are done."""
+    misfits: tuple[str, ...]
+    """The networks that are too large for the machine's memory, and what would help."""
+    not_counted: tuple[str, ...]
+    """The runs of networks whose shape is not known here."""
+    assumptions: tuple[str, ...]
+    first_seed_flops: float | None
+    """What the first pretraining seed costs, with its fine-tunings; None where there are no others."""
+
+
+def estimate(plan: Plan, machine: Machine | None = None) -> Estimate:
+    """Estimate what a plan costs on a machine. Raises `InputError` where the vocabulary is not known."""
+    for shards in dict.fromkeys(run.recipe.data.shards for run in plan.runs.values()):
+        if find_vocab_size(shards, plan.study.planning) is None:
+            raise InputError(f"the shards {shards} are not here yet: give planning.vocab_size, such as 32768")
+    sizes = measure_sizes(plan)
+    spent = {name: run_flops(run, sizes[name]) for name, run in plan.runs.items()}
+    by_objective = defaultdict[str, float](float)
+    for objectives in spent.values():
+        for objective, flops in objectives.items():
+            by_objective[objective] += flops
+    groups = dict.fromkeys(arm.group for arm in plan.arms.values())
+    rows: list[dict[str, Any]] = []
+    for group in groups:
+        arms = [arm for arm in plan.arms.values() if arm.group == group]
+        runs = [run for run in plan.runs.values() if run.group == group]
+        alone, steps = sum(arm.recipe.num_steps for arm in arms), sum(run.steps for run in runs)
+        rows.append({"group": group, "models": len(arms), "steps_alone": alone, "steps": steps})
+        rows[-1]["tokens"] = float(sum(run.tokens for run in runs))
+        rows[-1]["flops"] = float(sum(flops for run in runs for flops in spent[run.name].values()))
+    if plan.cells:
+        steps, tokens, flops = map(sum, zip(*cell_costs(plan, sizes), strict=True))
+        rows.append({"group": "evaluation", "models": len(plan.models), "steps_alone": steps, "steps": steps})
+        rows[-1] |= {"tokens": tokens, "flops": flops}
+    for row in rows:
+        row["device_hours"] = machine.device_hours(row["flops"]) if machine else None
+    networks = [(run.model, shape, run.recipe) for name, run in plan.runs.items() if (shape := sizes[name][0])]
+    is_on_cpu = machine is not None and machine.name == "CPU"
+    memory = [tell_memory(*network, is_on_cpu) for network in networks]
+    misfits = [tell_misfit(*network, machine) for network in networks] if machine and not is_on_cpu else []
+    return Estimate(
+        machine=machine,
+        flops=sum(row["flops"] for row in rows),
+        flops_by_objective=by_objective,
+        groups=rows,
+        disk_bytes=count_disk(plan, sizes),
+        misfits=tuple(dict.fromkeys(filter(None, misfits))),
+        not_counted=tuple(name for name, (shape, _) in sizes.items() if shape is None),
+        assumptions=tuple(dict.fromkeys([*list_assumptions(plan, sizes, machine), *memory])),
+        first_seed_flops=estimate(plan.of_first_seed).flops if plan.num_seeds > 1 else None,
+    )
+
+
+def cell_costs(plan: Plan, sizes: Mapping[str, RunSize]) -> Iterator[tuple[int, float, float]]:
+    """Count updates, tokens and FLOPs of every cell, in the order of the plan; no FLOPs of a network of unknown
+    shape."""
+    runs = {model.name: plan.runs[model.run] for model in plan.models}
+    # Cells that differ in rate and seed alone cost the same: of the paper's 15,000, a few dozen differ.
+    costs = dict[Any, tuple[int, float, float]]()
+    evaluation = plan.study.evaluation
+    assert evaluation is not None
+    embedded = None if evaluation.embed is None else count_embedded(evaluation.embed)
+    folders = find_data_dirs(evaluation)
+    for cell in plan.cells:
+        run = runs[cell.model]
+        (shape, _), context = sizes[run.name], run.recipe.data.max_sample_tokens
+        key = (shape, cell.task, cell.evaluates, context)
+        if key not in costs and cell.task.startswith(EMBED):
+            size, config = KINDS["retrieval"].size, cell.config
+            steps, pairs = embedded or (config.max_steps, config.max_steps * config.batch_size)
+            tokens = float(pairs * size.example_tokens)
+            per_token = shape.flops.token(keys=size.example_tokens, targets=0) if shape else 0.0
+            # Its loss embeds everything twice.
+            costs[key] = steps, tokens, per_token * (4 * tokens + len(cell.evaluates) * size.evaluated_tokens) / 3
+        elif key not in costs:
+            costs[key] = cell_cost(shape, cell, context, folders)
+        yield costs[key]
+
+
+def count_embedded(embed: EmbedEvaluation) -> tuple[int, float] | None:
+    """Count the updates of all stages and the pairs that they go through, at most: by `max_steps`, or `limit` of the
+    sources. None where neither is given."""
+    updates, trained = 0, 0.0
+    for stage in embed.settle().stages:
+        num_pairs = sum(source.weight * (source.limit or math.inf) for source in stage.data)
+        stage_updates = min(stage.max_steps or math.inf, stage.epochs * num_pairs / stage.batch_size)
+        if stage_updates == math.inf:
+            return None
+        updates, trained = updates + math.ceil(stage_updates), trained + stage_updates * stage.batch_size
+    return updates, trained
+
+
+def cell_cost(
+    shape: Shape | None, cell: StudyCell, context: int, folders: Mapping[str, str]
+) -> tuple[int, float, float]:
+    """Updates, tokens trained on, and FLOPs of one fine-tuning, evaluation included.
+
+    A forward pass is a third of training: that is what evaluation costs, and training where the encoder is `frozen`.
+    """
+    config, trained, size = cell.config, find_task(cell.task), task_size(cell.task, folders)
+    examples = min(size.train_examples, config.max_train_examples or size.train_examples)
+    if config.shots is not None:
+        has_strata = trained.family == "sequence_classification" and trained.problem_type is None
+        examples = config.shots * (len(trained.classes) if has_strata else 1)
+    epoch_steps, steps = math.ceil(examples / config.batch_size), config.max_steps  # no steps where nothing trains
+    if config.shots is None or config.epochs > 1:
+        steps = min(steps, config.epochs * epoch_steps)
+    tokens = steps * examples / max(epoch_steps, 1) * min(size.example_tokens, context, config.max_length)
+    evaluated = 0.0
+    for test in cell.evaluates:
+        tested = task_size(test, folders)
+        # Few queries of a retrieval leave all its documents to be encoded.
+        if config.max_eval_examples and not find_task(test).kind.is_search:
+            evaluated += min(2 * config.max_eval_examples * tested.example_tokens, tested.evaluated_tokens)
+        else:
+            evaluated += tested.evaluated_tokens
+    per_token = shape.flops.token(keys=size.example_tokens, targets=0) if shape else 0.0
+    return steps, tokens, per_token * (tokens / (3 if config.frozen else 1) + evaluated / 3)
+
+
+def count_disk(plan: Plan, sizes: Mapping[str, RunSize]) -> dict[str, float]:
+    """Bytes of all checkpoints, of those that must be there for a while, and of the models' weights; all in fp32."""
+    disk = dict.fromkeys(("models", "needed", "everything"), 0.0)
+    for (run, _), users in plan.checkpoints.items():
+        shape, _ = sizes[run]
+        if shape is None:
+            continue
+        weights = float(FLOAT32 * shape.parameters)
+        moments = moment_bytes(shape, plan.runs[run].recipe.optimizer)
+        disk["everything"] += weights + moments
+        disk["models"] += weights if users["models"] else 0.0
+        disk["needed"] += weights if users["models"] or users["needed_by"] else 0.0
+        disk["needed"] += moments if users["moments_needed_by"] else 0.0
+    return disk

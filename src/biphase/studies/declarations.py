@@ -1,0 +1,125 @@
+"""What a study declares before it runs: its hypotheses in words, their hash, and when.
+
+OUT/hypotheses.json
+
+The file has an entry for each change. It is plain text with its own hash, which tells damage and slips: whoever owns
+the folder can write another one. What is to be proved to others has to be posted elsewhere before anything is trained.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import to_jsonable_python
+
+from biphase.config import Count
+from biphase.files import content_hash, read_hashed, write_hashed
+from biphase.report.formats import show_count
+from biphase.report.grammar import AskedInequality
+from biphase.report.results import MEAN_OF_FAMILIES
+from biphase.studies.plan import Plan
+from biphase.studies.spec import Hypothesis
+
+DECLARED = "hypotheses.json"
+REMEDY = "put it back as it was; without it, hypotheses count as declared when the study runs next"
+
+
+def hash_hypotheses(plan: Plan) -> str:
+    """Return a hash of eight digits of what hypotheses say and of what that is about in this plan: which arms, at which
+    budgets, on which tasks; a line of the paper is about all of them."""
+    everything, about = [list(plan.of_first_seed.arms), list(plan.families)], list[list[Any]]()
+    for lines in plan.hypotheses:
+        about.append([everything if isinstance(line, str) else list_subjects(plan, line) for line in lines])
+    words = content_hash([hypothesis.model_dump(mode="json") for hypothesis in plan.study.hypotheses])[:8]
+    return content_hash([words, about])[:8]
+
+
+def list_subjects(plan: Plan, line: Sequence[Sequence[AskedInequality]]) -> list[Any]:
+    """List what a line is about: of each first inequality the label, the arms and tasks of its terms, the baseline, and
+    the same of its rivals."""
+    subjects = []
+    for first, *rivals in line:
+        terms = []
+        for term in first.operands:
+            tasks = [name for name, family in plan.families.items() if term.task in (name, family, MEAN_OF_FAMILIES)]
+            terms.append((term.arms, tasks))
+        subjects.append([first.label, terms, first.ladder, list_subjects(plan, [[rival] for rival in rivals])])
+    return subjects
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """An entry of `hypotheses.json`: the hypotheses that were declared at a time, and what stood in the folder then."""
+
+    hash: str
+    when: str
+    hypotheses: tuple[Hypothesis, ...]
+    """The words."""
+    runs: Count
+    """Folders of runs that had begun, of any plan."""
+    scores: Count
+    """Scores of finished cells, of any plan."""
+
+    @property
+    def standing(self) -> str:
+        """Tell when it was declared, and what stood in the folder."""
+        if not (self.runs or self.scores):
+            return f"declared {self.when}, before anything was trained"
+        counted = f"{show_count(self.runs, 'run')} and {show_count(self.scores, 'score')} in the folder"
+        return f"declared {self.when}, with {counted}"
+
+
+@dataclass(frozen=True)
+class DeclaredRecord:
+    """All of `hypotheses.json`."""
+
+    declarations: tuple[Declaration, ...]
+
+
+def read_declared(folder: Path) -> tuple[Declaration, ...]:
+    """Read what was declared in a study's folder, the first one first. Raises `InputError` for a file that is not what
+    was written."""
+    path = folder / DECLARED
+    return read_hashed(path, DeclaredRecord, REMEDY).declarations if path.exists() else ()
+
+
+def list_words(hypotheses: Iterable[Hypothesis]) -> dict[str, str]:
+    """Map the name of each hypothesis to its words."""
+    return {line.name: f"“{line.says}” ({'; '.join(line.holds)})" for line in hypotheses}
+
+
+def declare(plan: Plan, folder: Path) -> None:
+    """Record in a study's folder what it declares and what stands there, unless the last entry has these words."""
+    declared, digest = read_declared(folder), hash_hypotheses(plan)
+    if declared and declared[-1].hash == digest:
+        return
+    runs = len([*folder.glob("runs/*/config.yaml")])
+    scores = len([path for path in folder.glob("scores/*/*/score.json") if not path.parent.name.startswith(".")])
+    when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    entry = Declaration(digest, when, plan.study.hypotheses, runs, scores)
+    record = DeclaredRecord((*declared, entry))
+    write_hashed(folder / DECLARED, to_jsonable_python(record))
+
+
+def tell_declaration(plan: Plan, folder: Path) -> tuple[str, list[str]]:
+    """Return the hash of the hypotheses, and sentences: whether they stood before the results did, and what they
+    replaced, word for word."""
+    current, declared = hash_hypotheses(plan), read_declared(folder)
+    own = [entry for entry in declared if entry.hash == current]
+    replaced = {entry.hash: entry for entry in reversed(declared) if entry.hash != current}
+    changes = sum(one != other for one, other in pairwise([*(entry.hash for entry in declared), current]))
+    times = {1: "once", 2: "twice"}.get(changes, f"{changes} times")
+    if not own:
+        history = "not declared, for the study has not run with them"
+    elif changes:
+        history = f"changed {times} since the first declaration; the current ones were {own[0].standing}"
+    else:
+        history = f"{own[0].standing}; unchanged since, in words, arms, budgets and tasks"
+    sentences = [f"Hypotheses {current}: {history}."]
+    for entry in reversed(replaced.values()):
+        told = " · ".join(f"{name}: {text}" for name, text in list_words(entry.hypotheses).items())
+        sentences.append(f"Replaced: {entry.hash}, {entry.standing}: {told}.")
+    return current, sentences

@@ -1,0 +1,357 @@
+"""A plan, its estimate and advice as a person or a program reads them: tables, JSON, a picture of the tree.
+
+In the picture steps go to the right; each run has a lane; objectives have colours, and the height is the rate.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import yaml
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.patheffects import withStroke
+from pydantic_core import to_jsonable_python
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from biphase.console import duration, printable
+from biphase.embedding.recipe import set_name
+from biphase.errors import DOCS
+from biphase.recipe import OBJECTIVES
+from biphase.report.contrasts import POWER, USUAL_NOISE, smallest_difference
+from biphase.report.formats import format_bytes, show_count, show_estimate, show_list, write_steps
+from biphase.report.tables import PLAIN
+from biphase.studies.advise import LEAST_TOKENS, Advice
+from biphase.studies.cost import Estimate, Machine, task_size
+from biphase.studies.declarations import hash_hypotheses
+from biphase.studies.plan import Plan, PlannedRun, history
+from biphase.studies.spec import EMBED, Evaluation, find_data_dirs, trainings
+from biphase.style import LOOKS, check_picture
+from biphase.tasks.spec import find_task
+
+LANE_INCHES = 0.2
+HEIGHT = 0.36
+"""Half of a lane's bar at the full rate."""
+
+
+def draw_plan(plan: Plan, path: Path) -> None:
+    """Write the picture as SVG, PNG or PDF; the same plan gives the same bytes of SVG. It is that of the first
+    pretraining seed: the others look alike."""
+    plan = plan.of_first_seed
+    check_picture(path)
+    settings: Any = {"svg.hashsalt": "biphase", "svg.fonttype": "none", "font.size": 9, "hatch.linewidth": 0.5}
+    with matplotlib.rc_context(settings | {"text.parse_math": False}):
+        figure = Figure(layout="constrained")
+        axes = figure.subplots()
+        plot_runs(plan, axes)
+        used = dict.fromkeys(phase.objective for run in plan.runs.values() for phase in run.recipe.curriculum)
+        bars = [Patch(label=f"{OBJECTIVES[name].title}: {OBJECTIVES[name].words}", **look(name)) for name in used]
+        marks, _ = axes.get_legend_handles_labels()
+        key = [*bars, *marks, Line2D([], [], linestyle="none", label="height of a bar: learning rate")]
+        rows = 1 if len(key) <= 5 else -(-len(key) // 3)
+        figure.set_size_inches(10, 1.1 + LANE_INCHES * (len(plan.runs) + rows))
+        axes.set_title((plan.study.title or plan.study.name) + rows * "\n", loc="left", fontsize=10)
+        # Above the lanes, outside of the axes.
+        corner: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (-0.01, 1.0), "ncols": -(-len(key) // rows)}
+        sizes: dict[str, Any] = {"fontsize": 8, "handlelength": 1.6, "columnspacing": 1.4, "borderaxespad": 0.1}
+        axes.legend(handles=key, frameon=False, **corner, **sizes)
+        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def plot_runs(plan: Plan, axes: Axes) -> None:
+    lanes = {name: lane for lane, name in enumerate(order_lanes(plan))}
+    end = max(run.last for run in plan.runs.values())
+    axes.set_xlim(-0.01 * end, 1.01 * end)
+    for name, lane in lanes.items():
+        run = plan.runs[name]
+        if run.parent is not None:
+            axes.plot([run.first, run.first], [lanes[run.parent], lane], color="0.45", linewidth=0.8, zorder=1)
+        axes.axhline(lane, color="0.93", linewidth=0.6, zorder=0)
+        draw_run(plan, run, lane, axes)
+        axes.annotate(name, (run.last, lane), (7, 0), textcoords="offset points", va="center", fontsize=8, color="0.15")
+    marker: dict[str, Any] = {"markersize": 4, "markeredgecolor": "black", "zorder": 4}
+    for kind, face, label in (("final", "black", "final model"), ("intermediate", "white", "evaluated on the way")):
+        models = [model for model in plan.models if model.kind == kind]
+        if models:
+            steps, heights = [model.step for model in models], [lanes[model.run] for model in models]
+            axes.plot(steps, heights, "o", markerfacecolor=face, label=label, **marker)
+    axes.set_ylim(len(lanes) - 0.4, -0.6)
+    axes.set_yticks([])
+    ticks = [tick for tick in axes.get_xticks() if 0 <= tick <= end]
+    axes.set_xticks(ticks, [f"{tick / 1000:g}k" if end >= 10_000 and tick else f"{tick:g}" for tick in ticks])
+    is_adapted = any(run.recipe.init.model for run in plan.runs.values())
+    axes.set_xlabel("steps" if is_adapted else "steps since random weights")
+    axes.spines[["left", "right", "top"]].set_visible(False)
+
+
+def order_lanes(plan: Plan, parent: str | None = None) -> Iterator[str]:
+    """List each run under its parent, the latest branch first: then no connecting line crosses a bar."""
+    branches = [run for run in plan.runs.values() if run.parent == parent]
+    if parent is not None:
+        branches.sort(key=lambda run: -run.first)
+    for run in branches:
+        yield run.name
+        yield from order_lanes(plan, run.name)
+
+
+def draw_run(plan: Plan, run: PlannedRun, lane: int, axes: Axes) -> None:
+    marks = [model.step for model in plan.models if model.run == run.name]
+    schedule, begin = run.recipe.schedule, run.first
+    bends = (begin + schedule.warmup_steps, run.last - schedule.decay_steps)
+    for phase in run.recipe.curriculum:
+        text, objective, end = phase.label, phase.objective, begin + phase.steps
+        steps = [begin, *(step for step in bends if begin < step < end), end]
+        begin = end
+        heights = []  # the learning rate as a share of its peak
+        for step in steps:
+            climbing = (step - run.first) / schedule.warmup_steps if schedule.warmup_steps else 1.0
+            falling = (run.last - step) / schedule.decay_steps if schedule.decay_steps else 1.0
+            heights.append(HEIGHT * min(climbing, falling, 1.0))
+        ends = [lane - height for height in heights], [lane + height for height in heights]
+        axes.fill_between(steps, *ends, zorder=2, **look(objective))
+        # The name stands in the longest piece between two marks, where there is room for it.
+        free = sorted({steps[0], *(mark for mark in marks if steps[0] < mark < steps[-1]), steps[-1]})
+        first, last = max(pairwise(free), key=lambda piece: piece[1] - piece[0])
+        if last - first > 0.017 * axes.get_xlim()[1] * len(text):
+            centered: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": 7.5, "color": "white"}
+            halo = [withStroke(linewidth=4, foreground=LOOKS[objective].color)]
+            axes.text((first + last) / 2, lane, text, path_effects=halo, zorder=3, **centered)
+
+
+def look(objective: str) -> dict[str, Any]:
+    """Colour, and for print without colours a hatch, which is closer than in charts."""
+    own = LOOKS[objective]
+    return {"facecolor": own.color, "edgecolor": "white", "linewidth": 0, "hatch": 2 * own.hatch}
+
+
+def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
+    """Describe what the study trains, in what order, what sharing saves, and what it costs."""
+    study, evaluation = plan.study, plan.study.evaluation
+    kinds = Counter(model.kind for model in plan.models)
+    between = f" and {show_count(kinds['intermediate'], 'intermediate checkpoint')}" if kinds["intermediate"] else ""
+    controls = f", and {kinds['random']} from random weights" if kinds["random"] else ""
+    order = "one order of the data" if plan.has_one_order else "each with an order of the data"
+    repeated = f", with {plan.num_seeds} pretraining seeds, {order}" if plan.num_seeds > 1 else ""
+    saved = 1 - plan.steps / plan.steps_alone
+    shared = f"; each arm alone would need {plan.steps_alone:,}, so sharing saves {saved:.0%}" if saved else ""
+    lines: list[RenderableType] = [Text(printable(study.title or study.name), style="bold")]
+    lines += [study.question] if study.question else []
+    lines += [
+        "",
+        f"{show_count(kinds['final'], 'final model')}{repeated}{between}{controls}",
+        f"{show_count(len(plan.runs), 'run')}: {plan.steps:,} steps{shared}",
+        f"longest chain of runs: {plan.longest_chain:,} steps",
+    ]
+    if evaluation is not None:
+        models, seeds = show_count(len(plan.models), "model"), show_count(len(evaluation.seeds_of(0)), "seed")
+        fitted = [cell for cell in plan.cells if not cell.task.startswith(EMBED)]
+        if evaluation.tasks:
+            tasks, scores, num_trainings = show_count(len(evaluation.tasks), "task"), "", len(trainings(evaluation))
+            if num_trainings < len(evaluation.tasks):
+                tasks = f"{show_count(num_trainings, 'training')} ({tasks})"
+                scores = f" → {show_count(sum(len(cell.evaluates) for cell in fitted), 'score')}"
+            rates = show_count(len(evaluation.learning_rates), "rate")
+            lines.append(f"{show_count(len(fitted), 'fine-tuning')}: {models} × {tasks} × {rates} × {seeds}{scores}")
+        if evaluation.embed is not None:
+            embedded = show_count(len(plan.cells) - len(fitted), "embedding model")
+            data = ", ".join(map(set_name, evaluation.embed.data))
+            lines.append(f"{embedded} by one recipe: {models} × {seeds}, zero-shot on {data}")
+        lines += describe_power(plan, evaluation)
+    if study.hypotheses:
+        names = ", ".join(hypothesis.name for hypothesis in study.hypotheses)
+        count = show_count(len(study.hypotheses), "hypothesis", "hypotheses")
+        lines.append(Text(printable(f"{count} (hash {hash_hypotheses(plan)}): {names}")))
+    lines += ["", run_tree(plan), "", describe_steps(estimate), "", cost_table(estimate)]
+    return Group(*lines, *cost_lines(estimate))
+
+
+def describe_power(plan: Plan, evaluation: Evaluation) -> Iterator[str]:
+    """Tell the smallest differences that the plan's seeds find on its smallest and its largest test set."""
+    seeds = plan.num_seeds, len(evaluation.seeds_of(0))
+    if max(seeds) < 2:
+        yield "one seed each: no difference will be told from noise"
+        return
+    tests, folders = [], find_data_dirs(evaluation)
+    for name in sorted(evaluation.tasks):
+        task, size = find_task(name), task_size(name, folders)
+        if not task.kind.is_search:  # whose tokens are those of documents
+            guess = max(int(float(f"{size.evaluated_tokens / 2 / max(size.example_tokens, 1):.2g}")), 1)
+            is_guess, num = not (task.size or size.test_examples), size.test_examples or guess
+            tests.append((num, task.name, f"{num:,} examples" + ", a guess" * is_guess))
+    tests.sort(key=lambda test: test[0])
+    ends = tests[:: max(len(tests) - 1, 1)]  # the first and the last
+    num_arms = len({model.pooled_name for model in plan.models if model.kind != "random"})
+    for who, noise in USUAL_NOISE.items() if ends else ():
+        differences = []
+        for num, name, examples in ends:
+            points = 100 * smallest_difference(*seeds, num, noise, num_arms)
+            differences.append(f"{points:.1f} points on {name} ({examples})")
+        moved = f"{100 * noise[0]:g} points between pretraining seeds and {100 * noise[1]:g} between fine-tuning seeds"
+        sizes = f"{show_list(differences)} ({POWER:.0%} power)"
+        yield f"finds differences of about {sizes} if scores vary by {moved}, as of {who}"
+    if plan.num_seeds == 2:
+        remedy = "take 3 or more, or 1, whose verdicts are about these checkpoints alone"
+        yield f"2 pretraining seeds find less than 1 seed does: {remedy}"
+
+
+def run_tree(plan: Plan) -> Tree:
+    """Runs under the runs that they start from: `610m-3k-9k-12k: 3k → 12k, mlm40 9k`, and what is kept on the way."""
+    root = Tree("runs, with the step that each starts from and ends at")
+    num_seeds, plan = plan.num_seeds, plan.of_first_seed
+    branches: dict[str, Tree] = {}
+    for name, run in plan.runs.items():
+        trained = ", ".join(f"{phase.label} {write_steps(phase.steps)}" for phase in run.recipe.curriculum)
+        passed = [write_steps(step) for step in run.kept if step != run.last]
+        keeps = f"; keeps {', '.join(passed)}" if passed else ""
+        line = f"{name}: {write_steps(run.first)} → {write_steps(run.last)}, {trained}{keeps}"
+        above = branches[run.parent] if run.parent else root
+        branches[name] = above.add(Text(line, overflow="fold", no_wrap=False))
+    if num_seeds > 1:
+        seeds = f"seeds 1 to {num_seeds - 1}" if num_seeds > 2 else "seed 1"
+        root.add(f"the same again for pretraining {seeds}, named …-seed1 and so on")
+    return root
+
+
+def describe_steps(estimate: Estimate) -> Table:
+    """Make a table of models, steps and tokens of each group of arms."""
+    rows = [row for row in estimate.groups if row["group"] != "evaluation"]
+    columns = {"arms": ([row["group"] for row in rows], "all")}
+    for header, field in (("models", "models"), ("steps\nalone", "steps_alone"), ("steps\nshared", "steps")):
+        counts = [row[field] for row in rows]
+        columns[header] = ([f"{count:,}" for count in counts], f"{sum(counts):,}")
+    columns["tokens"] = ([f"{row['tokens']:.3g}" for row in rows], f"{sum(row['tokens'] for row in rows):.3g}")
+    return number_table("Steps", columns)
+
+
+def number_table(title: str, columns: Mapping[str, tuple[list[str], str]]) -> Table:
+    """Make a table that fits into 60 columns: words wrap, numbers are whole. `columns`: header → cells, and the sum."""
+    table = Table(title=title, show_footer=True, **PLAIN)
+    for number, (header, (_, footer)) in enumerate(columns.items()):
+        layout: dict[str, Any] = {"justify": "right", "no_wrap": True} if number else {"overflow": "fold"}
+        table.add_column(header, footer, **layout)
+    for row in zip(*(cells for cells, _ in columns.values()), strict=True):
+        table.add_row(*row)
+    return table
+
+
+def cost_table(estimate: Estimate) -> Table:
+    """Make a table of the FLOPs and device hours of each group of arms."""
+    machine, rows = estimate.machine, estimate.groups
+    columns = {"": ([row["group"] for row in rows], "all")}
+    columns["FLOPs"] = ([f"{row['flops']:.3g}" for row in rows], f"{estimate.flops:.3g}")
+    if machine:
+        spent = [row["device_hours"] or 0.0 for row in rows]
+        columns[f"{machine.name}\nhours"] = ([show_estimate(value) for value in spent], show_estimate(sum(spent)))
+    return number_table("Cost", columns)
+
+
+def describe_hours(machine: Machine, flops: float) -> str:
+    """Tell the time that a machine takes, all devices busy: `12 hours`, and below two hours as it is said: `1m26s`."""
+    hours = machine.device_hours(flops) / machine.devices
+    return f"{show_estimate(hours)} hours" if hours >= 2 else duration(3600 * hours)
+
+
+def cost_lines(estimate: Estimate) -> list[str]:
+    """FLOPs by objective, the time with all devices at work, bytes on disk, and what all of it assumes."""
+    by_objective = {name: flops for name, flops in estimate.flops_by_objective.items() if flops}
+    spent = sum(by_objective.values())
+    shares = [f"{name} {flops:.3g} ({flops / spent:.0%})" for name, flops in by_objective.items()]
+    lines = ["FLOPs of pretraining, the head only where a loss is: " + ", ".join(shares)]
+    machine, disk = estimate.machine, {use: format_bytes(size) for use, size in estimate.disk_bytes.items()}
+    if machine and machine.devices > 1:
+        all_busy = describe_hours(machine, estimate.flops)
+        lines.append(f"on all {machine.devices} (planning.devices of the study), all busy: {all_busy}")
+    if estimate.first_seed_flops is not None:
+        first = f"{estimate.first_seed_flops:.3g} FLOPs"
+        if machine:
+            first += f", {describe_hours(machine, estimate.first_seed_flops)} with all devices busy"
+        lines.append(f"the first pretraining seed alone, with its fine-tunings: {first}")
+    with_more = f"{disk['needed']} with what branches need, {disk['everything']} when nothing is dropped"
+    lines.append(f"disk: {disk['models']} for the models' weights, {with_more}")
+    lines += estimate.misfits
+    lines += [f"assumed: {line}" for line in estimate.assumptions]
+    if estimate.not_counted:
+        lines.append(f"not counted, for their shape is not known here: {', '.join(estimate.not_counted)}")
+    return lines
+
+
+def plan_json(plan: Plan, estimate: Estimate) -> dict[str, Any]:
+    """Write the plan as plain data: runs with recipes, segments, models, checkpoints, names of cells, and the cost."""
+    models = []
+    for model in plan.models:
+        arm = plan.arms[model.arm]
+        facts = {"name": model.name, "arm": arm.name, "kind": model.kind, "seed": model.seed, "group": arm.group}
+        facts |= {"model": arm.model, "parent": arm.parent, "curriculum": arm.curriculum}
+        models.append(facts | {"checkpoint": f"{model.run}@{model.step}", "history": history(plan, model)})
+    hidden: Any = {"machine": {"peak_flops", "source"}, "first_seed_flops": True}
+    tree: dict[str, Any] = {
+        "study": plan.study.name,
+        "hypotheses": hash_hypotheses(plan) if plan.study.hypotheses else None,
+        "steps": plan.steps,
+        "steps_alone": plan.steps_alone,
+        "longest_chain": plan.longest_chain,
+        "runs": [to_jsonable_python(run, exclude={"key"}) for run in plan.runs.values()],
+        "segments": plan.segments,
+        "models": models,
+        "checkpoints": [{"checkpoint": f"{run}@{step}"} | users for (run, step), users in plan.checkpoints.items()],
+        "cells": [{"name": cell.name, "evaluates": cell.evaluates} for cell in plan.cells],
+        "cost": to_jsonable_python(estimate, exclude=hidden),
+    }
+    return to_jsonable_python(tree)
+
+
+def describe_advice(advice: Advice) -> RenderableType:
+    """Tell the best use of the budget, the choices with their reasons, what each preset would get, and what to keep in
+    mind."""
+    choices = Table(title=f"The recipe: {advice.recipe.name}", show_lines=True)
+    for name in ("what", "choice", "reason", "source"):
+        choices.add_column(name, overflow="fold")
+    for choice in advice.choices:
+        choices.add_row(choice.what, choice.value, choice.reason, choice.source)
+    parts: list[RenderableType] = [Text(advice.best_use, style="bold"), "", choices, ""]
+    if any(not item.is_guess for item in advice.candidates):
+        sizes = Table(title="What the budget buys by size")
+        for name in ("preset", "tokens", "per parameter", "epochs", "loss by the law"):
+            sizes.add_column(name, justify="left" if name == "preset" else "right")
+        for item in advice.candidates:
+            if item.tokens < LEAST_TOKENS:
+                sizes.add_row(item.name, f"{item.tokens:.2g}", "", "", "too few tokens")
+                continue
+            mark = "  ← chosen" if item == advice.chosen else ""
+            epochs = show_estimate(item.epochs) if advice.text else ""
+            loss, ratio = "nothing learned" if item.is_guess else f"{item.loss:.2f}", item.tokens_per_parameter
+            sizes.add_row(item.name + mark, f"{item.tokens:.2g}", show_estimate(ratio), epochs, loss)
+        parts += [sizes, ""]
+    cost = f"cost: {advice.flops:.3g} FLOPs"
+    if machine := advice.machine:
+        on_machine = f"{machine.devices} × {machine.name} ({machine.speed})"
+        cost += f", {describe_hours(machine, advice.flops)} on {on_machine}"
+    notes = [f"note: {caveat}" for caveat in advice.caveats]
+    if any("docs/" in choice.source for choice in advice.choices):
+        notes.append(f"docs/ in a source is {DOCS}")
+    return Group(*parts, cost, *notes)
+
+
+def recipe_yaml(advice: Advice, has_reasons: bool = True) -> str:
+    """Write the recipe for `biphase pretrain`, with the commands before it and its reasons as comments."""
+    recipe, lines = advice.recipe, [f"# {advice.best_use}"]
+    lines += [f"# {choice.what}: {choice.value}. {choice.reason} [{choice.source}]" for choice in advice.choices]
+    lines += [f"# note: {caveat}" for caveat in advice.caveats]
+    lines = lines if has_reasons else []
+    if advice.text is None or advice.text.shards != recipe.data.shards:
+        tokenizer = f"train TEXT --vocab-size {advice.vocab_size} --out tokenizer"
+        if advice.chosen.kind == "continued":
+            tokenizer = f"from {advice.chosen.name} --out tokenizer"
+        lines.append(f"#   biphase tokenizer {tokenizer}")
+        lines.append(f"#   biphase prepare TEXT --tokenizer tokenizer --out {recipe.data.shards}")
+    tree = recipe.model_dump(mode="json", exclude_defaults=True)
+    body = yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=120)
+    return "\n".join([*lines, body])

@@ -1,0 +1,527 @@
+"""A plan's scores become results in the paper's terms, and a study's folder, finished or not, becomes its report."""
+
+import json
+import math
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, groupby
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from biphase import __version__
+from biphase.console import duration
+from biphase.corpus.shards import read_shard_manifest
+from biphase.errors import InputError, first_of
+from biphase.files import read_hashed, read_json_as
+from biphase.finetuning.metrics import BM25
+from biphase.finetuning.scores import (
+    TASK_SETTINGS,
+    Score,
+    ScoreSet,
+    has_lost_predictions,
+    measure_trainings,
+)
+from biphase.flops import WATTS, known_device
+from biphase.recipe import OBJECTIVES, join_phases
+from biphase.report.claims import Claim, Finding, Verdicts, judge_claims
+from biphase.report.contrasts import Terms, contrast, seed_interval, with_averages
+from biphase.report.figures import figure_pool
+from biphase.report.formats import csv_text, show_count, show_list
+from biphase.report.hypotheses import make_line
+from biphase.report.page import PageText, write_report
+from biphase.report.paper import judge_paper, measure_findings, place_arms
+from biphase.report.results import (
+    OBJECTIVE_NAMES,
+    ReportArm,
+    Result,
+    ResultSet,
+    pool,
+    select_rate,
+    tell_edges,
+    with_cohorts,
+)
+from biphase.report.tables import LATEX, Table
+from biphase.run import Run, read_metrics
+from biphase.studies.advise import Evidence
+from biphase.studies.cost import RunSize, measure_sizes, run_flops
+from biphase.studies.declarations import tell_declaration
+from biphase.studies.folder import TRAINING, StudyState, find_text, read_state
+from biphase.studies.plan import EvaluatedModel, Plan, history, plan_study
+from biphase.studies.spec import Study, load_study
+from biphase.tasks.families import KINDS
+
+PAPER_METRICS = {kind.code: kind.paper_metric for kind in KINDS.values()}
+
+
+def collect_results(plan: Plan, scores: dict[str, ScoreSet], sizes: Mapping[str, RunSize] | None = None) -> ResultSet:
+    """Collect every arm on every task, by the standard metric and by the paper's, in each of its comparisons; beside
+    them stands what the plan expects.
+
+    Models of one name but for their seed are one arm that was pretrained several times: their results are pooled, each
+    with the seed of its recipe as pretraining seed. `sizes` are those of the runs, measured unless they are known.
+
+    Raises `InputError` as `refuse_mixtures` does.
+    """
+    refuse_mixtures(scores)
+    sizes = measure_sizes(plan) if sizes is None else sizes
+    pooled_names = {model.name: model.pooled_name for model in plan.models}
+    points = Counter((pooled_names[cell.model], task) for cell in plan.cells for task in cell.evaluates)
+    models: dict[str, list[EvaluatedModel]] = {}
+    for model in plan.models:
+        models.setdefault(model.pooled_name, []).append(model)
+    arms: list[ReportArm] = []
+    pooled: dict[str, list[Result]] = {}
+    for seeded in models.values():
+        arm = arm_of_model(plan, seeded[0], sizes)
+        by_seed: dict[tuple[str, str], list[Result]] = {}
+        for model in seeded:
+            is_drawn = model.kind == "random" and plan.num_seeds > 1
+            seed = None if is_drawn else plan.arms[model.arm].recipe.seed
+            peers = [score for peer in seeded if peer is not model for score in scores[peer.name].scores]
+            for result in collect_model(arm, seed, scores[model.name], plan.families, peers):
+                by_seed.setdefault((result.dataset, result.metric), []).append(result)
+        arms.append(arm)
+        pooled[arm.name] = [pool(results) for results in by_seed.values()]
+    results = tuple(replace(result, arm=arm) for arm in place_arms(arms) for result in pooled[arm.name])
+    return ResultSet(with_cohorts(results), planned_tasks=plan.families, planned_runs=points)
+
+
+def refuse_mixtures(scores: Mapping[str, ScoreSet]) -> None:
+    """Raises `InputError` where a model's scores on a task were made with different settings, or those of all models
+    on different data: they are no samples of one thing, and no difference between them is one between models. It names
+    a cell for each value of the first setting that differs."""
+    groups: dict[tuple[str | None, str], list[Score]] = defaultdict(list)
+    for model, model_scores in scores.items():
+        for score in model_scores.scores:
+            groups[model, score.task].append(score)
+            groups[None, score.task].append(score)  # of all models
+    for (of_model, task), group in groups.items():
+        for key, cells in list_unlike((str(score.folder), score.settings) for score in group):
+            if of_model is None and key not in TASK_SETTINGS:
+                continue
+            examples = " and ".join(f"{value} ({folders[0]})" for value, folders in cells.items())
+            pinned = " or pin it with evaluation.finetune.precision" if key == "precision" else ""
+            raise InputError(
+                f"scores on {task} were made with different {key}, {examples}: delete the folders of all but one"
+                f"{pinned}, and run the study again"
+            )
+
+
+def list_unlike(facts: Iterable[tuple[str, Mapping[str, str]]]) -> Iterator[tuple[str, dict[str, list[str]]]]:
+    """List each fact that is known to differ, with its values and the names of what has them. `facts` are those of
+    something with a name, which may be there more than once."""
+    values: dict[str, dict[str, dict[str, None]]] = {}
+    for name, settings in facts:
+        for key, value in settings.items():
+            if value:
+                values.setdefault(key, {}).setdefault(value, {})[name] = None
+    for key, names_of in values.items():
+        if len(names_of) > 1:
+            yield key, {value: [*names] for value, names in names_of.items()}
+
+
+def collect_model(
+    arm: ReportArm, pretraining_seed: int | None, scores: ScoreSet, families: Mapping[str, str], peers: Sequence[Score]
+) -> Iterator[Result]:
+    """Collect a model's results on every task, by both metrics; test examples for the metric that chose the rate.
+
+    `peers` are the scores of the arm's other pretraining seeds, which choose the rate for a single fine-tuning seed.
+
+    Random weights beside several pretraining seeds have none: each fine-tuning draws them anew, and so repeats what a
+    pretraining seed repeats. They are numbered below zero, for they share nothing with an arm's that could be paired.
+    """
+    for task in sorted(scores.grids):
+        name = next(model for model in scores.models if (model, task) in scores.cells)  # the only one
+        rivals = [score for score in peers if score.task == task]
+        for metric, is_papers_way in ((None, False), (PAPER_METRICS.get(families[task]), True)):
+            if is_papers_way and metric is None:
+                continue
+            try:
+                result = select_rate(scores, name, task, metric, is_papers_way=is_papers_way, peers=rivals)
+            except InputError:
+                continue  # diverged everywhere: told as missing
+            seeds = [-1 - s if pretraining_seed is None else pretraining_seed for s in result.seeds]
+            family: Any = families[task]
+            yield replace(result, arm=arm, family=family, pretraining_seeds=seeds)
+
+
+def read_evidence(folder: Path) -> list[Evidence]:
+    """Compare the curricula of the study in a folder by their mean test score in % over all tasks, at the largest
+    budget of the network that has most of them. Left out are arms with a task missing and curricula that have no short
+    form. Raises `InputError` where none is left."""
+    if not (folder / "study.yaml").exists():
+        raise InputError(f"{folder} is not the folder of a study (it has no study.yaml); give what study run wrote")
+    plan = plan_study(load_study(folder / "study.yaml"))
+    results = collect_results(plan, read_state(plan, folder).scores).results
+    tasks = dict.fromkeys(result.dataset for result in results)
+    scores = {(r.arm.name, r.dataset): r for r in results if r.metric == "standard"}
+    tables = {table.name for table in plan.study.curricula}
+    by_spot: dict[tuple[str, int], dict[str, Terms]] = {}
+    for arm in plan.of_first_seed.arms.values():
+        terms: Terms = [(1 / len(tasks), scores[arm.name, task]) for task in tasks if (arm.name, task) in scores]
+        if arm.parent is None and not arm.settings and arm.curriculum not in tables and len(terms) == len(tasks) > 0:
+            by_spot.setdefault((arm.model, arm.recipe.tokens_before(arm.recipe.num_steps)), {})[arm.curriculum] = terms
+    if not by_spot:
+        raise InputError(f"{folder} has no curriculum with a score on every task yet; finish it with study run")
+    network, tokens = max(by_spot, key=lambda spot: (len(by_spot[spot]), spot[1]))
+    return [replace(item, tokens=tokens) for item in weigh_evidence(by_spot[network, tokens])]
+
+
+def weigh_evidence(curricula: Mapping[str, Terms]) -> list[Evidence]:
+    """Curricula with their mean scores as weighted sums, each told apart from the best that makes an encoder or not, by
+    the test of all verdicts: over seeds of pretraining and fine-tuning and over test examples, as far as they are
+    known."""
+    means = {name: seed_interval(terms) for name, terms in curricula.items()}
+    evidence = [Evidence(name, 100 * mean.value, 100 * mean.half_width) for name, mean in means.items()]
+    encoders = [item for item in evidence if not OBJECTIVES[item.objectives[-1]].is_causal] or evidence
+    best = curricula[max(encoders, key=lambda item: item.mean).curriculum]
+    compared = []
+    for item in evidence:
+        minus = [(-weight, score) for weight, score in curricula[item.curriculum]]
+        compared.append(replace(item, is_behind=contrast([*best, *minus]).side == "above"))
+    return compared
+
+
+def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Mapping[str, RunSize]) -> ReportArm:
+    """Describe a model as the paper would; the pretraining seeds of one arm are described alike."""
+    arm = plan.arms[model.arm]
+    if model.kind == "random":
+        return ReportArm(model.name, "control", arm.model)
+    (*earlier, _), phases = plan.lineage(arm.name), history(plan, model)
+    before = join_phases(phase for parent in earlier for phase in parent.recipe.curriculum)
+    pretraining, rest = before or phases, arm.recipe.curriculum if before else ()
+    # Mixed batches count by their shares; what masks tokens is MLM to the paper.
+    steps, parts = sum(phase.steps for phase in pretraining), [part for phase in pretraining for part in phase.parts]
+    clm = round(sum(part.steps * share for part, share in parts if part.objective == "clm"))
+    predicted = [words for words, _ in groupby(phase.predicted for phase in phases)]
+    curriculum = " → ".join(predicted) if len(predicted) < 4 else f"{show_list(sorted({*predicted}))} in turns"
+    masked = [phase for phase in rest or phases if phase.masked]
+    masks = dict.fromkeys(phase.masked for phase in masked)
+    has_one_mask = len(masks) == 1 and not masked[0].is_ramped
+    # The paper has CLM, MLM, or CLM and then MLM; and MLM that continues one of these.
+    kinds, later_kinds = [part.objective for part, _ in parts], [part.objective for p in rest for part, _ in p.parts]
+    is_constant = all(not phase.is_ramped and phase.mask_passes == 1 for phase in phases)
+    is_as_usual = is_constant and isinstance(arm.recipe.batch_tokens, int) and not arm.settings
+    has_usual_recipe = arm.recipe_key == plan.usual_recipes.get((arm.model, arm.parent is not None))
+    is_of_the_paper = kinds in (["clm"], ["mlm"], ["clm", "mlm"]) and later_kinds in ([], ["mlm"]) and is_as_usual
+    # All training from the beginning to its step, its parents' included. A parent may have had other batches.
+    tokens, flops = 0.0, 0.0
+    name: str | None = model.run
+    end = model.step
+    while name is not None:
+        run = plan.runs[name]
+        tokens += run.recipe.tokens_before(end) - run.recipe.tokens_before(run.first)
+        flops += sum(run_flops(run, sizes[name], end).values()) or math.nan  # that of a shape that is not known
+        name, end = run.parent, run.first
+    is_intermediate = model.kind == "intermediate"
+    return ReportArm(
+        name=model.pooled_name,
+        setup="efficiency" if is_intermediate else "objective" if is_of_the_paper else "other",
+        size=arm.model,
+        objective="clm" if clm == steps else "clm+mlm" if clm else "mlm",
+        mask_percent=round(100 * masked[0].mask_at(1)) if has_one_mask else None,
+        pretrain_steps=steps,
+        clm_steps=clm,
+        mlm_steps=steps - clm,
+        cpt_steps=sum(phase.steps for phase in phases) - steps if before else 0,
+        parent=arm.pooled_name if is_intermediate else earlier[-1].pooled_name if earlier else None,
+        is_plain=is_of_the_paper and has_usual_recipe,
+        flops=None if math.isnan(flops) else flops,
+        tokens=tokens,
+        curriculum="" if curriculum in OBJECTIVE_NAMES.values() else curriculum,
+        masks="" if has_one_mask else ", ".join(masks),
+    )
+
+
+HOW_JUDGED = "Supported if each inequality is, contradicted if one is; corrected (Holm) for the hypotheses declared."
+
+
+def judge_results(plan: Plan, results: ResultSet) -> tuple[tuple[Finding, ...], Verdicts]:
+    """Judge every hypothesis, corrected together, by the standard metrics; on all tasks of the plan that it is about,
+    or not at all; and not by scores that are unfinished or lost seeds. And judge the paper's findings by the same
+    scores. `results` have their averages, and what the plan expects."""
+    results = results.select(metric=results.primary_metric)
+    measured = measure_findings(results)
+    cited, findings = {finding.key: finding.claims for finding in measured}, []
+    for hypothesis, lines in zip(plan.study.hypotheses, plan.hypotheses, strict=True):
+        claims: list[Claim] = []
+        for line in lines:
+            claims += cited[line] if isinstance(line, str) else [make_line(line, results)]
+        findings.append(Finding(hypothesis.name, hypothesis.says, HOW_JUDGED, tuple(claims)))
+    return judge_claims(findings), judge_paper(measured)
+
+
+def list_equivalents(plan: Plan) -> dict[str, tuple[str, ...]]:
+    """Map each arm whose compute-equivalent a hypothesis is about to the arms of the baseline."""
+    lines = [line for line in chain(*plan.hypotheses) if not isinstance(line, str)]
+    inequalities = [inequality for line in lines for inequality in chain(*line) if inequality.ladder]
+    return {inequality.operands[0].arms[0]: inequality.ladder for inequality in inequalities}
+
+
+def hypotheses_json(plan: Plan, digest: str, declared: Sequence[str], findings: Sequence[Finding]) -> str:
+    """Write the hypotheses with their verdicts; `digest` is the hash of them, and `declared` tells whether they stood
+    before the results did (`tell_declaration`)."""
+    records = []
+    for hypothesis, finding in zip(plan.study.hypotheses, findings, strict=True):
+        inequalities: list[dict[str, object]] = []
+        for claim in finding.inequalities:
+            interval = claim.interval
+            numbers = {"estimate": claim.estimate, "low": interval.low, "high": interval.high, "bound": claim.bound}
+            numbers |= {"p": claim.p_value, "adjusted_p": claim.adjusted}
+            finite = {key: None if math.isnan(value) else value for key, value in numbers.items()}  # nan is no JSON
+            words = {"carried": claim.carriers, "alone": claim.alone, "seeds": claim.contrast.tell_seeds(claim.bound)}
+            told = {key: text.removeprefix(", ") for key, text in words.items() if text}
+            inequalities.append({"label": claim.label, **finite, "verdict": claim.verdict, **told})
+        record = hypothesis.model_dump(mode="json") | {"verdict": finding.verdict, "inequalities": inequalities}
+        records.append(record | {"needs": finding.needs})
+    tree = {"hash": digest, "declared": " ".join(declared), "hypotheses": records}
+    return json.dumps(tree, indent=1, ensure_ascii=False) + "\n"
+
+
+SOFTWARE = ("biphase", "torch", "transformers")
+BUNDLE = "bundle.json"
+
+
+@dataclass(frozen=True)
+class BundleRecord:
+    """What the folder of a study that came as an archive says of all that is not in it."""
+
+    biphase: str
+    commit: str
+    sizes: Mapping[str, RunSize]
+    """By the names of its runs."""
+    commands: tuple[str, ...]
+    """What makes the results, from the text on."""
+
+
+def read_bundle(folder: Path) -> BundleRecord | None:
+    """Read the record of a folder that came as an archive; None elsewhere."""
+    remedy = "unpack the archive again"
+    return read_hashed(folder / BUNDLE, BundleRecord, remedy) if (folder / BUNDLE).exists() else None
+
+
+def list_notes(state: StudyState, sizes: Mapping[str, RunSize]) -> Iterator[str]:
+    """Write a sentence for each thing that was not the same for all arms, is assumed, or cannot be checked."""
+    assumed = {lengths.source: lengths for _, lengths in sizes.values() if lengths.source.startswith("assumed")}
+    for source, lengths in assumed.items():
+        yield f"FLOPs, and shares of them, rest on samples of {lengths.mean_tokens:,.0f} tokens ({source})."
+    if shapeless := [name for name, (shape, _) in sizes.items() if shape is None]:
+        yield f"FLOPs are not counted of networks whose shape or vocabulary is not known here: {first_of(shapeless)}."
+    if state.plan.has_one_order:
+        yield "All pretraining seeds saw the data in one order: what they show holds for that order of the data."
+    trained = []
+    for name in state.records:
+        environment = read_environment(state, name)
+        trained.append((name, {"precision": environment.get("precision", ""), **describe_place(environment)}))
+    by_task: dict[str, list[tuple[str, dict[str, str]]]] = defaultdict(list)
+    for model, scores in state.scores.items():
+        for score in scores.scores:
+            facts = {key: value for key, value in score.settings.items() if key not in (*TASK_SETTINGS, "weights")}
+            by_task[score.task].append((model, facts | describe_place(score.machine)))
+    unlike: dict[tuple[str, str], dict[str, dict[str, None]]] = {}  # of several tasks, in one sentence
+    for how, group in [("trained", trained), *(("fine-tuned", tuned) for tuned in by_task.values())]:
+        for key, names_of in list_unlike(group):
+            for value, names in names_of.items():
+                unlike.setdefault((how, key), {}).setdefault(value, {}).update(dict.fromkeys(names))
+    for (how, key), merged in unlike.items():
+        values = ", ".join(f"{value} ({first_of([*names])})" for value, names in sorted(merged.items()))
+        yield f"Not all {how} with the same {key}: {values}; differences between these may come from it."
+    broken = chain.from_iterable(own.broken.items() for own in state.scores.values())
+    yield from (f"Left out: {path} ({reason})." for path, reason in broken)
+    if lost := [score for own in state.scores.values() for score in own.scores if has_lost_predictions(score)]:
+        models = first_of(sorted({score.model for score in lost}))
+        unknown = "how much of their differences is chance of the test examples is not known"
+        yield f"The predictions of {show_count(len(lost), 'score')} were deleted ({models}): {unknown}."
+
+
+def describe_place(machine: Mapping[str, Any]) -> dict[str, str]:
+    """Name what computed: device, processor and the versions of software, as far as a record of a machine says them."""
+    software = " ".join(f"{name} {machine[name]}" for name in SOFTWARE if name in machine)
+    return {key: str(machine.get(key, "")) for key in ("device", "processor")} | {"software": software}
+
+
+CELL_COLUMNS = ("model", "task", "learning_rate", "seed", "metric", "steps", "seconds")
+
+
+def report_study(
+    plan: Plan, folder: Path, out: Path, commands: Sequence[str]
+) -> tuple[Path, PageText, ResultSet, Table, list[str]]:
+    """Write tables, figures, verdicts and the page of what is finished into the folder `out`; returns the page, what it
+    tells, the results, the table of all models and tasks, and the answer in sentences.
+
+    `commands` make the results again, in their order.
+    """
+    with figure_pool() as pool:
+        picture = pool.submit(plan_svg, replace(plan, cells=()))  # beside the scores, which take longest to read
+        state = read_state(plan, folder)
+        bundle = read_bundle(folder)
+        sizes = measure_sizes(plan) | (dict(bundle.sizes) if bundle else {})
+        results = with_averages(collect_results(plan, state.scores, sizes))
+        findings, verdicts = judge_results(plan, results)
+        digest, declared = tell_declaration(plan, folder) if findings else ("", [])
+        files = {"hypotheses.json": hypotheses_json(plan, digest, declared, findings)} if findings else {}
+        files |= {"scores.csv": cells_csv(state.scores), "citation.bib": write_citation(plan.study, declared)}
+        tests = [(s.task, s.metrics.get("test", {})) for scores in state.scores.values() for s in scores.scores]
+        page_text = PageText(
+            title=plan.study.title or f"The study {plan.study.name}",
+            question=plan.study.question,
+            verdicts=verdicts,
+            hypotheses=(findings, declared) if findings else None,
+            declared=list_equivalents(plan),
+            notes=[*plan.study.notes, *list_notes(state, sizes), *tell_edges(results)],
+            commands=bundle.commands if bundle else [*list_commands(state), *commands],
+            bm25={task: values[BM25] for task, values in tests if BM25 in values},
+            plan_svg=picture.result(),
+            losses=read_losses(state),
+            files=files,
+            missing=list(list_missing(state)),
+            costs=list_costs(state, sizes),
+        )
+        page, table, sentences = write_report(results, out, page_text, pool)
+    return page, page_text, results, table, sentences
+
+
+def list_commands(state: StudyState) -> Iterator[str]:
+    """Write what comes before a study's own commands: the software of its runs, then a comment on each shard set that
+    they were trained on, and, where it is still there, the commands that make it."""
+    texts: dict[tuple[str, str], None] = {}
+    versions: dict[str, None] = {}
+    for name, record in state.records.items():
+        texts |= dict.fromkeys(zip(state.plan.runs[name].recipe.data.sets, record.text or (), strict=False))
+        software = describe_place(read_environment(state, name))["software"].split()
+        versions["pip install " + " ".join(map("==".join, zip(software[::2], software[1::2], strict=True)))] = None
+    yield from versions
+    for path, content in texts:
+        if find_text(path) != content:
+            yield f"# trained on {path}: fingerprint {content[:16]}"
+            continue
+        manifest = read_shard_manifest(Path(path))
+        text, tokenizer = manifest.splits["train"], manifest.tokenizer_hash[:16]
+        size = f"{show_count(text.documents, 'document')}, {show_count(text.tokens, 'token')}"
+        yield f"# trained on {path}: {size}, fingerprint {content[:16]}; tokenizer {tokenizer}"
+        sources: dict[bool, dict[str, None]] = {False: {}, True: {}}
+        for shard in manifest.shards:
+            is_held_out = not (manifest.options.validation_fraction or shard.parts["train"].documents)
+            sources[is_held_out] |= dict.fromkeys(shard.sources)
+        train, held_out = (shlex.join(names) if len(names) < 5 else "TEXT" for names in sources.values())
+        yield f"biphase tokenizer train {train} --vocab-size {manifest.vocab_size} --out tokenizer"
+        words = [f"biphase prepare {train} --tokenizer tokenizer --out {shlex.quote(path)}"]
+        words += [f"--validation {held_out}"] if held_out else []
+        changed = manifest.options.model_dump(exclude_defaults=True).items()
+        words += [f"--{key.replace('_', '-')}{'' if value is True else f' {value}'}" for key, value in changed if value]
+        yield " ".join(words)
+
+
+def read_environment(state: StudyState, run: str) -> dict[str, Any]:
+    return read_json_as(state.folder / "runs" / state.records[run].folder / "environment.json", dict[str, Any])
+
+
+def plan_svg(plan: Plan) -> str:
+    from biphase.studies.describe import draw_plan  # matplotlib, which only the process that draws has to load
+
+    with TemporaryDirectory() as folder:
+        picture = Path(folder) / "plan.svg"
+        draw_plan(plan, picture)
+        return picture.read_text(encoding="utf-8")
+
+
+def read_losses(state: StudyState) -> dict[str, list[dict[str, Any]]]:
+    """Read the losses that runs, finished or not, logged, by their arms and with the pretraining seed of each, at steps
+    that count from random weights: a branch begins where it branches."""
+    losses, root = defaultdict[str, list[dict[str, Any]]](list), state.folder / "runs"
+    for name, planned in state.plan.runs.items():
+        record = state.records.get(name)
+        folders = [root / record.folder] if record else root.glob(f"{name}-????????")
+        runs = [Run(path) for path in folders if (path / "metrics.jsonl").exists()]
+        logs = [[*read_metrics(run, "train"), *read_metrics(run, "validation")] for run in runs]
+        if rows := max(logs, key=len, default=[]):
+            arm = state.plan.arms[name]
+            losses[arm.pooled_name] += [row | {"step": planned.first + row["step"], "seed": arm.seed} for row in rows]
+    return losses
+
+
+def cells_csv(scores: dict[str, ScoreSet]) -> str:
+    """Write every cell as it was measured: a row for each model, task, rate and seed, in shares; empty where it
+    diverged."""
+    rows: list[dict[str, object]] = []
+    for model, score_set in scores.items():
+        for score in sorted(score_set.scores, key=lambda s: (s.task, s.config.learning_rate, s.config.seed)):
+            config, seconds = score.config, round(sum(score.seconds.values()), 1)
+            facts = (model, score.task, config.learning_rate, config.seed, score.metric, score.num_steps, seconds)
+            row: dict[str, object] = dict(zip(CELL_COLUMNS, facts, strict=True))
+            for split, values in score.metrics.items():
+                row |= {f"{split} {metric}": f"{value:.6f}" for metric, value in values.items()}
+            rows.append(row)
+    columns = (*CELL_COLUMNS, *sorted({key for row in rows for key in row}.difference(CELL_COLUMNS)))
+    return csv_text([columns, *([row.get(column, "") for column in columns] for row in rows)])
+
+
+COST_COLUMNS = ("stage", "device", "units", "steps", "tokens", "FLOPs", "worker time", "device hours", "kWh at most")
+
+
+def list_costs(state: StudyState, sizes: Mapping[str, RunSize]) -> list[dict[str, object]]:
+    """List what was spent, as measured, a row for each stage and device; its keys are the headers. A device is a GPU,
+    or a thread of a CPU; energy is the power that boards may draw, times their hours."""
+    spent: dict[tuple[str, str, int], list[tuple[float, ...]]] = defaultdict(list)
+    for name, record in state.records.items():
+        run, machine = state.plan.runs[name], read_environment(state, name)
+        flops, seconds = sum(run_flops(run, sizes[name]).values()) or math.nan, record.seconds * record.is_timed
+        place = "pretraining", *count_devices(machine)
+        spent[place].append((1, run.steps, run.tokens, flops, seconds, not record.is_timed))
+    for model in state.plan.models if state.scores else ():
+        shape, _ = sizes[model.run]
+        scores = sorted(state.scores[model.name].scores, key=lambda score: count_devices(score.machine))
+        for devices, group in groupby(scores, key=lambda score: count_devices(score.machine)):
+            for task, part in measure_trainings(group).items():
+                flops = shape.flops.per_token * part.tokens if shape else math.nan
+                place = f"fine-tuning and evaluation: {task}", *devices
+                spent[place].append((part.trainings, part.steps, part.tokens, flops, part.seconds, 0))
+    rows = []
+    for (stage, device, count), parts in spent.items():
+        units, steps, tokens, flops, seconds, untimed = map(sum, zip(*parts, strict=True))
+        time = duration(seconds) if untimed < units else "not known"
+        time += f", without {show_count(int(untimed), 'run')} whose time is not known" if 0 < untimed < units else ""
+        hours, watts = seconds * count / 3600, WATTS.get(known_device(device) or "")
+        energy = f"{hours * watts / 1000:.3g} at {watts} W" if watts else "not known"
+        told = f"{tokens:,.0f}", "not known" if math.isnan(flops) else f"{flops:.3g}", time, f"{hours:.3g}", energy
+        columns = (stage, f"{count} × {device}", int(units), int(steps), *told)
+        rows.append(dict(zip(COST_COLUMNS, columns, strict=True)))
+    return rows
+
+
+def count_devices(machine: Mapping[str, Any]) -> tuple[str, int]:
+    """Name the device of a record of a machine, and count those of all processes: GPUs, or threads of a CPU."""
+    device = str(machine.get("device", "not known"))
+    return device, machine.get("processes", 1) * (machine.get("threads", 1) if device == "cpu" else 1)
+
+
+def write_citation(study: Study, declared: Sequence[str]) -> str:
+    """Write BibTeX entries of the study and of biphase."""
+    fields = {"author": " and ".join(study.authors), "title": f"{{{study.title or study.name}}}"}
+    fields["note"] = "; ".join([f"made with biphase {__version__}", *declared[:1]])
+    software = {"author": "{The biphase authors}", "title": "{biphase}", "version": __version__}
+    signs, entries = str.maketrans({sign: text for sign, text in LATEX.items() if sign not in "{}"}), ""
+    for head, texts in ((f"@misc{{{study.name}", fields), ("@software{biphase", software)):
+        lines = [f"  {key} = {{{text.translate(signs)}}}" for key, text in texts.items() if text]
+        entries += ",\n".join([head, *lines]) + "\n}\n"
+    return entries
+
+
+def list_missing(state: StudyState) -> Iterator[str]:
+    kinds, done = state.kinds, state.done
+    left = Counter(kind for unit, kind in kinds.items() if unit not in done)
+    for kind, total in Counter(kinds.values()).items():
+        if left[kind]:
+            noun = "runs" if kind == TRAINING else f"cells of {kind}"
+            yield f"{left[kind]} of {total} {noun} are not finished."
+    for failure in state.read_failures():
+        if not failure.is_blocked:
+            yield f"Failed: {failure.unit}: {failure.reason}"
+    for scores in state.scores.values():
+        diverged = [score for score in scores.scores if score.diverged]
+        if diverged:
+            points = ", ".join(f"{s.task} at {s.config.learning_rate:g} seed {s.config.seed}" for s in diverged)
+            yield f"{diverged[0].model}: training diverged on {points}."

@@ -1,0 +1,156 @@
+"""What goes to the hub and what stays, told by the simulated hub."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+
+import biphase
+from biphase.errors import InputError
+from biphase.exporting.push import LOCAL_PATH, push
+from biphase.files import MARK
+from biphase.hub import fetch_model
+from biphase.pretraining.loop import train
+from biphase.recipe import Recipe
+from biphase.run import Run
+
+from ..simulated_hub import TOKEN, SimulatedHub
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SimulatedHub]:
+    """In place of the hub, for this process; the account is signed in."""
+    with SimulatedHub() as hub:
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)
+        address = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", address)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)  # whose server is another one
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        yield hub
+
+
+def sent_to(hub: SimulatedHub, id: str, branch: str = "main") -> dict[str, bytes]:
+    return {name: content for name, content in hub.files(id, branch).items() if name != ".gitattributes"}
+
+
+@pytest.fixture(scope="module")
+def run(tiny_recipe: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Two updates, one of each objective, a checkpoint after each; its data lie in a folder of this machine."""
+    import biphase.pretraining.loop as loop
+
+    steps = ["curriculum.0.steps=1", "curriculum.1.steps=1", "schedule.warmup_steps=0", "schedule.decay_steps=0"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "peak_flops", lambda device, dtype: 1e12)
+        return train(tiny_recipe(*steps), tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture
+def folder(run: Run, tmp_path: Path) -> Path:
+    return biphase.export(run.path, tmp_path / "encoder")
+
+
+def test_a_model_goes_without_what_is_not_meant(hub: SimulatedHub, folder: Path, capsys: pytest.CaptureFixture) -> None:
+    stays = ["optimizer.safetensors", "metrics.jsonl", "predictions/test.jsonl", "train.log", ".env", "notes.txt"]
+    (folder / "predictions").mkdir()
+    for name in stays:
+        (folder / name).write_text("a text of a user")
+    stays.append(MARK)
+    (folder / "pytorch_model.bin").symlink_to("/etc/passwd")
+    biphase.push(folder, "me/encoder", license="apache-2.0", language="en,de", dry_run=True)
+    told = capsys.readouterr().out
+    assert hub.asked == [] and "nothing sent" in told and "model.safetensors" in told
+    assert "stays here: " + ", ".join(sorted(stays)) in told
+    biphase.push(folder, "me/encoder", license="apache-2.0", language="en,de")
+    assert {id: found.private for (_, id), found in hub.repositories.items()} == {"me/encoder": True}
+    sent = sent_to(hub, "me/encoder")
+    mine = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert set(sent) == mine - {*stays, "pytorch_model.bin"}
+    assert all(sent[name] == (folder / name).read_bytes() for name in sent if name != "README.md")
+    card = huggingface_hub.ModelCard(sent["README.md"].decode())
+    assert (card.data.license, card.data.language) == ("apache-2.0", ["en", "de"])
+    assert 'from_pretrained("me/encoder")' in card.text and "biphase" in card.data.tags
+    assert f"{hub.url}/me/encoder/commit/" in capsys.readouterr().out
+    assert not hub.leaked and all(TOKEN.encode() not in content for content in sent.values())
+    back = fetch_model("me/encoder")
+    assert (back / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    assert back.name == hub.repositories["models", "me/encoder"].revisions["main"]
+
+
+def test_checkpoints_of_a_run_are_revisions(hub: SimulatedHub, run: Run) -> None:
+    name = run.path.with_name(run.path.name.rpartition("-")[0])
+    biphase.push(name, "me/encoder", license="mit", language="en")
+    assert hub.repositories["models", "me/encoder"].revisions.keys() == {"main", "step-1"}
+    first, last = (sent_to(hub, "me/encoder", branch) for branch in ("step-1", "main"))
+    assert json.loads(first["config.json"])["model_type"] == "llama"
+    assert json.loads(last["config.json"])["model_type"] == "eurobert"
+    assert first["model.safetensors"] != last["model.safetensors"]
+    names = {*first, *last}
+    assert not any("optimizer" in name or "metrics" in name or "manifest" in name for name in names)
+    assert not any(LOCAL_PATH.search(files["README.md"].decode()) for files in (first, last))
+
+
+def test_export_goes_on_to_the_hub(hub: SimulatedHub, run: Run, tmp_path: Path) -> None:
+    biphase.export(run.path, tmp_path / "encoder", to_hub="me/other", license="mit", language="en")
+    assert "model.safetensors" in sent_to(hub, "me/other")
+
+
+def test_what_is_refused_before_anything_is_sent(hub: SimulatedHub, folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"README\.md says no license and no language: give `license` and `language`, or"
+    ):
+        push(folder, "me/encoder")
+    with pytest.raises(InputError, match=r"README\.md says no language"):
+        push(folder, "me/encoder", license="mit")
+    for repo in ("encoder", "a/b/c", "me/--x", "https://huggingface.co/me/x"):
+        with pytest.raises(InputError, match="is no name of a repository"):
+            push(folder, repo, license="mit", language="en")
+    with pytest.raises(InputError, match="is no model folder"):
+        push(tmp_path, "me/encoder", license="mit", language="en")
+    card = (folder / "README.md").read_text()
+    (folder / "README.md").write_text(card.replace("---\n", "---\nlicense: mit\nlanguage: en\n", 1))
+    push(folder, "me/encoder", license="mit", language="en", dry_run=True)
+    with pytest.raises(InputError, match=r"says license mit, not apache-2\.0: leave one out"):
+        push(folder, "me/encoder", license="apache-2.0")
+    for place in ("file:///data", r"\\server\share"):
+        (folder / "README.md").write_text(f"trained on {place}")
+        with pytest.raises(InputError, match=r"places on this machine are named in .*README\.md"):
+            push(folder, "me/encoder", license="mit", language="en")
+    (folder / "README.md").write_text(f"with hf_{'aB3' * 11}")
+    with pytest.raises(InputError, match=r"README\.md holds a token of the hub, hf_aB3…: take it out"):
+        push(folder, "me/encoder", license="mit", language="en")
+    (folder / "README.md").write_text("trained on /data/mine/corpus")
+    with pytest.raises(InputError, match=r"places on this machine are named in .*README\.md \(/data/mine/corpus"):
+        push(folder, "me/encoder", license="mit", language="en")
+    assert hub.asked == []
+
+
+def test_a_public_repository_is_asked_for(hub: SimulatedHub, folder: Path) -> None:
+    hub.commit("me/encoder", {})
+    with pytest.raises(InputError, match="is there already, and public; say public"):
+        push(folder, "me/encoder", license="mit", language="en")
+    assert not sent_to(hub, "me/encoder")
+    push(folder, "me/new", license="mit", language="en", public=True)
+    assert hub.repositories["models", "me/new"].private is False
+
+
+def test_the_hub_says_why_nothing_was_sent(hub: SimulatedHub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_of_nobody")
+    with pytest.raises(
+        InputError, match=r"me/encoder cannot be sent to \(there is no token, or it is not valid: sign in by"
+    ):
+        push(folder, "me/encoder", license="mit", language="en")
+    assert not hub.repositories
+
+
+@pytest.mark.parametrize("text", ["https://huggingface.co/me/x", "80/10/10", "<br/>", "a and/or b", "runs/a@5", "1/2"])
+def test_what_is_no_place_on_a_machine(text: str) -> None:
+    assert not LOCAL_PATH.search(text)
+
+
+@pytest.mark.parametrize("text", ["shards: /data/mine", "'~/models/x'", r"D:\data\mine", '"/data/a/b.json"'])
+def test_what_is_one(text: str) -> None:
+    assert LOCAL_PATH.search(text)

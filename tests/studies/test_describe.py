@@ -1,0 +1,121 @@
+"""What people and programs read of a plan: complete, well-formed, the same every time."""
+
+import json
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from biphase.config import BUNDLED, parse_config
+from biphase.errors import InputError
+from biphase.report.formats import format_bytes
+from biphase.studies.cost import estimate, study_machine
+from biphase.studies.describe import describe_plan, draw_plan, order_lanes, plan_json, plot_runs
+from biphase.studies.plan import Plan, plan_study
+from biphase.studies.spec import Study, load_study
+
+STUDIES = BUNDLED / "studies"
+
+
+@pytest.fixture(scope="module", params=["paper", "mini"])
+def plan(request: pytest.FixtureRequest) -> Plan:
+    return plan_study(load_study(STUDIES / f"{request.param}.yaml"))
+
+
+def told(plan: Plan) -> str:
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(describe_plan(plan, estimate(plan, study_machine(plan.study))))
+    return console.export_text()
+
+
+def test_what_a_small_study_has_none_of_is_not_told() -> None:
+    text = told(plan_study(load_study(STUDIES / "demo.yaml")))
+    for fact in (
+        "\n2 final models, and 1 from random weights\n",
+        "\n2 runs: 1,200 steps\n",
+        "\n30 fine-tunings: 3 models × 2 tasks × 1 rate × 5 seeds\n",
+        "\nfinds differences of about 3.9 points on genre (1,200 examples) and 3.4 points on uner_en_ewt",
+    ):
+        assert fact in text, fact
+
+
+def test_two_pretraining_seeds_are_warned_of() -> None:
+    for num in (1, 2, 3):
+        text = told(plan_study(load_study(STUDIES / "demo.yaml", [f"pretraining_seeds={num}"])))
+        assert ("2 pretraining seeds find less than 1 seed does" in text) == (num == 2)
+        assert (f"{num} pretraining seeds, each with an order of the data" in text) == (num > 1)
+
+
+def test_the_text_has_every_run_and_the_sums() -> None:
+    plan = plan_study(load_study(STUDIES / "paper.yaml"))
+    text = told(plan)
+    assert all(f"{run.name}: " in text for run in plan.runs.values())
+    for fact in (
+        "38 final models and 12 intermediate checkpoints",
+        "812,000 steps; each arm alone would need 1,166,000, so sharing saves 30%",
+        "15,000 fine-tunings: 50 models × 10 trainings (12 tasks) × 6 rates × 5 seeds → 18,000 scores",
+        "610m-3k-9k-12k: 3k → 12k, mlm40 9k",
+    ):
+        assert fact in text, fact
+
+
+def test_json_is_complete(plan: Plan) -> None:
+    tree = json.loads(json.dumps(plan_json(plan, estimate(plan, study_machine(plan.study)))))
+    assert [run["name"] for run in tree["runs"]] == list(plan.runs)
+    assert [cell["name"] for cell in tree["cells"]] == [cell.name for cell in plan.cells]
+    assert len(tree["models"]) == len(plan.models) and len(tree["segments"]) == len(plan.segments)
+    for model in tree["models"]:
+        assert sum(phase["steps"] for phase in model["history"]) == int(model["checkpoint"].rpartition("@")[2])
+    assert tree["cost"]["flops"] > 0 and tree["cost"]["machine"]["name"]
+
+
+def test_a_foreign_model_is_not_called_random_weights() -> None:
+    tree = {
+        "name": "adapt",
+        "recipe": {"data": {"shards": "shards"}, "schedule": {"warmup_steps": 0, "decay_steps": 0}},
+        "models": [{"name": "net", "model": "org/net"}],
+        "arms": [{"group": "a", "models": ["net", "1m"], "curricula": ["mlm20"], "budgets": [10]}],
+    }
+    plan = plan_study(parse_config(Study, tree, origin="adapt.yaml"))
+    for own, label in ((plan, "steps"), (plan_study(load_study(STUDIES / "demo.yaml")), "steps since random weights")):
+        axes = Figure().add_subplot()
+        plot_runs(own, axes)
+        assert axes.get_xlabel() == label
+
+
+def test_lanes_stand_under_their_parents(plan: Plan) -> None:
+    lanes = {name: lane for lane, name in enumerate(order_lanes(plan))}
+    assert set(lanes) == set(plan.runs)
+    for run in plan.runs.values():
+        if run.parent is not None:
+            between = [plan.runs[name] for name, lane in lanes.items() if lanes[run.parent] < lane < lanes[run.name]]
+            # Nothing that the connecting line would cross.
+            assert all(other.first >= run.first for other in between)
+
+
+def test_the_picture_is_the_same_every_time(plan: Plan, tmp_path: Path) -> None:
+    """Whatever the title is: to nobody's eyes is it mathematics, and a control character is written out."""
+    title = "Is $x^$ worth a \x07 bell?"
+    study = parse_config(Study, plan.study.model_dump() | {"title": title}, origin="study")
+    plan = replace(plan, study=study)
+    for name in ("a.svg", "b.svg"):
+        draw_plan(plan, tmp_path / name)
+    first = (tmp_path / "a.svg").read_bytes()
+    assert first == (tmp_path / "b.svg").read_bytes()
+    root = ElementTree.fromstring(first)
+    assert root.tag.endswith("svg") and "Is $x^$ worth a \\x07 bell?" in "".join(root.itertext())
+    with pytest.raises(InputError, match=r"a picture ends in \.svg, \.png, \.pdf"):
+        draw_plan(plan, tmp_path / "a.gif")
+
+
+def test_sizes() -> None:
+    assert [format_bytes(value) for value in (7, 1234, 5.5e6, 1.5e12, 3e16)] == [
+        "7 B",
+        "1.23 kB",
+        "5.5 MB",
+        "1.5 TB",
+        "3e+04 TB",
+    ]

@@ -1,0 +1,368 @@
+"""What of a study counts as done and may be compared: made-up cells and runs in its folder."""
+
+import re
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from biphase.config import parse_config
+from biphase.console import duration
+from biphase.errors import BusyError, InputError, StoppedError
+from biphase.files import RECORD_HASH, locked, read_json, write_hashed
+from biphase.finetuning.config import settle_config
+from biphase.finetuning.scores import ScoreSet, read_score
+from biphase.report.contrasts import difference
+from biphase.report.results import tell_edges
+from biphase.run import Run
+from biphase.studies import folder
+from biphase.studies import run as worker
+from biphase.studies.cost import measure_sizes
+from biphase.studies.folder import (
+    StudyState,
+    TrainedRecord,
+    find_record,
+    reach_step,
+    read_state,
+    refuse_other_text,
+)
+from biphase.studies.plan import Plan, StudyCell, plan_study
+from biphase.studies.report import arm_of_model, collect_results, list_costs, list_notes
+from biphase.studies.spec import Study
+from biphase.tasks.spec import find_task
+
+TREE: dict[str, Any] = {
+    "name": "made-up",
+    "recipe": {"data": {"shards": "shards"}, "schedule": {"warmup_steps": 10, "decay_steps": 20}},
+    "planning": {"vocab_size": 8192},
+    "arms": [{"group": "all", "models": ["1m"], "curricula": ["mlm40", "25/75"], "budgets": [400]}],
+    "evaluation": {"tasks": ["genre"], "learning_rates": [1e-3], "seeds": 5},
+}
+
+
+def make_plan(**changes: Any) -> Plan:
+    return plan_study(parse_config(Study, TREE | changes, origin="made-up"))
+
+
+@pytest.fixture
+def fill(write_cell: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Score every cell as a function of it says; returns the state of the study's folder."""
+    monkeypatch.setattr(StudyState, "identify", lambda state, run, step: ("a" * 64, 2048))
+
+    def make(plan: Plan, say: Callable[[StudyCell], dict[str, Any]]) -> Any:
+        for cell in plan.cells:
+            config = settle_config(cell.config, find_task(cell.task), 2048).model_dump(mode="json")
+            rate, seed = config.pop("learning_rate"), config.pop("seed")
+            name = f"{cell.model}/{cell.task}-{seed}{f'-{rate:g}' if rate != 1e-3 else ''}"
+            given = {"precision": "fp32", "model_hash": "a" * 64} | say(cell)
+            write_cell(cell.model, cell.task, rate, seed, name=name, **(config | given))
+        return read_state(plan, tmp_path)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "told"),
+    [
+        ("precision", ("bf16", "fp32"), r"different precision, bf16 \(.*/genre-0\) and fp32 \(.*/genre-1\): .*pin it"),
+        ("data_hash", ("e" * 64, "f" * 64), r"different data, e{8} \(.*/genre-0\) and f{8} \(.*/genre-1\): delete"),
+    ],
+)
+def test_seeds_of_different_settings_are_refused(fill: Any, key: str, values: tuple[str, str], told: str) -> None:
+    """Two machines, or data that changed: a mean over the seeds of either kind alone would hide the others."""
+    plan = make_plan()
+    state = fill(plan, lambda cell: {key: values[cell.config.seed % 2]})
+    assert len(state.scored) == len(plan.cells)
+    with pytest.raises(InputError, match=f"^scores on genre were made with {told}"):
+        collect_results(plan, state.scores)
+
+
+def test_arms_on_different_data_are_refused(fill: Any) -> None:
+    plan = make_plan()
+    state = fill(plan, lambda cell: {"data_hash": ("a" if "mlm40" in cell.model else "b") * 64})
+    with pytest.raises(InputError, match=r"^scores on genre were made with different data, aaaaaaaa \(") as error:
+        collect_results(plan, state.scores)
+    assert not re.search("pin|\n", str(error.value))
+
+
+def test_what_was_not_the_same_for_all_arms_is_noted(fill: Any, tmp_path: Path) -> None:
+    """Precision here; a study of one arm has nothing to compare."""
+    plan = make_plan()
+    state = fill(plan, lambda cell: {"precision": "bf16" if "mlm40" in cell.model else "fp32"})
+    for name, precision in zip(plan.runs, ("bfloat16", "float32"), strict=True):
+        run = tmp_path / "runs" / name
+        run.mkdir(parents=True)
+        (run / "config.yaml").write_text(yaml.safe_dump(plan.runs[name].recipe.model_dump(mode="json")))
+        (run / "environment.json").write_text(f'{{"device": "cpu", "precision": "{precision}"}}')
+        state.records[name] = TrainedRecord(name, "", 1.0, "")
+    trained, tuned = list_notes(state, {})
+    mlm, clm_mlm = plan.runs
+    assert trained.startswith(f"Not all trained with the same precision: bfloat16 ({mlm}), float32 ({clm_mlm});")
+    assert tuned.startswith(f"Not all fine-tuned with the same precision: bf16 ({mlm}), fp32 ({clm_mlm});")
+    (mixed,) = (found for name, found in state.scores.items() if name == mlm)
+    alone = replace(state, scores={mlm: mixed}, records={mlm: state.records[mlm]})
+    assert list(list_notes(alone, {})) == []
+
+
+def test_arms_of_other_versions_and_processors_are_noted_once(write_cell: Callable[..., Path], tmp_path: Path) -> None:
+    """A sentence for the software and one for the processors, though several tasks differ."""
+    scores, same = {}, {"device": "cpu", "biphase": "1", "torch": "2.9", "transformers": "5"}
+    for model, changes in (("a", {"torch": "2.8", "processor": "Xeon"}), ("b", {"processor": "EPYC"})):
+        made = [read_score(write_cell(model, task, seed=seed)) for task in ("genre", "wnut17") for seed in range(2)]
+        scores[model] = ScoreSet(tuple(score.model_copy(update={"machine": same | changes}) for score in made))
+    software, processor = sorted(list_notes(StudyState(make_plan(), tmp_path, scores, {}, set(), set(), {}), {}))[::-1]
+    assert "software: biphase 1 torch 2.8 transformers 5 (a), biphase 1 torch 2.9 transformers 5 (b);" in software
+    assert processor.startswith("Not all fine-tuned with the same processor: EPYC (b), Xeon (a);")
+
+
+def test_a_model_that_was_tuned_on_two_devices_is_noted(write_cell: Callable[..., Path], tmp_path: Path) -> None:
+    """Also where the first cell of each model is on the same device."""
+    scores = {}
+    for model, devices in (("a", ("cpu", "cuda")), ("b", ("cpu",))):
+        made = [read_score(write_cell(model, seed=seed)) for seed in range(len(devices))]
+        own = zip(made, devices, strict=True)
+        scores[model] = ScoreSet(tuple(score.model_copy(update={"machine": {"device": name}}) for score, name in own))
+    (note,) = list_notes(StudyState(make_plan(), tmp_path, scores, {}, set(), set(), {}), {})
+    assert note.startswith("Not all fine-tuned with the same device: cpu (a, b), cuda (a);")
+    kept = {model: ScoreSet(own.scores[:1]) for model, own in scores.items()}
+    lost = kept["b"].scores[0].model_copy(update={"predictions": {"test": "a hash"}})
+    (note,) = list_notes(StudyState(make_plan(), tmp_path, kept | {"b": ScoreSet((lost,))}, {}, set(), set(), {}), {})
+    assert note.startswith("The predictions of 1 score were deleted (b):")
+
+
+def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
+    """Scores stand under the name: the second would never run."""
+    files = []
+    for place in ("a", "b"):
+        (tmp_path / place).mkdir()
+        files.append(str(tmp_path / place / "t.yaml"))
+        Path(files[-1]).write_text(
+            "{name: topics, family: sequence_classification, metric: accuracy, classes: [a, b], template: '{text}', "
+            "files: [{train: train.jsonl, validation: validation.jsonl, test: test.jsonl}]}"
+        )
+    with pytest.raises(InputError, match="evaluation: task topics is named twice; drop or rename one"):
+        make_plan(evaluation=TREE["evaluation"] | {"tasks": files})
+
+
+def test_a_recipe_of_its_own_is_no_part_of_a_baseline() -> None:
+    """The decay belongs to the budget; an arm that continues another one is compared with those that do, too."""
+    plain = {"models": ["1m"], "curricula": ["mlm40"]}
+    hot = "{model}-{curriculum}-{budget}-hot"
+    groups = [
+        {"group": "hot", "name": hot, "budgets": [400], "recipe": {"schedule": {"peak_lr": 0.01}}} | plain,
+        {"group": "short", "budgets": [100, 200]} | plain,
+        {"group": "long", "budgets": [800], "recipe": {"schedule": {"decay_steps": 80}}} | plain,
+        {
+            "group": "on",
+            "parents": ["1m-mlm40-100"],
+            "curricula": ["mlm40"],
+            "budgets": [50],
+            "recipe": {"schedule": {"warmup_steps": 0}},
+        },
+    ]
+    twice = {"name": "twice", "phases": [{"objective": "mlm", "share": 1, "mask_probability": 0.4, "mask_passes": 2}]}
+    groups.append({"group": "twice", "models": ["1m"], "curricula": ["twice"], "budgets": [200]})
+    plan = make_plan(arms=groups, curricula=[twice], pretraining_seeds=2)
+    sizes = measure_sizes(plan)
+    unlike = {model.name for model in plan.models if not arm_of_model(plan, model, sizes).is_plain}
+    assert unlike == {f"1m-{name}{seed}" for name in ("mlm40-400-hot", "twice-200") for seed in ("", "-seed1")}
+
+
+@pytest.mark.parametrize(
+    ("curriculum", "objective", "masked"),
+    [
+        ("25/75", "CLM → MLM", "40"),
+        ("mlm40-15", "MLM", "40–15"),
+        ("50% mlm + 50% mlm20", "MLM", "40, 20"),
+        ("40% mlm + 20% clm + 40% mlm", "MLM → CLM → MLM", "40"),
+        ("mntp20", "MNTP", "20"),
+        ("meap/mlm", "MEAP → MLM", "40"),
+        ("50% causal-mlm15 + 50% mlm", "causal MLM → MLM", "15, 40"),
+        ("meap15", "MEAP", "15"),
+        ("mixed", "MLM with 25 % CLM", "40"),
+        ("in turns", "CLM and MLM in turns", "40"),
+    ],
+)
+def test_a_report_says_what_an_arm_was_trained_on(curriculum: str, objective: str, masked: str) -> None:
+    """Batches that mix objectives are not one after the other, and a ratio that falls is not its last one."""
+    turns = [{"objective": "clm", "share": 0.5}, {"objective": "mlm", "share": 0.5}]
+    named = [
+        {"name": "mixed", "phases": [{"objective": "mlm", "share": 1, "clm_share": 0.25}]},
+        {"name": "in turns", "phases": turns, "repeat": 4},
+    ]
+    plan = make_plan(arms=[TREE["arms"][0] | {"curricula": [curriculum]}], curricula=named)
+    arm = arm_of_model(plan, plan.models[0], measure_sizes(plan))
+    assert (arm.told_objective, arm.told_masks) == (objective, masked)
+    assert arm.mask_percent == (int(masked) if masked.isdigit() else None), "only one ratio has a place on an axis"
+
+
+@pytest.mark.parametrize(
+    ("num", "first", "test"), [(2, "pretraining seeds", "Welch"), (1, "fine-tuning seeds", "paired t")]
+)
+def test_random_weights_are_drawn_as_often_as_arms_are_pretrained(fill: Any, num: int, first: str, test: str) -> None:
+    """Every fine-tuning of them draws anew, so a gain over them is one over several pretrainings."""
+    evaluation = TREE["evaluation"] | {"random_weights": True, "seeds": 3}
+    plan = make_plan(evaluation=evaluation, pretraining_seeds=num)
+    state = fill(plan, lambda cell: {"test": 0.5 + 0.01 * cell.config.seed + 0.02 * ("seed1" in cell.model)})
+    found = {one.arm.name: one for one in collect_results(plan, state.scores).results if one.metric == "standard"}
+    gain = difference(found["1m-mlm40-400"], found["1m-random"])
+    assert (gain.noise[0], gain.test) == (first, test)
+
+
+def test_a_rate_at_the_edge_of_its_grid_is_told_in_a_line(fill: Any) -> None:
+    """Validation takes the highest rate for one arm with both pretrainings, for the other the middle one; of a single
+    rate nothing was chosen."""
+
+    def told(rates: list[float]) -> list[str]:
+        plan = make_plan(evaluation=TREE["evaluation"] | {"learning_rates": rates, "seeds": 1}, pretraining_seeds=2)
+
+        def say(cell: StudyCell) -> dict[str, Any]:
+            best = 4e-3 if "mlm40" in cell.model else 2e-3
+            own = 0.5 if cell.config.learning_rate == best else 0.4
+            return {"validation": own, "test": own}
+
+        return [*tell_edges(collect_results(plan, fill(plan, say).scores))]
+
+    (line,) = told([1e-3, 2e-3, 4e-3])
+    assert line.endswith("a better one may lie beyond: on genre the highest (4e-3): 1m-mlm40-400 in 2 of 2.")
+    assert told([8e-3]) == []
+
+
+def test_a_checkpoint_is_waited_for_only_while_it_is_made(tmp_path: Path) -> None:
+    plan, place = make_plan(), tmp_path
+    begin = plan.runs["1m-25-75-400"]
+    assert begin.parent is None
+    lock = place / "trained" / f".{begin.name}.lock"
+    for _ in range(2):
+        with pytest.raises(InputError, match="1m-25-75-400@400 is no longer there; the same command makes it again"):
+            reach_step(place, begin, 400)
+        with locked(lock), pytest.raises(BusyError, match="another process makes 1m-25-75-400@400"):
+            reach_step(place, begin, 400)
+        lock = place / "runs" / "1m-25-75-400-12345678" / ".lock"
+
+
+def test_every_sitting_and_every_process_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is stopped or killed on the way took its time, too; where that was not kept, it is not known."""
+    plan, place, name = make_plan(), tmp_path, "1m-mlm40-400"
+    run, now = place / "runs" / f"{name}-12345678", [0.0]
+    monkeypatch.setattr(worker, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def train(recipe: Any, folder: Path, processes: int = 1) -> Path:
+        run.mkdir(parents=True, exist_ok=True)
+        now[0] += 900
+        if now[0] == 900:
+            raise StoppedError("stopped")
+        if now[0] == 1800:  # a kill tells nobody: the time is there before
+            while read_json(place / "trained" / f".{name}.clock")["seconds"] < 1800:
+                over.wait(0.01)
+            shutil.copy(place / "trained" / f".{name}.clock", tmp_path / "kept")
+            raise StoppedError("killed")
+        (run / "done.json").write_text("{}")
+        return run
+
+    over = threading.Event()
+    monkeypatch.setattr(worker, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr("biphase.pretraining.loop.train", lambda recipe, runs: Run(train(recipe, runs)))
+    monkeypatch.setattr(worker, "train_by_torchrun", train)
+    for _ in range(2):
+        with pytest.raises(StoppedError):
+            worker.train_unit(plan, name, place, 1)
+    shutil.copy(tmp_path / "kept", place / "trained" / f".{name}.clock")
+    worker.train_unit(plan, name, place, 4)
+    record = find_record(place, plan.runs[name])
+    assert record and record.seconds == 2700 and record.is_timed
+    assert not (place / "trained" / f".{name}.clock").exists()
+    (place / "trained" / f"{name}.json").unlink()
+    worker.train_unit(plan, name, place, 1)
+    record = find_record(place, plan.runs[name])
+    assert record and not record.is_timed
+    records = {name: record, "1m-25-75-400": replace(record, untimed=(), seconds=60.0)}
+    (place / "runs" / record.folder / "environment.json").write_text('{"device": "cpu", "threads": 2}')
+    (row,) = list_costs(StudyState(plan, place, {}, records, set(records), set(), {}), measure_sizes(plan))
+    assert row["worker time"] == f"{duration(60)}, without 1 run whose time is not known"
+
+
+def test_a_study_that_was_trained_on_other_text_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, name = make_plan(recipe=TREE["recipe"] | {"data": {"shards": str(tmp_path)}}), "1m-mlm40-400"
+    monkeypatch.setattr(folder, "read_shard_manifest", lambda path: SimpleNamespace(fingerprint=64 * "b"))
+
+    def check(text: str) -> None:
+        record = TrainedRecord("made-up", "key", 1.0, "placeless", text=(64 * text,))
+        refuse_other_text(StudyState(plan, tmp_path, {}, {name: record}, set(), set(), {}))
+
+    check("c")  # the shards are gone: nothing is known of them
+    (tmp_path / "manifest.json").touch()
+    check("b")
+    with pytest.raises(InputError, match=rf"^run {name} was trained on other text \(cccccccc\) than .* now \(bbbbbbbb"):
+        check("c")
+
+
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., TrainedRecord | None]:
+    """Find the record of a run that was trained on the shards `here`, as a plan with the shards at a place wants it."""
+    for name in ("here", "copied", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").touch()
+    monkeypatch.setattr(
+        folder,
+        "read_shard_manifest",
+        lambda path: SimpleNamespace(fingerprint="b" if path.name == "other" else "a"),
+    )
+
+    def find(place: str, **changes: Any) -> TrainedRecord | None:
+        recipe = TREE["recipe"] | {"data": {"shards": str(tmp_path / place)}}
+        run = make_plan(recipe=recipe).runs["1m-mlm40-400"]
+        (tmp_path / "runs" / "made").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "runs" / "made" / "done.json").touch()
+        path, keys = tmp_path / "trained" / f"{run.name}.json", {"key": run.key, "placeless_key": run.placeless_key}
+        path.parent.mkdir(exist_ok=True)
+        if place == "here":
+            made = {"folder": "made", "seconds": 1.0, "text": ["a"], **keys} | changes
+            write_hashed(path, made)
+        return find_record(tmp_path, run)
+
+    return find
+
+
+def test_a_run_is_found_by_what_its_shards_hold(record: Callable[..., TrainedRecord | None]) -> None:
+    """Shards that were moved are the same text; other ones there are not, nor are those that nobody can read."""
+    assert record("here") == record("copied") and record("here") is not None
+    assert record("other") is None and record("gone") is None
+
+
+def test_a_record_of_a_trained_run_has_its_hash(record: Callable[..., TrainedRecord | None], tmp_path: Path) -> None:
+    """Without it, or changed, it is refused."""
+    path = tmp_path / "trained" / "1m-mlm40-400.json"
+    record("here")
+    whole = path.read_text()
+    for spoiled in (whole.replace('"seconds": 1.0', '"seconds": 1e300'), whole.replace(RECORD_HASH, "hash")):
+        path.write_text(spoiled)
+        with pytest.raises(
+            InputError, match=f"^{path} is damaged .*own hash.*; delete it, and the study's own command finds"
+        ):
+            record("copied")
+    with pytest.raises(InputError, match=r"damaged .seconds: "):
+        record("here", seconds=1e300)
+
+
+def test_tokens_of_a_continued_arm_are_those_of_both_batches() -> None:
+    groups = [
+        {"group": "first", "models": ["1m"], "curricula": ["clm"], "budgets": [100]},
+        {
+            "group": "on",
+            "parents": ["1m-clm-100"],
+            "curricula": ["mlm40"],
+            "budgets": [50],
+            "recipe": {"batch_tokens": 81_920},
+        },
+    ]
+    plan = make_plan(arms=groups, recipe=TREE["recipe"] | {"batch_tokens": 8192})
+    sizes = measure_sizes(plan)
+    tokens = {arm.cpt_steps: arm.tokens for arm in (arm_of_model(plan, model, sizes) for model in plan.models)}
+    assert tokens == {0: 8192 * 100, 50: 8192 * 100 + 81_920 * 50}

@@ -1,0 +1,338 @@
+"""The hypotheses of a study: checked against its arms, recorded when it runs, judged on its scores."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from biphase.api.studies import OpenStudy
+from biphase.config import parse_config
+from biphase.errors import InputError
+from biphase.finetuning.scores import ScoreSet
+from biphase.report.claims import Finding, judge_claims, tell_finding
+from biphase.report.contrasts import with_averages
+from biphase.report.paper import measure_findings, read_findings, read_reference
+from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet
+from biphase.studies.declarations import declare, hash_hypotheses, tell_declaration
+from biphase.studies.plan import Plan, bind_hypotheses, list_ladders, plan_study
+from biphase.studies.report import collect_results, hypotheses_json, judge_results
+from biphase.studies.spec import Study, load_study
+
+
+def make_plan(*holds: str) -> Plan:
+    schedule = {"warmup_steps": 10, "decay_steps": 20}
+    tree: dict[str, Any] = {
+        "name": "small",
+        "recipe": {"data": {"shards": "shards"}, "schedule": schedule},
+        "planning": {"vocab_size": 8192},
+        "pretraining_seeds": 2,
+        "arms": [
+            {"group": "all", "models": ["1m"], "curricula": ["mlm40", "25/75"], "budgets": [400, 100]},
+            {
+                "group": "stack",
+                "name": "{model}-stack-{budget}",
+                "models": ["1m"],
+                "curricula": ["25/75"],
+                "budgets": [400, 100],
+                "recipe": {"optimizer": {"name": "muon"}},
+            },
+            {
+                "group": "rates",
+                "models": ["1m"],
+                "curricula": ["mlm20"],
+                "budgets": [100],
+                "sweep": {"schedule.peak_lr": [0.001, 0.002]},
+            },
+        ],
+        "evaluation": {"tasks": ["wnut17", "genre"], "learning_rates": [1e-3], "seeds": 5, "random_weights": True},
+        "hypotheses": [{"name": f"h{n}", "says": f"Number {n}", "holds": line} for n, line in enumerate(holds)],
+    }
+    return plan_study(parse_config(Study, tree, origin="small.yaml"))
+
+
+def test_what_names_stand_for() -> None:
+    ladders = list_ladders(make_plan())
+    assert ladders["mlm40"] == {("1m", 400): {"mlm40": "1m-mlm40-400"}, ("1m", 100): {"mlm40": "1m-mlm40-100"}}
+    assert ladders["1m-mlm40"] == ladders["mlm40"] and ladders["stack"] == ladders["1m-stack"]
+    assert ladders["all"]["1m", 400] == {"mlm40": "1m-mlm40-400", "25-75": "1m-25-75-400"}
+    assert ladders["25/75"]["1m", 100] == {"25-75": "1m-25-75-100", "stack": "1m-stack-100"}
+    assert list(ladders["rates"]["1m", 100]) == ["mlm20-100-peak_lr0.001", "mlm20-100-peak_lr0.002"]
+    assert ladders["1m-mlm20-100-peak_lr0.002"] == {
+        ("1m", 100): {"1m-mlm20-100-peak_lr0.002": "1m-mlm20-100-peak_lr0.002"}
+    }
+    assert "mlm20" not in ladders and not [name for name in ladders if "seed" in name]
+    assert "1m-random" in ladders
+
+
+def test_an_unknown_name_is_refused_before_anything_trains() -> None:
+    with pytest.raises(
+        InputError, match=r"hypothesis 'h1': 'mlm30 - mlm40 > 0': unknown arm 'mlm30'; did you mean 'mlm40'"
+    ):
+        make_plan("stack - mlm40 > 0", "mlm30 - mlm40 > 0")
+    with pytest.raises(InputError, match=r"hypothesis 'h0'.*unknown task or family 'snli'"):
+        make_plan("stack - mlm40 > 0 on snli")
+
+
+def judge(plan: Plan, results: Sequence[Result]) -> tuple[Finding, ...]:
+    expected = collect_results(plan, {model.name: ScoreSet(()) for model in plan.models})
+    findings, _ = judge_results(plan, with_averages(replace(expected, results=tuple(results))))
+    return findings
+
+
+def test_hypotheses_are_judged_together() -> None:
+    plan = make_plan("stack - mlm40 > 0 at the largest budget", "1m-25-75 - mlm40 < 0 on TC", "stack - 1m-random > 0")
+    means = {"1m-stack-400": 0.7, "1m-mlm40-400": 0.5, "1m-25-75-400": 0.4, "1m-25-75-100": 0.31, "1m-mlm40-100": 0.45}
+    results = []
+    for name, mean in means.items():
+        arm = ReportArm(name, "other", "1m", "mlm", 40, pretrain_steps=400, clm_steps=0, mlm_steps=400)
+        for family, task in (("TC", "wnut17"), ("SC", "genre")):
+            own = [0.0007 if (seed + round(100 * mean)) % 3 else 0.0 for seed in range(5)]
+            samples = [mean + 0.001 * (seed - 2) + own[seed] for seed in range(5)]
+            results.append(Result(arm, family, task, "standard", samples))  # type: ignore[arg-type]
+    first, second, third = judge(plan, results)
+    assert [finding.verdict for finding in (first, second, third)] == ["supported", "supported", "undecided"]
+    (one,) = first.inequalities
+    assert one.estimate == pytest.approx(0.2, abs=0.002) and one.label == "stack - mlm40 on average 1m, 400 steps"
+    assert [round(one.estimate, 2) for one in second.inequalities] == [0.14, 0.1], "that it lies below, turned around"
+    assert next(second.inequalities).label == "−(1m-25-75 - mlm40 on TC 1m, 100 steps)"
+    assert third.claims[0].untested, "random weights have no score yet"
+    tree = json.loads(hypotheses_json(plan, "1a2b3c4d", ["not declared"], (first, second, third)))
+    assert [one["verdict"] for one in tree["hypotheses"]] == ["supported", "supported", "undecided"]
+    assert (tree["hash"], tree["declared"]) == ("1a2b3c4d", "not declared")
+
+
+def test_a_bound_on_the_compute_equivalent() -> None:
+    plan = make_plan(
+        "compute_equivalent(stack, 1m-mlm40) < 0.6 at 100 steps",
+        "compute_equivalent(stack, 1m-mlm40) < 0.6 at 400 steps",
+        "compute_equivalent(stack, 1m-mlm40) > 0.6 on TC at 100 steps",
+    )
+    results = []
+    for name, mean, flops in (("1m-mlm40-100", 0.5, 1e12), ("1m-mlm40-400", 0.6, 4e12), ("1m-stack-100", 0.58, 0.9e12)):
+        arm = ReportArm(name, "other", "1m", "mlm", 40, pretrain_steps=100, clm_steps=0, mlm_steps=100, flops=flops)
+        own = [0.001 * ((seed * len(name) + round(100 * mean)) % 5) for seed in range(5)]
+        results += [
+            Result(arm, "TC", "wnut17", "standard", [mean + noise for noise in own]),
+            Result(arm, "SC", "genre", "standard", [mean + noise for noise in reversed(own)]),
+        ]
+    less, missing, more = judge(plan, results)
+    # At 1.5e12 FLOPs, 1 / 0.6 of the arm's, the baseline is at 0.529, by the logarithm of compute.
+    (one,) = less.inequalities
+    assert one.estimate == pytest.approx(0.051, abs=0.002) and less.verdict == "supported"
+    by_task = {task: part.estimate for task, part in one.by_task.items()}
+    assert by_task == pytest.approx(dict.fromkeys(("wnut17", "genre"), one.estimate), abs=0.002) and not one.carriers
+    assert " beside the baseline with 1.7 times the arm’s FLOPs, in 5 of 5 seeds." in tell_finding(less)
+    assert (
+        more.verdict == "contradicted" and "the baseline’s score minus the arm’s" in next(iter(more.inequalities)).label
+    )
+    assert "no scores" in missing.claims[0].untested[0]
+    # A seed that diverged stands in the way of the side that its score speaks for.
+    for name, verdicts in (
+        ("1m-stack-100", ("undecided", "undecided")),
+        ("1m-mlm40-400", ("supported", "contradicted")),
+    ):
+        lost = [replace(one, num_diverged=int(one.arm.name == name)) for one in results]
+        less, _, more = judge(plan, lost)
+        assert (less.verdict, more.verdict) == verdicts
+
+
+def test_an_average_is_over_all_tasks_of_the_plan_or_not_there() -> None:
+    """With one of two tasks done the average over families, a family that lacks it and a finding of the paper wait;
+    the task that is there is judged."""
+    lines = ["on average", "on TC", "on SC", "on wnut17"]
+    plan = make_plan(*(f"1m-25-75 - mlm40 > 0 {where} at 100 steps" for where in lines), "F6 of the paper")
+    results = []
+    for name, mean, setup in (("1m-25-75-100", 0.6, "ratio"), ("1m-mlm40-100", 0.5, "ratio")):
+        arm = ReportArm(name, setup, "1m", "clm+mlm" if mean > 0.5 else "mlm", 40, 100, 25 * (mean > 0.5), 75)
+        samples = [mean + 0.001 * ((seed * (3 if mean > 0.5 else 1)) % 4) for seed in range(5)]
+        results.append(Result(arm, "TC", "wnut17", "standard", samples))
+    everything, tc, sc, task, finding = judge(plan, results)
+    assert [one.verdict for one in (everything, tc, sc, task)] == ["undecided", "supported", "undecided", "supported"]
+    for lacking in (everything, sc):
+        assert not lacking.is_tested and "no scores of 1m-25-75-100 on genre" in lacking.needs[0]
+    assert not finding.is_tested and any("on genre" in line for line in finding.needs)
+    assert measure_findings(with_averages(ResultSet(tuple(results))))[5].is_tested, (
+        "without a plan, what is there is all there is"
+    )
+
+
+def judge_one_task(*holds: str, ahead: dict[str, int], behind: dict[str, int]) -> tuple[Finding, ...]:
+    """1m-25-75-100 is ten points ahead of 1m-mlm40-100 on wnut17, with two pretraining seeds of five runs each."""
+    results = []
+    for name, mean, more in (("1m-25-75-100", 0.6, ahead), ("1m-mlm40-100", 0.5, behind)):
+        arm = ReportArm(name, "other", "1m", "mlm", 40, 100, 0, 100)
+        samples = [mean + 0.001 * ((at * (3 if mean > 0.5 else 1)) % 4) for at in range(10)]
+        known: dict[str, Any] = {"num_runs": 10, **more}
+        seeds = [at % 5 for at in range(10)]
+        results.append(Result(arm, "TC", "wnut17", "standard", samples, seeds=seeds, **known))
+    return judge(make_plan(*holds), results)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "behind", "verdicts", "needs"),
+    [
+        ({}, {}, ["supported", "contradicted"], []),
+        ({"num_diverged": 3}, {}, ["undecided", "undecided"], ["1m-25-75-100 on wnut17 without divergence: it lost 3"]),
+        ({}, {"num_diverged": 3}, ["supported", "contradicted"], []),
+        ({"num_runs": 9}, {}, ["undecided", "undecided"], ["1m-25-75-100 on wnut17: its score is by 9 of 10"]),
+        ({}, {"num_runs": 5}, ["undecided", "undecided"], ["1m-mlm40-100 on wnut17: its score is by 5 of 10"]),
+    ],
+)
+def test_a_verdict_rests_on_finished_scores_that_lost_no_seed(
+    ahead: dict[str, int], behind: dict[str, int], verdicts: list[str], needs: list[str]
+) -> None:
+    """Seeds that diverged stand in the way of the arm that is ahead, as the mean is that of the survivors."""
+    lines = "1m-25-75 - mlm40 > 0 on TC at 100 steps", "1m-25-75 - mlm40 < 0 on TC at 100 steps"
+    judged = judge_one_task(*lines, ahead=ahead, behind=behind)
+    assert [one.verdict for one in judged] == verdicts
+    for finding in judged:
+        assert len(finding.needs) == len(needs) and all(map(str.__contains__, finding.needs, needs))
+
+
+@pytest.mark.parametrize("lost", [{}, {"num_diverged": 3}])
+def test_a_spread_is_over_what_did_not_diverge(lost: dict[str, int]) -> None:
+    """So that seeds that diverged at the chosen rate stand in no verdict's way."""
+    results = []
+    for name, slope in (("1m-25-75-100", 0.1), ("1m-mlm40-100", 0.02)):
+        arm = ReportArm(name, "other", "1m", "mlm", 40, 100, 0, 100)
+        noise = [0.001 * ((at * (3 if slope > 0.05 else 1)) % 4) for at in range(5)]
+        by_rate = {1e-5: [0.5 + one for one in noise], 1e-4: [0.5 + slope - one for one in noise]}
+        results.append(Result(arm, "TC", "wnut17", "standard", by_rate[1e-4], by_rate, num_runs=10, **lost))
+    line = "spread(1m-25-75 over rate) - spread(mlm40 over rate) > 0 on TC at 100 steps"
+    (finding,) = judge(make_plan(line), results)
+    assert (finding.verdict, finding.needs) == ("supported", [])
+    assert "(rate 1e-05, 0.0001)" in next(finding.inequalities).label
+
+
+def test_that_none_holds_is_not_known_while_one_has_no_scores() -> None:
+    line = "mlm40 - 1m-25-75 > 0 on some task at 100 steps"
+    (finding,) = judge_one_task(line, ahead={}, behind={})
+    assert finding.verdict == "undecided" and "no scores of 1m-mlm40-100 on genre" in finding.needs[0]
+
+
+def test_findings_of_the_paper_are_hypotheses_too() -> None:
+    """On its 800 scores a citation is judged as the finding itself; beside it stands an inequality of one's own."""
+    plan = make_plan("F6 of the paper", "F1 of the paper", "stack - mlm40 > 0")
+    published = read_reference()
+    planned = {result.dataset: result.family for result in published.results if result.dataset != AVERAGE}
+    plan = replace(plan, families=planned)
+    plan = replace(plan, hypotheses=tuple(bind_hypotheses(plan)))
+    sixth, first, own = judge(plan, published.results)
+    known = {finding.key: finding for finding in judge_claims(measure_findings(published))}
+    for judged, key in ((sixth, "F6"), (first, "F1")):
+        assert [one.label for one in judged.inequalities] == [one.label for one in known[key].inequalities]
+        assert [one.p_value for one in judged.inequalities] == [one.p_value for one in known[key].inequalities]
+    assert first.verdict == "supported" and not own.is_tested
+    with pytest.raises(InputError, match="unknown finding of the paper 'F9'; known: F1, F2"):
+        make_plan("F9 of the paper")
+
+
+@pytest.mark.parametrize("wanted", ["paper", "expected.yaml"])
+def test_hypotheses_stand_in_a_file_of_their_own(tmp_path: Path, wanted: str) -> None:
+    (tmp_path / "expected.yaml").write_text("hypotheses: [{name: own, says: so, holds: clm - mlm40 > 0}]")
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump({**make_plan().study.model_dump(mode="json"), "hypotheses": wanted}))
+    study = load_study(path)
+    assert [one.name for one in study.hypotheses] == (
+        list(read_findings()["findings"]) if wanted == "paper" else ["own"]
+    )
+    with pytest.raises(InputError, match=r"nothing\.yaml does not exist"):
+        load_study(path, ["hypotheses=nothing.yaml"])
+
+
+def sentences_on(plan: Plan, folder: Path) -> list[str]:
+    """The sentences on when hypotheses were declared; the hash that stands in the first is that of `study plan`."""
+    digest, sentences = tell_declaration(plan, folder)
+    assert digest == hash_hypotheses(plan) and sentences[0].startswith(f"Hypotheses {digest}: ")
+    return sentences
+
+
+def fill(folder: Path, runs: int, scores: int) -> None:
+    """Put runs and scores into a study's folder, of whatever plan; unfinished cells do not count."""
+    places = [f"runs/run-{number}/config.yaml" for number in range(runs)]
+    places += [f"scores/model/{name}/score.json" for name in (*map(str, range(scores)), ".cell.part")]
+    for place in places:
+        (folder / place).parent.mkdir(parents=True, exist_ok=True)
+        (folder / place).touch()
+
+
+def test_what_was_declared_is_recorded(tmp_path: Path) -> None:
+    before, after = make_plan("stack - mlm40 > 0"), make_plan("stack - mlm40 > 1 point")
+    assert sentences_on(before, tmp_path)[0].endswith("not declared, for the study has not run with them.")
+    declare(before, tmp_path)
+    fill(tmp_path, 1, 0)
+    declare(before, tmp_path)  # the same command goes on: nothing new is declared
+    (first,) = sentences_on(before, tmp_path)
+    assert first.endswith("before anything was trained; unchanged since, in words, arms, budgets and tasks.")
+    assert "not declared" in sentences_on(after, tmp_path)[0]
+    # Of another plan, which has done nothing yet.
+    fill(tmp_path, 2, 12)
+    declare(after, tmp_path)
+    first, replaced = sentences_on(after, tmp_path)
+    assert "changed once since the first declaration; the current ones were declared" in first
+    assert first.endswith("with 2 runs and 12 scores in the folder.")
+    says = before.study.hypotheses[0].says
+    assert replaced.startswith(f"Replaced: {hash_hypotheses(before)}, declared ")
+    assert replaced.endswith(f"before anything was trained: h0: “{says}” (stack - mlm40 > 0).")
+    # Back again: what was declared first was declared then, and what was tried meanwhile is told.
+    declare(before, tmp_path)
+    first, replaced = sentences_on(before, tmp_path)
+    assert "changed twice since" in first and first.endswith("before anything was trained.")
+    assert "(stack - mlm40 > 1 point)" in replaced
+
+
+def test_a_rung_that_is_added_is_a_change(tmp_path: Path) -> None:
+    """The words "at the largest budget" stay, what they are about does not; an arm that no line is about is no
+    change."""
+
+    def grow(*more: dict[str, Any]) -> Plan:
+        plan = make_plan("1m-25-75 - mlm40 > 0 at the largest budget")
+        tree = plan.study.model_dump(mode="json")
+        return plan_study(parse_config(Study, tree | {"arms": [*tree["arms"], *more]}, origin="grown.yaml"))
+
+    before, other = grow(), {"group": "other", "models": ["1m"], "curricula": ["mlm30"], "budgets": [800]}
+    declare(before, tmp_path)
+    assert "unchanged since" in sentences_on(grow(other), tmp_path)[0]
+    rung = grow({"group": "rung", "models": ["1m"], "curricula": ["mlm40", "25/75"], "budgets": [800]})
+    assert "not declared" in sentences_on(rung, tmp_path)[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("null", "it holds null, not a mapping of keys"),
+        ("[5]", r"it holds \[5\], not a mapping of keys"),
+        ('{"a": 1}', "not what was written, by its own hash"),
+    ],
+)
+def test_a_record_of_declarations_that_is_none_is_named(text: str, told: str, tmp_path: Path) -> None:
+    """By whoever reads it or would add to it."""
+    plan, path = make_plan("stack - mlm40 > 0"), tmp_path / "hypotheses.json"
+    path.write_text(text)
+    for read in (tell_declaration, declare):
+        with pytest.raises(InputError, match=f"^{path} is damaged .*{told}.*; put it back as it was"):
+            read(plan, tmp_path)
+
+
+def test_a_declaration_whose_date_was_edited_is_refused(tmp_path: Path) -> None:
+    plan, path = make_plan("stack - mlm40 > 0"), tmp_path / "hypotheses.json"
+    declare(plan, tmp_path)
+    path.write_text(path.read_text().replace('"when": "2', '"when": "1'))
+    with pytest.raises(InputError, match="not what was written, by its own hash"):
+        tell_declaration(plan, tmp_path)
+
+
+def test_hypotheses_are_declared_before_the_study_runs(tmp_path: Path) -> None:
+    """Their hash is that of the plan, and the words stand beside it."""
+    plan = make_plan("stack - mlm40 > 0")
+    opened = OpenStudy(plan, tmp_path, ())
+    facts = opened.declare()
+    assert facts["hash"] == hash_hypotheses(plan) and [*facts["hypotheses"]] == ["h0"]
+    assert facts["declared"] == opened.declare()["declared"] == tell_declaration(plan, tmp_path)[1]
+    assert (tmp_path / "study.yaml").exists() and "before anything was trained" in facts["declared"][0]
+    with pytest.raises(InputError, match="has no hypotheses to declare"):
+        OpenStudy(make_plan(), tmp_path, ()).declare()

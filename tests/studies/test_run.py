@@ -1,0 +1,747 @@
+"""A study of two tiny arms and their continuation, from the file to the report."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from biphase import machine
+from biphase.api.studies import study
+from biphase.config import parse_config
+from biphase.corpus.shards import read_shard_manifest
+from biphase.engine import local as units
+from biphase.engine import scheduler
+from biphase.engine.local import Engine
+from biphase.errors import BusyError, InputError, StoppedError
+from biphase.files import file_hash, hash_below, locked, read_json, write_hashed, write_json
+from biphase.finetuning.config import PROTOCOL
+from biphase.pretraining import loop
+from biphase.recipe import Checkpoints
+from biphase.run import Run
+from biphase.studies import run as worker
+from biphase.studies.cost import measure_sizes, run_flops
+from biphase.studies.folder import (
+    claim_study_folder,
+    drop_checkpoints,
+    find_record,
+    read_runs,
+    read_state,
+    study_text,
+)
+from biphase.studies.plan import Plan, plan_study, train_name
+from biphase.studies.report import arm_of_model, collect_results, list_costs, list_notes, read_evidence, report_study
+from biphase.studies.run import measure_units, run_study, status, study_units
+from biphase.studies.spec import Study
+
+HERE = Engine(workers=0)
+ONE_CELL = ("evaluation.learning_rates=[1e-3]", "evaluation.seeds=1")
+"""Of each model, where a test is of other things than cells."""
+NOUNS = ["dog", "cat", "boy", "girl", "tree", "house", "river", "train"]
+
+
+@pytest.fixture(scope="module")
+def words_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("words")
+    for split, others in (("train", NOUNS[:3]), ("validation", NOUNS[3:5]), ("test", NOUNS[5:])):
+        rows = [{"tokens": [a, "near", b], "ner_tags": ["B-location", "O", "O"]} for a in NOUNS for b in others]
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        rows = rows[1:]  # test must not be validation
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plan(tiny_recipe: Any, words_dir: Path) -> Plan:
+    recipe = tiny_recipe().model_dump(mode="json")
+    architecture = recipe["init"]["architecture"]
+    for key in ("name", "init", "curriculum"):
+        del recipe[key]
+    tree = {
+        "name": "tiny",
+        "question": "Does anything work?",
+        "recipe": recipe,
+        "models": [{"name": "tiny", "preset": "1m", "architecture": architecture}],
+        "arms": [
+            {"group": "from scratch", "models": ["tiny"], "curricula": ["clm", "50/50", "mlm40"], "budgets": [12]},
+            {
+                "group": "continued",
+                "name": "{parent}-then-{curriculum}-{budget}",
+                "parents": ["tiny-clm-12", "tiny-mlm40-12"],
+                "curricula": ["mlm40"],
+                "budgets": [6],
+                "recipe": {"schedule": {"warmup_steps": 0}},
+            },
+        ],
+        "evaluation": {
+            "tasks": ["wnut17"],
+            "learning_rates": [1e-3, 3e-3],
+            "seeds": 2,
+            "finetune": {"batch_size": 8, "device": "cpu"},
+            "data_dirs": {"wnut17": str(words_dir)},
+        },
+    }
+    return plan_study(parse_config(Study, tree, origin="test"))
+
+
+@pytest.fixture(scope="module")
+def finished(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = claim_study_folder(tmp_path_factory.mktemp("study"), plan.study)
+    assert run_study(plan, place, HERE) == []
+    return place
+
+
+def test_every_unit_is_done_once(plan: Plan, finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {unit.name for unit in study_units(read_state(plan, finished))}
+    assert len(names) == len(plan.runs) + len(plan.cells) == 5 + 5 * 4
+    assert read_state(plan, finished).done == names
+    monkeypatch.setattr(scheduler, "run_units", lambda units, *_, **__: iter([]) if not list(units) else pytest.fail())
+    assert run_study(plan, finished, HERE) == []
+
+
+def test_branches_start_from_the_trunk(plan: Plan, finished: Path) -> None:
+    branch = plan.runs["tiny-50-50-12"]
+    assert (branch.parent, branch.first) == ("tiny-clm-12", 6)
+    config = (trained_folder(finished, branch.name) / "config.yaml").read_text()
+    assert f"{trained_folder(finished, 'tiny-clm-12')}@6" in config
+
+
+def test_a_record_says_what_text_was_trained_on(plan: Plan, finished: Path) -> None:
+    shards = read_shard_manifest(Path(plan.runs["tiny-clm-12"].recipe.data.shards))
+    for run in plan.runs.values():
+        record = find_record(finished, run)
+        assert record and record.text == (shards.fingerprint,) and record.is_timed
+
+
+def test_checkpoints_that_nobody_needs_are_dropped(plan: Plan, finished: Path) -> None:
+    steps = {int(path.name) for path in Run(trained_folder(finished, "tiny-clm-12")).steps.iterdir()}
+    assert steps == {12}  # step 6, from which a branch went, and step 7, before the decay, are gone
+
+
+def test_what_is_scored_needs_no_checkpoint(plan: Plan, finished: Path, tmp_path: Path) -> None:
+    """A folder without weights and predictions, as one is kept: its page says the same, and nothing is trained."""
+    place = copy_of(finished, tmp_path / "kept")
+    for path in (*(place / "runs").glob("*/steps"), *place.glob("scores/*/*/*.jsonl")):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    before, after = read_state(plan, finished), read_state(plan, place)
+    assert (after.done, after.begun) == (before.done, {}) and not any(after.steps.values())
+    reports = [report_study(plan, folder, tmp_path / name, []) for name, folder in (("a", finished), ("b", place))]
+    assert reports[0][1].missing == reports[1][1].missing == []
+    assert [not result.examples.read().why_unknown for result in reports[1][2].results if result.examples] == [
+        not result.examples.read().why_unknown for result in reports[0][2].results if result.examples
+    ]
+    shutil.rmtree(next((place / "scores" / "tiny-50-50-12").glob("wnut17-*")))
+    lacking = {train_name(name) for name in plan.runs} - read_state(plan, place).done
+    assert lacking == {train_name("tiny-50-50-12"), train_name("tiny-clm-12")}, "the branch, and what it starts from"
+
+
+def test_an_archive_gives_the_page_again(
+    plan: Plan, finished: Path, words_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the byte, in another process and folder: without the study's folder and file, its shards, and its own task."""
+    monkeypatch.chdir(tmp_path)
+    place = copy_of(finished, tmp_path / "study-tiny")
+    shutil.copytree(plan.runs["tiny-clm-12"].recipe.data.shards, "shards")
+    shape = "classes: [O, B-location], files: [{train: train.jsonl, validation: validation.jsonl, test: test.jsonl}]"
+    own = "{name: places, family: token_classification, metric: f1, label: ner_tags, " + shape + "}"
+    Path("places.yaml").write_text(own, encoding="utf-8")
+    words = [
+        "recipe.data.shards=shards",
+        "evaluation.tasks=[wnut17, places.yaml]",
+        "authors=[A. Žena & B_C, '{The Team}']",
+    ]
+    words.append(f"evaluation.data_dirs={{wnut17: {words_dir}, places.yaml: {words_dir}}}")
+    moved = changed(plan, *words, *ONE_CELL, "title=A_B & 50 %")
+    assert not run_study(moved, claim_study_folder(place, moved.study), HERE)
+    Path("tiny.yaml").write_text(study_text(moved.study), encoding="utf-8")
+    opened = study("tiny.yaml")
+    opened.report("before")
+    for name in ("one.tar.gz", "two.tar.gz", "three.tar.xz"):
+        opened.bundle(name)
+    assert file_hash(Path("one.tar.gz")) == file_hash(Path("two.tar.gz")), "equal folders give equal archives"
+    with pytest.raises(InputError, match=r"one.tar.gz is there already; choose another name"):
+        opened.bundle("one.tar.gz")
+    with pytest.raises(InputError, match=r"one.zip: the name of an archive ends in .tar.gz or .tar.xz"):
+        opened.bundle("one.zip")
+    shutil.move("before", tmp_path / "kept")
+    for gone in ("shards", "study-tiny"):
+        shutil.rmtree(gone)
+    for gone in ("tiny.yaml", "places.yaml"):
+        Path(gone).unlink()
+    for name in ("one.tar.gz", "three.tar.xz"):
+        clean = tmp_path / f"clean {name}"
+        with tarfile.open(name) as archive:
+            members = archive.getmembers()
+            assert all(member.isfile() and member.name.startswith("study-tiny/") for member in members)
+            archive.extractall(clean, filter="data")
+        logged = {path.parent.name.rpartition("-")[0] for path in clean.glob("study-tiny/runs/*/metrics.jsonl")}
+        assert logged == {*plan.runs} and not [*clean.rglob("*.safetensors"), *clean.rglob("*.jsonl.zst")]
+        command = [sys.executable, "-m", "biphase", "study", "report", "study-tiny", "--report", "mine"]
+        subprocess.run(command, cwd=clean, check=True, capture_output=True)
+        for folder in (clean / "mine", clean / "study-tiny" / "report"):
+            assert hash_below(folder) == hash_below(tmp_path / "kept"), folder
+    citation = (tmp_path / "kept" / "citation.bib").read_text(encoding="utf-8")
+    assert r"author = {A. Žena \& B\_C and {The Team}}" in citation and r"title = {{A\_B \& 50 \%}}" in citation
+    page = (tmp_path / "kept" / "index.html").read_text(encoding="utf-8")
+    assert "assumed" not in page and "1 × cpu" in page and "How to cite" in page
+    (clean / "study-tiny" / "bundle.json").unlink()
+    subprocess.run(command, cwd=clean, check=True, capture_output=True)
+    told = "rest on samples of .* tokens .assumed: shards is not here"
+    assert re.search(told, (clean / "mine" / "index.html").read_text(encoding="utf-8")), "an archive made by hand"
+
+
+def test_costs_by_device(plan: Plan, finished: Path, tmp_path: Path) -> None:
+    """Eight H100 for each run: their hours, FLOPs as the plan counts them, energy by the board's 700 W."""
+    place = copy_of(finished, tmp_path / "gpus")
+    for file in place.glob("runs/*/environment.json"):
+        write_json(file, read_json(file) | {"device": "NVIDIA H100 80GB HBM3", "processes": 8})
+    sizes, state = measure_sizes(plan), read_state(plan, place)
+    pretraining, tuning = list_costs(state, sizes)
+    seconds = sum(record.seconds for record in state.records.values())
+    assert pretraining["device"] == "8 × NVIDIA H100 80GB HBM3" and tuning["device"] == "1 × cpu"
+    assert float(str(pretraining["device hours"])) == pytest.approx(8 * seconds / 3600, rel=0.01)
+    energy, _, told = str(pretraining["kWh at most"]).partition(" at ")
+    assert (float(energy), told) == (pytest.approx(0.7 * 8 * seconds / 3600, rel=0.01), "700 W")
+    flops = sum(sum(run_flops(run, sizes[name]).values()) for name, run in plan.runs.items())
+    assert float(str(pretraining["FLOPs"])) == pytest.approx(flops, rel=0.01)
+    scores = [score for own in state.scores.values() for score in own.scores]
+    tokens = sum(score.tokens_per_second["train"] * score.seconds["train"] for score in scores)
+    shape, _ = sizes["tiny-clm-12"]
+    assert shape and float(str(tuning["FLOPs"])) == pytest.approx(6 * shape.block_weights * tokens, rel=0.01)
+    assert (tuning["units"], tuning["kWh at most"]) == (len(scores), "not known")
+
+
+def test_more_pretraining_seeds_train_nothing_anew(plan: Plan, finished: Path, tmp_path: Path) -> None:
+    """From one pretraining seed to two: what is done counts, the second has weights of its own, one seed at a time."""
+    plan, place = changed(plan, *ONE_CELL), copy_of(finished, tmp_path / "seeds")
+    grown = changed(plan, "pretraining_seeds=2")
+    first, second = grown.of_first_seed, [name for name, arm in grown.arms.items() if arm.seed]
+    assert (first.runs, first.models, first.cells) == (plan.runs, plan.models, plan.cells)
+    assert second == [f"{name}-seed1" for name in plan.arms]
+    before = {path: path.stat().st_mtime_ns for path in place.rglob("model.safetensors")}
+    done = read_state(grown, place).done
+    assert done == read_state(plan, place).done and status(read_state(grown, place)).seeds == [
+        "pretraining seed 0: done",
+        "pretraining seed 1: 0 of 10 units",
+    ]
+    assert not run_study(grown, place, HERE)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert status(read_state(grown, place)).seeds == ["pretraining seed 0: done", "pretraining seed 1: done"]
+    child = grown.runs["tiny-clm-12-then-mlm40-6-seed1"]
+    assert child.parent == "tiny-clm-12-seed1" and child.recipe.seed == plan.arms["tiny-clm-12"].recipe.seed + 1
+    hashes = {file_hash(path) for path in (place / "runs").glob("tiny-clm-12-*/steps/12/model/model.safetensors")}
+    assert len(hashes) == 2, "another pretraining seed gives other weights"
+    results = collect_results(grown, read_state(grown, place).scores).results
+    assert {result.arm.name for result in results} == {
+        r.arm.name for r in collect_results(plan, read_state(plan, finished).scores).results
+    }
+
+
+def test_status_of_a_finished_study(plan: Plan, finished: Path) -> None:
+    found = status(read_state(plan, finished))
+    assert [(line["name"], line["done"], line["total"]) for line in found.lines] == [
+        ("train", 5, 5),
+        ("wnut17", 20, 20),
+    ]
+    assert not found.failed and all(line["seconds_left"] == 0 for line in found.lines)
+    reference = Path(__file__).parents[2] / "docs" / "reference" / "command_line.md"
+    assert f"`{' '.join(found.lines[0])}`" in reference.read_text(encoding="utf-8")
+
+
+def test_status_tells_that_the_text_is_not_there(plan: Plan, tmp_path: Path) -> None:
+    found = status(read_state(changed(plan, "recipe.data.shards=nowhere"), tmp_path))
+    assert "nowhere holds no shards: what is left to train cannot begin" in found.notes
+
+
+def test_what_is_done_has_not_failed(plan: Plan, finished: Path, tmp_path: Path) -> None:
+    """As after a study file with a slip in it ran in the folder: the slip is gone, and what it asked for is done."""
+    place = copy_of(finished, tmp_path / "study")
+    (place / "failed").mkdir(exist_ok=True)
+    for number, unit in enumerate((train_name("tiny-clm-12"), train_name("arm-that-was-taken-out"))):
+        record = {"unit": unit, "reason": "no such model", "traceback": ""}
+        (place / "failed" / f"{number}.json").write_text(json.dumps(record))
+    assert len(scheduler.read_failures(place)) == 2
+    found = status(read_state(plan, place))
+    assert (found.failed, found.num_waiting, found.lines[0]["failed"]) == ([], 0, 0)
+
+
+def test_results_in_the_papers_terms(plan: Plan, finished: Path) -> None:
+    scores = read_state(plan, finished).scores
+    collected = collect_results(plan, scores)
+    results, planned = collected.results, collected.planned_runs
+    arms = {(result.arm.name, result.arm.setup): result.arm for result in results}
+    both = arms["tiny-50-50-12", "ratio"]
+    assert (both.objective, both.clm_steps, both.mlm_steps, both.mask_percent) == ("clm+mlm", 6, 6, 40)
+    continued = arms["tiny-clm-12-then-mlm40-6", "cpt"]
+    assert (continued.pretrain_steps, continued.cpt_steps, continued.parent) == (12, 6, "tiny-clm-12")
+    assert continued.flops is not None and continued.flops > (arms["tiny-clm-12", "objective"].flops or 0)
+    assert all(len(result.samples) == 2 and len(result.by_rate or {}) == 2 for result in results)
+    assert {(result.family, result.metric) for result in results} == {("TC", "standard"), ("TC", "paper")}
+    assert all(one.num_runs == planned[one.arm.name, one.dataset] == 4 and not one.num_diverged for one in results)
+    assert {result.measure for result in results} == {"f1", "paper_f1"}
+    assert {one.metric for one in results if one.count_degenerate()} == {"standard", "paper"}, "O everywhere, by both"
+
+
+def test_report(plan: Plan, finished: Path, tmp_path: Path) -> None:
+    page, *_ = report_study(plan, finished, tmp_path / "report", ["biphase study run study.yaml a.b=1"])
+    text = page.read_text(encoding="utf-8")
+    assert "Does anything work?" in text and "biphase study run study.yaml a.b=1" in text
+    assert re.search(
+        r"pip install biphase==.* torch==.* transformers==.*\n"
+        r"# trained on .*: [\d,]+ documents, [\d,]+ tokens, fingerprint [0-9a-f]{16}; tokenizer [0-9a-f]{16}\n"
+        r"biphase tokenizer train train.jsonl --vocab-size \d+ --out tokenizer\n"
+        r"biphase prepare train.jsonl --tokenizer tokenizer --out .* --validation validation.jsonl\n"
+        r"biphase study run study.yaml a.b=1\n",
+        text,
+    )
+    assert list((tmp_path / "report" / "tables").iterdir()) and list((tmp_path / "report" / "figures").iterdir())
+    cells = (tmp_path / "report" / "scores.csv").read_text().splitlines()
+    assert len(cells) == 1 + 20 and "test paper_f1" in cells[0]
+    noted = changed(plan, "notes=['CLM alone is left out.']")
+    again, told, *_ = report_study(noted, finished, tmp_path / "report", [])
+    assert (again, told.hypotheses) == (page, None) and "CLM alone is left out." in page.read_text(encoding="utf-8")
+
+
+def test_a_study_is_evidence_for_advice(plan: Plan, finished: Path, tmp_path: Path) -> None:
+    found = read_evidence(finished)
+    assert [item.curriculum for item in found] == ["clm", "50/50", "mlm40"], "what continues another arm says nothing"
+    scores = read_state(plan, finished).scores
+    (both,) = [r for r in collect_results(plan, scores).results if (r.arm.name, r.arm.setup, r.metric) == BOTH]
+    assert found[1].mean == pytest.approx(100 * both.mean)
+    assert not any(item.is_behind for item in found), "all score zero"
+    with pytest.raises(InputError, match=r"is not the folder of a study \(it has no study.yaml\)"):
+        read_evidence(tmp_path)
+    empty = claim_study_folder(tmp_path / "empty", plan.study)
+    with pytest.raises(InputError, match="no curriculum with a score on every task yet"):
+        read_evidence(empty)
+
+
+BOTH = ("tiny-50-50-12", "ratio", "standard")
+
+
+def test_a_study_that_grows_trains_only_what_is_new(plan: Plan, finished: Path, tmp_path: Path) -> None:
+    """The new arm branches where the finished trunk kept nothing: up to there the trunk is trained once more."""
+    place = copy_of(finished, tmp_path / "grown")
+    tree = plan.study.model_dump(mode="json", exclude={"evaluation"})
+    tree["arms"][0]["curricula"].append("25/75")
+    grown = plan_study(parse_config(Study, tree, origin="grown"))
+    new = "tiny-25-75-12"
+    assert grown.runs[new].first == 3
+    missing = {train_name(name) for name in grown.runs} - read_state(grown, place).done
+    assert missing == {train_name(new), train_name("tiny-clm-12")}
+    folders = set((place / "runs").iterdir())
+    models = {path: path.read_bytes() for path in (place / "runs").glob("*/steps/*/model/model.safetensors")}
+    claim_study_folder(place, grown.study)
+    assert not run_study(grown, place, HERE)
+    assert set((place / "runs").iterdir()) - folders == {trained_folder(place, new)}
+    assert all(path.read_bytes() == content for path, content in models.items())
+    assert {int(path.name) for path in Run(trained_folder(place, "tiny-clm-12")).steps.iterdir()} == {12}
+    assert not {train_name(name) for name in grown.runs} - read_state(grown, place).done
+
+
+def trained_folder(place: Path, run: str) -> Path:
+    return (place / "runs" / read_json(place / "trained" / f"{run}.json")["folder"]).resolve()
+
+
+def copy_of(place: Path, folder: Path) -> Path:
+    shutil.copytree(place, folder)
+    return folder
+
+
+def test_damaged_scores_are_named_and_made_again(plan: Plan, finished: Path, tmp_path: Path) -> None:
+    place = copy_of(finished, tmp_path / "copy")
+    path = next((place / "scores" / "tiny-clm-12").glob("wnut17-*/score.json"))
+    path.write_text(path.read_text()[:100])
+    model = next(model for model in plan.models if model.name == "tiny-clm-12")
+    state = read_state(plan, place)
+    assert state.scores[model.name].broken.keys() == {path}
+    assert any(
+        note.startswith(f"Left out: {path} (is ") for note in list_notes(state, {})
+    )  # on the page and the terminal
+    assert len(read_state(plan, place).done) == 24
+    shutil.rmtree(path.parent)
+    assert run_study(plan, place, HERE) == []
+    assert len(read_state(plan, place).done) == 25
+
+
+def test_scores_of_other_weights_do_not_count(plan: Plan, finished: Path, tmp_path: Path) -> None:
+    place = copy_of(finished, tmp_path / "copy")
+    model = next(model for model in plan.models if model.name == "tiny-mlm40-12")
+    config = trained_folder(place, "tiny-mlm40-12") / "steps" / "12" / "model" / "config.json"
+    config.write_text(config.read_text() + " ")
+    with pytest.raises(InputError, match=r"config\.json is damaged \(it is not what was written"):
+        read_state(plan, place)
+    manifest = config.parents[1] / "manifest.json"  # as if it had been trained anew
+    content = {key: value for key, value in read_json(manifest).items() if key != "record_hash"}
+    content["files"]["model/config.json"] = file_hash(config)
+    write_hashed(manifest, content)
+    assert len(read_state(plan, place).scores[model.name].scores) == 0
+
+
+def test_scores_of_an_older_protocol_do_not_count(plan: Plan, finished: Path, tmp_path: Path) -> None:
+    place = copy_of(finished, tmp_path / "copy")
+    path = next((place / "scores" / "tiny-clm-12").glob("wnut17-*/score.json"))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "protocol": PROTOCOL - 1}))
+    assert len(read_state(plan, place).done) == 24
+
+
+@pytest.mark.parametrize(
+    ("settings", "left"),
+    [
+        ({}, 0),
+        ({"max_length": 9999, "scale": 5.0, "qa_head": "token"}, 0),
+        ({"max_length": 8}, 20),
+        ({"epochs": 2}, 20),
+    ],
+)
+def test_only_what_decides_a_result_makes_a_cell_another(plan: Plan, finished: Path, settings: dict, left: int) -> None:
+    """Beyond the network's positions every limit is the same, and token classification has no temperature."""
+    cells = [replace(cell, config=cell.config.model_copy(update=settings)) for cell in plan.cells]
+    assert len(read_state(replace(plan, cells=tuple(cells)), finished).done) == 25 - left
+
+
+def test_a_failure_blocks_only_what_needs_it(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    plan = changed(plan, *ONE_CELL)
+    place = claim_study_folder(tmp_path / "study", plan.study)
+    real = loop.train
+
+    def fail_one(recipe: Any, runs: Path) -> Run:
+        if recipe.name == "tiny-mlm40-12":
+            raise InputError("the loss is not finite at step 3")
+        return real(recipe, runs)
+
+    monkeypatch.setattr(loop, "train", fail_one)
+    failures = run_study(plan, place, HERE)
+    blocked = [failure for failure in failures if failure.reason.startswith("blocked")]
+    assert len(failures) == 1 + 1 + 2 and len(blocked) == 3
+    assert [find_record(place, plan.runs[name]) is None for name in ("tiny-50-50-12", "tiny-mlm40-12")] == [
+        False,
+        True,
+    ]
+    found = status(read_state(plan, place))
+    assert (found.lines[0]["done"], found.lines[0]["failed"]) == (3, 2)
+    assert (len(found.failed), found.num_waiting) == (1, 3)
+    monkeypatch.setattr(loop, "train", real)
+    assert run_study(plan, place, HERE) == []
+    assert not status(read_state(plan, place)).failed
+
+
+def test_what_another_process_is_at_is_left_to_it(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other process holds the first run's folder and finishes it while this one waits."""
+    plan = changed(plan, *ONE_CELL)
+    place = claim_study_folder(tmp_path / "study", plan.study)
+    unit = next(unit for unit in study_units(read_state(plan, place)) if unit.name == train_name("tiny-clm-12"))
+    unit.function(**unit.arguments)
+    record = place / "trained" / "tiny-clm-12.json"
+    hidden = record.rename(record.with_suffix(".hidden"))
+    waits = []
+
+    def wait(seconds: float) -> None:
+        waits.append(hidden.rename(record))
+        monkeypatch.setattr(units, "POLL_SECONDS", 0.0)
+
+    monkeypatch.setattr(units, "POLL_SECONDS", 3600.0)
+    monkeypatch.setattr(units.time, "sleep", wait)
+    monkeypatch.setattr(units.time, "monotonic", lambda: time.perf_counter() + 3600.0 * len(waits))
+
+    real = loop.train
+
+    def train_unless_held(recipe: Any, runs: Path) -> Run:
+        if not waits and recipe.name == "tiny-clm-12":
+            raise BusyError("held")
+        return real(recipe, runs)
+
+    monkeypatch.setattr(loop, "train", train_unless_held)
+    assert run_study(plan, place, HERE) == []
+    assert len(waits) == 1 and len(read_state(plan, place).done) == 5 + 5
+
+
+def test_only_mlm_continues_as_in_the_paper(plan: Plan) -> None:
+    """A detour through CLM must not take the place of MLM in the comparison of continued models and its verdict."""
+    detour = changed(
+        plan, "arms.1.curricula=[mlm40, 50% clm + 50% mlm40]", "evaluation=null", "planning.vocab_size=384"
+    )
+    setups = {model.name: arm_of_model(detour, model, measure_sizes(detour)).setup for model in detour.models}
+    assert setups["tiny-clm-12-then-mlm40-6"] == "objective"
+    assert setups["tiny-clm-12-then-50-clm-50-mlm40-6"] == "other"
+
+
+def changed(plan: Plan, *overrides: str) -> Plan:
+    return plan_study(parse_config(Study, plan.study.model_dump(mode="json"), overrides, origin="changed.yaml"))
+
+
+def test_scores_of_other_settings_are_not_reported(plan: Plan, finished: Path, tmp_path: Path) -> None:
+    """A study that asks for other epochs, or for fewer rates, reports on those alone."""
+    place = copy_of(finished, tmp_path / "changed")
+    model = plan.models[0]
+    longer = changed(plan, "evaluation.finetune.epochs=7", "evaluation.learning_rates=[1e-3]", "evaluation.seeds=[0]")
+    assert not read_state(longer, place).scores[model.name].scores
+    assert not run_study(longer, place, HERE)
+    (score,) = read_state(longer, place).scores[model.name].scores
+    assert score.config.epochs == 7
+    fewer = changed(plan, "evaluation.learning_rates=[1e-3]")
+    assert {score.config.learning_rate for score in read_state(fewer, place).scores[model.name].scores} == {1e-3}
+    assert {score.config.epochs for score in read_state(plan, place).scores[model.name].scores} == {
+        plan.cells[0].config.epochs
+    }
+
+
+def test_a_precision_that_is_asked_for_is_part_of_what_is_done(plan: Plan, finished: Path) -> None:
+    made = read_state(plan, finished).scores[plan.models[0].name].scores[0].config.precision  # what `auto` means here
+    for precision, done in (("auto", 25), ("fp32", 25 if made == "fp32" else 5), ("bf16", 25 if made == "bf16" else 5)):
+        assert len(read_state(changed(plan, f"evaluation.finetune.precision={precision}"), finished).done) == done
+    assert not read_state(changed(plan, "recipe.compute.precision=bf16"), finished).done
+
+
+def test_what_begins_at_a_changed_run_is_trained_anew(plan: Plan, finished: Path, tmp_path: Path) -> None:
+    """Branches and continuations, whether or not their own recipes changed."""
+    faster = changed(plan, "arms.0.recipe={schedule: {peak_lr: 2e-2}}")
+    assert not {train_name(name) for name in faster.runs} & read_state(faster, finished).done
+    slower = changed(plan, "arms.1.recipe={schedule: {peak_lr: 1e-3, warmup_steps: 0}}")
+    trained = {name for name in slower.runs if train_name(name) in read_state(slower, finished).done}
+    assert trained == {name for name in slower.runs if "-then-" not in name}
+    # Nothing starts from the old parent: while another process is at the new one it waits, else the plan is old.
+    place = copy_of(finished, tmp_path / "faster")
+    units = {unit.name: unit for unit in study_units(read_state(faster, place))}
+    child = units[train_name("tiny-clm-12-then-mlm40-6")]
+    cell = next(unit for unit in units.values() if unit.name.startswith("tiny-clm-12/"))
+    for unit in (child, cell):
+        with pytest.raises(BusyError), locked(place / "trained" / ".tiny-clm-12.lock"):
+            unit.function(**unit.arguments)
+        with pytest.raises(InputError, match="tiny-clm-12@12 is no longer there; the same command makes it again"):
+            unit.function(**unit.arguments)
+
+
+def test_a_branch_that_lacks_a_checkpoint_gets_it(
+    plan: Plan, finished: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also when the checkpoint in which it began is gone: that is made once more first, and dropped again."""
+    place = copy_of(finished, tmp_path / "grown")
+    grown = changed(plan, "intermediate=[{arms: [tiny-50-50-12], steps: [7]}]", "evaluation=null")
+    assert {train_name("tiny-50-50-12"), train_name("tiny-clm-12")}.isdisjoint(read_state(grown, place).done)
+    assert status(read_state(grown, place)).lines[0]["done"] == 3
+    before = read_json(place / "trained" / "tiny-clm-12.json")["seconds"]
+    papers = (trained_folder(place, "tiny-clm-12") / "environment.json").read_bytes()
+    claim_study_folder(place, grown.study)
+    assert not run_study(grown, place, HERE)
+    steps = {name: {int(p.name) for p in Run(trained_folder(place, name)).steps.iterdir()} for name in grown.runs}
+    assert steps["tiny-50-50-12"] == {7, 12} and steps["tiny-clm-12"] == {12}
+    record = read_json(place / "trained" / "tiny-clm-12.json")
+    assert record["seconds"] > before, "what was spent is added up"
+    said = "".join(capfd.readouterr())
+    assert re.search(r"train tiny-clm-12: \d+ steps in \S+, \S+ of it since it went on", said), "attempts told apart"
+    assert (trained_folder(place, "tiny-clm-12") / "environment.json").read_bytes() == papers
+
+
+def test_a_checkpoint_that_is_made_elsewhere_is_waited_for(plan: Plan, finished: Path, tmp_path: Path) -> None:
+    """While another process makes it, what begins there neither fails nor trains the trunk for itself."""
+    place = copy_of(finished, tmp_path / "grown")
+    grown = changed(plan, "arms.0.curricula=[clm, 50/50, mlm40, 25/75]", "evaluation=null")
+    units = {unit.name: unit for unit in study_units(read_state(grown, place))}
+    trunk, branch = units[train_name("tiny-clm-12")], units[train_name("tiny-25-75-12")]
+    held = trained_folder(place, "tiny-clm-12") / ".lock"
+    with pytest.raises(BusyError, match="another process makes tiny-clm-12@3"), locked(held):
+        branch.function(**branch.arguments)
+    trunk.function(**trunk.arguments)
+    branch.function(**branch.arguments)
+    drop_checkpoints(place, grown)
+    assert 3 in read_runs(grown, place).steps["tiny-clm-12"], "the folder is not yet that of this study"
+    claim_study_folder(place, grown.study)
+    drop_checkpoints(place, grown)
+    assert 3 not in read_runs(grown, place).steps["tiny-clm-12"]
+    (line,) = trunk.function(**trunk.arguments)
+    assert line.endswith(": done by another process"), "a late process trains nothing again"
+
+
+class Launcher:
+    """What torchrun would print, and its exit code, in place of it."""
+
+    output, code = b"", 0
+
+    def __init__(self, *_: Any, stdout: Any, **__: Any) -> None:
+        stdout.write(self.output)
+
+    def wait(self) -> int:
+        return self.code
+
+
+def test_the_run_of_torchrun_is_the_one_that_it_says(
+    plan: Plan, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the newest of that name, and wherever the shards lie by now; bytes that are no text do no harm."""
+    place = copy_of(finished, tmp_path / "study")
+    moved = changed(plan, "recipe.data.shards=elsewhere", "recipe.schedule.peak_lr=2e-2").runs["tiny-clm-12"].recipe
+    newest = loop.train(changed(plan, "recipe.schedule.peak_lr=2e-2").runs["tiny-clm-12"].recipe, place / "runs").path
+    own = trained_folder(place, "tiny-clm-12")
+    monkeypatch.setattr(worker.subprocess, "Popen", Launcher)
+    for folder in (newest, own):
+        monkeypatch.setattr(Launcher, "output", f"NCCL\xe2\n{folder}\n".encode("latin-1"))
+        assert worker.train_by_torchrun(moved, place / "runs", 2) == folder
+    monkeypatch.setattr(Launcher, "output", b"")
+    with pytest.raises(
+        InputError, match=r"torchrun ended well but did not say which run is done; see .*tiny-clm-12\.log"
+    ):
+        worker.train_by_torchrun(moved, place / "runs", 2)
+
+
+def test_what_torchrun_says_of_its_end_is_of_this_attempt(
+    plan: Plan, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log has the earlier ones too. A stop is no failure."""
+    recipe = plan.runs["tiny-clm-12"].recipe
+    monkeypatch.setattr(worker.subprocess, "Popen", Launcher)
+    attempts = [
+        (b"biphase: process 1 was killed\n", 2, InputError, "exit code 2: process 1 was killed; see"),
+        (b"Traceback\nImportError: libnccl.so.2\n", 1, InputError, "exit code 1: ImportError: libnccl.so.2; see"),
+        (b"biphase: stopped at step 3 of 12\n", 143, StoppedError, "^stopped at step 3 of 12$"),
+        (b"", 143, StoppedError, "^stopped; run the same command to go on"),
+    ]
+    for output, code, kind, words in attempts:
+        monkeypatch.setattr(Launcher, "output", output)
+        monkeypatch.setattr(Launcher, "code", code)
+        with pytest.raises(kind, match=words):
+            worker.train_by_torchrun(recipe, tmp_path, 2)
+
+
+def test_a_stop_waits_for_the_processes_of_a_run(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """It is passed on, and is one also where they end as if nothing had been."""
+    terminated = []
+
+    class Asked(Launcher):
+        def wait(self) -> int:
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
+            return 0
+
+        def terminate(self) -> None:
+            terminated.append(1)
+
+    monkeypatch.setattr(worker.subprocess, "Popen", Asked)
+    monkeypatch.setenv(machine.GRACE, "77")
+    with pytest.raises(StoppedError, match="run the same command to go on"):
+        worker.train_by_torchrun(plan.runs["tiny-clm-12"].recipe, tmp_path, 2)
+    assert terminated and capsys.readouterr().err == "waiting up to 77 s for 2 processes to save their state\n"
+
+
+@pytest.mark.slow
+def test_torchrun_says_by_its_exit_code_that_a_run_is_busy(plan: Plan, finished: Path) -> None:
+    """And which run it is, where nobody is at it."""
+    recipe = plan.runs["tiny-clm-12"].recipe
+    lacking = recipe.model_copy(update={"checkpoints": Checkpoints(keep=(3,))})
+    folder = trained_folder(finished, "tiny-clm-12")
+    with locked(folder / ".lock"), pytest.raises(BusyError, match="in use by another"):
+        worker.train_by_torchrun(lacking, finished / "runs", 2)
+    assert worker.train_by_torchrun(recipe, finished / "runs", 1).resolve() == folder
+
+
+def test_one_unit(plan: Plan, tmp_path: Path) -> None:
+    place = claim_study_folder(tmp_path / "study", plan.study)
+    with pytest.raises(InputError, match="no unit 'train tiny-clm' in this study; did you mean 'train tiny-clm-12'"):
+        run_study(plan, place, HERE, only="train tiny-clm")
+    with pytest.raises(InputError, match="no unit 'trian' in this study; did you mean 'train'"):
+        run_study(plan, place, HERE, only="trian")
+    with pytest.raises(InputError, match="no unit '0' in this study; they are called such as 'train tiny-"):
+        run_study(plan, place, HERE, only="0")
+    with pytest.raises(InputError, match="needs 'train tiny-clm-12', which is not done yet"):
+        run_study(plan, place, HERE, only="train tiny-50-50-12")
+    assert run_study(plan, place, HERE, only="train tiny-clm-12") == []
+    assert read_state(plan, place).done == {"train tiny-clm-12"}
+    assert run_study(plan, place, HERE, only="train") == []
+    assert read_state(plan, place).done == {train_name(name) for name in plan.runs}
+
+
+def test_all_cells_of_what_is_trained(
+    plan: Plan, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """What is not trained is not trained for them, and is told."""
+    place = copy_of(finished, tmp_path / "study")
+    shutil.rmtree(place / "scores")
+    (place / "trained" / "tiny-mlm40-12.json").unlink()
+    assert run_study(plan, place, HERE, only="cells") == []
+    state = read_state(plan, place)
+    lacking = {cell.name for cell in plan.cells if cell.model == "tiny-mlm40-12"}
+    assert (
+        state.scored == {cell.name for cell in plan.cells} - lacking
+        and not (place / "trained" / "tiny-mlm40-12.json").exists()
+    )
+    assert "4 cells left out: their models are not trained" in capsys.readouterr().err
+
+
+def test_the_folder_of_another_study(plan: Plan, finished: Path) -> None:
+    with pytest.raises(InputError, match="is the folder of the study 'tiny', not of 'other'"):
+        claim_study_folder(finished, plan.study.model_copy(update={"name": "other"}))
+
+
+def test_a_task_of_ones_own(plan: Plan, finished: Path, words_dir: Path, tmp_path: Path) -> None:
+    """Its YAML file names it, its data is found under either name, and the report has it."""
+    own = tmp_path / "places.yaml"
+    shape = "classes: [O, B-location], files: [{train: train.jsonl, validation: validation.jsonl, test: test.jsonl}]"
+    own.write_text(
+        "{name: places, family: token_classification, metric: f1, label: ner_tags, " + shape + "}", encoding="utf-8"
+    )
+    place = copy_of(finished, tmp_path / "study")
+    unknown = changed(plan, f"evaluation.tasks=['{own}']", "evaluation.data_dirs={}")
+    told = status(read_state(unknown, place))
+    assert [line["name"] for line in told.lines] == ["train", "places"], "not its path"
+    assert told.notes == ["how long places takes is a guess until its first cell is done"]
+    for given in (str(own), "places"):
+        words = [f"evaluation.tasks=['{own}']", f"evaluation.data_dirs={{'{given}': '{words_dir}'}}"]
+        asked = changed(plan, *words, "evaluation.learning_rates=[1e-3]", "evaluation.seeds=1")
+        assert run_study(asked, place, HERE) == []
+    assert status(read_state(asked, place)).notes == []
+    assert {result.dataset for result in collect_results(asked, read_state(asked, place).scores).results} == {"places"}
+    page, *_ = report_study(asked, place, tmp_path / "report", [])
+    assert "places" in page.read_text(encoding="utf-8")
+
+
+def test_data_are_looked_for_before_anything_trains(plan: Plan, tmp_path: Path) -> None:
+    tree = plan.study.model_dump(mode="json")
+    tree["evaluation"] |= {"data_dirs": {"wnut17": str(tmp_path)}}
+    without = plan_study(parse_config(Study, tree, origin="without"))
+    place = claim_study_folder(tmp_path / "study", without.study)
+    with pytest.raises(InputError, match=r"task 'wnut17' needs .* there"):
+        run_study(without, place, HERE)
+    assert not (place / "runs").exists()
+    tree["evaluation"] |= {"tasks": ["squad_retrieval"], "data_dirs": {}}
+    lacking = plan_study(parse_config(Study, tree, origin="lacking"))
+    with pytest.raises(InputError, match="task 'squad_retrieval' comes neither with biphase nor from the hub"):
+        run_study(lacking, place, HERE)
+    tree = plan.study.model_dump(mode="json")
+    tree["models"] += [{"name": "theirs", "model": "../decodr"}]
+    tree["arms"] += [{"group": "adapted", "models": ["theirs"], "curricula": ["mlm40"], "budgets": [12]}]
+    lost = plan_study(parse_config(Study, tree, origin="lost"))
+    with pytest.raises(InputError, match=r"model \.\./decodr: there is no such folder"):
+        run_study(lost, place, HERE)
+
+
+def test_time_left_knows_what_training_took_before(plan: Plan, finished: Path, tmp_path: Path) -> None:
+    state = read_state(plan, finished)
+    every = study_units(state)
+    spent, costs = measure_units(state, every), {unit.name: unit.cost for unit in every}
+    records = [read_json(finished / "trained" / f"{run}.json")["seconds"] for run in plan.runs]
+    assert spent["train"].seconds == pytest.approx(sum(records))
+    assert spent["train"].cost == pytest.approx(sum(costs[train_name(run)] for run in plan.runs))
+    assert spent["wnut17"].seconds > 0 and set(spent) == {"train", "wnut17"}
+    training = units.Unit("train tiny-clm-12", list, {}, kind="train", cost=costs["train tiny-clm-12"])
+    forecast = scheduler.Forecast([training], spent | {"wnut17": scheduler.Pace(1e6, 1.0)})
+    assert forecast.seconds_left == pytest.approx(sum(records) * training.cost / spent["train"].cost)
+    # Without the cells, `study status` tells the same for them: as long for their cost as the training took.
+    place = copy_of(finished, tmp_path / "trained")
+    shutil.rmtree(place / "scores")
+    lines = status(read_state(plan, place)).lines
+    cells = sum(cost for name, cost in costs.items() if not name.startswith("train "))
+    assert [line["seconds_left"] for line in lines] == [
+        0,
+        pytest.approx(cells * spent["train"].seconds / spent["train"].cost),
+    ]
