@@ -2,9 +2,9 @@
 
 make docs && python scripts/measure_docs.py [FOLDER]
 
-Prints each block of code, table and page that is wider than its place, at 1400 and at 390 pixels, and the pages that the
-search finds for WORDS. Ends with code 1 where a command is cut off or a word leads nowhere. FOLDER gets a picture of each
-page at both widths.
+Prints each block of code, table and page that is wider than its place, at 1400 and at 390 pixels, and the pages that
+the search finds for WORDS. Ends with code 1 where a command is cut off or a word leads nowhere. FOLDER gets a picture
+of each page at both widths.
 """
 
 import html
