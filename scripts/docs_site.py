@@ -49,6 +49,8 @@ def notebook_blocks(notebook: dict[str, Any]) -> Iterator[str]:
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     markdown = markdown.replace(".ipynb)", ".md)")
+    # A table that was drawn with characters is not wrapped on a narrow screen: site.css.
+    markdown = re.sub(r"^```text\n(?=[^`]*[─━])", "```{ .text .drawn }\n", markdown, flags=re.MULTILINE)
     markdown = re.sub(r"\[([^\]]*)" + LINKED.pattern, lambda found: f"`{found[2]}`", markdown)
     return ASKED.sub(lambda found: "\n".join(made(found[1], found[2])), markdown)
 
