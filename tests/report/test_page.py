@@ -35,6 +35,8 @@ class Page(HTMLParser):
 
     tags: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
+    cells: list[str] = field(default_factory=list)
+    """The words that stand in a cell of a table, apart from small print."""
     open_tags: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -55,6 +57,8 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if not {"style", "script"} & set(self.open_tags[-1:]):
             self.words.append(data)
+        if {"td", "u"} & set(self.open_tags[-1:]):
+            self.cells.append(data)
 
     def all(self, tag: str, **attributes: str) -> list[dict[str, str]]:
         return [
@@ -128,7 +132,7 @@ def test_links_lead_somewhere(paper: Page, paper_file: Path) -> None:
 def test_every_published_cell_is_on_the_page(paper: Page, paper_file: Path) -> None:
     """Each model once, in whichever tables of the paper it is, with the mean over all tasks, which is not published;
     and that mean once more where its compute-equivalent is told."""
-    scores = Counter(word.strip() for word in paper.words if re.fullmatch(r"[0-9]+[.][0-9]{2} ", word))
+    scores = Counter(word.strip() for word in paper.cells if re.fullmatch(r"[0-9]+[.][0-9]{2} ?", word))
     published = {(one.arm.name, one.family, one.dataset): one for one in read_reference().results}.values()
     found = scores - Counter(f"{100 * one.mean:.2f}" for one in published)
     prices = (paper_file.parent / "tables" / "compute-equivalents-610M.md").read_text()
@@ -159,7 +163,10 @@ def test_findings_and_figures_are_there(paper: Page) -> None:
 
 def test_compute_equivalents_are_on_the_page(paper: Page, paper_file: Path) -> None:
     text = " ".join(" ".join(paper.words).split())
-    assert "at different shares of its FLOPs: from 610m-clm-11k-mlm40-22k 0.82 [0.72, 0.94] to 610m-clm-22k 1.6" in text
+    assert (
+        "then MLM for 11,000 (610m-clm-11k-mlm40-22k) 0.82 [0.72, 0.94] to CLM for 22,000 steps (610m-clm-22k) 1.6"
+        in text
+    )
     assert "interval over fine-tuning seeds only; each model was pretrained once" in text
     assert "79.91 ± 0.96" in text and "79.91 ± 1.33" not in text, "one interval, as in the table of all models"
     assert paper.all("section", id="compute-equivalents") and paper.all("figure", id="figure-compute-equivalents")
@@ -234,19 +241,19 @@ def test_a_report_without_claims_has_no_verdicts(part: ResultSet, tmp_path: Path
 
 
 def test_inline_svg() -> None:
-    """Colours of the page, no size, no declarations, no ids of groups; what repeats is a class."""
+    """As it was drawn, in colours of the page; no size, no declarations, no ids of groups; what repeats is a class."""
     text = (
         '<?xml version="1.0"?>\n<!DOCTYPE svg>\n<svg xmlns="http://www.w3.org/2000/svg" '
         'xmlns:xlink="http://www.w3.org/1999/xlink" width="10pt" height="20pt" viewBox="0 0 1 1">'
         '<metadata>m</metadata><defs><style type="text/css">*{color:red}</style></defs><clipPath id="p1"/>'
         '<g id="axes_1"><g id="line2d_1" clip-path="url(#p1)" style="stroke: #1a1a1a; fill: #dcdcdc">'
         '<use xlink:href="#m2" x="1.2345" width="3"/></g></g><path id="m2" style="stroke: #1a1a1a; fill: #dcdcdc"/>'
-        "</svg>"
+        "<text>0.1234</text></svg>"
     )
     styles = {"fill: none": "s0"}
     assert inline_svg([Part("whole", text)], styles) == (
-        '<svg class="whole" viewBox="0 0 1 1"><defs/><clipPath id="p1"/><g clip-path="url(#p1)" class="s1">'
-        '<use href="#m2" x="1.2" width="3"/></g><path id="m2" class="s1"/></svg>'
+        '<svg class="whole" viewBox="0 0 1 1"><clipPath id="p1"/><g><g clip-path="url(#p1)" class="s1">'
+        '<use xlink:href="#m2" x="1.2" width="3"/></g></g><path id="m2" class="s1"/><text>0.1234</text></svg>'
     )
     assert styles == {"fill: none": "s0", "stroke: currentColor; fill: var(--grid)": "s1"}
 
@@ -262,7 +269,7 @@ def test_panels_are_parts_that_may_be_stacked(paper_file: Path, tmp_path: Path) 
     named = set(re.findall(r"(?:url\(|href=\")#([\w-]+)", parts))
     ids = re.findall(r' id="([^"]+)"', parts)
     assert named and named <= set(ids) and len(ids) == len(set(ids))
-    assert len(parts) < 0.5 * len(text)
+    assert len(parts) < 0.6 * len(text)
 
 
 def test_panels_have_equal_boxes_with_all_words_inside(tmp_path: Path) -> None:
@@ -320,7 +327,7 @@ let errors = 0;
 addEventListener("error", () => { errors += 1; });
 addEventListener("load", () => {
   const table = document.querySelector("table.sortable");
-  const sorted = 6;
+  const sorted = 5;
   const shown = () => [...table.tBodies[0].rows].map((row) => parseFloat(row.cells[sorted].textContent)).join(" ");
   const button = table.tHead.rows[0].cells[sorted].querySelector("button");
   const states = [shown()];
@@ -328,7 +335,7 @@ addEventListener("load", () => {
     button.click();
     states.push(table.tHead.rows[0].cells[sorted].getAttribute("aria-sort") + " " + shown());
   }
-  for (const column of [1, 4]) {
+  for (const column of [1, 3]) {
     table.tHead.rows[0].cells[column].querySelector("button").click();
     const words = [...table.tBodies[0].rows].map((row) => row.cells[column].textContent);
     states.push([...new Set(words)].join(" "));
