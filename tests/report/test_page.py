@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from html import unescape
 from html.parser import HTMLParser
@@ -16,14 +16,25 @@ import pytest
 
 from biphase import style
 from biphase.errors import InputError
-from biphase.report.claims import judge_claims
+from biphase.report.claims import judge_claims, tell_finding
 from biphase.report.contrasts import with_averages
 from biphase.report.figures import FIGURES, Panel, Part, list_figures, plot_panel, save_figure
-from biphase.report.formats import show_estimate, show_p_value, show_points
-from biphase.report.page import PageText, inline_svg, write_report
-from biphase.report.paper import measure_findings, read_reference, report_paper
-from biphase.report.results import ResultSet
+from biphase.report.formats import show_estimate, show_p_value, show_points, show_power
+from biphase.report.page import (
+    PageText,
+    arm_labels,
+    count_verdicts,
+    inline_svg,
+    list_leads,
+    split_stubs,
+    tell_arm,
+    tell_evidence,
+    write_report,
+)
+from biphase.report.paper import judge_paper, measure_findings, read_reference, report_paper
+from biphase.report.results import ReportArm, ResultSet
 from biphase.report.statistics import Interval
+from biphase.report.tables import wide_table
 from biphase.style import SERIES
 
 VOID = {"meta", "link", "br", "hr", "img", "input", "path", "use", "line", "circle", "rect"}
@@ -307,6 +318,44 @@ def test_hypotheses_are_shown_as_verdicts_are(part: ResultSet, tmp_path: Path) -
     assert page.words.count("How verdicts are made") == 1
 
 
+def test_the_first_screen_has_each_verdict_once_and_arms_in_words() -> None:
+    """A verdict stands as a sign in a list, with what it rests on; the paper's, behind its first sentence."""
+    declared = judge_claims(measure_findings(read_reference()))
+    told = [*map(tell_finding, declared), "610m-clm-42k is ahead."]
+    assert list_leads(told, PageText("", "", hypotheses=(declared, ()))) == ["610m-clm-42k is ahead."]
+    verdicts = judge_paper(measure_findings(read_reference()))
+    (lead,) = list_leads([verdicts[1]], PageText("", "", verdicts))
+    assert verdicts[1].startswith(lead) and lead.endswith("6 findings tested.") and "F1" not in lead
+    assert tell_evidence(declared[0]).startswith("+") and declared[0].statement not in tell_evidence(declared[0])
+    assert count_verdicts(declared) == "Of 8 hypotheses, 2 are supported, none is contradicted and 6 are undecided."
+
+
+def test_an_arm_is_told_in_words() -> None:
+    arm = ReportArm("1m-40-60-100", "ratio", "1m", "clm+mlm", 40, 2000, 800, 1200)
+    then = ReportArm("1m-clm-2k-then-9", "cpt", "1m", "clm", 40, 2000, 2000, 0, 9)
+    mixed = replace(arm, name="1m-mix", curriculum="MLM with 25 % CLM")
+    arms = (arm, then, mixed, replace(arm, name="base", objective="none"), replace(arm, name="x-1", objective=""))
+    assert [tell_arm(one) for one in arms] == [
+        "CLM for 800 steps, then MLM for 1,200",
+        "CLM for 2,000 steps, then MLM for 9",
+        "MLM with 25 % CLM for 2,000 steps",
+        "random weights",
+        "",
+    ]
+    assert tell_arm(then, is_short=True) == "CLM\xa02k, then MLM\xa09"
+    label = arm_labels(arms)
+    first, second = label("<1m-mix> beats base"), label("1m-mix, not 1m-mix-2 or x-1.")
+    assert first == '&lt;MLM with 25 % CLM for 2,000 steps <span class="label">(1m-mix)</span>&gt; beats base'
+    assert second == '<span class="label">1m-mix</span>, not 1m-mix-2 or <span class="label">x-1</span>.'
+
+
+def test_what_is_the_same_for_all_models_stands_once(paper: Page) -> None:
+    table = wide_table(read_reference().select(size="1B", mask_percent=40), "paper")
+    assert split_stubs(table) == ([0], "network 1B, steps 42k, masked 40 %")
+    heads = [word for word in paper.words if word in ("model", "network", "steps", "objective", "masked")]
+    assert heads[:4] == ["model", "network", "steps", "masked"], "words of the model say its objective"
+
+
 def test_what_a_finding_lacks_has_no_remedy_for_hypotheses() -> None:
     alone = ResultSet(tuple(one for one in read_reference().results if one.arm.size == "210M"))
     untested = [
@@ -316,6 +365,8 @@ def test_what_a_finding_lacks_has_no_remedy_for_hypotheses() -> None:
 
 
 def test_numbers_as_words() -> None:
+    powers = [show_power(text) for text in ("7.25e+14", "3e+05", "1 × cpu", "not known", "4h19m")]
+    assert powers == ["7.25 × 10¹⁴", "3 × 10⁵", "1 × cpu", "not known", "4h19m"]
     assert (show_points(0.0123), show_points(-0.2), show_points(float("nan"))) == ("+1.23", "−20.00", "–")
     assert (show_points(-1e-9), show_p_value(0.04996), show_p_value(0.0504)) == ("0.00", "0.04996", "0.050")
     assert (show_p_value(0.00099), show_p_value(0.0496), show_p_value(float("nan"))) == ("< 0.001", "0.0496", "–")
@@ -349,7 +400,15 @@ addEventListener("load", () => {
   const isCut = (one) => one.scrollHeight > one.clientHeight;
   const misplaced = tables.filter((one) => isCut(one) || isMisplaced(one.getBoundingClientRect()));
   const overflow = root.scrollWidth - root.clientWidth;
-  const result = [errors, pictures.length, overflow, misplaced.length, ...states].join("|");
+  // Words of neighbouring headers, between which an arrow stands.
+  const places = (row) => [...row.cells].map((cell) => {
+    const range = document.createRange();
+    range.selectNodeContents(cell);
+    return range.getBoundingClientRect();
+  }).filter((place) => place.width > 1);
+  const touching = [...document.querySelectorAll("thead tr")].map(places).filter(
+    (row) => row.some((place, column) => column && place.left - row[column - 1].right < 10));
+  const result = [errors, pictures.length, overflow, misplaced.length, touching.length, ...states].join("|");
   parent.postMessage(result, "*");
 });
 </script>
@@ -386,9 +445,9 @@ def show(page: str, tmp_path: Path, width: int, *options: str) -> tuple[str, str
 def test_in_chromium(paper_file: Path, tmp_path: Path, width: int) -> None:
     page = paper_file.read_text().replace("</title>", f"</title>{PROBE}", 1)
     told, complaints = show(page, tmp_path, width)
-    errors, pictures, overflow, misplaced, *states = told.split("|")
+    errors, pictures, overflow, misplaced, touching, *states = told.split("|")
     # All figures but three, for which nothing is published, and that of compute-equivalents.
-    assert (errors, pictures, overflow, misplaced) == ("0", str(len(FIGURES) - 1), "0", "0")
+    assert (errors, pictures, overflow, misplaced, touching) == ("0", str(len(FIGURES) - 1), "0", "0", "0")
     assert "CONSOLE" not in complaints
     plain = states[0].split()
     assert len(plain) == 46

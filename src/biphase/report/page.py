@@ -336,9 +336,11 @@ def split_stubs(table: tables.Table) -> tuple[list[int], str]:
     shown, said = [0], []
     for column, head in enumerate(table.stub[1:], start=1):
         values = {row.stub[column] for row in table.rows} - {MISSING}
+        if head == "objective" or not values:
+            continue
         if len(values) == 1:
             said.append(f"{head} {values.pop()}")
-        elif values and head != "objective":
+        else:
             shown.append(column)
     return shown, ", ".join(said)
 
