@@ -221,14 +221,14 @@ def make_score_table(
     if undecided := [f"{column} decides nothing here; what would: {needs}" for column, (_, needs) in pairs if needs]:
         notes.append(f"{'; '.join(undecided)}.")
     heads = tuple(stubs), tuple(columns)
-    if missing := [f"{arm.name}: {column}" for arm, column, cell in list_cells(rows, columns) if not cell.score]:
+    if missing := [f"{arm.name}: {column}" for arm, column, cell in walk_cells(rows, columns) if not cell.score]:
         notes.append(f"Missing: {'; '.join(missing)}.")
     records = [CSV_COLUMNS, *list_records(name, rows, columns)]
     known_signals = () if all(math.isnan(ratio) for ratio, _ in signals) else tuple(signals)
     return Table(name, title, *heads, tuple(rows), tuple(notes), records, known_signals, tuple(details))
 
 
-def list_cells(rows: Iterable[Row], columns: Iterable[str]) -> Iterator[tuple[ReportArm, str, Cell]]:
+def walk_cells(rows: Iterable[Row], columns: Iterable[str]) -> Iterator[tuple[ReportArm, str, Cell]]:
     """List the cells of a table of scores with their arms and the heads of their columns."""
     for row in rows:
         assert row.arm
@@ -238,7 +238,7 @@ def list_cells(rows: Iterable[Row], columns: Iterable[str]) -> Iterator[tuple[Re
 
 def list_records(name: str, rows: Iterable[Row], columns: Iterable[str]) -> Iterator[Sequence[object]]:
     """List the lines of the CSV file of a table of scores, one for each score: `CSV_COLUMNS`."""
-    for arm, column, cell in list_cells(rows, columns):
+    for arm, column, cell in walk_cells(rows, columns):
         if score := cell.score:
             told = {"objective": arm.curriculum or arm.objective, "mask_percent": arm.told_masks}
             facts = [told.get(field, getattr(arm, field)) for field in CSV_COLUMNS[2:10]]
