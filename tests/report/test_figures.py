@@ -30,7 +30,7 @@ from biphase.report.figures import (
     share_out_curves,
 )
 from biphase.report.paper import read_reference
-from biphase.report.results import AVERAGE, Result, ResultSet
+from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet
 from biphase.style import CURVE_POINTS, LOOKS, SERIES, plot_losses, thin
 
 LOSSES = {
@@ -153,14 +153,31 @@ def test_the_same_every_time(tmp_path: Path) -> None:
         assert one.read_bytes() == (tmp_path / "second" / one.name).read_bytes()
 
 
-def test_what_is_missing_is_said() -> None:
-    results = read_reference().select("SC", setup="objective", objective="clm", size="1B").results
-    uncounted = [replace(result, arm=replace(result.arm, flops=None)) for result in results]
-    plots, missing = list_figures(ResultSet(tuple(uncounted)))
-    assert not plots
-    assert len(missing) == len(FIGURES) + 1
-    assert "Spread over fine-tuning rates: needs test scores at every fine-tuning rate and seed" in missing
-    assert missing[-1] == "Loss curves: needs the metrics.jsonl of the runs"
+def test_only_figures_whose_arms_are_there_can_lack_scores() -> None:
+    """The paper has no scores by rate; and none of its arms was adapted, so that figure is not missed."""
+    plots, lacking = list_figures(read_reference())
+    assert lacking == ["Spread over fine-tuning rates: needs test scores at every fine-tuning rate and seed"]
+    assert "masking-after-clm" not in plots and "losses" not in plots
+
+
+def test_a_figure_of_one_point_a_panel_is_left_out() -> None:
+    """CLM and MLM of one size are two points, which a table says as well; those of three sizes are lines."""
+    of_one = ResultSet(read_reference().select("SC", setup="objective", size="210M", mask_percent=None).results)
+    assert list_figures(of_one) == ({}, [])
+    two = read_reference().select("SC", setup="ratio", pretrain_steps=12_000).results
+    pair = ResultSet([one for one in two if one.arm.clm_steps in (0, 3000) and one.arm.objective != "clm"])
+    assert fill_panels("splits", pair) and list_figures(pair) == ({}, [])
+
+
+def test_axes_of_shares_end_at_0_and_100_and_those_of_correlations_do_not() -> None:
+    cells = []
+    for (objective, mask, scores), size in itertools.product(
+        (("clm", None, (0.0, 0.1)), ("mlm", 40, (0.9, 1.0))), ("1m", "3m")
+    ):
+        arm = ReportArm(f"{objective}-{size}", "objective", size, objective, mask, 9)  # type: ignore[arg-type]
+        cells += [Result(arm, "SC", "a", "standard", scores, measure="mcc"), Result(arm, "TC", "b", "standard", scores)]
+    correlation, f1 = map(draw, fill_panels("objective-by-size", with_averages(ResultSet(cells))))
+    assert f1.get_ylim() == (0, 100) and correlation.get_ylim()[0] < -40 and correlation.get_ylim()[1] > 140
 
 
 def test_points_are_the_scores_with_their_intervals() -> None:
@@ -238,15 +255,21 @@ def test_losses_have_axes_for_each_objective() -> None:
     assert train.get_label() == "clm-50-mlm-100"
 
 
-def test_many_runs_share_no_panel_of_more_than_five() -> None:
-    losses = {f"run-{number}": LOSSES["clm-50-mlm-100"] for number in range(14)}
-    shown = []
+def test_neighbours_share_a_panel_and_an_arm_has_one_colour() -> None:
+    """Five arms to a panel at most; the second chunk has no CLM of its first arm."""
+    losses = {f"run-{index}": LOSSES["clm-50-mlm-100"] for index in range(7)}
+    losses["run-5"] = [row for row in losses["run-5"] if row["objective"] == "mlm"]
+    shown, colors = [], dict[str, set[str]]()
     for plot in share_out_curves(losses):
         axes = Figure().add_subplot()
         plot(axes)
         shown.append([text.get_text() for text in axes.get_legend().get_texts()])
-    assert [len(names) for names in shown] == [5, 5, 4] * 2
-    assert sorted(name for names in shown[:3] for name in names) == sorted(losses)
+        for line in axes.lines:
+            if line.get_label() in losses:
+                colors.setdefault(line.get_label(), set()).add(line.get_color())
+    first = [f"run-{index}" for index in range(5)]
+    assert shown == [first, ["run-6"], first, ["run-5", "run-6"]]
+    assert colors["run-6"] == {SERIES[1].color} and {len(of_arm) for of_arm in colors.values()} == {1}
 
 
 def test_long_curves_are_thinned_by_means() -> None:

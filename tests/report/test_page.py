@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from html import unescape
 from html.parser import HTMLParser
@@ -16,14 +16,25 @@ import pytest
 
 from biphase import style
 from biphase.errors import InputError
-from biphase.report.claims import judge_claims
+from biphase.report.claims import judge_claims, tell_finding
 from biphase.report.contrasts import with_averages
 from biphase.report.figures import FIGURES, Panel, Part, list_figures, plot_panel, save_figure
-from biphase.report.formats import show_estimate, show_p_value, show_points
-from biphase.report.page import PageText, inline_svg, write_report
-from biphase.report.paper import measure_findings, read_reference, report_paper
-from biphase.report.results import ResultSet
+from biphase.report.formats import show_estimate, show_p_value, show_points, show_power
+from biphase.report.page import (
+    PageText,
+    arm_labels,
+    count_verdicts,
+    inline_svg,
+    list_leads,
+    split_stubs,
+    tell_arm,
+    tell_evidence,
+    write_report,
+)
+from biphase.report.paper import judge_paper, measure_findings, read_reference, report_paper
+from biphase.report.results import ReportArm, ResultSet
 from biphase.report.statistics import Interval
+from biphase.report.tables import wide_table
 from biphase.style import SERIES
 
 VOID = {"meta", "link", "br", "hr", "img", "input", "path", "use", "line", "circle", "rect"}
@@ -35,6 +46,8 @@ class Page(HTMLParser):
 
     tags: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
+    cells: list[str] = field(default_factory=list)
+    """The words that stand in a cell of a table, apart from small print."""
     open_tags: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -55,6 +68,8 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if not {"style", "script"} & set(self.open_tags[-1:]):
             self.words.append(data)
+        if {"td", "u"} & set(self.open_tags[-1:]):
+            self.cells.append(data)
 
     def all(self, tag: str, **attributes: str) -> list[dict[str, str]]:
         return [
@@ -128,7 +143,7 @@ def test_links_lead_somewhere(paper: Page, paper_file: Path) -> None:
 def test_every_published_cell_is_on_the_page(paper: Page, paper_file: Path) -> None:
     """Each model once, in whichever tables of the paper it is, with the mean over all tasks, which is not published;
     and that mean once more where its compute-equivalent is told."""
-    scores = Counter(word.strip() for word in paper.words if re.fullmatch(r"[0-9]+[.][0-9]{2} ", word))
+    scores = Counter(word.strip() for word in paper.cells if re.fullmatch(r"[0-9]+[.][0-9]{2} ?", word))
     published = {(one.arm.name, one.family, one.dataset): one for one in read_reference().results}.values()
     found = scores - Counter(f"{100 * one.mean:.2f}" for one in published)
     prices = (paper_file.parent / "tables" / "compute-equivalents-610M.md").read_text()
@@ -159,7 +174,10 @@ def test_findings_and_figures_are_there(paper: Page) -> None:
 
 def test_compute_equivalents_are_on_the_page(paper: Page, paper_file: Path) -> None:
     text = " ".join(" ".join(paper.words).split())
-    assert "at different shares of its FLOPs: from 610m-clm-11k-mlm40-22k 0.82 [0.72, 0.94] to 610m-clm-22k 1.6" in text
+    assert (
+        "then MLM for 11,000 (610m-clm-11k-mlm40-22k) 0.82 [0.72, 0.94] to CLM for 22,000 steps (610m-clm-22k) 1.6"
+        in text
+    )
     assert "interval over fine-tuning seeds only; each model was pretrained once" in text
     assert "79.91 ± 0.96" in text and "79.91 ± 1.33" not in text, "one interval, as in the table of all models"
     assert paper.all("section", id="compute-equivalents") and paper.all("figure", id="figure-compute-equivalents")
@@ -234,19 +252,19 @@ def test_a_report_without_claims_has_no_verdicts(part: ResultSet, tmp_path: Path
 
 
 def test_inline_svg() -> None:
-    """Colours of the page, no size, no declarations, no ids of groups; what repeats is a class."""
+    """As it was drawn, in colours of the page; no size, no declarations, no ids of groups; what repeats is a class."""
     text = (
         '<?xml version="1.0"?>\n<!DOCTYPE svg>\n<svg xmlns="http://www.w3.org/2000/svg" '
         'xmlns:xlink="http://www.w3.org/1999/xlink" width="10pt" height="20pt" viewBox="0 0 1 1">'
         '<metadata>m</metadata><defs><style type="text/css">*{color:red}</style></defs><clipPath id="p1"/>'
         '<g id="axes_1"><g id="line2d_1" clip-path="url(#p1)" style="stroke: #1a1a1a; fill: #dcdcdc">'
         '<use xlink:href="#m2" x="1.2345" width="3"/></g></g><path id="m2" style="stroke: #1a1a1a; fill: #dcdcdc"/>'
-        "</svg>"
+        "<text>0.1234</text></svg>"
     )
     styles = {"fill: none": "s0"}
     assert inline_svg([Part("whole", text)], styles) == (
-        '<svg class="whole" viewBox="0 0 1 1"><defs/><clipPath id="p1"/><g clip-path="url(#p1)" class="s1">'
-        '<use href="#m2" x="1.2" width="3"/></g><path id="m2" class="s1"/></svg>'
+        '<svg class="whole" viewBox="0 0 1 1"><clipPath id="p1"/><g><g clip-path="url(#p1)" class="s1">'
+        '<use xlink:href="#m2" x="1.2" width="3"/></g></g><path id="m2" class="s1"/><text>0.1234</text></svg>'
     )
     assert styles == {"fill: none": "s0", "stroke: currentColor; fill: var(--grid)": "s1"}
 
@@ -262,7 +280,7 @@ def test_panels_are_parts_that_may_be_stacked(paper_file: Path, tmp_path: Path) 
     named = set(re.findall(r"(?:url\(|href=\")#([\w-]+)", parts))
     ids = re.findall(r' id="([^"]+)"', parts)
     assert named and named <= set(ids) and len(ids) == len(set(ids))
-    assert len(parts) < 0.5 * len(text)
+    assert len(parts) < 0.6 * len(text)
 
 
 def test_panels_have_equal_boxes_with_all_words_inside(tmp_path: Path) -> None:
@@ -300,6 +318,44 @@ def test_hypotheses_are_shown_as_verdicts_are(part: ResultSet, tmp_path: Path) -
     assert page.words.count("How verdicts are made") == 1
 
 
+def test_the_first_screen_has_each_verdict_once_and_arms_in_words() -> None:
+    """A verdict stands as a sign in a list, with what it rests on; the paper's, behind its first sentence."""
+    declared = judge_claims(measure_findings(read_reference()))
+    told = [*map(tell_finding, declared), "610m-clm-42k is ahead."]
+    assert list_leads(told, PageText("", "", hypotheses=(declared, ()))) == ["610m-clm-42k is ahead."]
+    verdicts = judge_paper(measure_findings(read_reference()))
+    (lead,) = list_leads([verdicts[1]], PageText("", "", verdicts))
+    assert verdicts[1].startswith(lead) and lead.endswith("6 findings tested.") and "F1" not in lead
+    assert tell_evidence(declared[0]).startswith("+") and declared[0].statement not in tell_evidence(declared[0])
+    assert count_verdicts(declared) == "Of 8 hypotheses, 2 are supported, none is contradicted and 6 are undecided."
+
+
+def test_an_arm_is_told_in_words() -> None:
+    arm = ReportArm("1m-40-60-100", "ratio", "1m", "clm+mlm", 40, 2000, 800, 1200)
+    then = ReportArm("1m-clm-2k-then-9", "cpt", "1m", "clm", 40, 2000, 2000, 0, 9)
+    mixed = replace(arm, name="1m-mix", curriculum="MLM with 25 % CLM")
+    arms = (arm, then, mixed, replace(arm, name="base", objective="none"), replace(arm, name="x-1", objective=""))
+    assert [tell_arm(one) for one in arms] == [
+        "CLM for 800 steps, then MLM for 1,200",
+        "CLM for 2,000 steps, then MLM for 9",
+        "MLM with 25 % CLM for 2,000 steps",
+        "random weights",
+        "",
+    ]
+    assert tell_arm(then, is_short=True) == "CLM\xa02k, then MLM\xa09"
+    label = arm_labels(arms)
+    first, second = label("<1m-mix> beats base"), label("1m-mix, not 1m-mix-2 or x-1.")
+    assert first == '&lt;MLM with 25 % CLM for 2,000 steps <span class="label">(1m-mix)</span>&gt; beats base'
+    assert second == '<span class="label">1m-mix</span>, not 1m-mix-2 or <span class="label">x-1</span>.'
+
+
+def test_what_is_the_same_for_all_models_stands_once(paper: Page) -> None:
+    table = wide_table(read_reference().select(size="1B", mask_percent=40), "paper")
+    assert split_stubs(table) == ([0], "network 1B, steps 42k, masked 40 %")
+    heads = [word for word in paper.words if word in ("model", "network", "steps", "objective", "masked")]
+    assert heads[:4] == ["model", "network", "steps", "masked"], "words of the model say its objective"
+
+
 def test_what_a_finding_lacks_has_no_remedy_for_hypotheses() -> None:
     alone = ResultSet(tuple(one for one in read_reference().results if one.arm.size == "210M"))
     untested = [
@@ -309,6 +365,8 @@ def test_what_a_finding_lacks_has_no_remedy_for_hypotheses() -> None:
 
 
 def test_numbers_as_words() -> None:
+    powers = [show_power(text) for text in ("7.25e+14", "3e+05", "1 × cpu", "not known", "4h19m")]
+    assert powers == ["7.25 × 10¹⁴", "3 × 10⁵", "1 × cpu", "not known", "4h19m"]
     assert (show_points(0.0123), show_points(-0.2), show_points(float("nan"))) == ("+1.23", "−20.00", "–")
     assert (show_points(-1e-9), show_p_value(0.04996), show_p_value(0.0504)) == ("0.00", "0.04996", "0.050")
     assert (show_p_value(0.00099), show_p_value(0.0496), show_p_value(float("nan"))) == ("< 0.001", "0.0496", "–")
@@ -320,7 +378,7 @@ let errors = 0;
 addEventListener("error", () => { errors += 1; });
 addEventListener("load", () => {
   const table = document.querySelector("table.sortable");
-  const sorted = 6;
+  const sorted = 5;
   const shown = () => [...table.tBodies[0].rows].map((row) => parseFloat(row.cells[sorted].textContent)).join(" ");
   const button = table.tHead.rows[0].cells[sorted].querySelector("button");
   const states = [shown()];
@@ -328,7 +386,7 @@ addEventListener("load", () => {
     button.click();
     states.push(table.tHead.rows[0].cells[sorted].getAttribute("aria-sort") + " " + shown());
   }
-  for (const column of [1, 4]) {
+  for (const column of [1, 3]) {
     table.tHead.rows[0].cells[column].querySelector("button").click();
     const words = [...table.tBodies[0].rows].map((row) => row.cells[column].textContent);
     states.push([...new Set(words)].join(" "));
@@ -342,7 +400,15 @@ addEventListener("load", () => {
   const isCut = (one) => one.scrollHeight > one.clientHeight;
   const misplaced = tables.filter((one) => isCut(one) || isMisplaced(one.getBoundingClientRect()));
   const overflow = root.scrollWidth - root.clientWidth;
-  const result = [errors, pictures.length, overflow, misplaced.length, ...states].join("|");
+  // Words of neighbouring headers, between which an arrow stands.
+  const places = (row) => [...row.cells].map((cell) => {
+    const range = document.createRange();
+    range.selectNodeContents(cell);
+    return range.getBoundingClientRect();
+  }).filter((place) => place.width > 1);
+  const touching = [...document.querySelectorAll("thead tr")].map(places).filter(
+    (row) => row.some((place, column) => column && place.left - row[column - 1].right < 10));
+  const result = [errors, pictures.length, overflow, misplaced.length, touching.length, ...states].join("|");
   parent.postMessage(result, "*");
 });
 </script>
@@ -379,9 +445,9 @@ def show(page: str, tmp_path: Path, width: int, *options: str) -> tuple[str, str
 def test_in_chromium(paper_file: Path, tmp_path: Path, width: int) -> None:
     page = paper_file.read_text().replace("</title>", f"</title>{PROBE}", 1)
     told, complaints = show(page, tmp_path, width)
-    errors, pictures, overflow, misplaced, *states = told.split("|")
+    errors, pictures, overflow, misplaced, touching, *states = told.split("|")
     # All figures but three, for which nothing is published, and that of compute-equivalents.
-    assert (errors, pictures, overflow, misplaced) == ("0", str(len(FIGURES) - 1), "0", "0")
+    assert (errors, pictures, overflow, misplaced, touching) == ("0", str(len(FIGURES) - 1), "0", "0", "0")
     assert "CONSOLE" not in complaints
     plain = states[0].split()
     assert len(plain) == 46

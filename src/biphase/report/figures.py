@@ -15,8 +15,9 @@ from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from io import StringIO
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -54,6 +55,14 @@ class Panel:
     """The title, labels and ticks of its axes, as arguments of matplotlib's `Axes.set`."""
     distances: Sequence[tuple[float, float, float, Look]] = ()
     """Dotted lines along the x axis: both ends, the height in percent, and a look."""
+    is_share: bool = False
+    """Whether its values lie between 0 and 100 %: accuracy and F1, but no correlation and no difference."""
+
+    @property
+    def says_something(self) -> bool:
+        """Whether there is more to compare than a table shows at a glance: three marks, or two along a line."""
+        sizes = [len(marks) for _, _, marks in self.series]
+        return sum(sizes) > 2 or max(sizes, default=0) > 1
 
 
 Arms = tuple[ReportArm, ...]
@@ -197,22 +206,27 @@ def begin_drawing(parent: int) -> None:
 def list_figures(
     results: ResultSet, losses: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
 ) -> tuple[dict[str, Plots], list[str]]:
-    """List every figure for which there are scores, by the name of its files; and what the others lack.
+    """List every figure with something to compare, by the name of its files; and what scores those lack whose arms
+    there are.
 
     `losses`: run → records as in metrics.jsonl, those of several pretraining seeds with a `seed`.
     """
     plots: dict[str, Plots] = {}
+    lacking, words = [], read_words()["figures"]
     for name in FIGURES:
-        plots[name] = [partial(plot_panel, panel) for panel in fill_panels(name, results)]
-    plots["losses"] = list(share_out_curves(losses or {}))
-    words = read_words()["figures"]
-    lacking = [f"{words[name]['title']}: needs {words[name]['needs']}" for name, drawn in plots.items() if not drawn]
-    return {name: drawn for name, drawn in plots.items() if drawn}, lacking
+        panels = fill_panels(name, results)
+        if told := [partial(plot_panel, panel) for panel in panels if panel.says_something]:
+            plots[name] = told
+        elif panels and not any(marks for panel in panels for _, _, marks in panel.series):
+            lacking.append(f"{words[name]['title']}: needs {words[name]['needs']}")
+    if curves := [*share_out_curves(losses or {})]:
+        plots["losses"] = curves
+    return plots, lacking
 
 
 def fill_panels(name: str, results: ResultSet) -> list[Panel]:
     """Make a panel of a figure for each family, with the marks of those arms that have a score there; none where the
-    figure lacks arms or scores."""
+    study has too few arms for the figure."""
     row, words = FIGURES[name], read_words()["figures"][name]
     rows = list(row.choose(results))
     arms = [arm for arm, *_ in rows]
@@ -221,37 +235,51 @@ def fill_panels(name: str, results: ResultSet) -> list[Panel]:
     has_names = row.kind == "bars" or isinstance(values[0] if values else None, str)
     if len(values) < (1 if has_names else 2):
         return []
-    ticks, unit = [*range(len(values))] if has_names else values, ""
-    labels = [write_steps(value) if isinstance(value, int) else str(value) for value in values]
-    if row.kind == "rings":
-        ticks, labels, unit = round_ticks(values)
-    settings: dict[str, Any] = {"xscale": "log"} if row.is_logarithmic else {}
-    settings |= {"xlabel": words["x"] + unit, "xticks": ticks, "xticklabels": labels}
-    if has_names:
-        margin = 0.6 if row.kind == "bars" else 0.4
-        settings["xlim"] = (-margin, len(values) - 1 + margin)
     drawn = {arm.size for arm in arms if row.kind == "rings" and num_parameters(arm.size) < math.inf}
     sizes = [size for size in results.sizes if size in drawn]
     series = list_series(row, rows)
+
+    def mark_arms(family: str, compared: Arms, aside: float) -> Mark | None:
+        """Place the score of an arm, or the difference of two, `aside` of its place on the axis."""
+        interval = measure_arms(row, results, family, compared)
+        if interval is None:
+            return None
+        value = getattr(compared[0], row.x)
+        x = values.index(value) if has_names else value
+        size = compared[0].size  # no other name says a size
+        marker = 3.5 + 2 * sizes.index(size) if size in sizes else MARKER_SIZE
+        return x * (1 + aside) if row.is_logarithmic else x + aside, interval, marker
+
     panels = []
     for family in results.families:
         marked = []
-        for number, (label, look, group) in enumerate(series):
-            aside, marks = row.dodge * (number - (len(series) - 1) / 2), list[Mark]()
-            for compared in group:
-                arm, interval = compared[0], measure_arms(row, results, family, compared)
-                x = values.index(getattr(arm, row.x)) if has_names else getattr(arm, row.x)
-                x = x * (1 + aside) if row.is_logarithmic else x + aside
-                # No other name says a size.
-                size = 3.5 + 2 * sizes.index(arm.size) if arm.size in sizes else MARKER_SIZE
-                if interval:
-                    marks.append((x, interval, size))
-            marked.append((label, look, sorted(marks, key=lambda mark: mark[0])))
+        for index, (label, look, group) in enumerate(series):
+            aside = row.dodge * (index - (len(series) - 1) / 2)
+            marks = [mark for compared in group if (mark := mark_arms(family, compared, aside))]
+            marked.append((label, look, sorted(marks, key=itemgetter(0))))
         measures = [measure.partition(",")[0] for measure in group_measures(results, family)]
         y_label = words.get("y") or f"{'mean of ' if len(measures) > 1 else ''}{show_list(measures)} (%)"
-        labelled = settings | {"title": f"{family} · {FAMILY_NAMES[family]}", "ylabel": y_label}
-        panels.append(Panel(row.kind, marked, labelled))
-    return panels if any(marks for panel in panels for _, _, marks in panel.series) else []
+        title = f"{family} · {FAMILY_NAMES[family]}"
+        settings = set_x_axis(row, values) | {"title": title, "ylabel": fill(y_label, 30)}
+        settings["xlabel"] = words["x"] + settings["xlabel"]
+        is_share = "y" not in words and family != "OT" and not any("correlation" in measure for measure in measures)
+        panels.append(Panel(row.kind, marked, settings, is_share=is_share))
+    return panels
+
+
+def set_x_axis(row: FigureRow, values: Sequence[Any]) -> dict[str, Any]:
+    """Return ticks, limits and scale of the x axis of a figure with these values, in order, as arguments of `Axes.set`;
+    its `xlabel` is the unit behind a label."""
+    scale = {"xscale": "log"} if row.is_logarithmic else {}
+    if row.kind == "rings":
+        ticks, labels, unit = round_ticks(values)
+        return scale | {"xticks": ticks, "xticklabels": labels, "xlabel": unit}
+    labels = [write_steps(value) if isinstance(value, int) else str(value) for value in values]
+    if row.kind != "bars" and not isinstance(values[0], str):
+        return scale | {"xticks": values, "xticklabels": labels, "xlabel": ""}
+    margin = 0.6 if row.kind == "bars" else 0.4
+    ends = (-margin, len(values) - 1 + margin)
+    return scale | {"xticks": range(len(values)), "xticklabels": labels, "xlabel": "", "xlim": ends}
 
 
 def list_series(row: FigureRow, rows: Sequence[Arms]) -> list[tuple[str, Look, list[Arms]]]:
@@ -346,6 +374,9 @@ def plot_marks(panel: Panel, axes: "Axes") -> None:
         axes.plot([begin, end], [height, height], ":", color=look.color, linewidth=1.2)
     if panel.kind == "points":
         axes.set_ylim(bottom=0)
+    if panel.is_share:
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(low, 0), min(high, 100))
 
 
 def plot_bars(panel: Panel, axes: "Axes") -> None:
@@ -375,20 +406,23 @@ def plot_bars(panel: Panel, axes: "Axes") -> None:
 
 
 def share_out_curves(losses: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Callable[["Axes"], object]]:
-    """Make a plot for every few runs of an objective: losses of different objectives are not on one scale."""
+    """Make a plot for each objective, whose losses are on a scale of their own, of every five arms in the order of the
+    study: so neighbours stand together, and an arm has one look in all panels."""
+    arms = [*losses.items()]
     for objective in dict.fromkeys(row["objective"] for rows in losses.values() for row in rows):
-        chosen = {}
-        for name, records in losses.items():
-            if rows := [row for row in records if row["objective"] == objective]:
-                chosen[name] = rows
-        num_panels = math.ceil(len(chosen) / len(SERIES))
-        for number in range(num_panels):
-            # One run of each stretch of the plan: neighbours differ least, and stand in different panels.
-            yield partial(plot_loss_curves, dict(list(chosen.items())[number::num_panels]), objective)
+        for begin in range(0, len(arms), len(SERIES)):
+            chosen = []
+            for (name, records), look in zip(arms[begin : begin + len(SERIES)], SERIES, strict=False):
+                if rows := [row for row in records if row["objective"] == objective]:
+                    chosen.append((name, rows, look))
+            if chosen:
+                yield partial(plot_loss_curves, chosen, objective)
 
 
-def plot_loss_curves(losses: Mapping[str, Sequence[Mapping[str, Any]]], objective: ObjectiveName, axes: "Axes") -> None:
-    for (name, records), look in zip(losses.items(), SERIES, strict=False):
+def plot_loss_curves(
+    curves: Sequence[tuple[str, Sequence[Mapping[str, Any]], Look]], objective: ObjectiveName, axes: "Axes"
+) -> None:
+    for name, records, look in curves:
         plot_losses(records, look, (name, None), axes)
     axes.set_title(OBJECTIVES[objective].title)
     axes.legend(loc="upper right", fontsize="small")

@@ -35,6 +35,13 @@ def show_estimate(value: float) -> str:
     return f"{round(value, digits):,.{max(digits, 0)}f}"
 
 
+def show_power(text: str) -> str:
+    """Show `7.25e+14` as `7.25 × 10¹⁴`; any other text as it is."""
+    number, _, power = text.partition("e+")
+    digits = power.lstrip("0").translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"{number} × 10{digits}" if power.isdigit() and number.replace(".", "").isdigit() else text
+
+
 def show_p_value(p_value: float) -> str:
     """Show `0.031`, or `< 0.001`; near the level of all tests as many digits as tell the side: `0.0496`."""
     if math.isnan(p_value):

@@ -4,8 +4,8 @@
 // words.
 const UNITS = { k: 1e3, m: 1e6, b: 1e9 };
 const valueOf = (cell) => {
-  const text = cell.textContent.replaceAll(",", "");
-  const [, number, unit] = text.match(/^(-?[0-9.]+)([kmb]?)( %)?$/i) ?? [];
+  const text = (cell.dataset.value ?? cell.textContent).replaceAll(",", "");
+  const [, number, unit] = text.match(/^(-?[0-9.]+(?:e[+-][0-9]+)?)([kmb]?)( %)?$/i) ?? [];
   if (number) return number * (UNITS[unit.toLowerCase()] ?? 1);
   if (cell.classList.contains("num")) return text.match(/[0-9]+([.][0-9]+)?/)?.[0] ?? "";
   return text === "–" ? "" : text;

@@ -7,72 +7,102 @@ colours; where the page is narrow, its panels stack.
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
-from xml.etree.ElementTree import Element, fromstring, tostring
+from typing import Any, get_args
 
 import numpy as np
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from biphase import __version__
 from biphase.console import out as terminal
 from biphase.errors import SOURCE, InputError
 from biphase.files import own_folder
 from biphase.report import contrasts, formats, tables
-from biphase.report.claims import Claim, Finding, Verdicts, count_tested, tell_finding, tell_verdict
+from biphase.report.claims import ClaimVerdict, Finding, Verdicts, count_tested, tell_finding, tell_verdict
 from biphase.report.equivalents import ladder_panel, list_prices, price_sentence, price_tables
 from biphase.report.figures import Part, figure_pool, list_figures, plot_panel, save_figure
-from biphase.report.formats import show_count, show_share, tell_p_value
-from biphase.report.results import ALL_TASKS, FAMILY_NAMES, Result, ResultSet, check_averages, list_gaps, read_words
+from biphase.report.formats import MISSING, show_count, show_list, show_share, tell_p_value, write_steps
+from biphase.report.results import (
+    ALL_TASKS,
+    FAMILY_NAMES,
+    ReportArm,
+    Result,
+    ResultSet,
+    check_averages,
+    list_gaps,
+    read_words,
+)
 from biphase.report.statistics import SIGNIFICANCE
 from biphase.style import GRID, INK
 
 SUPERFLUOUS = re.compile(
-    r"font-family: [^;]*;? ?|stroke-linejoin: miter;? ?|(?<=[0-9]\.[0-9])[0-9]+|rotate\(-?0 [^)]*\)"
+    r"""<metadata>.*?</metadata> | <defs>\s*<style.*?</defs> | <!--.*?--> | (?<=<g)\ id="[^"]*"
+    | font-family:\ [^;"]*;?\ ? | stroke-linejoin:\ miter;?\ ? | \ transform="rotate\(-?0\ [^)]*\)"
+    | (?<=[0-9]\.[0-9])[0-9]{3,}(?=[^<>]*>) | \ style="" | (?<=>)\s+(?=<) | \ \n(?=[A-Z])""",
+    re.DOTALL | re.VERBOSE,
 )
-"""What the page says for all its pictures, digits beyond the first, and turns by nothing."""
+"""Parts of matplotlib's SVG that the page does without: what it states once for all pictures, digits beyond the first,
+names of groups."""
 
 
 def inline_svg(parts: Iterable[Part], styles: dict[str, str]) -> Markup:
-    """Return the parts of a picture without what the page states once for all pictures, and with the page's colours.
+    """Return the parts of a figure for the page: as they were drawn, in the page's colours.
 
     `styles`: a style of the page's pictures → the name of its class; new ones are added.
     """
+
+    def name_style(found: re.Match[str]) -> str:
+        return f'class="{styles.setdefault(found[1].strip(), f"s{len(styles)}")}"'
+
     drawn = []
     for part in parts:
-        root = fromstring(part.svg)
-        for node in reversed([*root.iter()]):  # children first: a group without attributes gives way to its own
-            kept = [child for child in node if not child.tag.endswith(("metadata", "style"))]
-            node[:] = chain.from_iterable(child if child.tag == "g" and not child.attrib else [child] for child in kept)
-            node.tag = node.tag.rpartition("}")[2]
-            node.text = node.text if node.text and node.text.strip() else None
-            node.tail = node.tail if node.tail and node.tail.strip() else None
-            tidy_attributes(node, styles)
-        box = root.get("viewBox", "")
-        root.attrib = {"class": part.kind, "viewBox": box}
-        if part.kind == "legend":
-            root.set("width", f"{1.5 * float(box.split()[2]):.0f}")
-        drawn.append(tostring(root, encoding="unicode").replace(" />", "/>"))
+        root, _, body = SUPERFLUOUS.sub("", part.svg[part.svg.index("<svg") :]).partition(">")
+        (box,) = re.findall(r'viewBox="([^"]*)"', root)
+        width = f' width="{1.5 * float(box.split()[2]):.0f}"' if part.kind == "legend" else ""
+        body = body.replace(INK, "currentColor").replace(GRID, "var(--grid)")
+        body = re.sub(r'style="([^"]*)"', name_style, body)
+        drawn.append(f'<svg class="{part.kind}" viewBox="{box}"{width}>{body}')
     return Markup("".join(drawn))
 
 
-def tidy_attributes(node: Element, styles: dict[str, str]) -> None:
-    """Turn an element's style into a class, and drop what is of no use on the page, such as the ids of groups: only
-    those of other elements are referred to."""
-    attributes, node.attrib = node.attrib, {}
-    for name, text in attributes.items():
-        key, value = name.rpartition("}")[2], SUPERFLUOUS.sub("", " ".join(text.split()))
-        if key == "style":
-            value = value.replace(INK, "currentColor").replace(GRID, "var(--grid)")
-            key, value = "class", styles.setdefault(value, f"s{len(styles)}")
-        if value and not (key == "id" and node.tag == "g"):
-            node.set(key, value)
+def tell_arm(arm: ReportArm, *, is_short: bool = False) -> str:
+    """Say how an arm was trained: `CLM for 600 steps, then MLM for 1,800`, or in short `CLM 600, then MLM 1800`; empty
+    where only its name is known."""
+    if arm.objective in ("none", ""):
+        return "random weights" if arm.objective else ""
+    phases = [(arm.curriculum or arm.objective.upper(), arm.pretrain_steps), ("MLM", arm.cpt_steps)]
+    if arm.objective == "clm+mlm" and not arm.curriculum:
+        phases[:1] = ("CLM", arm.clm_steps), ("MLM", arm.mlm_steps)
+    phases = [(objective, steps) for objective, steps in phases if steps]
+    if is_short or not phases:
+        return ", then ".join(f"{objective}\xa0{write_steps(steps)}" for objective, steps in phases)
+    first, *later = [f"{objective} for {steps:,}" for objective, steps in phases]
+    undecayed = ", undecayed" if arm.setup == "efficiency" else ""
+    return ", then ".join([f"{first} steps", *later]) + undecayed
+
+
+def arm_labels(arms: Iterable[ReportArm]) -> Callable[[str], Markup]:
+    """Return a function that makes a sentence HTML: names of arms are small labels, and where the page names an arm
+    first, words say how it was trained. A name such as `base` could be a word of the sentence, and stays as it is."""
+    words = {arm.name: tell_arm(arm) for arm in arms if not arm.name.isalpha()}
+    longest_first = sorted(map(re.escape, words), key=len, reverse=True)
+    names = re.compile(rf"(?<![\w.-])({'|'.join(longest_first)})(?![\w-])")
+    told = set[str]()
+
+    def label(found: re.Match[str]) -> str:
+        name = found[0]
+        before = "" if name in told else words[name]
+        told.add(name)
+        return f'{before} <span class="label">({name})</span>' if before else f'<span class="label">{name}</span>'
+
+    return lambda sentence: Markup(names.sub(label, str(escape(sentence)))) if words else escape(sentence)
 
 
 def answer_sentences(results: ResultSet, hypotheses: Sequence[Finding] = ()) -> Iterator[str]:
@@ -200,7 +230,8 @@ def write_report(
         sentences = list(tell_answer(results, price_sentences, page_text))
         html = render(
             facts=describe_results(results),
-            sentences=sentences,
+            sentences=list_leads(sentences, page_text),
+            label=arm_labels(results.arms),
             checks=checks,
             wide=wide,
             prices=[*zip(price_sentences, priced, strict=True)],
@@ -213,6 +244,17 @@ def write_report(
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8")
     return out / "index.html", wide[0], sentences
+
+
+def list_leads(sentences: Iterable[str], page_text: PageText) -> list[str]:
+    """Shorten the answer by what the page shows as a list beside it: verdicts on hypotheses, or on the paper's
+    findings, of which the first sentence is left."""
+    declared = page_text.hypotheses[0] if page_text.hypotheses else ()
+    listed = {*map(tell_finding, declared)}
+    leads = [sentence for sentence in sentences if sentence not in listed]
+    if page_text.verdicts and page_text.verdicts[1] in leads:
+        leads[leads.index(page_text.verdicts[1])] = page_text.verdicts[1].partition(". ")[0].rstrip(".") + "."
+    return leads
 
 
 def tell_answer(results: ResultSet, price_sentences: Iterable[str], page_text: PageText) -> Iterator[str]:
@@ -239,7 +281,8 @@ def render(drawn: Mapping[str, Sequence[Part]], plan_svg: str, **parts: Any) -> 
     pictures = {name: inline_svg(figure, styles) for name, figure in drawn.items()}
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.globals |= {name: show for name, show in vars(formats).items() if name.startswith("show_")}
-    for function in (count_tested, effect_ends, mean_ends, locate, tables.show_signal, tell_verdict):
+    counts, scales, tells = (count_tested, count_verdicts), (effect_ends, mean_ends, locate), (tell_arm, tell_evidence)
+    for function in (*counts, *scales, *tells, tell_verdict, split_stubs, tables.show_signal):
         environment.globals[function.__name__] = function
     templates = SOURCE / "report"
     return environment.from_string((templates / "page.html.j2").read_text("utf-8")).render(
@@ -273,10 +316,39 @@ def describe_results(results: ResultSet) -> list[str]:
     return facts if results.is_foreign else [*facts, on]
 
 
-def effect_ends(claim: Claim) -> list[float]:
-    """List what the scale of a claim's inequalities must show: zero, and every bound, estimate and interval."""
+def tell_evidence(finding: Finding) -> str:
+    """Say what a verdict rests on, without the verdict and its statement: `+8.69 points [+4.72, +12.66], in 5 of 5
+    seeds.`"""
+    return tell_finding(finding).partition(finding.statement)[2].lstrip(":. ")
+
+
+def count_verdicts(findings: Sequence[Finding]) -> str:
+    """Say `Of 8 hypotheses, 1 is supported, none is contradicted and 7 are undecided.`"""
+    counts = Counter(finding.verdict for finding in findings)
+    nums = [(verdict, counts[verdict]) for verdict in get_args(ClaimVerdict)]
+    parts = [f"{num or 'none'} {'are' if num > 1 else 'is'} {verdict}" for verdict, num in nums]
+    return f"Of {show_count(len(findings), 'hypothesis', 'hypotheses')}, {show_list(parts)}."
+
+
+def split_stubs(table: tables.Table) -> tuple[list[int], str]:
+    """Return which columns before the scores the page shows, and what it says once instead: what is the same for all
+    models stands in the caption, and the words of a model say its objective."""
+    shown, said = [0], []
+    for column, head in enumerate(table.stub[1:], start=1):
+        values = {row.stub[column] for row in table.rows} - {MISSING}
+        if head == "objective" or not values:
+            continue
+        if len(values) == 1:
+            said.append(f"{head} {values.pop()}")
+        else:
+            shown.append(column)
+    return shown, ", ".join(said)
+
+
+def effect_ends(finding: Finding) -> list[float]:
+    """List what the scale of a finding's inequalities must show: zero, and every bound, estimate and interval."""
     ends = [0.0]
-    for inequality in claim.inequalities:
+    for inequality in finding.inequalities:
         interval = inequality.interval
         ends += [] if math.isnan(interval.low) else [inequality.bound, interval.value, interval.low, interval.high]
     return ends

@@ -6,7 +6,7 @@ One table for each comparison, family and metric: arms in rows, datasets and the
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -204,43 +204,46 @@ def make_score_table(
         compared: those arms that the columns are to tell apart.
     """
     rows: list[Row] = []
-    scores = results.scores
     for block in dict.fromkeys(blocks.values()):
         members = [arm for arm in blocks if blocks[arm] == block]
-        marked = [mark_column([scores[arm.name].get(column) for arm in members]) for column in columns.values()]
+        scores = [results.scores[arm.name] for arm in members]
+        marked = [mark_column([known.get(column) for known in scores]) for column in columns.values()]
         for arm, cells in zip(members, zip(*marked, strict=True), strict=True):
             rows.append(Row(tuple(show(arm) for show in stubs.values()), cells, block, arm))
-    signals = []
-    for column in columns.values():
-        signals.append(measure_signal(scores[arm.name][column] for arm in compared if column in scores[arm.name]))
+    known = [results.scores[arm.name] for arm in compared]
+    signals = [measure_signal(scores[column] for scores in known if column in scores) for column in columns.values()]
     by = "as published, 1.96·s/√n (verdicts are by Student’s t)" if is_of_others(results) else "by Student’s t"
     notes = [
         f"Test scores in %: mean over seeds ± half of the 95 % interval over them, {by}. ± –: no interval, because "
         f"there is one seed or all seeds score the same. {read_words()['scores_rule']}"
     ]
     pairs = zip(columns, signals, strict=True)
-    undecided = [f"{column} decides nothing here; what would: {needs}" for column, (_, needs) in pairs if needs]
-    if undecided:
+    if undecided := [f"{column} decides nothing here; what would: {needs}" for column, (_, needs) in pairs if needs]:
         notes.append(f"{'; '.join(undecided)}.")
-    missing = []
-    records: list[Sequence[object]] = [CSV_COLUMNS]
+    heads = tuple(stubs), tuple(columns)
+    if missing := [f"{arm.name}: {column}" for arm, column, cell in walk_cells(rows, columns) if not cell.score]:
+        notes.append(f"Missing: {'; '.join(missing)}.")
+    records = [CSV_COLUMNS, *list_records(name, rows, columns)]
+    known_signals = () if all(math.isnan(ratio) for ratio, _ in signals) else tuple(signals)
+    return Table(name, title, *heads, tuple(rows), tuple(notes), records, known_signals, tuple(details))
+
+
+def walk_cells(rows: Iterable[Row], columns: Iterable[str]) -> Iterator[tuple[ReportArm, str, Cell]]:
+    """List the cells of a table of scores with their arms and the heads of their columns."""
     for row in rows:
         assert row.arm
         for column, cell in zip(columns, row.cells, strict=True):
-            if cell.score is None:
-                missing.append(f"{row.arm.name}: {column}")
-                continue
-            facts = [getattr(row.arm, field) for field in CSV_COLUMNS[2:10]]
-            facts[2:4] = row.arm.curriculum or row.arm.objective, row.arm.told_masks
-            labels = (cell.score.family, cell.score.metric, column)
-            half_width = cell.reach.replace(MISSING, "")
-            numbers = (show_share(cell.score.mean), half_width, cell.score.num, cell.mark)
-            records.append((name, row.arm.name, *facts, *labels, *numbers))
-    if missing:
-        notes.append(f"Missing: {'; '.join(missing)}.")
-    heads = tuple(stubs), tuple(columns)
-    known_signals = () if all(math.isnan(ratio) for ratio, _ in signals) else tuple(signals)
-    return Table(name, title, *heads, tuple(rows), tuple(notes), records, known_signals, tuple(details))
+            yield row.arm, column, cell
+
+
+def list_records(name: str, rows: Iterable[Row], columns: Iterable[str]) -> Iterator[Sequence[object]]:
+    """List the lines of the CSV file of a table of scores, one for each score: `CSV_COLUMNS`."""
+    for arm, column, cell in walk_cells(rows, columns):
+        if score := cell.score:
+            told = {"objective": arm.curriculum or arm.objective, "mask_percent": arm.told_masks}
+            facts = [told.get(field, getattr(arm, field)) for field in CSV_COLUMNS[2:10]]
+            numbers = (show_share(score.mean), cell.reach.replace(MISSING, ""), score.num, cell.mark)
+            yield name, arm.name, *facts, score.family, score.metric, column, *numbers
 
 
 CSV_COLUMNS = (
