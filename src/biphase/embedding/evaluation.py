@@ -99,8 +99,8 @@ def score_embedder(model: SentenceTransformer, dataset: JudgedSet) -> Judgement:
         embeddings = [embed_texts(model.encode, texts, f"embed {dataset.name}") for texts in (first, second)]
         cosines = pairwise_cos_sim(*embeddings).tolist()
         rows = []
-        for number, ((_, _, score), cosine) in enumerate(zip(dataset.pairs, cosines, strict=True)):
-            rows.append({"id": str(number), "gold": score, "predicted": cosine})
+        for index, ((_, _, score), cosine) in enumerate(zip(dataset.pairs, cosines, strict=True)):
+            rows.append({"id": str(index), "gold": score, "predicted": cosine})
         return score_rows(rows, KINDS["regression"].metrics, ()), rows
     return retrieval_scores(dataset, rank_by_model(model, dataset))
 
@@ -137,7 +137,7 @@ def retrieval_scores(dataset: JudgedSet, hits_of_queries: Iterable[Sequence[tupl
     ranked: dict[str, dict[str, float]] = {}
     for query, hits in zip(dataset.queries, hits_of_queries, strict=True):
         itself = query if query in dataset.query_documents else None
-        scores = {ids[number]: score for number, score in hits if ids[number] != itself}
+        scores = {ids[document]: score for document, score in hits if ids[document] != itself}
         ranked[query] = dict(list(scores.items())[:KEPT_DOCUMENTS])
     means, rows = judge_ranking(dataset.relevance, ranked, dataset.metric)
     return {name: means[name] for name in ("ndcg_at_10", "mrr_at_10", "recall_at_10", "recall_at_100")}, rows

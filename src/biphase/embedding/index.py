@@ -151,8 +151,8 @@ def is_here(model: str) -> bool:
 def cut_document(document: Document) -> Iterator[Row]:
     """Cut a document into passages of about `PASSAGE_WORDS` words, named by document and number, with its columns."""
     columns = {"columns": document.columns} if document.columns else {}
-    for number, words in enumerate(cut_words(document.text, PASSAGE_WORDS)):
-        yield {"id": f"{document.id}#{number}", "text": join_words(words), **columns}
+    for part, words in enumerate(cut_words(document.text, PASSAGE_WORDS)):
+        yield {"id": f"{document.id}#{part}", "text": join_words(words), **columns}
 
 
 def cutting_hash() -> str:

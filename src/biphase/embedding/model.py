@@ -85,7 +85,7 @@ class PackedTransformer(InputModule):
         return {
             "input_ids": torch.cat(samples)[None],
             "position_ids": torch.cat([torch.arange(len(tokens)) for tokens in samples])[None],
-            "seq_idx": torch.cat([torch.full_like(tokens, number) for number, tokens in enumerate(samples)])[None],
+            "seq_idx": torch.cat([torch.full_like(tokens, index) for index, tokens in enumerate(samples)])[None],
             "cu_seq_lens_q": bounds_S1,
         }
 
@@ -231,12 +231,12 @@ def embed_texts(encode: Encode, texts: Sequence[str], label: str) -> Tensor:
 
 
 def find_similar(
-    model: SentenceTransformer, queries_QD: Tensor, documents_ND: Tensor, top: int, numbers_N: np.ndarray | None = None
+    model: SentenceTransformer, queries_QD: Tensor, documents_ND: Tensor, top: int, chosen_N: np.ndarray | None = None
 ) -> list[list[tuple[int, float]]]:
     """Find the numbers and scores of each query's `top` documents, best first, by the model's own similarity, of
     embeddings as `encoder_of` makes them; among all documents, or those with the numbers that are given."""
     similarity: dict[str, Any] = {} if model.similarity_fn_name == "cosine" else {"similarity": model.similarity}
-    return find_nearest(queries_QD, in_pieces(documents_ND, numbers_N), top, **similarity)
+    return find_nearest(queries_QD, in_pieces(documents_ND, chosen_N), top, **similarity)
 
 
 def create_vectors(path: Path, num_rows: int, width: int) -> np.memmap:
@@ -244,10 +244,10 @@ def create_vectors(path: Path, num_rows: int, width: int) -> np.memmap:
     return np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(num_rows, width))
 
 
-def embed_into(rows_ND: np.ndarray, numbers_N: np.ndarray, encode: Encode, texts: Iterable[str], label: str) -> None:
+def embed_into(rows_ND: np.ndarray, chosen_N: np.ndarray, encode: Encode, texts: Iterable[str], label: str) -> None:
     """Write the embeddings of texts into the rows that have these numbers."""
-    remaining = iter(numbers_N)
-    for piece_ND in embed_pieces(encode, texts, len(numbers_N), label):
+    remaining = iter(chosen_N)
+    for piece_ND in embed_pieces(encode, texts, len(chosen_N), label):
         rows_ND[list(islice(remaining, len(piece_ND)))] = piece_ND.cpu().numpy()
 
 
@@ -299,7 +299,7 @@ def teach_once(table: Dataset, teacher: SentenceTransformer, stage: str, path: P
 def mine_once(table: Dataset, model: SentenceTransformer, stage: str, settings: HardNegatives, path: Path) -> Dataset:
     """Return the rows that have hard negatives, with them, kept as a file; print how many there are. Raises
     `InputError` where there are none."""
-    names = ["anchor", "positive", *(f"negative_{number + 1}" for number in range(settings.number))]
+    names = ["anchor", "positive", *(f"negative_{index + 1}" for index in range(settings.number))]
 
     def mine() -> Iterator[pa.Table]:
         negatives = mine_negatives(table, model, settings, f"mine for {stage}", path.with_suffix(".npy"))
@@ -329,16 +329,16 @@ def mine_negatives(
     """
     anchors, positives = table.data.column("anchor").to_pylist(), table.data.column("positive").to_pylist()
     passages = list(dict.fromkeys(positives))
-    numbers = {text: number for number, text in enumerate(passages)}
+    indices = {text: index for index, text in enumerate(passages)}
     right: dict[str, list[int]] = {}
     for anchor, positive in zip(anchors, positives, strict=True):
-        right.setdefault(anchor, []).append(numbers[positive])
+        right.setdefault(anchor, []).append(indices[positive])
     rows = create_vectors(path, len(passages), width_of(model))
     unit = {"normalize_embeddings": True}
     encode_passages, encode_anchors = partial(model.encode_document, **unit), partial(model.encode_query, **unit)
     embed_into(rows, np.arange(len(rows)), encode_passages, passages, f"{label}: passages")
     rows_ND = torch.from_numpy(rows)
-    top = settings.last_rank + max(len(set(numbers)) for numbers in right.values())
+    top = settings.last_rank + max(len(set(indices)) for indices in right.values())
     chosen: dict[str, list[str]] = {}
     remaining = iter(right)
     for piece_AD in embed_pieces(encode_anchors, right, len(right), f"{label}: anchors"):
@@ -347,9 +347,9 @@ def mine_negatives(
             relevant = set(right[anchor])
             worst = float((rows_ND[sorted(relevant)] @ row_D).min())
             most = worst - abs(worst) * settings.margin
-            negatives = [number for number, score in hits if score <= most and number not in relevant]
+            negatives = [index for index, score in hits if score <= most and index not in relevant]
             ranked = negatives[settings.first_rank : settings.last_rank]
-            chosen[anchor] = [passages[number] for number in ranked[: settings.number]]
+            chosen[anchor] = [passages[index] for index in ranked[: settings.number]]
     path.unlink()
     return chosen
 

@@ -19,7 +19,7 @@ from biphase.encoder.models import find_folder
 from biphase.errors import InputError
 from biphase.files import content_hash, file_hash, refuse_foreign
 from biphase.hub import pin_commit
-from biphase.tasks.examples import score_number
+from biphase.tasks.examples import read_number
 from biphase.tasks.sources import read_hub_split
 
 GUESSES: tuple[tuple[str, ...], ...] = (
@@ -82,7 +82,7 @@ def read_pairs(source: PairSource, seed: int) -> Pairs:
     rows, columns, is_scored = open_pairs(source)
     if not source.columns:
         console.err.print(f"{source.path}: pairs are its columns {', '.join(columns)}", markup=False)
-    names = ("anchor", "positive", *(f"negative_{number + 1}" for number in range(len(columns) - 2)))
+    names = ("anchor", "positive", *(f"negative_{index + 1}" for index in range(len(columns) - 2)))
     names = ("anchor", "positive", "score") if is_scored else names
     with console.track(f"read {Path(source.path).name}", source.limit, "rows") as progress:
         checked = check_rows(islice(rows, source.limit), columns, is_scored)
@@ -152,16 +152,18 @@ def is_local(path: str) -> bool:
 
 def check_rows(rows: Iterable[PlacedRow], columns: Sequence[str], is_scored: bool) -> Iterator[tuple[Any, ...]]:
     """Yield the texts of each row, or two texts and their score."""
-    for where, row in rows:
+    for location, row in rows:
         values: list[Any] = []
         for column in columns[:2] if is_scored else columns:
-            values.append(check_text(where, column, row.get(column)))
+            values.append(check_text(location, column, row.get(column)))
             if not values[-1].strip():
-                raise InputError(f"{where}: '{column}' is empty: mend the row or take it out")
+                raise InputError(f"{location}: '{column}' is empty: mend the row or take it out")
         if is_scored:
-            values.append(score_number(where, columns[2], row.get(columns[2])))
+            values.append(read_number(location, columns[2], row.get(columns[2])))
             if not 0 <= values[-1] <= 5:
-                raise InputError(f"{where}: '{columns[2]}' is {values[-1]:g}: scores are from 0 to 1, or from 0 to 5")
+                raise InputError(
+                    f"{location}: '{columns[2]}' is {values[-1]:g}: scores are from 0 to 1, or from 0 to 5"
+                )
         yield tuple(values)
 
 
@@ -277,14 +279,14 @@ def check_stage(stage: EmbeddingStage, sources: Sequence[Pairs]) -> None:
         distinct = {f"pairs at weight {source.weight:g}": round(min(1, source.weight) * len(pairs.table))}
         if pairs.kind == "pairs":
             distinct |= {f"{name}s": pc.count_distinct(pairs.table[name]).as_py() for name in ("anchor", "positive")}
-        fewest, number = min(distinct.items(), key=lambda item: item[1])
-        if number < (stage.batch_size if pairs.kind == "pairs" else 2):
-            message = f"{pairs.name} has {number:,} different {fewest}, too few for a batch of {stage.batch_size}"
+        fewest, num_distinct = min(distinct.items(), key=lambda item: item[1])
+        if num_distinct < (stage.batch_size if pairs.kind == "pairs" else 2):
+            message = f"{pairs.name} has {num_distinct:,} different {fewest}, too few for a batch of {stage.batch_size}"
             raise InputError(f"stage {stage.name}: {message}: lower batch_size, or give more pairs")
         mined = stage.hard_negatives
         if mined and len(pairs.table.columns) > 2:
             message = f"hard_negatives are for pairs alone, and {pairs.name} has scores or negatives of its own"
             raise InputError(f"stage {stage.name}: {message}: leave hard_negatives out, or name two of its columns")
-        if mined and mined.first_rank + mined.number > min(mined.last_rank, number):
-            message = f"ranks {mined.first_rank} to {mined.last_rank} of the {number:,} {fewest} of {pairs.name}"
+        if mined and mined.first_rank + mined.number > min(mined.last_rank, num_distinct):
+            message = f"ranks {mined.first_rank} to {mined.last_rank} of the {num_distinct:,} {fewest} of {pairs.name}"
             raise InputError(f"stage {stage.name}: hard_negatives: {message} do not hold {mined.number} negatives")

@@ -91,16 +91,20 @@ def read_questions(questions: Any) -> Iterator[UserQuestion]:
     """Yield the questions of a file, a line each or in rows, or of rows or texts in memory."""
     rows: Iterable[PlacedRow]
     if not are_names(questions):
-        rows = ((f"question {number}", row) for number, row in enumerate(rows_in_memory(questions, "question")))
+        rows = (
+            (f"question {line_number}", row) for line_number, row in enumerate(rows_in_memory(questions, "question"))
+        )
     elif ending_of(Path(questions)) == ".txt":
         lines = read_text_lines(Path(questions))
-        rows = ((f"{questions}:{number}", {"question": line.strip()}) for number, line, _ in lines if line.strip())
+        rows = (
+            (f"{questions}:{line_number}", {"question": line.strip()}) for line_number, line, _ in lines if line.strip()
+        )
     else:
         rows = rows_of_file(Path(questions))
-    for number, (place, row) in enumerate(rows, start=1):
+    for row_number, (location, row) in enumerate(rows, start=1):
         name = next((name for name in QUESTION_COLUMNS if name in row), "question")
-        text = column(place, row, name, "give the column with the questions this name")
-        yield UserQuestion(str(row.get("id", row.get("_id", number))) or str(number), text)
+        text = column(location, row, name, "give the column with the questions this name")
+        yield UserQuestion(str(row.get("id", row.get("_id", row_number))) or str(row_number), text)
 
 
 def parse_condition(text: str) -> Condition:

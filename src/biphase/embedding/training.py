@@ -250,7 +250,7 @@ def stage_tables(run: "StageRun") -> dict[str, tuple[str, Dataset]]:
     embeddings. Both are made once and kept in the folder."""
     stage = run.stage
     tables: dict[str, tuple[str, Dataset]] = {}
-    for number, (source, pairs) in enumerate(zip(stage.data, run.sources, strict=True)):
+    for index, (source, pairs) in enumerate(zip(stage.data, run.sources, strict=True)):
         # An epoch goes through all rows `weight` times: through a fraction that is drawn with the seed, in order.
         whole, part = divmod(source.weight, 1)
         num_rows, seed = len(pairs.table), run.recipe.seed
@@ -261,11 +261,11 @@ def stage_tables(run: "StageRun") -> dict[str, tuple[str, Dataset]]:
         fingerprint = files.content_hash([pairs.hash, source.weight, seed])[:16]
         table = Dataset(InMemoryTable(rows), fingerprint=fingerprint)
         if stage.hard_negatives is not None:
-            path = run.folder / f"negatives-{number}.arrow"
+            path = run.folder / f"negatives-{index}.arrow"
             table = embedders.mine_once(table, run.model, stage.name, stage.hard_negatives, path)
         if run.teacher is not None:
-            table = embedders.teach_once(table, run.teacher, stage.name, run.folder / f"taught-{number}.arrow")
-        tables[f"source_{number}"] = pairs.kind, table
+            table = embedders.teach_once(table, run.teacher, stage.name, run.folder / f"taught-{index}.arrow")
+        tables[f"source_{index}"] = pairs.kind, table
     return tables
 
 

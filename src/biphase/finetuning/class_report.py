@@ -17,7 +17,7 @@ from biphase import files
 from biphase.console import PlainConsole, out, print_rows
 from biphase.errors import InputError, first_of
 from biphase.finetuning.calibration import calibration_error
-from biphase.finetuning.metrics import find_entities, is_sentence, number_tags, one_hot
+from biphase.finetuning.metrics import find_entities, index_tags, is_sentence, one_hot
 from biphase.finetuning.scores import Score
 from biphase.style import INK, PLOT_STYLE, check_picture
 from biphase.tasks.spec import EvaluatedSplit
@@ -74,7 +74,7 @@ def report_classes(rows: Sequence[Mapping[str, Any]], classes: Sequence[str]) ->
         counts_3L = np.stack([part_UL.sum(axis=0) for part_UL in (gold_UL * predicted_UL, predicted_UL, gold_UL)])
     else:
         sentences = rows if unit == "words" else [{key: [row[key]] for key in ("gold", "predicted")} for row in rows]
-        gold_U, predicted_U, bounds_S1, _ = number_tags(sentences, classes)
+        gold_U, predicted_U, bounds_S1, _ = index_tags(sentences, classes)
         confused_LL = np.zeros((len(classes), len(classes) + 1), dtype=np.int64)
         np.add.at(confused_LL, (gold_U, predicted_U), 1)  # the last column is of words that were cut off
         confusion_LL = confused_LL[:, :-1]

@@ -83,9 +83,9 @@ class HashedTokenizer:
         room = self.room(max_length)
         assert room >= 1
         pieces, lengths, truncated = [], [], []
-        for number, ids in enumerate(parts):
+        for index, ids in enumerate(parts):
             if len(ids) > room:
-                truncated.append(number)
+                truncated.append(index)
             pieces += [opening, ids[:room], closing]
             lengths.append(len(opening) + min(len(ids), room) + len(closing))
         tokens_T = np.concatenate([np.zeros(0, np.int32), *pieces])
@@ -100,10 +100,10 @@ class HashedTokenizer:
         room = self.room(max_length)
         texts, columns = [text for text, _ in filled], [columns for _, columns in filled]
         parts = [ids for ids, _ in self.tokenize(texts)]
-        long = [number for number, ids in enumerate(parts) if len(ids) > room and len(columns[number]) > 1]
-        spans = self.tokenize([texts[number] for number in long], with_spans=True)
-        for number, (ids, spans_T2) in zip(long, spans, strict=True):
-            parts[number] = ids[cut_longest(spans_T2, columns[number], room)]
+        long = [index for index, ids in enumerate(parts) if len(ids) > room and len(columns[index]) > 1]
+        spans = self.tokenize([texts[index] for index in long], with_spans=True)
+        for index, (ids, spans_T2) in zip(long, spans, strict=True):
+            parts[index] = ids[cut_longest(spans_T2, columns[index], room)]
         encoded = self.concatenate(parts, max_length)
         return replace(encoded, truncated=np.union1d(encoded.truncated, np.array(long, dtype=np.int64)))
 
@@ -204,7 +204,7 @@ class EncodedSplit(ABC):
         return self.texts.predict(model, cell)
 
     @property
-    def class_numbers(self) -> np.ndarray:
+    def class_indices(self) -> np.ndarray:
         """The number of every class, or tag, of every example; empty where the task has no classes."""
         return np.zeros(0, dtype=np.int64)
 

@@ -80,9 +80,9 @@ def encode_source(source: TaskSource, tokenizer: HashedTokenizer, config: Finetu
     """Encode the examples of a source as token ids. Tells what training and scores will not see, or see twice."""
     assert config.judged_only is not None, "the configuration is settled"
     task, data = source.task, load_examples(source, config.judged_only, config.max_eval_examples)
-    for split, number in count_shared(data).items():
-        if number:
-            console.err.print(f"{task.name}: {number:,} inputs of {split} stand in train too")
+    for split, num_shared in count_shared(data).items():
+        if num_shared:
+            console.err.print(f"{task.name}: {num_shared:,} inputs of {split} stand in train too")
     splits = family_module(task, config).encode(data, tokenizer, config)
     if data.left_out and task.missing == "refuse":  # else its reader has told so
         console.err.print(f"{task.name}: {data.left_out:,} rows without a gold label are left out")

@@ -171,8 +171,8 @@ def draw_shots(strata: np.ndarray, shots: int, seed: int) -> np.ndarray:
     """The indices, ascending, of so many examples of each class. Raises `InputError` where one has fewer."""
     order = np.random.default_rng(seed).permutation(len(strata))
     drawn = []
-    for number in np.unique(strata):
-        members = order[strata[order] == number]
+    for stratum in np.unique(strata):
+        members = order[strata[order] == stratum]
         if len(members) < shots:
             raise InputError(f"shots={shots}: a class of the train split has only {len(members)} examples")
         drawn.append(members[:shots])
@@ -236,8 +236,8 @@ def name_never_predicted(
     if not classes:
         return {}
     in_train: Counter[str] = Counter()
-    for name, number in zip(classes, np.bincount(train.class_numbers, minlength=len(classes)).tolist(), strict=True):
-        in_train[name.removeprefix("B-") if classes[0] == "O" else name] += number  # entities by their type
+    for name, count in zip(classes, np.bincount(train.class_indices, minlength=len(classes)).tolist(), strict=True):
+        in_train[name.removeprefix("B-") if classes[0] == "O" else name] += count  # entities by their type
     reports = {split: report_classes(rows, classes) for split, rows in predictions.items()}
     return {split: {name: in_train[name] for name in report.never_predicted} for split, report in reports.items()}
 

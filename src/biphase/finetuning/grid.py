@@ -79,10 +79,10 @@ def plan_grid(grid: Grid, part: str | None = None) -> list[SharedTraining]:
         trainings += shared.values()
     if part is None:
         return trainings
-    number, _, total = part.partition("/")
-    if not re.fullmatch(r"[0-9]{1,9}/[0-9]{1,9}", part) or int(number) >= int(total):
+    index, _, total = part.partition("/")
+    if not re.fullmatch(r"[0-9]{1,9}/[0-9]{1,9}", part) or int(index) >= int(total):
         raise InputError(f"part '{part}' must be NUMBER/TOTAL with NUMBER from 0 to TOTAL - 1, such as 0/16")
-    return trainings[int(number) :: int(total)]
+    return trainings[int(index) :: int(total)]
 
 
 def missing_trainings(trainings: Iterable[SharedTraining], out: Path) -> list[SharedTraining]:

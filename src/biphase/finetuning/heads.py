@@ -56,7 +56,7 @@ def open_encoder(model: Encoder) -> Encoder:
     assert pretrained is not None, "a model that was found has a tokenizer"
     tokenizer = HashedTokenizer(pretrained)
     config: Any = backbone.config
-    ids = [number for token, number in pretrained.get_vocab().items() if token not in NEW_NAMES.values()]
+    ids = [id for token, id in pretrained.get_vocab().items() if token not in NEW_NAMES.values()]
     highest = max(ids, default=0)
     sizes = f"{model.name}: its tokenizer has {highest + 1:,} tokens, its network {config.vocab_size:,}"
     if max(highest, tokenizer.closing, *tokenizer.opening) >= config.vocab_size:
@@ -215,7 +215,7 @@ def config_with_head(config: Any, encoder: Encoder, cell: CellContext) -> Any:
     config.num_labels = cell.num_outputs
     if cell.task.family != "question_answering":
         config.id2label = {0: cell.task.label} if cell.num_outputs == 1 else dict(enumerate(cell.task.classes))
-        config.label2id = {name: number for number, name in config.id2label.items()}
+        config.label2id = {name: index for index, name in config.id2label.items()}
         config.problem_type = cell.task.problem_type
     if cell.task.family == "retrieval":  # else CrossEncoder would give other numbers, in the same order
         config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
@@ -225,8 +225,8 @@ def config_with_head(config: Any, encoder: Encoder, cell: CellContext) -> Any:
 
 def padding_token(encoder: Encoder) -> int:
     config: Any = encoder.backbone.config
-    number = config.pad_token_id if config.model_type in AFTER_PADDING else encoder.tokenizer.pretrained.pad_token_id
-    return number if number in range(config.vocab_size) else encoder.tokenizer.closing
+    pad_id = config.pad_token_id if config.model_type in AFTER_PADDING else encoder.tokenizer.pretrained.pad_token_id
+    return pad_id if pad_id in range(config.vocab_size) else encoder.tokenizer.closing
 
 
 def padded_logits(model: Any, batch: Batch) -> Tensor:
@@ -238,17 +238,17 @@ def padded_logits(model: Any, batch: Batch) -> Tensor:
     pad_id = getattr(model.config, "pad_token_id", None) or 0
     lengths = batch.texts.lengths_S[batch.samples].tolist()
     samples = batch.tokens_T.split(lengths)
-    rest = sorted(range(len(lengths)), key=lambda number: -lengths[number])
+    rest = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     logits: dict[int, Tensor] = {}
     while rest:
-        numbers = [number for number in rest if 2 * lengths[number] >= lengths[rest[0]]]
-        rest = rest[len(numbers) :]
-        output = model(**pad_batch([samples[number] for number in numbers], pad_id))
+        indices = [index for index in rest if 2 * lengths[index] >= lengths[rest[0]]]
+        rest = rest[len(indices) :]
+        output = model(**pad_batch([samples[index] for index in indices], pad_id))
         is_span = "start_logits" in output
         outputs = torch.stack([output.start_logits, output.end_logits], -1) if is_span else output[0]
-        for number, part in zip(numbers, outputs, strict=True):
-            logits[number] = part[: lengths[number]] if outputs.ndim == 3 else part[None]
-    return torch.cat([logits[number] for number in range(len(lengths))]).float()
+        for index, part in zip(indices, outputs, strict=True):
+            logits[index] = part[: lengths[index]] if outputs.ndim == 3 else part[None]
+    return torch.cat([logits[index] for index in range(len(lengths))]).float()
 
 
 def new_linear(backbone: Any, num_outputs: int) -> nn.Linear:
@@ -409,7 +409,7 @@ def check_keepable(encoder: Encoder, task: Task, finetuning: FinetuneConfig) -> 
     both, kind = proof_batch(model, cell, (0, 1)), type(model).__name__
     logits = padded_logits(model, both)
     if finetuning.head == "transformers":
-        alone = [padded_logits(model, proof_batch(model, cell, (number,))) for number in (0, 1)]
+        alone = [padded_logits(model, proof_batch(model, cell, (sample,))) for sample in (0, 1)]
         if not agree(logits, torch.cat(alone)):
             raise InputError(f"keep: {kind} gives something else for a text in a batch than alone; leave keep out")
     if task.kind.head == "ForSequenceClassification" and not agree(

@@ -167,7 +167,7 @@ def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
         remedy = "fine-tune it again with --keep"
         model = read_json_as(folder / RECORD, KeptModel, remedy)
         task, labels = model.task.model_copy(update={"group": None}), config.get("id2label")
-        expected = {str(number): label for number, label in enumerate(task.classes)}
+        expected = {str(index): label for index, label in enumerate(task.classes)}
         if labels and expected and task.kind.num_outputs is None and labels != expected:
             raise InputError(f"{folder}: {RECORD} names other classes than config.json (id2label); {remedy}")
         if len(model.calibration.thresholds) not in (0, len(task.classes)):
@@ -222,7 +222,7 @@ def open_rows(model: KeptModel, file: Path) -> tuple[TableForm | None, Iterator[
         if len(columns) > 1:
             raise InputError(f"{file}: a line is one text, but {task.name} needs {' and '.join(columns)}")
         lines = read_text_lines(file)
-        rows = ((f"{file}:{number}", {columns[0]: line.rstrip("\r\n")}) for number, line, _ in lines)
+        rows = ((f"{file}:{line_number}", {columns[0]: line.rstrip("\r\n")}) for line_number, line, _ in lines)
     elif form in ("csv", "tsv") and not file.is_dir():
         is_quoted = form == "tsv" and model.layout.quotes is None and has_needed_quotes(file, model.layout)
         layout = model.layout.model_copy(update={"quotes": True}) if is_quoted else model.layout
@@ -234,15 +234,15 @@ def open_rows(model: KeptModel, file: Path) -> tuple[TableForm | None, Iterator[
         raise InputError(f"{file} has no rows")
     if table:
         table = replace(table, decimal=decimal_of(table, (row for _, row in begin)))
-    origin, row = begin[0][0], with_task_names(task, model.layout, begin[0][1])
+    location, row = begin[0][0], with_task_names(task, model.layout, begin[0][1])
     if task.family == "token_classification":
         words = f"'{task.words}' (a list of words) or " if model.is_ours else ""
         if TEXT not in row and not (words and task.words in row):
-            raise InputError(f"{origin}: {words}'{TEXT}' is needed; the columns are: {clipped(', '.join(row))}")
+            raise InputError(f"{location}: {words}'{TEXT}' is needed; the columns are: {clipped(', '.join(row))}")
     else:
         for name in (*columns, *task.choices):
             if name != "choice":  # what templates name that is no column
-                column(origin, row, name, "give the column that the model reads this name")
+                column(location, row, name, "give the column that the model reads this name")
     return table, chain(begin, rows)
 
 
@@ -276,7 +276,7 @@ def label_of(model: KeptModel, row: Row) -> str | list[str] | None:
         [example], _ = make_examples(task, model.layout.scheme, [("", named)], defaultdict(list))
     except ValueError:  # another row, or none, is what the file's column of this name has for it
         return None
-    labels = [task.classes[number] for number in classes_of(example)]
+    labels = [task.classes[index] for index in classes_of(example)]
     has_several = task.family == "token_classification" or task.problem_type is not None
     return labels if has_several else labels[0]
 
@@ -287,11 +287,11 @@ def read_labelled(model: KeptModel, file: Path) -> TaskData:
     if not model.is_ours or model.task.kind.is_search:
         raise InputError(f"{model.folder}: only a classifier or an answerer that `finetune --keep` wrote can be scored")
     task, labelled, num_rows = model.task, list[PlacedRow](), 0
-    for origin, row in open_rows(model, file)[1]:
+    for location, row in open_rows(model, file)[1]:
         named = with_task_names(task, model.layout, row)
         num_rows += 1
         if task.family == "question_answering" or not lacks_label(task, find_field(named, task.label)):
-            labelled.append((origin, named))
+            labelled.append((location, named))
     examples, _ = make_examples(task, model.layout.scheme, labelled, defaultdict(list))
     if not examples:
         raise InputError(f"{file}: no row has a label in a column '{task.label}'; `biphase predict` needs none")

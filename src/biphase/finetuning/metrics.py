@@ -259,14 +259,14 @@ def answer_scores(
     is_version_2 = no_answer_scores is not None or not all(has_answer)
     pairs = list(zip(predictions, counted_answers(gold, is_version_2), strict=True))
     values = {"exact": [exact_match(*pair) for pair in pairs], "f1": [token_f1(*pair) for pair in pairs]}
-    scores = {metric: sum(numbers) / len(numbers) for metric, numbers in values.items()}
+    scores = {metric: sum(per_question) / len(per_question) for metric, per_question in values.items()}
     for name, kind in (("has_answer", True), ("no_answer", False)) if is_version_2 else ():
-        for metric, numbers in values.items():
-            part = [value for value, answerable in zip(numbers, has_answer, strict=True) if answerable == kind]
+        for metric, per_question in values.items():
+            part = [value for value, answerable in zip(per_question, has_answer, strict=True) if answerable == kind]
             scores |= {f"{name}_{metric}": sum(part) / len(part)} if part else {}
     if no_answer_scores is not None:
-        for metric, numbers in values.items():
-            scores[f"best_{metric}"] = best_share(numbers, predictions, has_answer, no_answer_scores)
+        for metric, per_question in values.items():
+            scores[f"best_{metric}"] = best_share(per_question, predictions, has_answer, no_answer_scores)
     return scores
 
 
@@ -409,10 +409,10 @@ def contributions(rows: Sequence[Mapping[str, Any]], metric: str, classes: Seque
 
 def one_hot(labels: Sequence[Any], classes: Sequence[str]) -> np.ndarray:
     """The label or the labels of each example, as 1 in its column of [N, L], 0 in the others."""
-    numbers = {name: number for number, name in enumerate(classes)}
+    indices = {name: index for index, name in enumerate(classes)}
     rows_NL = np.zeros((len(labels), len(classes)), dtype=np.int64)
     for row_L, label in zip(rows_NL, labels, strict=True):
-        row_L[[numbers[name] for name in (label if isinstance(label, list) else [label])]] = 1
+        row_L[[indices[name] for name in (label if isinstance(label, list) else [label])]] = 1
     return rows_NL
 
 
@@ -422,7 +422,7 @@ def count_tags(rows: Sequence[Mapping[str, Any]], metric: str, classes: Sequence
     `paper_f1`, the paper's score of token classification, is the mean over sentences of the macro F1 over tags, O
     included, as scikit-learn's `f1_score(average="macro")` of each sentence.
     """
-    gold_U, predicted_U, bounds_S1, labels = number_tags(rows, classes)
+    gold_U, predicted_U, bounds_S1, labels = index_tags(rows, classes)
     if metric == "accuracy":
         right_S = np.add.reduceat((gold_U == predicted_U).astype(np.int64), bounds_S1[:-1])
         return np.stack([right_S, np.diff(bounds_S1)], axis=1), share
@@ -433,7 +433,7 @@ def count_tags(rows: Sequence[Mapping[str, Any]], metric: str, classes: Sequence
     return count_entities(gold_U, predicted_U, bounds_S1, labels, metric == "strict_f1"), micro_f1
 
 
-def number_tags(
+def index_tags(
     rows: Iterable[Mapping[str, Any]], classes: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
     """Lay the tags of sentences end to end, as numbers of the labels that are returned, gold and predicted. A tag that
@@ -446,8 +446,8 @@ def number_tags(
         predicted += row["predicted"]
         bounds.append(len(gold))
     labels = list(dict.fromkeys([*classes, *gold, *filter(None, predicted)]))
-    numbers = {label: number for number, label in enumerate([*labels, ""])}
-    gold_U, predicted_U = (np.array([numbers[tag] for tag in tags]) for tags in (gold, predicted))
+    indices = {label: index for index, label in enumerate([*labels, ""])}
+    gold_U, predicted_U = (np.array([indices[tag] for tag in tags]) for tags in (gold, predicted))
     return gold_U, predicted_U, np.array(bounds), labels
 
 

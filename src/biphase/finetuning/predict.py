@@ -39,12 +39,12 @@ def predict_placed(model: KeptModel, rows: Iterator[PlacedRow], name: str, devic
     predict = family_module(model.task, model.config).predict
     num_rows = num_cut = num_empty = 0
     for chunk in in_chunks(rows):
-        named = [(origin, with_task_names(model.task, model.layout, row)) for origin, row in chunk]
+        named = [(location, with_task_names(model.task, model.layout, row)) for location, row in chunk]
         predicted = predict(model, network, tokenizer, named)
         num_rows, num_cut = num_rows + len(chunk), num_cut + predicted.num_cut
-        for (origin, row), prediction in zip(chunk, predicted.rows, strict=True):
+        for (location, row), prediction in zip(chunk, predicted.rows, strict=True):
             if doubles := sorted(row.keys() & prediction.keys()):
-                raise InputError(f"{origin}: the file has a column '{doubles[0]}' already; rename it")
+                raise InputError(f"{location}: the file has a column '{doubles[0]}' already; rename it")
             num_empty += prediction.get("predicted", "") is None
             yield row | prediction
     if num_empty:

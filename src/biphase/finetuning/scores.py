@@ -279,26 +279,26 @@ def name_models(scores: Sequence[Score]) -> list[str]:
     hashes: dict[str, set[str]] = defaultdict(set)
     for name, score in zip(names, scores, strict=True):
         hashes[name].add(score.model_hash)
-    for number, score in enumerate(scores):
-        if len(hashes[names[number]]) > 1:
-            names[number] += f"@{score.model_hash[:8]}"
+    for index, score in enumerate(scores):
+        if len(hashes[names[index]]) > 1:
+            names[index] += f"@{score.model_hash[:8]}"
 
     # The settings that vary among the scores of a name on a task tell its models apart on this task. Those that do not
     # belong to the task itself tell them apart on every other task, too: `m [weights=random]` is called so everywhere.
     settings = [score.settings for score in scores]
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for number, score in enumerate(scores):
-        groups[names[number], score.task].append(number)
+    for index, score in enumerate(scores):
+        groups[names[index], score.task].append(index)
     varied: dict[tuple[str, str], set[str]] = {}
     varied_anywhere: dict[str, set[str]] = defaultdict(set)
-    for (name, task), numbers in groups.items():
-        varied[name, task] = set(differing([settings[number] for number in numbers]))
+    for (name, task), indices in groups.items():
+        varied[name, task] = set(differing([settings[index] for index in indices]))
         varied_anywhere[name] |= varied[name, task] - TASK_SETTINGS
-    for (name, task), numbers in groups.items():
+    for (name, task), indices in groups.items():
         keys = sorted(varied_anywhere[name] | varied[name, task])
-        for number in numbers:
-            unusual = [f"{key}={settings[number][key]}" for key in keys if settings[number][key] != DEFAULTS.get(key)]
-            names[number] += f" [{', '.join(unusual)}]" if unusual else ""
+        for index in indices:
+            unusual = [f"{key}={settings[index][key]}" for key in keys if settings[index][key] != DEFAULTS.get(key)]
+            names[index] += f" [{', '.join(unusual)}]" if unusual else ""
     return names
 
 
@@ -398,7 +398,7 @@ def read_examples(score: Score, split: EvaluatedSplit = "test", most: int | None
             raise InputError(f"{difference}; rerun its cell")
     elif len(ids) > most:
         chosen = np.arange(most) * len(ids) // most
-        ids, values = [ids[number] for number in chosen], values[chosen]
+        ids, values = [ids[index] for index in chosen], values[chosen]
     return ExampleTable(files.content_hash(ids), linearize(values, statistic)[None], int(is_degenerate))
 
 

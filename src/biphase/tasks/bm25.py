@@ -103,8 +103,8 @@ def query_bm25(
     words = [find_words(query) for query in queries]
     most = min(top, retriever.scores["num_docs"])
     mask_N = None if is_searched_N is None else is_searched_N.astype(np.float32)
-    numbers_QK, scores_QK = retriever.retrieve(words, k=most, show_progress=False, weight_mask=mask_N)
+    documents_QK, scores_QK = retriever.retrieve(words, k=most, show_progress=False, weight_mask=mask_N)
     hits = []
-    for numbers, scores in zip(numbers_QK.tolist(), scores_QK.tolist(), strict=True):
-        hits.append([(number, score) for number, score in zip(numbers, scores, strict=True) if score > 0])
+    for documents, scores in zip(documents_QK.tolist(), scores_QK.tolist(), strict=True):
+        hits.append([(document, score) for document, score in zip(documents, scores, strict=True) if score > 0])
     return hits

@@ -30,19 +30,19 @@ MULTI_HOT = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "
 """What a list may say of each class: whether it applies."""
 
 
-def label_number(task: spec.Task, origin: str, value: Any, choices: tuple[str, ...] = ()) -> int:
+def label_index(task: spec.Task, location: str, value: Any, choices: tuple[str, ...] = ()) -> int:
     """Find the number of a label among the names that a row has for its choices, or else among the task's classes.
 
     Raises `InputError` for what `map_labels` does not have.
     """
     names = choices or task.classes
     by_name, by_spelling = map_labels(names)
-    number = None if value is None else by_name.get(str(value), by_spelling.get(canonical_label(value)))
-    if number is None:
+    index = None if value is None else by_name.get(str(value), by_spelling.get(canonical_label(value)))
+    if index is None:
         message = "is none of its choices" if choices else f"is not one of task '{task.name}'"
         by_number = "" if any(map(WRITTEN_NUMBER.fullmatch, names)) else f" (or 0 to {len(names) - 1})"
-        raise InputError(f"{origin}: label {value!r} {message}: {', '.join(names)}{by_number}")
-    return number
+        raise InputError(f"{location}: label {value!r} {message}: {', '.join(names)}{by_number}")
+    return index
 
 
 WRITTEN_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")
@@ -53,10 +53,10 @@ def map_labels(names: tuple[str, ...]) -> tuple[dict[str, int], dict[str | Decim
     """List the numbers of labels by their names, and by what `canonical_label` makes of one name alone. Where no name
     is a number, a label may be its number from 0, which tables write as text."""
     spellings = [canonical_label(name) for name in names]
-    by_spelling = {spelling: number for number, spelling in enumerate(spellings) if spellings.count(spelling) == 1}
+    by_spelling = {spelling: index for index, spelling in enumerate(spellings) if spellings.count(spelling) == 1}
     if not any(map(WRITTEN_NUMBER.fullmatch, names)):
-        by_spelling |= {Decimal(number): number for number in range(len(names))}
-    return {name: number for number, name in enumerate(names)}, by_spelling
+        by_spelling |= {Decimal(index): index for index in range(len(names))}
+    return {name: index for index, name in enumerate(names)}, by_spelling
 
 
 def canonical_label(value: Any) -> str | Decimal:
@@ -68,19 +68,19 @@ def canonical_label(value: Any) -> str | Decimal:
     return text.lower() if text.lower() in ("true", "false") else text
 
 
-def score_number(origin: str, name: str, value: Any) -> float:
+def read_number(location: str, name: str, value: Any) -> float:
     """Read a label that is a number, which tables write as text."""
     number = math.nan
     with suppress(TypeError, ValueError):
         number = math.nan if isinstance(value, bool) else float(value)
     if not math.isfinite(number):
-        raise InputError(f"{origin}: '{name}' is {excerpt(value)}, not a number")
+        raise InputError(f"{location}: '{name}' is {excerpt(value)}, not a number")
     return number
 
 
-def label_numbers(task: spec.Task, origin: str, value: Any) -> tuple[int, ...]:
+def label_indices(task: spec.Task, location: str, value: Any) -> tuple[int, ...]:
     """List the numbers of the classes in a list of labels, ascending."""
-    labels, message = list_labels(value), f"{origin}: '{task.label}' is {excerpt(value)}"
+    labels, message = list_labels(value), f"{location}: '{task.label}' is {excerpt(value)}"
     if labels is None:
         raise InputError(f"{message}, not a list of labels (empty for none)")
     is_multi_hot = len(labels) == len(task.classes) and all(str(label).lower() in MULTI_HOT for label in labels)
@@ -88,11 +88,11 @@ def label_numbers(task: spec.Task, origin: str, value: Any) -> tuple[int, ...]:
         remedy = "say `multi_hot: true` where lists have a 0 or 1 for each class, `false` where they name classes"
         raise InputError(f"{message}, and task '{task.name}' has {len(task.classes)} classes; {remedy}")
     if task.multi_hot:
-        return tuple(number for number, label in enumerate(labels) if MULTI_HOT[str(label).lower()])
-    numbers = sorted(label_number(task, origin, label) for label in labels)
-    if len(set(numbers)) < len(numbers):
+        return tuple(index for index, label in enumerate(labels) if MULTI_HOT[str(label).lower()])
+    indices = sorted(label_index(task, location, label) for label in labels)
+    if len(set(indices)) < len(indices):
         raise InputError(f"{message}, which has a class twice: name each once, or say `multi_hot: true` of 0s and 1s")
-    return tuple(numbers)
+    return tuple(indices)
 
 
 def list_labels(value: Any) -> list[Any] | None:
@@ -108,7 +108,7 @@ def is_missing(value: Any) -> bool:
     return value is None or value != value or (isinstance(value, str) and not value.strip())
 
 
-def to_iob2(tags: Sequence[Any], scheme: spec.Scheme, origin: str) -> list[Any]:
+def to_iob2(tags: Sequence[Any], scheme: spec.Scheme, location: str) -> list[Any]:
     """Write the tags of a sentence in IOB2: every entity begins with B-. What is broken in other schemes than IOB1
     stays broken.
 
@@ -121,7 +121,7 @@ def to_iob2(tags: Sequence[Any], scheme: spec.Scheme, origin: str) -> list[Any]:
     converted = []
     for tag in tags:
         if not isinstance(tag, str) or (tag != "O" and (tag[:1] not in marks or tag[1:2] != "-")):
-            raise InputError(f"{origin}: tag {tag!r} is not of the scheme {scheme}")
+            raise InputError(f"{location}: tag {tag!r} is not of the scheme {scheme}")
         if tag != "O" and scheme in ("BIOES", "BILOU"):
             tag = {"S": "B", "E": "I", "U": "B", "L": "I"}.get(tag[0], tag[0]) + tag[1:]
         elif tag[:1] == "I" and before[1:] != tag[1:]:
@@ -135,7 +135,7 @@ Answer = tuple[str, int]
 """A span of a context: its text, and the character at which it starts."""
 
 
-def read_spans(origin: str, name: str, value: Any) -> list[Answer]:
+def read_spans(location: str, name: str, value: Any) -> list[Answer]:
     """Read (text, start) pairs from lists of texts and starts, a list of mappings, or a list of texts (start 0)."""
     try:
         if isinstance(value, dict):
@@ -149,16 +149,16 @@ def read_spans(origin: str, name: str, value: Any) -> list[Answer]:
     except (AttributeError, KeyError, TypeError, ValueError):
         spans = [("", 0)]
     if not all(isinstance(text, str) and text and type(start) is int for text, start in spans):
-        raise InputError(f"{origin}: column '{name}' is {excerpt(value)}, not texts and where they start")
+        raise InputError(f"{location}: column '{name}' is {excerpt(value)}, not texts and where they start")
     return spans
 
 
-def find_answer(origin: str, context: str, text: str, start: int) -> Answer:
+def find_answer(location: str, context: str, text: str, start: int) -> Answer:
     """Find the occurrence of `text` that is nearest to `start`: published starts are not all right."""
     start = min(max(start, 0), len(context))
     starts = [at for at in (context.rfind(text, 0, start + len(text)), context.find(text, start)) if at >= 0]
     if not starts:
-        raise InputError(f"{origin}: a context without its answer '{text[:40]}'")
+        raise InputError(f"{location}: a context without its answer '{text[:40]}'")
     return text, min(starts, key=lambda at: abs(at - start))
 
 
@@ -255,15 +255,15 @@ def make_examples(
     make = partial(make_grouped, makers[task.family])
     examples: list[AnyExample] = []
     left_out = 0
-    for origin, row in rows:
-        reason = "short" if row is SHORT_ROW else why_left_out(task, origin, row)
-        example = None if reason else make(task, origin, row)
+    for location, row in rows:
+        reason = "short" if row is SHORT_ROW else why_left_out(task, location, row)
+        example = None if reason else make(task, location, row)
         if example is not None:
             examples.append(example)
             continue
         left_out += 1
         if reason in ("label", "text"):
-            lacking[reason].append(origin)
+            lacking[reason].append(location)
     return examples, left_out
 
 
@@ -294,7 +294,7 @@ def draw_splits(
     for split in ["train", *drawn] if drawn and not task.choices else ():
         absent = sorted(set[int]().union(*classes.values()) - classes[split])
         if absent:
-            names = first_of([task.classes[number] for number in absent])
+            names = first_of([task.classes[index] for index in absent])
             use = "left to train on" if split == "train" else f"drawn for {split}"
             sentence = f"{task.name}: none of the {len(examples[split]):,} examples {use} has {names}"
             has_shares = "" if task.stratified or task.problem_type else ", or `stratified: true`"
@@ -306,15 +306,15 @@ def draw_splits(
 
 
 def make_grouped(
-    make: Callable[[spec.Task, str, Row], AnyExample | None], task: spec.Task, origin: str, row: Row
+    make: Callable[[spec.Task, str, Row], AnyExample | None], task: spec.Task, location: str, row: Row
 ) -> AnyExample | None:
     """Make an example with its group, where the task has a column for it."""
-    example = make(task, origin, row)
+    example = make(task, location, row)
     if example is None or task.group is None:
         return example
-    value = column(origin, row, task.group, "or leave `group` out of the task")
+    value = column(location, row, task.group, "or leave `group` out of the task")
     if is_missing(value):
-        raise InputError(f"{origin}: no group stands in '{task.group}': fill it in, or leave `group` out of the task")
+        raise InputError(f"{location}: no group stands in '{task.group}': fill it in, or leave `group` out of the task")
     return replace(example, group=str(value))
 
 
@@ -334,10 +334,10 @@ def tell_groups(task: spec.Task, groups: dict[spec.TaskSplit, set[str]]) -> None
 def classes_of(example: AnyExample) -> tuple[int, ...]:
     """List the numbers of the classes that stand in an example."""
     match example:
-        case LabelledText(label=int() as number):
-            return (number,)
-        case LabelledText(label=tuple() as numbers) | TaggedWords(tags=numbers):
-            return numbers
+        case LabelledText(label=int() as index):
+            return (index,)
+        case LabelledText(label=tuple() as indices) | TaggedWords(tags=indices):
+            return indices
     return ()
 
 
@@ -370,19 +370,19 @@ def count_characters(example: AnyExample) -> int:
     return len(text) if isinstance(text, str) else sum(map(len, text))
 
 
-def why_left_out(task: spec.Task, origin: str, row: Row) -> Literal["answer", "label", "text"] | None:
+def why_left_out(task: spec.Task, location: str, row: Row) -> Literal["answer", "label", "text"] | None:
     """Name what an example cannot be made without, and the row lacks: an answer that anybody knows, a label, a text.
     None where it has all. Rows of biphase's own tasks are taken as they were published."""
     if task.family not in ("sequence_classification", "multiple_choice", "token_classification"):
         return None
-    label = column(origin, row, task.label, LABEL_REMEDY)
+    label = column(location, row, task.label, LABEL_REMEDY)
     if canonical_label(label) in map(canonical_label, task.unlabelled):  # -1 may be written as -1.0
         return "answer"
     if spec.is_own_task(task):
         return None
     if lacks_label(task, label):
         return "label"
-    texts = [column(origin, row, name) for name in spec.template_columns(task.template) if name != "choice"]
+    texts = [column(location, row, name) for name in spec.template_columns(task.template) if name != "choice"]
     return "text" if lacks_text(texts) else None
 
 
@@ -418,68 +418,68 @@ def id_of(location: str, row: Row) -> str:
     return "-".join(str(part) for part in row_id.values()) if isinstance(row_id, dict) else str(row_id)
 
 
-def make_text(task: spec.Task, origin: str, row: Row) -> LabelledText:
-    label = column(origin, row, task.label, LABEL_REMEDY)
-    text = fill_row(task, origin, row)
+def make_text(task: spec.Task, location: str, row: Row) -> LabelledText:
+    label = column(location, row, task.label, LABEL_REMEDY)
+    text = fill_row(task, location, row)
     target: int | float | tuple[int, ...]
     if task.problem_type == "regression":
-        target = score_number(origin, task.label, label)
+        target = read_number(location, task.label, label)
     elif task.problem_type == "multi_label_classification":
-        target = label_numbers(task, origin, label)
+        target = label_indices(task, location, label)
     else:
-        target = label_number(task, origin, label)
-    return LabelledText(id_of(origin, row), (text,), target)
+        target = label_index(task, location, label)
+    return LabelledText(id_of(location, row), (text,), target)
 
 
-def make_choices(task: spec.Task, origin: str, row: Row) -> LabelledText:
-    label = column(origin, row, task.label, LABEL_REMEDY)
-    choices, names = read_choices(task, origin, row)
-    right = label_number(task, origin, label, names)
+def make_choices(task: spec.Task, location: str, row: Row) -> LabelledText:
+    label = column(location, row, task.label, LABEL_REMEDY)
+    choices, names = read_choices(task, location, row)
+    right = label_index(task, location, label, names)
     if max(right, len(choices) - 1) >= min(len(choices), len(task.classes)):
         message = f"task '{task.name}' names {len(task.classes)}, and {excerpt(label)} is right"
-        raise InputError(f"{origin}: {len(choices)} choices, where {message}")
-    return LabelledText(id_of(origin, row), choices, right)
+        raise InputError(f"{location}: {len(choices)} choices, where {message}")
+    return LabelledText(id_of(location, row), choices, right)
 
 
-def read_choices(task: spec.Task, origin: str, row: Row) -> tuple[tuple[FilledText, ...], tuple[str, ...]]:
+def read_choices(task: spec.Task, location: str, row: Row) -> tuple[tuple[FilledText, ...], tuple[str, ...]]:
     """Fill the template with each choice of a row, and return what it calls them itself: ARC's are {text: […], label:
     […]}, whose labels are A, B, … in some rows and 1, 2, … in others."""
-    columns = [column(origin, row, name) for name in task.choices]
+    columns = [column(location, row, name) for name in task.choices]
     texts: Any = columns[0] if len(columns) == 1 else columns
     names: Any = None
     if isinstance(texts, dict):
         texts, names = texts.get("text"), texts.get("label")
     if not isinstance(texts, list) or len(texts) < 2 or not all(isinstance(text, str) and text for text in texts):
-        raise InputError(f"{origin}: {excerpt(texts)} are not two or more choices, texts that are not empty")
-    choices = tuple(fill_row(task, origin, row | {"choice": text}) for text in texts)
+        raise InputError(f"{location}: {excerpt(texts)} are not two or more choices, texts that are not empty")
+    choices = tuple(fill_row(task, location, row | {"choice": text}) for text in texts)
     has_names = isinstance(names, list) and len(names) >= len(texts)
     return choices, tuple(map(str, names[: len(texts)])) if has_names else ()
 
 
-def fill_row(task: spec.Task, origin: str, row: Row) -> FilledText:
+def fill_row(task: spec.Task, location: str, row: Row) -> FilledText:
     """Fill the task's template with a row's columns."""
     text, columns = "", []
     for literal, name, _, _ in Formatter().parse(task.template):
         text += literal
         if name is not None:
-            value = text_column(origin, row, name)
+            value = text_column(location, row, name)
             columns.append((len(text), len(text) + len(value)))
             text += value
     return text, tuple(columns)
 
 
-def make_words(task: spec.Task, origin: str, row: Row, scheme: spec.Scheme) -> TaggedWords:
-    tags = column(origin, row, task.label, LABEL_REMEDY)
+def make_words(task: spec.Task, location: str, row: Row, scheme: spec.Scheme) -> TaggedWords:
+    tags = column(location, row, task.label, LABEL_REMEDY)
     spans = None if task.words in row else read_spans_of_characters(tags)
     if spans is not None:
-        found, tags = tag_spans(origin, text_column(origin, row, "text"), spans)
+        found, tags = tag_spans(location, text_column(location, row, "text"), spans)
         row, scheme = row | {task.words: found}, "IOB2"
-    words = words_of(task, origin, row)
+    words = words_of(task, location, row)
     if not isinstance(tags, list) or len(tags) != len(words):
         num_tags = f"{len(tags)} tags" if isinstance(tags, list) else "no list of tags"
-        raise InputError(f"{origin}: {num_tags} for {len(words)} words")
-    tags = to_iob2(tags, scheme, origin)
-    return TaggedWords(id_of(origin, row), words, tuple(label_number(task, origin, tag) for tag in tags))
+        raise InputError(f"{location}: {num_tags} for {len(words)} words")
+    tags = to_iob2(tags, scheme, location)
+    return TaggedWords(id_of(location, row), words, tuple(label_index(task, location, tag) for tag in tags))
 
 
 def read_spans_of_characters(value: Any) -> list[tuple[int, int, str]] | None:
@@ -504,42 +504,46 @@ WORD = re.compile(r"\w+|[^\w\s]")
 """A word of running text, or a sign of punctuation."""
 
 
-def tag_spans(origin: str, text: str, spans: Sequence[tuple[int, int, str]]) -> tuple[list[str], list[str]]:
+def tag_spans(location: str, text: str, spans: Sequence[tuple[int, int, str]]) -> tuple[list[str], list[str]]:
     """Divide a running text into words with tags in IOB2. A word of which a span has a part is in it."""
     matches = [*WORD.finditer(text)]
     tags = ["O"] * len(matches)
     for start, end, label in spans:
         if not 0 <= start < end <= len(text):
-            raise InputError(f"{origin}: the span from {start} to {end} is not in its text of {len(text):,} characters")
-        inside = [number for number, word in enumerate(matches) if word.start() < end and word.end() > start]
-        if any(tags[number] != "O" for number in inside):
-            raise InputError(f"{origin}: two spans share a word at {start} ({excerpt(text[start:end])}); leave one out")
-        for number in inside:
-            tags[number] = f"{'B' if number == inside[0] else 'I'}-{label}"
+            raise InputError(
+                f"{location}: the span from {start} to {end} is not in its text of {len(text):,} characters"
+            )
+        inside = [index for index, word in enumerate(matches) if word.start() < end and word.end() > start]
+        if any(tags[index] != "O" for index in inside):
+            raise InputError(
+                f"{location}: two spans share a word at {start} ({excerpt(text[start:end])}); leave one out"
+            )
+        for index in inside:
+            tags[index] = f"{'B' if index == inside[0] else 'I'}-{label}"
     return [word[0] for word in matches], tags
 
 
-def words_of(task: spec.Task, origin: str, row: Row) -> tuple[str, ...]:
-    words = column(origin, row, task.words)
+def words_of(task: spec.Task, location: str, row: Row) -> tuple[str, ...]:
+    words = column(location, row, task.words)
     if not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
-        raise InputError(f"{origin}: column '{task.words}' must be a list of words, none of them empty")
+        raise InputError(f"{location}: column '{task.words}' must be a list of words, none of them empty")
     return tuple(words)
 
 
-def make_question(task: spec.Task, origin: str, row: Row) -> Question | None:
+def make_question(task: spec.Task, location: str, row: Row) -> Question | None:
     """Return None for a question about candidates that has no answer: nobody knows it there."""
-    id = id_of(origin, row)
-    context = text_column(origin, row, "context")
+    id = id_of(location, row)
+    context = text_column(location, row, "context")
     if not context.strip():
-        raise InputError(f"{origin}: question '{id}' has an empty context")
-    locate = partial(find_answer, f"{origin}: question '{id}'", context)
+        raise InputError(f"{location}: question '{id}' has an empty context")
+    locate = partial(find_answer, f"{location}: question '{id}'", context)
     gold: list[Answer] = []
     if not row.get("is_impossible"):
-        gold = read_spans(origin, "answers", column(origin, row, "answers", LABEL_REMEDY))
+        gold = read_spans(location, "answers", column(location, row, "answers", LABEL_REMEDY))
     if "candidates" not in row:
         answers = tuple(dict.fromkeys(locate(text, start) for text, start in gold))
-        return Question(id, text_column(origin, row, "question"), context, answers)
-    candidates = {locate(text, start) for text, start in read_spans(origin, "candidates", row["candidates"])}
+        return Question(id, text_column(location, row, "question"), context, answers)
+    candidates = {locate(text, start) for text, start in read_spans(location, "candidates", row["candidates"])}
     if not gold:
         return None
     # The hub keeps only the texts of answers: their mentions are the candidates that read so.
@@ -547,4 +551,4 @@ def make_question(task: spec.Task, origin: str, row: Row) -> Question | None:
     mentions |= {locate(text, start) for text, start in gold if text not in dict(mentions)}
     ordered = sorted(candidates | mentions, key=lambda answer: (answer[1], len(answer[0])))
     answers = tuple(answer for answer in ordered if answer in mentions)
-    return Question(id, text_column(origin, row, "question"), context, answers, tuple(ordered))
+    return Question(id, text_column(location, row, "question"), context, answers, tuple(ordered))

@@ -103,13 +103,13 @@ def find_source(task: spec.Task, data_dir: str | Path | None) -> TaskSource:
     raise InputError(f"{folder}: task '{task.name}' needs {' or '.join(needed)} there")
 
 
-def name_data_dirs(pairs: Iterable[tuple[str, str]], tasks: Iterable[str], origin: str) -> dict[str, str]:
+def name_data_dirs(pairs: Iterable[tuple[str, str]], tasks: Iterable[str], option: str) -> dict[str, str]:
     """Name folders of data by their tasks.
 
     Args:
         pairs: a task, by its name or its YAML file, and its folder.
         tasks: names or YAML files; what these are trained on may have a folder too.
-        origin: what to call the pairs in a message.
+        option: the option or key that gives the pairs, for messages.
 
     Raises `InputError` for any other task, and for one that is given twice.
     """
@@ -119,9 +119,9 @@ def name_data_dirs(pairs: Iterable[tuple[str, str]], tasks: Iterable[str], origi
         names.update(name for name in (task.name, task.trained_on, task.part_of) if name)
     for task_name, folder in pairs:
         name = spec.find_task(task_name).name if task_name.endswith((".yaml", ".yml")) else task_name
-        refuse_unknown(f"{origin}: unknown task", name, names)
+        refuse_unknown(f"{option}: unknown task", name, names)
         if name in folders:
-            raise InputError(f"{origin}: {name} has {folders[name]} already")
+            raise InputError(f"{option}: {name} has {folders[name]} already")
         folders[name] = folder
     return folders
 
@@ -212,8 +212,8 @@ def read_rows(source: TaskSource, part: PartName) -> Iterator[PlacedRow]:
             texts = spec.HubRows(config=form.config, splits=(getattr(form.splits, part),))
         splits = (read_hub_split(form.id, form.revision, texts.config, split) for split in texts.splits)
         rows = itertools.chain.from_iterable(splits)
-    for origin, row in rows:
-        yield origin, row | renamed(row, form.rename) if form.rename and row is not SHORT_ROW else row
+    for location, row in rows:
+        yield location, row | renamed(row, form.rename) if form.rename and row is not SHORT_ROW else row
 
 
 def read_layout(source: TaskSource, layout: spec.FileLayout, part: PartName) -> Iterator[PlacedRow]:
@@ -237,7 +237,7 @@ def read_layout(source: TaskSource, layout: spec.FileLayout, part: PartName) -> 
 def read_hub_split(id: str, revision: str | None, config: str | None, split: str) -> Iterator[PlacedRow]:
     """Read the rows of a split of a hub data set, at the commit that the revision names."""
     table = load_rows(id, config, split, pin_commit(id, revision))
-    return ((f"{id} {split}: row {number}", row) for number, row in enumerate(read_dataset(table)))
+    return ((f"{id} {split}: row {row_number}", row) for row_number, row in enumerate(read_dataset(table)))
 
 
 def text_column(location: str, row: Row, name: str) -> str:

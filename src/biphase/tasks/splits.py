@@ -183,15 +183,15 @@ GRADE: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(gt=1 - 2**31, lt=2**3
 
 def read_judgements(source: TaskSource, split: TaskSplit) -> Judgements:
     judgements: Judgements = {}
-    for origin, row in read_rows(source, split):
-        query, document = str(column(origin, row, "query-id")), str(column(origin, row, "corpus-id"))
-        value = column(origin, row, "score")
+    for location, row in read_rows(source, split):
+        query, document = str(column(location, row, "query-id")), str(column(location, row, "corpus-id"))
+        value = column(location, row, "score")
         try:
             grade = GRADE.validate_python(value)
         except ValidationError:
-            raise InputError(f"{origin}: grade {value!r} is not a whole number of 31 bits") from None
+            raise InputError(f"{location}: grade {value!r} is not a whole number of 31 bits") from None
         if judgements.setdefault(query, {}).setdefault(document, grade) != grade:
-            raise InputError(f"{origin}: document '{document}' has two grades for query '{query}'")
+            raise InputError(f"{location}: document '{document}' has two grades for query '{query}'")
     return judgements
 
 
@@ -212,17 +212,17 @@ def read_judged_texts(
     texts: dict[PartName, dict[str, str]] = {"queries": {}, "corpus": {}}
     for part, named in named_ids.items():
         with console.track(f"read {source.task.name} {part}", None, "rows") as progress:
-            for number, (origin, row) in enumerate(read_rows(source, part), start=1):
-                id = str(column(origin, row, "_id"))
-                if number % 10_000 == 0:
+            for row_number, (location, row) in enumerate(read_rows(source, part), start=1):
+                id = str(column(location, row, "_id"))
+                if row_number % 10_000 == 0:
                     progress.advance(10_000)
                 if id not in named and (judged_only or part == "queries"):
                     continue
-                text = text_column(origin, row, "text")
+                text = text_column(location, row, "text")
                 if row.get("title"):
-                    text = f"{text_column(origin, row, 'title')} {text}"
+                    text = f"{text_column(location, row, 'title')} {text}"
                 if texts[part].setdefault(id, text.strip()) != text.strip():
-                    raise InputError(f"{origin}: a second text with the id '{id}'")
+                    raise InputError(f"{location}: a second text with the id '{id}'")
         if missing := named - texts[part].keys():
             kind = "query" if part == "queries" else "document"
             message = f"a judgement of {kind} '{min(missing)}', which {source.name} does not have"

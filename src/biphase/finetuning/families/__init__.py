@@ -46,6 +46,6 @@ def predict_inputs(model: KeptModel, network: Any, inputs: EncodedSplit | Tokeni
 
 def in_order_of_length(predict: Callable[[list[str]], list[Any]], texts: Sequence[str]) -> list[Any]:
     """Predict for texts, each in a batch with others of its length."""
-    order = sorted(range(len(texts)), key=lambda number: -len(texts[number]))
-    by_number = dict(zip(order, predict([texts[number] for number in order]), strict=True))
-    return [by_number[number] for number in range(len(texts))]
+    order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
+    by_index = dict(zip(order, predict([texts[index] for index in order]), strict=True))
+    return [by_index[index] for index in range(len(texts))]

@@ -62,7 +62,7 @@ class Split(AdditiveSplit):
         return (segment_logsumexp(output, bounds)[:, 0] - output[right, 0]).sum() / len(items)
 
     @property
-    def class_numbers(self) -> np.ndarray:
+    def class_indices(self) -> np.ndarray:
         return self.right_Q
 
     def calibrate(self, model: BatchModel, cell: CellContext) -> Calibration:
@@ -103,12 +103,12 @@ def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Se
     """Name the best choice, by the row's own name where it has a name for each, and the probability of each."""
     task = model.task
     names, inputs = [], []
-    for origin, row in rows:
-        choices, labels = read_choices(task, origin, row)
+    for location, row in rows:
+        choices, labels = read_choices(task, location, row)
         names.append(labels if labels and len({*labels}) == len(labels) else task.classes)
         if len(choices) > len(names[-1]):
-            raise InputError(f"{origin}: {len(choices)} choices, where task '{task.name}' names {len(task.classes)}")
-        inputs.append(LabelledText(origin, choices, 0))
+            raise InputError(f"{location}: {len(choices)} choices, where task '{task.name}' names {len(task.classes)}")
+        inputs.append(LabelledText(location, choices, 0))
     split = encode_choices(inputs, tokenizer, model.config)
     scores_S1 = predict_inputs(model, network, split)
     parts = zip(np.split(scores_S1[:, 0], split.bounds_Q1[1:-1]), names, strict=True)

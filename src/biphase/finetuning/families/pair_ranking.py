@@ -87,10 +87,10 @@ def rank_documents(
     data: Collection, twins: Set[str], queries: Sequence[str], documents: Sequence[str]
 ) -> dict[str, list[str]]:
     """BM25 ranks the documents for each query. A query that is a document too (one of `twins`) does not find itself."""
-    index, questions = index_bm25(data.documents[id] for id in documents), [data.queries[id] for id in queries]
+    words, questions = index_bm25(data.documents[id] for id in documents), [data.queries[id] for id in queries]
     ranked = {}
-    for query, hits in zip(queries, query_bm25(index, questions, CANDIDATES + bool(twins)), strict=True):
-        candidates = [documents[number] for number, _ in hits]
+    for query, hits in zip(queries, query_bm25(words, questions, CANDIDATES + bool(twins)), strict=True):
+        candidates = [documents[hit] for hit, _ in hits]
         ranked[query] = [id for id in candidates if id != query or query not in twins][:CANDIDATES]
     return ranked
 
@@ -104,8 +104,8 @@ def group_training(data: Collection, twins: Set[str]) -> list[tuple[str, list[st
         right.setdefault(query, []).append(document)
     ranked = rank_documents(data, twins, list(right), ids) if right else {}
     groups = []
-    for number, (query, document) in enumerate(data.train):
-        draw = np.random.default_rng((DRAW_SEED, number))
+    for index, (query, document) in enumerate(data.train):
+        draw = np.random.default_rng((DRAW_SEED, index))
         excluded = {*right[query], *({query} & twins)}
         wrong = [id for id in ranked[query] if id not in excluded]
         if len(wrong) < NEGATIVES:
@@ -122,12 +122,12 @@ def encode_pairs(tokenizer: HashedTokenizer, pairs: Sequence[tuple[str, str]], m
     ids = dict(zip(texts, (tokens for tokens, _ in tokenizer.tokenize(texts)), strict=True))
     closing, room = np.array([tokenizer.closing], np.int32), tokenizer.room(max_length) - 1
     parts, cut = [], []
-    for number, (query, document) in enumerate(pairs):
+    for index, (query, document) in enumerate(pairs):
         lengths = [len(ids[query]), len(ids[document])]
         caps = share_room(lengths, room)
         parts.append(np.concatenate([ids[query][: caps[0]], closing, ids[document][: caps[1]]]))
         if caps != lengths:
-            cut.append(number)
+            cut.append(index)
     return replace(tokenizer.concatenate(parts, max_length), truncated=np.array(cut, dtype=np.int64))
 
 
@@ -141,7 +141,7 @@ def order_candidates(split: Split, scores_S: np.ndarray) -> dict[str, dict[str, 
 
 def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Sequence[PlacedRow]) -> Predicted:
     """Score how well each row's `document` answers its `query`: the higher, the better."""
-    pairs = [(text_column(origin, row, "query"), text_column(origin, row, "document")) for origin, row in rows]
+    pairs = [(text_column(location, row, "query"), text_column(location, row, "document")) for location, row in rows]
     texts = encode_pairs(tokenizer, pairs, model.config.max_length)
     scores_S = predict_inputs(model, network, texts)[:, 0]
     return Predicted([{"predicted": round(score, 5)} for score in scores_S.tolist()], len(texts.truncated))

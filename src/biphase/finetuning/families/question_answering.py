@@ -149,12 +149,12 @@ class Split(AdditiveSplit):
         # 3. The best span of each question, or the best of its candidates.
         longest = cell.config.max_answer_tokens or self.max_answer_tokens
         spans_Q2, scores_Q = best_spans(starts_K, ends_K, self.context_bounds_Q1, longest)
-        for number, (begin, end) in enumerate(pairwise(self.candidate_bounds_Q1.tolist())):
+        for question, (begin, end) in enumerate(pairwise(self.candidate_bounds_Q1.tolist())):
             candidates = self.candidates_C2[begin:end]
             whole = candidates[candidates[:, 0] >= 0]
             if len(whole):
                 scores = starts_K[whole[:, 0]] + ends_K[whole[:, 1] - 1]
-                spans_Q2[number], scores_Q[number] = whole[scores.argmax()], scores.max()
+                spans_Q2[question], scores_Q[question] = whole[scores.argmax()], scores.max()
         # 4. The tokens of the answer, or none where having none is better.
         is_empty_Q = (null_Q > scores_Q) & self.has_unanswerable
         selected = tokens_of_spans(self, spans_Q2, is_empty_Q)
@@ -164,15 +164,15 @@ class Split(AdditiveSplit):
         # 5. Its text, and the probability of its span among those of its context: that of its start times that of its
         #    end.
         answers = []
-        for number, (first, last) in enumerate(pairwise(self.context_bounds_Q1.tolist())):
-            start, end = characters_of_span(self, number, *spans_Q2[number].tolist())
-            text, total = self.contexts[number][start:end], 0.0
+        for question, (first, last) in enumerate(pairwise(self.context_bounds_Q1.tolist())):
+            start, end = characters_of_span(self, question, *spans_Q2[question].tolist())
+            text, total = self.contexts[question][start:end], 0.0
             if first < last:
                 total = float(logsumexp(starts_K[first:last]) + logsumexp(ends_K[first:last]))
-            answer = {"text": "" if is_empty_Q[number] else text, "best_text": text, "start": start, "end": end}
-            answer["no_answer_score"] = float(null_Q[number] - scores_Q[number])
-            answer["probability"] = math.exp(min(float(scores_Q[number]) - total, 0.0))
-            answers.append(answer | {"selected": selected[number]})
+            answer = {"text": "" if is_empty_Q[question] else text, "best_text": text, "start": start, "end": end}
+            answer["no_answer_score"] = float(null_Q[question] - scores_Q[question])
+            answer["probability"] = math.exp(min(float(scores_Q[question]) - total, 0.0))
+            answers.append(answer | {"selected": selected[question]})
         return answers
 
     def judge(self, answers: Rows, cell: CellContext) -> Judgement:
@@ -294,10 +294,10 @@ def tokens_of_answer(answer: Answer | None, spans_K2: np.ndarray, first: int, li
 
 def is_in_answer(split: Split, batch: Batch) -> np.ndarray:
     """Boolean [T]: whether a token is one of the first answer to its window's question."""
-    numbers_T = split.context_tokens_T[batch.indices_T]
+    context_T = split.context_tokens_T[batch.indices_T]
     answers_W2 = split.answers_Q2[split.questions_W[batch.samples]]
     answers_T2 = np.repeat(answers_W2, split.texts.lengths_S[batch.samples], axis=0)
-    return (numbers_T >= 0) & (numbers_T >= answers_T2[:, 0]) & (numbers_T < answers_T2[:, 1])
+    return (context_T >= 0) & (context_T >= answers_T2[:, 0]) & (context_T < answers_T2[:, 1])
 
 
 def span_loss(logits_T2: Tensor, split: Split, batch: Batch, cell: CellContext) -> Tensor:
@@ -368,13 +368,13 @@ def characters_of_span(split: Split, question: int, begin: int, end: int) -> tup
 def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Sequence[PlacedRow]) -> Predicted:
     """Find the answer, where it stands in the context, its probability, and how much better no answer is."""
     inputs = []
-    for number, (origin, row) in enumerate(rows):
-        question, context = text_column(origin, row, "question"), text_column(origin, row, "context")
+    for index, (location, row) in enumerate(rows):
+        question, context = text_column(location, row, "question"), text_column(location, row, "context")
         if not context.strip():
-            raise InputError(f"{origin}: the context is empty")
-        spans = read_spans(origin, "candidates", row["candidates"]) if "candidates" in row else []
-        candidates = tuple(find_answer(origin, context, text, start) for text, start in spans)
-        inputs.append(Question(str(number), question, context, (), candidates))
+            raise InputError(f"{location}: the context is empty")
+        spans = read_spans(location, "candidates", row["candidates"]) if "candidates" in row else []
+        candidates = tuple(find_answer(location, context, text, start) for text, start in spans)
+        inputs.append(Question(str(index), question, context, (), candidates))
     split = encode_questions(model.task, inputs, tokenizer, model.config, model.has_unanswerable)
     answers: list[Row] = []
     for answer in predict_inputs(model, network, split):

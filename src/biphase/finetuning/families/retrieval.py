@@ -108,14 +108,14 @@ class Split(EncodedSplit):
 def encode(data: Collection, tokenizer: HashedTokenizer, config: FinetuneConfig) -> dict[TaskSplit, Split]:
     """Encode the texts of a task once, and say for each split which of them were judged."""
     task, query_ids, document_ids = data.task, list(data.queries), list(data.documents)
-    query_numbers = {id: number for number, id in enumerate(query_ids)}
-    document_numbers = {id: number for number, id in enumerate(document_ids)}
+    query_indices = {id: index for index, id in enumerate(query_ids)}
+    document_indices = {id: index for index, id in enumerate(document_ids)}
     texts = [task.query_template.replace("{text}", text) for text in data.queries.values()]
     queries = tokenizer.encode_texts(texts, config.max_length)
     texts = [task.document_template.replace("{text}", text) for text in data.documents.values()]
     documents = tokenizer.encode_texts(texts, config.max_length)
     twins = own_documents(data.queries, data.documents, data.relevance["validation"] | data.relevance["test"])
-    itself_A = np.array([document_numbers[id] if id in twins else -1 for id in query_ids], dtype=np.int64)
+    itself_A = np.array([document_indices[id] if id in twins else -1 for id in query_ids], dtype=np.int64)
 
     splits = {}
     for name in TASK_SPLITS:
@@ -124,9 +124,9 @@ def encode(data: Collection, tokenizer: HashedTokenizer, config: FinetuneConfig)
         if name != "train":
             relevance, named = data.relevance[name], set(data.judged_documents[name])
             pairs = tuple((query, document) for query, grades in relevance.items() for document in grades)
-        queries_J = np.array([query_numbers[query] for query, _ in pairs], dtype=np.int64)
-        documents_J = np.array([document_numbers[document] for _, document in pairs], dtype=np.int64)
-        judged_N = np.array(sorted(document_numbers[document] for document in named), dtype=np.int64)
+        queries_J = np.array([query_indices[query] for query, _ in pairs], dtype=np.int64)
+        documents_J = np.array([document_indices[document] for _, document in pairs], dtype=np.int64)
+        judged_N = np.array(sorted(document_indices[document] for document in named), dtype=np.int64)
         num_truncated = np.isin(queries.truncated, queries_J).sum() + np.isin(documents.truncated, judged_N).sum()
         splits[name] = Split(
             ids=query_ids,
@@ -150,8 +150,8 @@ def contrastive_loss(queries_BD: Tensor, documents_BD: Tensor, positives_BB: Ten
     Documents of other pairs that are `positives` of the query too, or the query itself, are no negatives.
     """
     scores_BB = scale * normalize(queries_BD, dim=-1) @ normalize(documents_BD, dim=-1).T
-    numbers_B = torch.arange(len(scores_BB), device=scores_BB.device)
-    return cross_entropy(scores_BB.masked_fill(positives_BB, float("-inf")), numbers_B)
+    targets_B = torch.arange(len(scores_BB), device=scores_BB.device)
+    return cross_entropy(scores_BB.masked_fill(positives_BB, float("-inf")), targets_B)
 
 
 def no_negatives(split: Split, queries_B: np.ndarray, documents_B: np.ndarray) -> Tensor:

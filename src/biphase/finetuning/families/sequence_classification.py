@@ -66,7 +66,7 @@ class Split(AdditiveSplit):
                 return loss / (len(items) * output.shape[1])
 
     @property
-    def class_numbers(self) -> np.ndarray:
+    def class_indices(self) -> np.ndarray:
         return np.nonzero(self.labels_S)[1] if self.labels_S.ndim == 2 else self.strata
 
     def calibrate(self, model: BatchModel, cell: CellContext) -> Calibration:
@@ -106,8 +106,8 @@ def encode_labelled(
     labels: Sequence[Any] = [example.label for example in examples]
     if task.problem_type == "multi_label_classification":
         labels_S = np.zeros((len(labels), len(task.classes)))
-        for row, numbers in zip(labels_S, labels, strict=True):
-            row[list(numbers)] = 1
+        for row, indices in zip(labels_S, labels, strict=True):
+            row[list(indices)] = 1
     else:
         labels_S = np.array(labels, dtype=np.int64 if task.problem_type is None else np.float64)
     return Split([example.id for example in examples], texts, len(examples), len(texts.truncated), labels_S)
@@ -139,12 +139,12 @@ def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Se
     """The label, its probability, and that of each label; labels; or a number. Pairs are cut as in training. A row
     without a text has the same columns without values."""
     task, blank = model.task, dict.fromkeys(input_columns(model.task), "")
-    is_empty = [lacks_text([column(origin, row, name) for name in blank]) for origin, row in rows]
+    is_empty = [lacks_text([column(location, row, name) for name in blank]) for location, row in rows]
     no_label = () if task.problem_type == "multi_label_classification" else 0
     inputs = []
-    for (origin, row), empty in zip(rows, is_empty, strict=True):
-        text = fill_row(task, origin, blank if empty else row)
-        inputs.append(LabelledText(origin, (text,), no_label))
+    for (location, row), empty in zip(rows, is_empty, strict=True):
+        text = fill_row(task, location, blank if empty else row)
+        inputs.append(LabelledText(location, (text,), no_label))
     if not model.is_ours:
         texts = [*map(input_of, inputs)]
         predictions, num_cut = classify_as_pipeline(network, tokenizer.pretrained, texts)
@@ -152,9 +152,9 @@ def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Se
         split = encode_labelled(task, inputs, tokenizer, model.config)
         logits_SC = predict_inputs(model, network, split)
         predictions, num_cut = [*read_outputs(task, logits_SC, model.calibration.thresholds)], split.num_truncated
-    for number in np.flatnonzero(is_empty):
-        values = predictions[number].items()
-        predictions[number] = {key: dict.fromkeys(value) if isinstance(value, dict) else None for key, value in values}
+    for index in np.flatnonzero(is_empty):
+        values = predictions[index].items()
+        predictions[index] = {key: dict.fromkeys(value) if isinstance(value, dict) else None for key, value in values}
     return Predicted(predictions, num_cut)
 
 

@@ -62,7 +62,7 @@ class Split(AdditiveSplit):
         return cell.cross_entropy(output, targets_T, self.targets_of(items))
 
     @property
-    def class_numbers(self) -> np.ndarray:
+    def class_indices(self) -> np.ndarray:
         return self.tags_W
 
     def predict(self, model: BatchModel, cell: CellContext) -> tuple[np.ndarray, np.ndarray]:
@@ -159,25 +159,25 @@ def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Se
     task = model.task
     if not model.is_ours or task.words not in rows[0][1]:
         return tag_text(model, network, tokenizer, rows)
-    lists = [words_of(task, origin, row) for origin, row in rows]
+    lists = [words_of(task, location, row) for location, row in rows]
     tagged: list[Row] = [{"predicted": [], "probabilities": []} for _ in lists]
     starts = dict.fromkeys(range(len(lists)), 0)
     while starts:
-        rests = [lists[number][begin:] for number, begin in starts.items()]
+        rests = [lists[index][begin:] for index, begin in starts.items()]
         sentences = [TaggedWords("", words, (0,) * len(words)) for words in rests]
         split = encode_words(sentences, tokenizer, model.config)
         sentence_rows = tag_rows(split, predict_inputs(model, network, split), task.classes)
         cut, inside = set(split.texts.truncated.tolist()), split.words_T[split.words_T >= 0]
         ends = np.searchsorted(inside, split.word_bounds_S1[1:])  # how many tokens stand in front of the next sentence
         inputs, starts = starts, {}
-        for sentence, (number, begin) in enumerate(inputs.items()):
+        for sentence, (index, begin) in enumerate(inputs.items()):
             num = len(sentences[sentence].words)
             if sentence in cut:  # within its last word, it may be
                 num = int(inside[ends[sentence] - 1] + 1 - split.word_bounds_S1[sentence])
-                starts[number] = max(begin + num - max(num // SHARED, 1), begin + 1)
-            new = (begin + len(tagged[number]["predicted"])) // 2  # the middle of the words that are in both inputs
+                starts[index] = max(begin + num - max(num // SHARED, 1), begin + 1)
+            new = (begin + len(tagged[index]["predicted"])) // 2  # the middle of the words that are in both inputs
             for key in ("predicted", "probabilities"):
-                tagged[number][key][new:] = sentence_rows[sentence][key][new - begin : num]
+                tagged[index][key][new:] = sentence_rows[sentence][key][new - begin : num]
     if task.classes[0] == "O":
         for words, row in zip(lists, tagged, strict=True):
             row["spans"] = spans_of_tags(words, row["predicted"], row["probabilities"])
@@ -186,9 +186,9 @@ def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Se
 
 def spans_of_tags(words: Sequence[str], tags: Sequence[str], probabilities: Sequence[float]) -> list[Row]:
     """The entities of IOB2 tags, from and up to a word; a stray I- begins one, as conlleval reads it."""
-    labels, numbers_U = np.unique(tags, return_inverse=True)
+    labels, labels_U = np.unique(tags, return_inverse=True)
     spans = []
-    for entity in find_entities(numbers_U, np.array([0, len(tags)]), labels.tolist())[0].tolist():
+    for entity in find_entities(labels_U, np.array([0, len(tags)]), labels.tolist())[0].tolist():
         begin, last = divmod(entity // len(labels), len(tags))
         mean = round(float(np.mean(probabilities[begin : last + 1])), 5)
         text = " ".join(words[begin : last + 1])
@@ -199,7 +199,7 @@ def spans_of_tags(words: Sequence[str], tags: Sequence[str], probabilities: Sequ
 def tag_text(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Sequence[PlacedRow]) -> Predicted:
     """The spans of running texts, in characters, as transformers' pipeline groups tokens (`simple`) and the parts of a
     word are joined, in inputs that overlap where a text is longer than one. Spans of blanks alone are left out."""
-    texts = [text_column(origin, row, TEXT) for origin, row in rows]
+    texts = [text_column(location, row, TEXT) for location, row in rows]
     pipe: Any = transformers.pipeline(
         "token-classification",
         network,
