@@ -69,13 +69,18 @@ def canonical_label(value: Any) -> str | Decimal:
 
 
 def read_number(location: str, name: str, value: Any) -> float:
-    """Read a label that is a number, which tables write as text."""
-    number = math.nan
-    with suppress(TypeError, ValueError):
-        number = math.nan if isinstance(value, bool) else float(value)
-    if not math.isfinite(number):
+    """Read a label that is a finite number. Raises `InputError` for anything else."""
+    number = as_number(value)
+    if number is None or not math.isfinite(number):
         raise InputError(f"{location}: '{name}' is {excerpt(value)}, not a number")
     return number
+
+
+def as_number(value: Any) -> float | None:
+    """Read a number, or a text that is one, as in tables. None for anything else."""
+    with suppress(TypeError, ValueError):
+        return None if isinstance(value, bool) else float(value)
+    return None
 
 
 def label_indices(task: spec.Task, location: str, value: Any) -> tuple[int, ...]:
