@@ -1,8 +1,7 @@
-"""Rows of a source become checked examples of a task, in its splits. Whatever comes out is well-formed.
+"""Rows of a source → checked, well-formed examples of a task, in its splits.
 
-Splits that the source does not have are drawn, as `spec.Splits` says. Labels and tags come out as numbers (of a class
-that is given by name or number, of several classes, or a score), tags in IOB2, answers as exact spans of their context,
-documents without the prefixes of the encoder's input.
+Splits that the source lacks are drawn, as `spec.Splits` says. Labels and tags become indices of classes (or a score),
+tags are in IOB2, answers are exact spans of their context, and documents have no prefixes.
 """
 
 import math
@@ -27,14 +26,12 @@ from biphase.tasks.splits import TEST_SHARE, TRAIN_SHARE, Collection, TaskData, 
 
 LABEL_REMEDY = f"{TASK_REMEDY}; leave a split without labels out"
 MULTI_HOT = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
-"""What a list may say of each class: whether it applies."""
+"""Values of a list that says for each class whether it applies."""
 
 
 def label_index(task: spec.Task, location: str, value: Any, choices: tuple[str, ...] = ()) -> int:
-    """Find the number of a label among the names that a row has for its choices, or else among the task's classes.
-
-    Raises `InputError` for what `map_labels` does not have.
-    """
+    """Find the index of a label among a row's own names of choices, or else among the task's classes. Raises
+    `InputError` for any other label."""
     names = choices or task.classes
     by_name, by_spelling = map_labels(names)
     index = None if value is None else by_name.get(str(value), by_spelling.get(canonical_label(value)))
@@ -50,8 +47,8 @@ WRITTEN_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")
 
 @lru_cache
 def map_labels(names: tuple[str, ...]) -> tuple[dict[str, int], dict[str | Decimal, int]]:
-    """List the numbers of labels by their names, and by what `canonical_label` makes of one name alone. Where no name
-    is a number, a label may be its number from 0, which tables write as text."""
+    """Map labels to indices, by name and by canonical spelling, if only one name has it. If no name is a number, a
+    label may be its index, which tables write as text."""
     spellings = [canonical_label(name) for name in names]
     by_spelling = {spelling: index for index, spelling in enumerate(spellings) if spellings.count(spelling) == 1}
     if not any(map(WRITTEN_NUMBER.fullmatch, names)):
@@ -60,8 +57,8 @@ def map_labels(names: tuple[str, ...]) -> tuple[dict[str, int], dict[str | Decim
 
 
 def canonical_label(value: Any) -> str | Decimal:
-    """Write a label as all that mean the same: a number by its value, 1 for 1.0, as pandas may write it; JSON's true
-    and false, and pandas' True and False, in small letters."""
+    """Unify spellings of a label: a number becomes its value, so that pandas' 1.0 is 1; True and False are written in
+    small letters, as in JSON."""
     text = str(value)
     if WRITTEN_NUMBER.fullmatch(text):
         return Decimal(text)
@@ -84,7 +81,7 @@ def as_number(value: Any) -> float | None:
 
 
 def label_indices(task: spec.Task, location: str, value: Any) -> tuple[int, ...]:
-    """List the numbers of the classes in a list of labels, ascending."""
+    """List the indices of the classes in a list of labels, ascending."""
     labels, message = list_labels(value), f"{location}: '{task.label}' is {excerpt(value)}"
     if labels is None:
         raise InputError(f"{message}, not a list of labels (empty for none)")
@@ -101,7 +98,7 @@ def label_indices(task: spec.Task, location: str, value: Any) -> tuple[int, ...]
 
 
 def list_labels(value: Any) -> list[Any] | None:
-    """Read a list of labels; tables write it as text, with commas, semicolons or bars between. None for no list."""
+    """Read a list of labels. Tables write it as text, with commas, semicolons or bars. None for anything else."""
     if isinstance(value, str):
         inside = value.strip("[] ")
         return [name.strip() for name in re.split("[,;|]", inside)] if inside else []
@@ -114,10 +111,9 @@ def is_missing(value: Any) -> bool:
 
 
 def to_iob2(tags: Sequence[Any], scheme: spec.Scheme, location: str) -> list[Any]:
-    """Write the tags of a sentence in IOB2: every entity begins with B-. What is broken in other schemes than IOB1
-    stays broken.
+    """Write the tags of a sentence in IOB2: every entity begins with B-. Broken tags of BIOES and BILOU stay broken.
 
-    IOB1 marks a beginning only where an entity follows another of its type, so IOB2 read as IOB1 is itself.
+    IOB1 marks a beginning only where an entity follows another of its type, so IOB2 read as IOB1 does not change.
     """
     if scheme == "IOB2":
         return list(tags)
@@ -168,7 +164,7 @@ def find_answer(location: str, context: str, text: str, start: int) -> Answer:
 
 
 FilledText = tuple[str, tuple[tuple[int, int], ...]]
-"""A task's template, filled, and where each of its columns stands in the text."""
+"""A filled template, and the characters of each of its columns."""
 
 
 @dataclass(frozen=True)
@@ -177,8 +173,8 @@ class LabelledText:
     texts: tuple[FilledText, ...]
     """One text, or in multiple choice one for each choice of a question."""
     label: int | float | tuple[int, ...]
-    """A number of `Task.classes`, or as the task's `problem_type` says: a score, or the numbers of several classes. In
-    multiple choice, the number of the right choice."""
+    """The index of a class or of the right choice; by the task's `problem_type` a score, or the indices of several
+    classes."""
     group: str = ""
     """The value of `Task.group`."""
 
@@ -188,7 +184,7 @@ class TaggedWords:
     id: str
     words: tuple[str, ...]
     tags: tuple[int, ...]
-    """Numbers of `Task.classes`, which are in IOB2."""
+    """Indices of `Task.classes`, which are in IOB2."""
     group: str = ""
 
 
@@ -208,17 +204,17 @@ AnyExample = LabelledText | TaggedWords | Question
 
 
 def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | None = None) -> TaskData | Collection:
-    """Read and check everything.
+    """Read and check the examples of a source.
 
     Args:
-        judged_only: of a collection keep only the documents that its judgements name, in any split of the task. The
-            others are read past, so that millions of them do not fill the memory.
-        most_evaluated: keep at most so many examples (queries) of validation and of test, drawn with seed 42.
+        judged_only: keep only the documents that a judgement of any split names, so that millions of others do not fill
+            the memory.
+        most_evaluated: keep at most this many examples (queries) of validation and of test, drawn with seed 42.
 
     Raises:
-        InputError: naming file and line (or question, or document) for what does not fit the task: a missing column, a
-            label outside its set, tags that do not match words, an answer that is not in its context, a judgement of
-            an unknown document; a split without examples, or one too small to draw another from.
+        InputError: with file and line (or question, or document), for a row that does not fit the task: a missing
+            column, an unknown label, tags that do not match words, an answer that is not in its context, a judgement of
+            an unknown document; for a split without examples, or too small to draw another from.
     """
     if source.hashes.get("validation", 0) == source.hashes.get("test"):  # the rate would be chosen on the test
         files = f"{source.files['validation'][0].name}, {source.files['test'][0].name}"
@@ -249,8 +245,8 @@ def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | N
 def make_examples(
     task: spec.Task, scheme: spec.Scheme, rows: Iterable[PlacedRow], lacking: dict[str, list[str]]
 ) -> tuple[list[AnyExample], int]:
-    """Make examples of labelled rows, and count those that are left out. The places of rows without a label or a text
-    are added to `lacking`. Raises `InputError` for a row that does not fit the task."""
+    """Make examples of labelled rows, and count the rows that are left out. The locations of rows without a label or a
+    text are added to `lacking`. Raises `InputError` for a row that does not fit the task."""
     makers: dict[spec.Family, Callable[[spec.Task, str, Row], AnyExample | None]] = {
         "sequence_classification": make_text,
         "token_classification": partial(make_words, scheme=scheme),
@@ -275,10 +271,10 @@ def make_examples(
 def draw_splits(
     source: TaskSource, examples: dict[spec.TaskSplit, list[AnyExample]], most_evaluated: int | None
 ) -> None:
-    """Hold the splits that the source does not have out of train, and draw those that are evaluated of all. Raises
-    `InputError` where train is too small, and where texts to train on all have one label, or one number stands for a
-    correlation."""
-    task, train_of = source.task, f"task '{source.task.name}': the train split in {source.name}"
+    """Hold missing splits out of train, and draw the examples to evaluate, in place. Raises `InputError` for a train
+    split that is too small, or whose texts have one label, and for a split of one number, which has no correlation."""
+    task = source.task
+    train_of = f"task '{task.name}': the train split in {source.name}"
     shares: dict[spec.TaskSplit, float] = {"test": 1 - TEST_SHARE, "validation": TRAIN_SHARE}
     drawn = [split for split in shares if split not in examples]
     for split in drawn:
@@ -294,7 +290,7 @@ def draw_splits(
         if len(labels) == 1 and len(examples[split]) > 1 and not task.choices:
             count = f"all {len(examples[split]):,} examples of {split} in {source.name}"
             raise InputError(f"task '{task.name}': {count} have the same label, from which nothing can be learnt")
-    # Classes that chance has left out of a split are told: each is in another one.
+    # Print the classes that a drawn split lacks by chance: another split has them.
     classes = {split: set[int]().union(*map(classes_of, examples[split])) for split in examples}
     for split in ["train", *drawn] if drawn and not task.choices else ():
         absent = sorted(set[int]().union(*classes.values()) - classes[split])
@@ -313,7 +309,7 @@ def draw_splits(
 def make_grouped(
     make: Callable[[spec.Task, str, Row], AnyExample | None], task: spec.Task, location: str, row: Row
 ) -> AnyExample | None:
-    """Make an example with its group, where the task has a column for it."""
+    """Make an example, with its group if the task has a column of groups."""
     example = make(task, location, row)
     if example is None or task.group is None:
         return example
@@ -324,8 +320,7 @@ def make_grouped(
 
 
 def tell_groups(task: spec.Task, groups: dict[spec.TaskSplit, set[str]]) -> None:
-    """Say how many groups each split has, and how many of them are in train too, where the files of the splits do not
-    divide them."""
+    """Print the number of groups in each split, and how many of them are in train too."""
     if task.group is None:
         return
     counts = ", ".join(f"{len(names):,} in {split}" for split, names in groups.items())
@@ -337,7 +332,7 @@ def tell_groups(task: spec.Task, groups: dict[spec.TaskSplit, set[str]]) -> None
 
 
 def classes_of(example: AnyExample) -> tuple[int, ...]:
-    """List the numbers of the classes that stand in an example."""
+    """List the indices of an example's classes."""
     match example:
         case LabelledText(label=int() as index):
             return (index,)
@@ -347,7 +342,7 @@ def classes_of(example: AnyExample) -> tuple[int, ...]:
 
 
 def count_shared(data: TaskData | Collection) -> dict[spec.EvaluatedSplit, int]:
-    """Count the inputs of validation and of test that stand in train too, whatever their labels are."""
+    """Count the inputs of validation and of test that train has too, whatever their labels."""
     if isinstance(data, Collection):
         trained = {data.queries[query] for query, _ in data.train}
         return {split: sum(data.queries[id] in trained for id in data.relevance[split]) for split in data.relevance}
@@ -358,7 +353,7 @@ def count_shared(data: TaskData | Collection) -> dict[spec.EvaluatedSplit, int]:
 
 
 def input_of(example: AnyExample) -> Any:
-    """Return all that a network sees of an example."""
+    """Return the texts that a network sees of an example."""
     match example:
         case LabelledText():
             texts = tuple(text for text, _ in example.texts)
@@ -370,14 +365,14 @@ def input_of(example: AnyExample) -> Any:
 
 
 def count_characters(example: AnyExample) -> int:
-    """Count the characters of all that a network sees of an example."""
+    """Count the characters of the texts that a network sees of an example."""
     text = " ".join(example.words) if isinstance(example, TaggedWords) else input_of(example)
     return len(text) if isinstance(text, str) else sum(map(len, text))
 
 
 def why_left_out(task: spec.Task, location: str, row: Row) -> Literal["answer", "label", "text"] | None:
-    """Name what an example cannot be made without, and the row lacks: an answer that anybody knows, a label, a text.
-    None where it has all. Rows of biphase's own tasks are taken as they were published."""
+    """Name what a row lacks for an example: a known answer, a label or a text. None if it lacks nothing. Rows of
+    biphase's own tasks are taken as published."""
     if task.family not in ("sequence_classification", "multiple_choice", "token_classification"):
         return None
     label = column(location, row, task.label, LABEL_REMEDY)
@@ -392,18 +387,18 @@ def why_left_out(task: spec.Task, location: str, row: Row) -> Literal["answer", 
 
 
 def lacks_label(task: spec.Task, label: Any) -> bool:
-    """Tell whether a field holds no label. An empty one of several classes says that none applies."""
+    """Tell whether a field holds no label. For sets of classes, an empty field means that none applies."""
     may_be_empty = task.problem_type == "multi_label_classification"
     return is_missing(label) and (label is None or not may_be_empty)
 
 
 def lacks_text(values: Sequence[Any]) -> bool:
-    """Tell whether a row's columns of texts have one without a value, or are all empty."""
+    """Tell whether one of a row's texts has no value, or all are empty."""
     return any(value is None for value in values) or (bool(values) and all(map(is_missing, values)))
 
 
 def tell_lacking(task: spec.Task, lacking: dict[str, list[str]]) -> None:
-    """Say how many rows lack a label or text. Raises `InputError` unless the task leaves them out."""
+    """Print how many rows lack a label or text. Raises `InputError` unless the task leaves them out."""
     counts = []
     for part, rows in lacking.items():
         have = "rows have" if len(rows) > 1 else "row has"
@@ -416,7 +411,7 @@ def tell_lacking(task: spec.Task, lacking: dict[str, list[str]]) -> None:
 
 
 def id_of(location: str, row: Row) -> str:
-    """Return the row's own id, else its place: `train.tsv:12`. ReCoRD's is a mapping of two numbers."""
+    """Return the row's own id, or else its location, `train.tsv:12`. ReCoRD's ids are mappings of two numbers."""
     row_id = row.get("id", row.get("idx"))
     if row_id is None:
         return location.rpartition("/")[2]
@@ -447,8 +442,8 @@ def make_choices(task: spec.Task, location: str, row: Row) -> LabelledText:
 
 
 def read_choices(task: spec.Task, location: str, row: Row) -> tuple[tuple[FilledText, ...], tuple[str, ...]]:
-    """Fill the template with each choice of a row, and return what it calls them itself: ARC's are {text: […], label:
-    […]}, whose labels are A, B, … in some rows and 1, 2, … in others."""
+    """Fill the template with each choice of a row. Returns also the row's own names of them: ARC has {text: […], label:
+    […]}, with labels A, B, … in some rows and 1, 2, … in others."""
     columns = [column(location, row, name) for name in task.choices]
     texts: Any = columns[0] if len(columns) == 1 else columns
     names: Any = None
@@ -477,8 +472,8 @@ def make_words(task: spec.Task, location: str, row: Row, scheme: spec.Scheme) ->
     tags = column(location, row, task.label, LABEL_REMEDY)
     spans = None if task.words in row else read_spans_of_characters(tags)
     if spans is not None:
-        found, tags = tag_spans(location, text_column(location, row, "text"), spans)
-        row, scheme = row | {task.words: found}, "IOB2"
+        text_words, tags = tag_spans(location, text_column(location, row, "text"), spans)
+        row, scheme = row | {task.words: text_words}, "IOB2"
     words = words_of(task, location, row)
     if not isinstance(tags, list) or len(tags) != len(words):
         num_tags = f"{len(tags)} tags" if isinstance(tags, list) else "no list of tags"
@@ -488,9 +483,9 @@ def make_words(task: spec.Task, location: str, row: Row, scheme: spec.Scheme) ->
 
 
 def read_spans_of_characters(value: Any) -> list[tuple[int, int, str]] | None:
-    """Read spans as annotation tools write them: `[start, end, label]` (Doccano, spaCy), or objects with `start` and
-    `end` (or `start_offset`, `end_offset`) and `label` (Prodigy, Doccano, what `predict` writes) or a list of `labels`
-    (Label Studio, also below `value`). None for anything else."""
+    """Read the spans of annotation tools: `[start, end, label]` (Doccano, spaCy), or objects with `start` and `end` (or
+    `start_offset`, `end_offset`) and `label` (Prodigy, Doccano, `biphase predict`) or a list of `labels` (Label Studio,
+    also below `value`). None for anything else."""
     spans = []
     for item in value if isinstance(value, list) else [None]:
         span = item
@@ -510,7 +505,7 @@ WORD = re.compile(r"\w+|[^\w\s]")
 
 
 def tag_spans(location: str, text: str, spans: Sequence[tuple[int, int, str]]) -> tuple[list[str], list[str]]:
-    """Divide a running text into words with tags in IOB2. A word of which a span has a part is in it."""
+    """Divide a running text into words with tags in IOB2. A word belongs to a span that holds any part of it."""
     matches = [*WORD.finditer(text)]
     tags = ["O"] * len(matches)
     for start, end, label in spans:
@@ -536,7 +531,7 @@ def words_of(task: spec.Task, location: str, row: Row) -> tuple[str, ...]:
 
 
 def make_question(task: spec.Task, location: str, row: Row) -> Question | None:
-    """Return None for a question about candidates that has no answer: nobody knows it there."""
+    """Make a question. None for one about candidates without a known answer."""
     id = id_of(location, row)
     context = text_column(location, row, "context")
     if not context.strip():
