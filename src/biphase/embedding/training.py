@@ -500,10 +500,8 @@ def score_embedding(
     config: FinetuneConfig,
     out: Path,
 ) -> list[Score]:
-    """Train an embedding model in `out`, and score it on every set (`paths`: name → path), where that is missing.
-
-    `trained_on` names the recipe; `config` holds the seed, and whether weights are random.
-    """
+    """Train an embedding model in `out`, and score it on every set (`paths`: name → path), unless that is done. The
+    recipe has the name `trained_on`, and takes its seed and weights from `config`."""
     # 1. The cells, one for each set.
     identity = identify(model)
     settings = config.model_dump(mode="json", exclude=PLACEMENT)
@@ -511,12 +509,12 @@ def score_embedding(
     folders = {name: out / f"{name.replace(':', '-')}-{digest[:16]}" for name, digest in hashes.items()}
     unscored = [name for name, folder in folders.items() if not (folder / "score.json").exists()]
     if not unscored:
-        return [read_score(folder) for folder in folders.values()]
+        return list(map(read_score, folders.values()))
     # 2. The embedding model; its sets are read before it trains.
     started = time.perf_counter()
     run_name = f"{trained_on.replace(':', '-')}-{config.weights}-{config.seed}"
-    changes = {"name": run_name, "model": model, "seed": config.seed, "weights": config.weights}
-    changes["out"] = str(out / run_name)
+    changes: dict[str, Any] = {"name": run_name, "model": model, "out": str(out / run_name)}
+    changes |= {"seed": config.seed, "weights": config.weights}
     embedding_recipe = parse_config(EmbeddingRecipe, {**recipe, **changes}, origin="evaluation.embed")
     sets = {name: read_judged_set(Path(paths[name])) for name in unscored}
     pair_hashes = [hash_pairs(source) for stage in embedding_recipe.stages for source in stage.data]
@@ -524,11 +522,10 @@ def score_embedding(
     embedder = embedders.load_embedder(str(folder))
     seconds = time.perf_counter() - started
     losses = [logged["loss"] for stage in facts["stages"] for logged in stage["losses"]]
-    # 3. Its scores.
-    for name, dataset in sets.items():
+    for name, dataset in sets.items():  # 3. Its scores.
         started = time.perf_counter()
         metrics, rows = score_embedder(embedder, dataset)
-        spent = {"train": seconds, "evaluate": time.perf_counter() - started}
+        evaluated = time.perf_counter() - started
         if dataset.documents:
             metrics = metrics | {BM25: score_bm25(dataset)["ndcg_at_10"]}
         contents = [dataset.documents, dataset.queries, dataset.relevance, dataset.pairs]
@@ -547,9 +544,9 @@ def score_embedding(
             num_examples=dict.fromkeys(EVALUATED_SPLITS, len(rows)),
             num_steps=sum(stage["steps"] for stage in facts["stages"]),
             final_loss=losses[-1] if losses else None,
-            seconds={part: round(value, 3) for part, value in spent.items()},
+            seconds={"train": round(seconds, 3), "evaluate": round(evaluated, 3)},
             machine=describe_machine(choose_device(embedding_recipe.device)),
         )
         refuse_replaced(identity)
         write_cell(folders[name], score, losses, {"test": rows})
-    return [read_score(folder) for folder in folders.values()]
+    return list(map(read_score, folders.values()))

@@ -43,11 +43,8 @@ from biphase.tasks.splits import Collection, TaskData, draw_indices
 def train_network(
     network: nn.Module, split: EncodedSplit, cell: CellContext, validation: EncodedSplit | None = None
 ) -> tuple[list[float], dict[str, Any]]:
-    """Train `network` in place. Returns the losses, and the fields of `Score` about training.
-
-    Training stops early only at a loss or gradient that is not finite. With `load_best_model_at_end`, `validation`
-    chooses the weights.
-    """
+    """Train `network` in place. Returns the losses, and the fields of `Score` about training, which stops early only at
+    a loss or gradient that is not finite. With `load_best_model_at_end`, `validation` chooses the weights."""
     # 1. The items, and the number of steps.
     config = cell.config
     items, num_steps = choose_items(split, config)
@@ -62,8 +59,7 @@ def train_network(
     # 3. Updates. Losses stay on the device for up to 25 steps or a second, so that few steps wait for them.
     unread: list[Tensor] = []
     losses: list[float] = []
-    diverged_at = None
-    num_tokens = 0
+    diverged_at, num_tokens = None, 0
     started = shown_at = time.perf_counter()
     with console.track(f"fine-tune {cell.task.name}", num_steps, "steps") as progress:
         for step, indices in enumerate(training_order(len(items), config.batch_size, num_steps, config.seed)):
@@ -78,7 +74,7 @@ def train_network(
             if step + 1 in checks and validation is not None:
                 best = choose_weights(best, step + 1, network, validation, cell)
             if len(unread) == 25 or step + 1 == num_steps or time.perf_counter() - shown_at > 1:
-                finite = read_losses(unread)
+                finite = finite_losses(unread)
                 losses += finite
                 progress.advance(len(unread), f"loss {losses[-1]:.3f}" if losses else "")
                 if len(finite) < len(unread):
@@ -105,7 +101,7 @@ def train_network(
     }
 
 
-def read_losses(steps: Sequence[Tensor]) -> list[float]:
+def finite_losses(steps: Sequence[Tensor]) -> list[float]:
     """Read losses from pairs of a loss and a gradient norm, up to the first pair that is not finite."""
     finite = takewhile(lambda pair: all(map(math.isfinite, pair)), torch.stack(list(steps)).tolist())
     return [loss for loss, _ in finite]

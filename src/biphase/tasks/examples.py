@@ -253,14 +253,14 @@ def make_examples(
         "question_answering": make_question,
         "multiple_choice": make_choices,
     }
-    make = partial(make_grouped, makers[task.family])
+    make = makers[task.family]
     examples: list[AnyExample] = []
     left_out = 0
     for location, row in rows:
         reason = "short" if row is SHORT_ROW else why_left_out(task, location, row)
         example = None if reason else make(task, location, row)
         if example is not None:
-            examples.append(example)
+            examples.append(replace(example, group=group_of(task, location, row)) if task.group else example)
             continue
         left_out += 1
         if reason in ("label", "text"):
@@ -306,17 +306,12 @@ def draw_splits(
             examples[split] = [examples[split][index] for index in indices]
 
 
-def make_grouped(
-    make: Callable[[spec.Task, str, Row], AnyExample | None], task: spec.Task, location: str, row: Row
-) -> AnyExample | None:
-    """Make an example, with its group if the task has a column of groups."""
-    example = make(task, location, row)
-    if example is None or task.group is None:
-        return example
-    value = column(location, row, task.group, "or leave `group` out of the task")
+def group_of(task: spec.Task, location: str, row: Row) -> str:
+    """Read the group of a row. Raises `InputError` for an empty field."""
+    value = column(location, row, str(task.group), "or leave `group` out of the task")
     if is_missing(value):
         raise InputError(f"{location}: no group stands in '{task.group}': fill it in, or leave `group` out of the task")
-    return replace(example, group=str(value))
+    return str(value)
 
 
 def tell_groups(task: spec.Task, groups: dict[spec.TaskSplit, set[str]]) -> None:
